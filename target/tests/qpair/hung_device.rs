@@ -116,7 +116,7 @@ impl Hosts {
             self.world.waiters.next_turn(&room)
         } {
             let take = self.with(turn.key, |world, queue| {
-                queue.resume(turn.slot, turn.aside, &mut world.io())
+                queue.on_buffers(turn.slot, turn.aside, &mut world.io())
             });
             if !self.world.waiters.settle(turn, take, self.world.now) {
                 return;

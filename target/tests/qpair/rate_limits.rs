@@ -44,7 +44,7 @@ fn after(world: &mut World, queue: &mut QueuePair, time: Duration) -> Vec<u16> {
     world.now += time;
     let now = world.now;
     while let Some((_, slot)) = world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)) {
-        queue.begin(slot, &mut world.io());
+        queue.on_rate_limit(slot, &mut world.io());
     }
     world.run(queue);
     world.completions.drain(..).map(|cqe| cqe.cid).collect()

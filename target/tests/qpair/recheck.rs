@@ -47,7 +47,7 @@ fn later(world: &mut World, queue: &mut QueuePair, time: Duration) {
     world.now += time;
     let now = world.now;
     while let Some((_, slot)) = world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)) {
-        queue.begin(slot, &mut world.io());
+        queue.on_rate_limit(slot, &mut world.io());
     }
     world.run(queue);
     // What was refused when its turn had come.

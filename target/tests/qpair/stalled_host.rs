@@ -93,7 +93,7 @@ impl Pair {
         } {
             self.turn(turn.key);
             let queue = &mut self.queues[turn.key as usize];
-            let take = queue.resume(turn.slot, turn.aside, &mut self.world.io());
+            let take = queue.on_buffers(turn.slot, turn.aside, &mut self.world.io());
             if !self.world.waiters.settle(turn, take, self.world.now) {
                 return;
             }
@@ -254,7 +254,7 @@ fn what_is_set_aside_serves_the_one_that_it_is_for() {
     world.send(&mut queue, &read, &[]);
     assert_eq!((world.waiters.len(), world.disk.waiting.len()), (1, 0));
     let mut resume = |world: &mut World| {
-        (0..16).any(|slot| queue.resume(slot, true, &mut world.io()) != TryAlloc::Done)
+        (0..16).any(|slot| queue.on_buffers(slot, true, &mut world.io()) != TryAlloc::Done)
     };
     assert!(resume(&mut world), "the last page that may go has gone");
     world.pool.give(hoard.pop().unwrap());

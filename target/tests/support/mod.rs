@@ -364,7 +364,7 @@ impl World {
         clear(&mut self.waiters, &mut self.pool, self.now);
         while let Some(turn) = self.waiters.next_turn(&room(&self.pool, self.now)) {
             let take = match turn.key == self.key {
-                true => queue.resume(turn.slot, turn.aside, &mut self.io()),
+                true => queue.on_buffers(turn.slot, turn.aside, &mut self.io()),
                 false => TryAlloc::Over,
             };
             if !self.waiters.settle(turn, take, self.now) {

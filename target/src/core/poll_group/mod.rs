@@ -294,7 +294,7 @@ impl PollGroup {
         }
         while let Some(turn) = self.waiters.next_turn(&room(lent.pool, lent.now)) {
             let take = match self.queue(turn.key, lent) {
-                Some((queue, mut io)) => queue.resume(turn.slot, turn.aside, &mut io),
+                Some((queue, mut io)) => queue.on_buffers(turn.slot, turn.aside, &mut io),
                 None => TryAlloc::Done,
             };
             if !self.waiters.settle(turn, take, lent.now) {
@@ -312,7 +312,7 @@ impl PollGroup {
             let Some((key, slot)) = self.waiters.tolls.next(now, book) else { return begun };
             begun = true;
             if let Some((queue, mut io)) = self.queue(key, lent) {
-                queue.begin(slot, &mut io);
+                queue.on_rate_limit(slot, &mut io);
             }
         }
     }
@@ -408,7 +408,7 @@ impl PollGroup {
         self.by_qp[qp] = Some(at as u32);
         let held = OpenQueue { reactor: self.index, receives: queue.depth() };
         lent.shared.registry.queue_opened(held);
-        queue.unadmitted = Some(held);
+        *queue.unadmitted_mut() = Some(held);
         match vacant {
             Some(at) => self.queues[at] = Some(queue),
             None => self.queues.push(Some(queue)),
@@ -424,7 +424,7 @@ impl PollGroup {
             queue.on_gone(reason, &mut io);
             // The others are there for the next queue, however long a disk keeps this one.
             let receives = before.saturating_sub(queue.receives());
-            let unadmitted = queue.unadmitted.take();
+            let unadmitted = queue.unadmitted_mut().take();
             unadmitted.iter().for_each(|held| lent.shared.registry.queue_admitted(*held));
             lent.shared.registry.receives_returned(OpenQueue { reactor: self.index, receives });
             if in_vain {

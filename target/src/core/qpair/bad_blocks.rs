@@ -1,11 +1,16 @@
-//! Unreadable blocks ([`crate::core::subsystem::bad_blocks`]): commands that make some, and commands that make
-//! some readable again by what they write. The keeper has the last word in both.
+//! Unreadable blocks ([`crate::core::subsystem::bad_blocks`]): commands that make some, and commands
+//! that make some readable again by what they write. The worker that keeps the list has the last word
+//! in both.
 
 use std::sync::Arc;
 
 use nvme::{IoOpcode, Status};
+use rdma::Pool;
 
-use super::{Io, Link, QueuePair, QueueRole};
+use super::Io;
+use super::request::Request;
+use super::requests::Requests;
+use super::role::QueueRole;
 use crate::blockdev::IoRequest;
 use crate::core::command::copy::Job;
 use crate::core::command::write_uncorrectable::UNREADABLE;
@@ -26,161 +31,138 @@ pub(super) enum ClearBadBlocks {
         /// How many orders to mark blocks were carried out when it began. What later ones mark
         /// stays so.
         until: u64,
-        /// It keeps others from changing its blocks until it is answered.
+        /// It keeps others from changing its blocks until it is completed.
         alone: bool,
     },
-    /// It is done, and the keeper notes it.
+    /// It is done, and the worker notes it.
     UnderWay,
 }
 
-impl QueuePair {
-    /// Hands a Write Uncorrectable command to the keeper.
-    pub(super) fn mark(&mut self, slot: u16, io: &mut Io<'_>) {
-        if let Err(status) = self.may_begin_at(slot, None) {
-            return self.answer(slot, Err(status), io);
+/// What the rules have decided about a command, and what it clears is noted with it.
+pub(super) fn unwrap(entry: &mut Request, plan: Plan) -> Plan {
+    match plan {
+        Plan::Mend { plan, of } => {
+            let until = of.orders();
+            entry.make_ext().clears = ClearBadBlocks::Due { of, until, alone: false };
+            *plan
         }
-        if let Plan::Mark { of, change } = &self.slots[usize::from(slot)].plan {
-            let (of, change) = (Arc::clone(of), change.clone());
-            self.ask_mark(slot, of, change, io);
+        plan => plan,
+    }
+}
+
+/// What the worker is to clear now that a command has done all it should, as long as its host can
+/// be told. From now on the command waits for that.
+pub(super) fn begin_clearing(entry: &mut Request, pool: &Pool) -> Option<(Arc<BadBlocks>, Change)> {
+    let ClearBadBlocks::Due { of, until, .. } = &entry.ext()?.clears else { return None };
+    let (of, until) = (Arc::clone(of), *until);
+    let mut ranges = changed(&entry.plan, entry.bytes(pool));
+    ranges.retain(|(at, len)| of.first(*at, *len).is_some());
+    if ranges.is_empty() {
+        return None;
+    }
+    entry.make_ext().clears = ClearBadBlocks::UnderWay;
+    Some((of, Change::Mend { ranges, until }))
+}
+
+/// The bytes that a command must have to itself before it changes any, until the worker has noted
+/// that they can be read: from the first to the last that it changes, when some are marked. Other
+/// changes under way may have begun before the marks and stay hidden by them. One that a disk
+/// carried out behind this command's would come to light with the marks gone.
+pub(super) fn exclusive_range(
+    entry: &mut Request,
+    op: &IoRequest,
+    pool: &Pool,
+) -> Option<(u64, u64)> {
+    let ClearBadBlocks::Due { of, .. } = &entry.ext()?.clears else { return None };
+    op.changes()?;
+    let changed = changed(&entry.plan, entry.bytes(pool));
+    changed.iter().find_map(|(at, len)| of.first(*at, *len))?;
+    let written = || changed.iter().filter(|(_, len)| *len > 0);
+    let at = written().map(|(at, _)| *at).min()?;
+    let end = written().map(|(at, len)| at.saturating_add(*len)).max()?;
+    if let ClearBadBlocks::Due { alone, .. } = &mut entry.make_ext().clears {
+        *alone = true;
+    }
+    Some((at, end - at))
+}
+
+/// Whether a command keeps its blocks to itself between its operations.
+pub(super) fn keeps_lock(entry: &Request) -> bool {
+    entry.ext().is_some_and(|ext| matches!(ext.clears, ClearBadBlocks::Due { alone: true, .. }))
+}
+
+/// Whether a command waited for the worker alone; it is completed now.
+pub(super) fn end_clearing(entry: &mut Request) -> bool {
+    match entry.ext_mut().map(|ext| &mut ext.clears) {
+        Some(clears @ ClearBadBlocks::UnderWay) => {
+            *clears = ClearBadBlocks::None;
+            true
         }
+        _ => false,
     }
+}
 
-    /// Whether a command that has done all it should waits for the keeper from now on.
-    #[inline]
-    pub(super) fn mends(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
-        let entry = &self.slots[usize::from(slot)];
-        let Some(ClearBadBlocks::Due { of, until, .. }) = entry.rare().map(|rare| &rare.mend)
-        else {
-            return false;
-        };
-        if self.link != Link::Open {
-            return false;
+/// Whether a deallocation of `nr` ranges has to be made durable before it clears anything.
+pub(super) fn must_flush_first(entry: &Request, nr: u32) -> bool {
+    let is_due =
+        |ext: &super::request::RequestExt| matches!(ext.clears, ClearBadBlocks::Due { .. });
+    entry.step == nr && entry.ext().is_some_and(is_due)
+}
+
+/// What deallocates a range. A store may do nothing when it is asked to; then what was there
+/// before blocks were made unreadable would be read again, so a range with such is zeroed.
+pub(super) fn discard(entry: &Request, at: u64, len: u64) -> IoRequest {
+    match entry.ext().map(|ext| &ext.clears) {
+        Some(ClearBadBlocks::Due { of, .. }) if of.first(at, len).is_some() => {
+            IoRequest::Zero { at, len, deallocate: true }
         }
-        let (of, until) = (Arc::clone(of), *until);
-        let mut changed = changed(&entry.plan, entry.bytes(io.pool));
-        changed.retain(|(at, len)| of.first(*at, *len).is_some());
-        if changed.is_empty() {
-            return false;
-        }
-        self.slot(slot).make_rare().mend = ClearBadBlocks::UnderWay;
-        self.ask_mark(slot, of, Change::Mend { ranges: changed, until }, io);
-        true
+        _ => IoRequest::Discard { at, len },
     }
+}
 
-    /// The bytes that a command must have to itself before it changes any, until the keeper has noted
-    /// that they can be read: from the first to the last that it changes, when some are marked. Other
-    /// changes under way may have begun before the marks and stay hidden by them. One that a disk
-    /// carried out behind this command's would come to light with the marks gone.
-    #[inline]
-    pub(super) fn mends_alone(
-        &mut self,
-        slot: u16,
-        op: &IoRequest,
-        io: &Io<'_>,
-    ) -> Option<(u64, u64)> {
-        let entry = &self.slots[usize::from(slot)];
-        let ClearBadBlocks::Due { of, .. } = &entry.rare()?.mend else { return None };
-        op.changes()?;
-        let changed = changed(&entry.plan, entry.bytes(io.pool));
-        changed.iter().find_map(|(at, len)| of.first(*at, *len))?;
-        let written = || changed.iter().filter(|(_, len)| *len > 0);
-        let at = written().map(|(at, _)| *at).min()?;
-        let end = written().map(|(at, len)| at.saturating_add(*len)).max()?;
-        if let ClearBadBlocks::Due { alone, .. } = &mut self.slot(slot).make_rare().mend {
-            *alone = true;
-        }
-        Some((at, end - at))
-    }
-
-    /// Whether a command keeps its blocks to itself between its operations.
-    #[inline]
-    pub(super) fn keeps_turn(&self, slot: u16) -> bool {
-        let rare = self.slots[usize::from(slot)].rare();
-        rare.is_some_and(|rare| matches!(rare.mend, ClearBadBlocks::Due { alone: true, .. }))
-    }
-
-    /// Whether a command waited for the keeper alone; it is answered now.
-    #[inline]
-    pub(super) fn end_mending(
-        &mut self,
-        slot: u16,
-        outcome: Result<(), Status>,
-        io: &mut Io<'_>,
-    ) -> bool {
-        let rare = self.slot(slot).rare_mut();
-        let Some(mend @ ClearBadBlocks::UnderWay) = rare.map(|rare| &mut rare.mend) else {
-            return false;
-        };
-        *mend = ClearBadBlocks::None;
-        self.answer(slot, outcome.map(|()| 0), io);
-        self.raise_events(io);
-        true
-    }
-
-    /// Whether a deallocation of `nr` ranges has to be made durable before it mends anything.
-    pub(super) fn mends_first(&self, slot: u16, nr: u32) -> bool {
-        let entry = &self.slots[usize::from(slot)];
-        entry.step == nr
-            && matches!(entry.rare().map(|rare| &rare.mend), Some(ClearBadBlocks::Due { .. }))
-    }
-
-    /// What deallocates a range. A store may do nothing when it is asked to; then what was there
-    /// before blocks were made unreadable would be read again, so a range with such is zeroed.
-    pub(super) fn discard(&self, slot: u16, at: u64, len: u64) -> IoRequest {
-        match self.slots[usize::from(slot)].rare().map(|rare| &rare.mend) {
-            Some(ClearBadBlocks::Due { of, .. }) if of.first(at, len).is_some() => {
-                IoRequest::Zero { at, len, deallocate: true }
-            }
-            _ => IoRequest::Discard { at, len },
+/// Checks that all blocks that are to be copied can be read.
+pub(super) fn check_copied(entry: &mut Request, job: Job, pool: &Pool) -> Result<(), Status> {
+    let clears = entry.ext().map(|ext| &ext.clears);
+    let Some(ClearBadBlocks::Due { of, .. }) = clears else { return Ok(()) };
+    match job.first_marked(entry.bytes(pool), of) {
+        None => Ok(()),
+        failing_lba => {
+            entry.make_ext().failing_lba = failing_lba;
+            Err(UNREADABLE)
         }
     }
+}
 
-    /// Checks that all blocks that are to be copied can be read.
-    pub(super) fn check_copied(
-        &mut self,
-        slot: u16,
-        job: Job,
-        io: &mut Io<'_>,
-    ) -> Result<(), Status> {
-        let entry = &mut self.slots[usize::from(slot)];
-        let Some(ClearBadBlocks::Due { of, .. }) = entry.rare().map(|rare| &rare.mend) else {
-            return Ok(());
-        };
-        match job.first_marked(entry.bytes(io.pool), of) {
-            None => Ok(()),
-            culprit => {
-                entry.make_rare().culprit = culprit;
-                Err(UNREADABLE)
-            }
-        }
-    }
+/// The block that a command has failed for, as far as that is known; else its first.
+pub(super) fn failing_lba(entry: &mut Request, status: Status, role: &QueueRole) -> u64 {
+    let known = entry.ext_mut().and_then(|ext| ext.failing_lba.take());
+    let sqe = &entry.sqe;
+    let reads = [IoOpcode::READ, IoOpcode::COMPARE, IoOpcode::VERIFY];
+    let marked = || {
+        let QueueRole::Io { subsystem, .. } = role else { return None };
+        let namespace = subsystem.namespace(sqe.nsid).ok()?;
+        let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into()).ok()?;
+        let first = namespace.marks.first(at, len)?;
+        Some(first >> namespace.block_shift)
+    };
+    let unread = status.is(Status::UNRECOVERED_READ_ERROR);
+    let found = known.or_else(|| marked().filter(|_| unread && reads.contains(&sqe.io_opcode())));
+    found.unwrap_or(sqe.slba())
+}
 
-    /// The block that a command has failed for, as far as that is known; else its first.
-    pub(super) fn culprit(&mut self, slot: u16, status: Status) -> u64 {
-        let entry = &mut self.slots[usize::from(slot)];
-        let (sqe, culprit) = (entry.sqe, entry.rare_mut().and_then(|rare| rare.culprit.take()));
-        let reads = [IoOpcode::READ, IoOpcode::COMPARE, IoOpcode::VERIFY];
-        let marked = || {
-            let QueueRole::Io { subsystem, .. } = &self.serves else { return None };
-            let namespace = subsystem.namespace(sqe.nsid).ok()?;
-            let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into()).ok()?;
-            let first = namespace.marks.first(at, len)?;
-            Some(first >> namespace.block_shift)
-        };
-        let unread = status.is(Status::UNRECOVERED_READ_ERROR);
-        let found =
-            culprit.or_else(|| marked().filter(|_| unread && reads.contains(&sqe.io_opcode())));
-        found.unwrap_or(sqe.slba())
-    }
-
-    fn ask_mark(&mut self, slot: u16, of: Arc<BadBlocks>, change: Change, io: &mut Io<'_>) {
-        let orders = matches!(change, Change::Mark { .. });
-        let by = self.association().filter(|_| orders).map(|by| (by.subsystem, by.host_id));
-        let nsid = self.slots[usize::from(slot)].sqe.nsid;
-        let (reactor, tag) = (io.reactor, self.tag(slot));
-        let request = BadBlocksRequest { of, change, by, nsid, reactor, tag };
-        self.offload(slot, offload::Job::MarkBlocks(Box::new(request)), io);
-    }
+/// What is asked of the worker for a command.
+pub(super) fn job(
+    requests: &Requests,
+    slot: u16,
+    (of, change): (Arc<BadBlocks>, Change),
+    role: &QueueRole,
+    io: &Io<'_>,
+) -> offload::Job {
+    let orders = matches!(change, Change::Mark { .. });
+    let by = role.association().filter(|_| orders).map(|by| (by.subsystem, by.host_id));
+    let (reactor, tag, nsid) = (io.reactor, requests.tag(slot), requests[slot].sqe.nsid);
+    let request = BadBlocksRequest { of, change, by, nsid, reactor, tag };
+    offload::Job::MarkBlocks(Box::new(request))
 }
 
 /// Byte offsets and lengths of what a plan has changed; `data` are those that the host has sent.

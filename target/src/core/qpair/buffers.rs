@@ -1,29 +1,50 @@
-//! The buffers of a command: what it wants of the pool, how it gets that, and for whom it is held.
+//! The buffers of a command: what it wants of the pool, and for whom it is held. Who gets them is
+//! decided in `admit.rs`.
+//!
+//! A queue that has no share of the data buffers is an admin queue, or any queue before its Connect.
+//! Anybody may have one, and its commands come before all I/O; so there is a limit to what it holds.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use rdma::Pool;
 use rdma::pool::capacity_for;
 
-use super::{Io, QueuePair, QueueRole, Request, log_page};
+use super::Io;
+use super::log_page;
+use super::request::{Request, State, WaitReason};
+use super::requests::Requests;
+use super::role::QueueRole;
 use crate::core::command::{Plan, Source};
-use crate::core::sched::buffers::{BufferDemand, DeviceSlot, NsIndex, PoolState, TryAlloc, Waiter};
+use crate::core::sched::buffers::{DeviceSlot, NsIndex, PoolState, Waiter};
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
+
+/// Bytes that the commands of a queue without a share may hold together. One alone may hold more.
+const MOST_HELD_BYTES: u64 = log_page::AT_ONCE_BYTES as u64;
 
 /// What a command wants of the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     /// Bytes of its first and second data buffer; 0: it needs none.
-    first: u32,
-    second: u32,
+    pub(super) first: u32,
+    pub(super) second: u32,
     /// Bytes that are taken for them.
-    own_bytes: u32,
+    pub(super) own_bytes: u32,
     /// The same, with the other half of a fused command.
     pub(super) all_bytes: u64,
-    /// The store that it is for.
-    pub(super) store: Option<DeviceSlot>,
+    /// The device that it is for.
+    pub(super) device: Option<DeviceSlot>,
+}
+
+/// For whom the commands of a queue pair hold buffers.
+#[derive(Debug, Default)]
+pub(super) struct BufferShare {
+    /// Of an I/O queue, what its association holds of the data buffers.
+    pub(super) tenant: Option<u32>,
+    /// Of a queue without a share, slots of commands that wait until others of its own are over.
+    deferred: VecDeque<u16>,
 }
 
 /// Bytes of data buffers that are free for I/O commands.
@@ -42,209 +63,159 @@ pub fn room(pool: &Pool, now: Instant) -> PoolState {
     PoolState { free_bytes, all_free_bytes, whole_bytes, aside_bytes, largest_bytes, now }
 }
 
-impl QueuePair {
-    /// Bytes of all buffers that it has in hand: neither at the fabric nor at the disk.
-    #[must_use]
-    pub fn held_bytes(&self) -> u64 {
-        let in_slots = self
-            .slots
-            .iter()
-            .flat_map(|slot| [&slot.capsule, &slot.data, &slot.cell].into_iter().flatten());
-        let rare = self.slots.iter().filter_map(Request::rare).flat_map(|rare| {
-            let held_back = rare.held_back.as_ref().and_then(|(_, op)| op.buf());
-            rare.second.iter().chain(held_back)
-        });
-        let held = in_slots.chain(rare).chain(self.backlog.iter().map(|(buf, ..)| buf));
-        held.map(|buf| u64::from(buf.capacity())).sum()
+impl BufferShare {
+    /// Whether a queue without a share may take so many bytes more.
+    pub(super) fn may_hold(requests: &Requests, wanted_bytes: u64) -> bool {
+        let held: u64 = requests.iter().map(|entry| u64::from(entry.charged_bytes)).sum();
+        held == 0 || held.saturating_add(wanted_bytes) <= MOST_HELD_BYTES
     }
 
-    /// Takes the buffers that the plan needs, with those of the other half of a fused command: all
-    /// or none. `aside`: also of what is set aside.
-    pub(super) fn take_buffers(
-        &mut self,
-        slot: u16,
-        want: Want,
-        aside: bool,
-        io: &mut Io<'_>,
-    ) -> TryAlloc {
-        let wanted_bytes = want.all_bytes;
-        if wanted_bytes == 0 {
-            return TryAlloc::Done;
+    /// A command waits until others of its queue are over, and stands in no line meanwhile: it
+    /// keeps nobody else waiting.
+    pub(super) fn defer(&mut self, requests: &mut Requests, slot: u16, io: &mut Io<'_>) {
+        io.waiters.behind_sent += 1;
+        self.deferred.push_back(slot);
+        requests[slot].enter(State::Waiting(WaitReason::AdminCap));
+    }
+
+    /// Whether some command waits for others of its queue.
+    #[inline]
+    pub(super) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// The command that has waited for others the longest; `over`: that is over itself.
+    pub(super) fn next_deferred(&mut self, over: Option<u16>, io: &mut Io<'_>) -> Option<u16> {
+        let before = self.deferred.len();
+        self.deferred.retain(|slot| Some(*slot) != over);
+        io.waiters.behind_sent -= before - self.deferred.len();
+        self.deferred.front().copied()
+    }
+
+    /// The command that has waited the longest waits no longer.
+    pub(super) fn end_deferred(&mut self, io: &mut Io<'_>) {
+        self.deferred.pop_front();
+        io.waiters.behind_sent -= 1;
+    }
+
+    /// The queue has a share from now on, and what its commands take is charged to that. What was
+    /// put off are other Connect commands, which have lost.
+    pub(super) fn begin(&mut self, tenant: u32, requests: &mut Requests, io: &mut Io<'_>) {
+        self.tenant = Some(tenant);
+        requests.iter_mut().for_each(|entry| entry.charged_bytes = 0);
+        io.waiters.behind_sent -= self.deferred.len();
+        self.deferred.clear();
+    }
+
+    /// A command is done with its device: a host that takes no data keeps nothing from those that use
+    /// it as well.
+    #[inline]
+    pub(super) fn leave_device(&self, entry: &mut Request, io: &mut Io<'_>) {
+        if let (Some(tenant), Some(device)) = (self.tenant, entry.device.take()) {
+            io.waiters.discharge_store(tenant, device, entry.charged_bytes);
         }
-        if let Some(share) = self.share {
-            // What is set aside is there for this one alone, what is for admin commands for none.
-            let free_bytes = match aside {
-                true => io.pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES),
-                false => free_for_io(io.pool),
-            };
-            if free_bytes < wanted_bytes {
-                return TryAlloc::Short;
-            }
-            let largest_bytes = io.pool.plan().largest_bytes.into();
-            let (lane, store) = (self.lane(slot), want.store);
-            let wish = BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes };
-            if !io.waiters.allows(share, &wish) {
-                return TryAlloc::Over;
-            }
-        } else if !self.may_hold(wanted_bytes) {
-            return TryAlloc::Over;
-        }
-        if !self.take_own_buffers(slot, want, aside, io) {
-            return TryAlloc::Short;
-        }
-        let Some(mate) = self.slot(slot).mate else { return TryAlloc::Done };
-        if self.take_own_buffers(mate, self.want_alone(mate), aside, io) {
-            return TryAlloc::Done;
-        }
-        let share = self.share;
-        let entry = self.slot(slot);
-        let second = entry.rare_mut().and_then(|rare| rare.second.take());
-        [entry.data.take(), second].into_iter().flatten().for_each(|buf| io.pool.give(buf));
+    }
+
+    /// A command is over, and holds nothing any more.
+    #[inline]
+    pub(super) fn discharge(&self, entry: &mut Request, io: &mut Io<'_>) {
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
-        let (lane, store) = (NsIndex::of(entry.sqe.nsid), entry.store);
-        if let Some(share) = share {
-            io.waiters.discharge(share, lane, store, charged_bytes);
+        if let Some(tenant) = self.tenant {
+            let lane = NsIndex::of(entry.sqe.nsid);
+            io.waiters.discharge(tenant, lane, entry.device, charged_bytes);
         }
-        TryAlloc::Short
     }
 
     /// How a command stands in line.
-    pub(super) fn waiter(&self, slot: u16, pool: &Pool) -> Waiter {
-        let Want { all_bytes, store, .. } = self.want(slot);
+    pub(super) fn waiter(requests: &Requests, slot: u16, role: &QueueRole, pool: &Pool) -> Waiter {
+        let Want { all_bytes, device: store, .. } = want(requests, slot);
         let wanted_bytes = u32::try_from(all_bytes).unwrap_or(u32::MAX);
-        let block_bytes = self.block_bytes(slot, pool.plan().largest_bytes);
-        let (key, lane) = (self.key, self.lane(slot));
+        let block_bytes = block_bytes(requests, slot, pool.plan().largest_bytes);
+        let (key, lane) = (requests.key, lane(&requests[slot], role));
         Waiter { key, slot, lane, store, wanted_bytes, block_bytes, claims: false }
     }
+}
 
-    /// Bytes of a free block that suffices for all buffers of a command, or of several of the
-    /// largest size: buffers are powers of two, so they fill it without gaps.
-    fn block_bytes(&self, slot: u16, largest_bytes: u32) -> u32 {
-        let entry = &self.slots[usize::from(slot)];
-        let mate = entry.mate.map(|mate| needs(&self.slots[usize::from(mate)]));
-        let (first, second) = needs(entry);
-        let (third, fourth) = mate.unwrap_or_default();
-        let wanted = [first, second, third, fourth].into_iter().filter(|len| *len > 0);
-        let sum = wanted.map(capacity_for).fold(0, u32::saturating_add);
-        match sum <= largest_bytes {
-            true => sum.next_power_of_two(),
-            false => sum.checked_next_multiple_of(largest_bytes).unwrap_or(u32::MAX),
+/// Bytes of all buffers that these commands have in hand: neither at the fabric nor at a device.
+pub(super) fn held_bytes(requests: &Requests) -> u64 {
+    let in_slots = requests
+        .iter()
+        .flat_map(|entry| [&entry.capsule, &entry.data, &entry.cell].into_iter().flatten());
+    let in_ext = requests.iter().filter_map(Request::ext).flat_map(|ext| {
+        let waiting = ext.waiting_op.as_ref().and_then(|(_, op)| op.buf());
+        ext.second.iter().chain(waiting)
+    });
+    in_slots.chain(in_ext).map(|buf| u64::from(buf.capacity())).sum()
+}
+
+/// What a command wants, with what the other half of a fused one does.
+#[inline]
+pub(super) fn want(requests: &Requests, slot: u16) -> Want {
+    let entry = &requests[slot];
+    let own = want_alone(entry);
+    match entry.fused_with() {
+        None => own,
+        Some(other) => {
+            Want { all_bytes: own.all_bytes + want_alone(&requests[other]).all_bytes, ..own }
         }
     }
+}
 
-    /// What a command wants of the pool, with the other half of a fused one.
-    #[inline]
-    pub(super) fn want(&self, slot: u16) -> Want {
-        let want = self.want_alone(slot);
-        match self.slots[usize::from(slot)].mate {
-            None => want,
-            Some(mate) => {
-                let all_bytes = want.all_bytes + self.want_alone(mate).all_bytes;
-                Want { all_bytes, ..want }
-            }
+#[inline]
+pub(super) fn want_alone(entry: &Request) -> Want {
+    let (first, second) = needs(entry);
+    let own_bytes = taken_bytes(first).saturating_add(taken_bytes(second));
+    let device = entry.plan.backing().map(DeviceSlot::of);
+    Want { first, second, own_bytes, all_bytes: own_bytes.into(), device }
+}
+
+/// The namespace of a command, when its host has several: only then is there one to protect.
+#[inline]
+pub(super) fn lane(entry: &Request, role: &QueueRole) -> Option<NsIndex> {
+    match role {
+        QueueRole::Io { subsystem, .. } if subsystem.namespaces.len() > 1 => {
+            Some(NsIndex::of(entry.sqe.nsid))
         }
+        _ => None,
     }
+}
 
-    #[inline]
-    fn want_alone(&self, slot: u16) -> Want {
-        let entry = &self.slots[usize::from(slot)];
-        let (first, second) = needs(entry);
-        let own_bytes = taken_bytes(first).saturating_add(taken_bytes(second));
-        let store = entry.plan.backing().map(DeviceSlot::of);
-        Want { first, second, own_bytes, all_bytes: own_bytes.into(), store }
+/// Lets the receive of a command go to the device, or has its data copied when its device has enough
+/// receives: a device that hangs keeps what it has, and others shall be able to connect. It counts
+/// from now on: many may be let pass before the first of them is at the device.
+#[inline]
+pub(super) fn lend_receive(entry: &mut Request, io: &mut Io<'_>) {
+    // What does not begin on a page is copied in any case.
+    let Plan::Store { from: Source::Capsule { .. }, backing, .. } = entry.plan else { return };
+    if needs(entry) == (0, 0) && !entry.lends_receive {
+        let (device, receives) = (DeviceSlot::of(backing), io.pool.plan().receives);
+        entry.lends_receive = io.waiters.keep_receive(device, receives);
+        entry.bounces = !entry.lends_receive;
     }
+}
 
-    /// The namespace of a command, when its host has several: only then is there one to protect.
-    fn lane(&self, slot: u16) -> Option<NsIndex> {
-        match &self.serves {
-            QueueRole::Io { subsystem, .. } if subsystem.namespaces.len() > 1 => {
-                Some(NsIndex::of(self.slots[usize::from(slot)].sqe.nsid))
-            }
-            _ => None,
-        }
+/// The receive of a command, if it was let go to the device, is home or never goes.
+#[inline]
+pub(super) fn return_receive(entry: &mut Request, io: &mut Io<'_>) {
+    if std::mem::take(&mut entry.lends_receive)
+        && let Some(backing) = entry.plan.backing()
+    {
+        io.waiters.return_receive(DeviceSlot::of(backing));
     }
+}
 
-    /// Decides about the receive of a command that stands in line, and of the other half that it
-    /// stands there for.
-    #[inline]
-    pub(super) fn spare_receives(&mut self, slot: u16, io: &mut Io<'_>) {
-        self.spare_receive(slot, io);
-        if let Some(mate) = self.slot(slot).mate {
-            self.spare_receive(mate, io);
-        }
-    }
-
-    /// Lets the receive of a command go to the disk, or has its data copied when its store has enough
-    /// receives: a disk that hangs keeps what it has, and others shall be able to connect. It counts
-    /// from now on: many may be let pass before the first of them is at the disk.
-    fn spare_receive(&mut self, slot: u16, io: &mut Io<'_>) {
-        let entry = self.slot(slot);
-        // What does not begin on a page is copied in any case.
-        let Plan::Store { from: Source::Capsule { .. }, backing, .. } = entry.plan else { return };
-        if needs(entry) == (0, 0) && !entry.gives_receive {
-            let (store, receives) = (DeviceSlot::of(backing), io.pool.plan().receives);
-            entry.gives_receive = io.waiters.keep_receive(store, receives);
-            entry.copies = !entry.gives_receive;
-        }
-    }
-
-    /// The receive of a command, if it was let go to the disk, is home or never goes.
-    #[inline]
-    pub(super) fn return_receive(&mut self, slot: u16, io: &mut Io<'_>) {
-        let entry = self.slot(slot);
-        if std::mem::take(&mut entry.gives_receive)
-            && let Some(backing) = entry.plan.backing()
-        {
-            io.waiters.return_receive(DeviceSlot::of(backing));
-        }
-    }
-
-    /// A command is done with its store: a host that takes no data keeps nothing from those that use
-    /// it as well.
-    #[inline]
-    pub(super) fn leave_store(&mut self, slot: u16, io: &mut Io<'_>) {
-        let share = self.share;
-        let entry = self.slot(slot);
-        if let (Some(share), Some(store)) = (share, entry.store.take()) {
-            io.waiters.discharge_store(share, store, entry.charged_bytes);
-        }
-    }
-
-    #[inline]
-    fn take_own_buffers(&mut self, slot: u16, want: Want, aside: bool, io: &mut Io<'_>) -> bool {
-        let share = self.share;
-        let take = match share {
-            _ if aside => Pool::take_aside,
-            Some(_) => Pool::take_data,
-            // A few small ones, for which no host shall wait.
-            None => Pool::take_any,
-        };
-        let Want { first, second, own_bytes, store, .. } = want;
-        let entry = self.slot(slot);
-        if first > 0 && entry.data.is_none() {
-            entry.data = take(io.pool, first);
-            if entry.data.is_none() {
-                return false;
-            }
-        }
-        if second > 0 && entry.rare().is_none_or(|rare| rare.second.is_none()) {
-            let taken = take(io.pool, second);
-            let is_short = taken.is_none();
-            entry.make_rare().second = taken;
-            if is_short {
-                if let Some(buf) = entry.data.take() {
-                    io.pool.give(buf);
-                }
-                return false;
-            }
-        }
-        entry.charged_bytes = own_bytes;
-        if let Some(share) = share {
-            let lane = NsIndex::of(entry.sqe.nsid);
-            entry.store = store;
-            io.waiters.charge(share, lane, store, own_bytes);
-        }
-        true
+/// Bytes of a free block that suffices for all buffers of a command, or of several of the
+/// largest size: buffers are powers of two, so they fill it without gaps.
+fn block_bytes(requests: &Requests, slot: u16, largest_bytes: u32) -> u32 {
+    let entry = &requests[slot];
+    let other = entry.fused_with().map(|other| needs(&requests[other]));
+    let (first, second) = needs(entry);
+    let (third, fourth) = other.unwrap_or_default();
+    let wanted = [first, second, third, fourth].into_iter().filter(|len| *len > 0);
+    let sum = wanted.map(capacity_for).fold(0, u32::saturating_add);
+    match sum <= largest_bytes {
+        true => sum.next_power_of_two(),
+        false => sum.checked_next_multiple_of(largest_bytes).unwrap_or(u32::MAX),
     }
 }
 
@@ -259,7 +230,7 @@ fn taken_bytes(len: u32) -> u32 {
 fn needs(entry: &Request) -> (u32, u32) {
     let pulled = |from: &Source| match *from {
         Source::Host(remote) => remote.len,
-        Source::Capsule { len, .. } if entry.copies => len,
+        Source::Capsule { len, .. } if entry.bounces => len,
         Source::Capsule { offset, len } if !offset.is_multiple_of(rdma::pool::PAGE_BYTES) => len,
         Source::Capsule { .. } => 0,
     };

@@ -7,16 +7,15 @@
 //! Source: NVMe Base Specification 2.0, "Fused Operation"; NVM Command Set Specification 1.0,
 //! "Fused Operation".
 
-use nvme::sqe::Flags;
 use nvme::{Sqe, Status};
 
-use super::{Io, QueuePair, QueueRole, State, WaitReason};
-use crate::blockdev::IoRequest;
+use super::request::{Request, State, WaitReason};
+use super::requests::Requests;
+use super::role::QueueRole;
 use crate::core::command::Plan;
-use crate::core::stats::Stage;
 use crate::core::subsystem::Namespace;
 
-/// What has become of the first half of a fused command.
+/// What has become of the first half of a fused command, when it was the last command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum FusedState {
     /// There was none: the last command was no such half.
@@ -24,184 +23,155 @@ pub(super) enum FusedState {
     None,
     /// It waits in this slot.
     Held(u16),
-    /// It was answered already, with an error.
+    /// It was completed already, with an error.
     Failed,
 }
 
 /// The other half has failed.
-const FAILED: Status = Status::ABORTED_FAILED_FUSED.with_dnr();
+pub(super) const FAILED: Status = Status::ABORTED_FAILED_FUSED.with_dnr();
 
-impl QueuePair {
-    /// Nobody but this daemon changes the blocks between the halves.
-    fn may_fuse(&self, sqe: &Sqe) -> Result<(), Status> {
-        let QueueRole::Io { subsystem, .. } = &self.serves else { return Ok(()) };
-        match subsystem.namespace(sqe.nsid).is_ok_and(Namespace::is_shared) {
-            true => Err(Status::INVALID_FIELD.with_dnr()),
-            false => Ok(()),
-        }
-    }
+/// What becomes of the other half of a fused command when one was completed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Partner {
+    /// There is none, or it goes on alone.
+    GoesOn,
+    /// It fails.
+    Fails(u16),
+    /// It fails, and waits no longer.
+    FailsWaiting(u16),
+}
 
-    /// A command that is half of a fused one, or comes behind a first half.
-    pub(super) fn on_half(&mut self, slot: u16, sqe: &Sqe, tail_bytes: u32, io: &mut Io<'_>) {
-        let half = std::mem::take(&mut self.half);
-        let may_be_fused = matches!(self.serves, QueueRole::Io { .. }) && !sqe.is_fabrics();
-        let fuse = if may_be_fused { sqe.flags.fuse() } else { 0 };
-        if let FusedState::Held(first) = half
-            && fuse != Flags::FUSED_SECOND
-        {
-            self.answer(first, Err(Status::ABORTED_MISSING_FUSED.with_dnr()), io);
+impl FusedState {
+    /// A command was completed. If it is half of a fused one, the other has none any more: it fails,
+    /// or it is on its own.
+    pub(super) fn part(&mut self, requests: &mut Requests, slot: u16, status: Status) -> Partner {
+        if *self == FusedState::Held(slot) {
+            *self = FusedState::Failed;
         }
-        let alone = sqe.with_flags(sqe.flags.with_fuse(0));
-        match (fuse, half) {
-            (Flags::FUSED_FIRST, _) => {
-                let plan = self.decide(slot, &alone, tail_bytes, io);
-                match plan.and_then(|plan| self.may_fuse(sqe).and_then(|()| first(sqe, plan))) {
-                    Ok(plan) => {
-                        let entry = self.slot(slot);
-                        entry.enter(State::Waiting(WaitReason::FusedPartner));
-                        entry.plan = plan;
-                        self.half = FusedState::Held(slot);
-                    }
-                    Err(status) => {
-                        self.answer(slot, Err(status), io);
-                        self.half = FusedState::Failed;
-                    }
-                }
-            }
-            (Flags::FUSED_SECOND, FusedState::Held(first)) => {
-                let plan = self.decide(slot, &alone, tail_bytes, io);
-                self.pair(first, slot, plan, io);
-            }
-            (Flags::FUSED_SECOND, FusedState::Failed) => self.answer(slot, Err(FAILED), io),
-            (Flags::FUSED_SECOND, FusedState::None) => {
-                self.answer(slot, Err(Status::ABORTED_MISSING_FUSED.with_dnr()), io);
-            }
-            _ => {
-                let plan = self.decide(slot, sqe, tail_bytes, io);
-                self.start(slot, plan, io);
-            }
-        }
-    }
-
-    fn pair(&mut self, first: u16, second: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
-        let invalid = Status::INVALID_FIELD.with_dnr();
-        let [nsid, other] = [first, second].map(|half| self.slot(half).sqe.nsid);
-        let (of_first, of_second) = match (&self.slot(first).plan, &plan) {
-            (
-                Plan::Compare { backing, at, from },
-                Ok(Plan::Store { backing: to, at: there, from: data, .. }),
-            ) if (backing, at, from.len_bytes()) == (to, there, data.len_bytes()) => {
-                return self.start_pair(first, second, plan, io);
-            }
-            (Plan::Compare { backing, .. }, Ok(Plan::Store { backing: to, .. }))
-                if backing != to && nsid == other =>
-            {
-                // The namespace that the first half was for has gone: another one has its number now.
-                (Status::INVALID_NAMESPACE.with_dnr(), FAILED)
-            }
-            (_, Ok(Plan::Store { .. })) => (invalid, invalid),
-            (_, Ok(_)) => (FAILED, invalid),
-            (_, Err(status)) => (FAILED, *status),
+        let Some(other) = requests[slot].ext_mut().and_then(|ext| ext.fused_with.take()) else {
+            return Partner::GoesOn;
         };
-        self.answer(first, Err(of_first), io);
-        self.answer(second, Err(of_second), io);
-    }
-
-    fn start_pair(&mut self, first: u16, second: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
-        let Ok(plan) = plan else { return };
-        let entry = self.slot(first);
-        entry.enter(State::Waiting(WaitReason::Buffers));
-        entry.mate = Some(second);
-        let entry = self.slot(second);
-        entry.enter(State::Waiting(WaitReason::FusedPartner));
-        entry.plan = plan;
-        entry.mate = Some(first);
-        // The first half stands in line for both.
-        self.enter(first, io);
-    }
-
-    /// The data of one half are here: when those of the other are as well, it begins.
-    pub(super) fn on_half_pulled(&mut self, slot: u16, mate: u16, io: &mut Io<'_>) {
-        let entry = self.slot(slot);
-        entry.enter(State::Pulling);
-        entry.clock.enter(Stage::Wait, io.now_ns);
-        let other = self.slot(mate);
-        if other.state() != State::Pulling || other.posted > 0 {
-            return;
-        }
-        let compares = matches!(self.slot(slot).plan, Plan::Compare { .. });
-        let (first, second) = if compares { (slot, mate) } else { (mate, slot) };
-        for half in [first, second] {
-            let refused = || self.may_begin_at(half, None).err();
-            if let Some(status) = self.ends_early(half).or_else(refused) {
-                return self.answer(half, Err(status), io);
-            }
-        }
-        let entry = self.slot(first);
-        let into = entry.make_rare().second.take();
-        let (Plan::Compare { backing, at, from }, Some(into)) = (&entry.plan, into) else {
-            return self.answer(first, Err(Status::INTERNAL_ERROR), io);
-        };
-        let (backing, at, len) = (*backing, *at, from.len_bytes());
-        self.take_turn(first, backing, IoRequest::Read { into, at }, Some((at, len.into())), io);
-    }
-
-    /// The blocks are what the first half says. The second has them now.
-    pub(super) fn write_behind(&mut self, first: u16, second: u16, io: &mut Io<'_>) {
-        let entry = self.slot(first);
-        entry.enter(State::Waiting(WaitReason::FusedWrite));
-        let turn = std::mem::take(&mut entry.turn);
-        let entry = self.slot(second);
-        entry.turn = turn;
-        if let Plan::Store { backing, at, fua, .. } = entry.plan {
-            let buf = entry.data.take().or_else(|| entry.capsule.take());
-            self.submit(second, backing, buf.map(|from| IoRequest::Write { from, at, fua }), io);
-        }
-    }
-
-    /// The write of a fused command is home, however it went: the comparison had succeeded.
-    pub(super) fn end_pair(&mut self, second: u16, io: &mut Io<'_>) {
-        let entry = self.slot(second);
-        if matches!(entry.plan, Plan::Store { .. })
-            && let Some(first) = entry.mate.take()
-        {
-            self.slot(first).mate = None;
-            self.answer(first, Ok(0), io);
-        }
-    }
-
-    /// One half was answered, so the other has none any more: it fails, or it is on its own.
-    pub(super) fn part(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
-        if self.half == FusedState::Held(slot) {
-            self.half = FusedState::Failed;
-        }
-        let Some(mate) = self.slot(slot).mate.take() else { return };
-        let entry = self.slot(mate);
-        entry.mate = None;
+        let entry = &mut requests[other];
+        entry.make_ext().fused_with = None;
         let state = entry.state();
         match (state, entry.posted) {
-            _ if status.is_success() => {}
-            (State::Pulling, 1..) => entry.doomed = true,
-            (State::Pulling | State::Waiting(WaitReason::FusedWrite), _) => {
-                self.answer(mate, Err(FAILED), io);
+            _ if status.is_success() => Partner::GoesOn,
+            (State::Pulling, 1..) => {
+                entry.make_ext().fused_failed = true;
+                Partner::GoesOn
             }
-            _ if state.has_not_begun() => {
-                // The first half stands in line for both, and may be the one that is left.
-                self.leave_line(mate, io);
-                self.answer(mate, Err(FAILED), io);
-            }
-            _ => {}
+            (State::Pulling | State::Waiting(WaitReason::FusedWrite), _) => Partner::Fails(other),
+            // The first half stands in line for both, and may be the one that is left.
+            _ if state.has_not_begun() => Partner::FailsWaiting(other),
+            _ => Partner::GoesOn,
         }
     }
 }
 
-/// A first half: Compare, of no more than what is written at once whatever happens (ACWU).
-fn first(sqe: &Sqe, plan: Plan) -> Result<Plan, Status> {
+/// A first half: Compare, of no more than what is written at once whatever happens (ACWU), of a
+/// namespace whose blocks nobody but this daemon changes between the halves.
+pub(super) fn check_first(sqe: &Sqe, plan: Plan, role: &QueueRole) -> Result<Plan, Status> {
+    if let QueueRole::Io { subsystem, .. } = role
+        && subsystem.namespace(sqe.nsid).is_ok_and(Namespace::is_shared)
+    {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
     match plan {
         Plan::Compare { .. } if sqe.blocks() > 1 => {
             Err(Status::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr())
         }
         Plan::Compare { .. } => Ok(plan),
         _ => Err(Status::INVALID_FIELD.with_dnr()),
+    }
+}
+
+/// Joins both halves; `plan` is that of the second.
+///
+/// # Errors
+/// What each of them is told: they are no fused command.
+pub(super) fn join(
+    requests: &mut Requests,
+    first: u16,
+    second: u16,
+    plan: Result<Plan, Status>,
+) -> Result<(), (Status, Status)> {
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    let [nsid, other] = [first, second].map(|half| requests[half].sqe.nsid);
+    match (&requests[first].plan, &plan) {
+        (
+            Plan::Compare { backing, at, from },
+            Ok(Plan::Store { backing: to, at: there, from: data, .. }),
+        ) if (backing, at, from.len_bytes()) == (to, there, data.len_bytes()) => {}
+        (Plan::Compare { backing, .. }, Ok(Plan::Store { backing: to, .. }))
+            if backing != to && nsid == other =>
+        {
+            // The namespace that the first half was for has gone: another one has its number now.
+            return Err((Status::INVALID_NAMESPACE.with_dnr(), FAILED));
+        }
+        (_, Ok(Plan::Store { .. })) => return Err((invalid, invalid)),
+        (_, Ok(_)) => return Err((FAILED, invalid)),
+        (_, Err(status)) => return Err((FAILED, *status)),
+    }
+    let entry = &mut requests[first];
+    entry.enter(State::Waiting(WaitReason::Buffers));
+    entry.make_ext().fused_with = Some(second);
+    let entry = &mut requests[second];
+    entry.enter(State::Waiting(WaitReason::FusedPartner));
+    entry.make_ext().fused_with = Some(first);
+    if let Ok(plan) = plan {
+        entry.plan = plan;
+    }
+    Ok(())
+}
+
+/// The data of one half are here: when those of the other are as well, which is the first and which
+/// the second.
+pub(super) fn on_pulled(requests: &mut Requests, slot: u16, other: u16) -> Option<(u16, u16)> {
+    requests[slot].enter(State::Pulling);
+    let entry = &requests[other];
+    if entry.state() != State::Pulling || entry.posted > 0 {
+        return None;
+    }
+    let compares = matches!(requests[slot].plan, Plan::Compare { .. });
+    Some(if compares { (slot, other) } else { (other, slot) })
+}
+
+/// The blocks are what the first half says: the second has them now.
+pub(super) fn pass_lock(requests: &mut Requests, first: u16, second: u16) {
+    let entry = &mut requests[first];
+    entry.enter(State::Waiting(WaitReason::FusedWrite));
+    let lock = std::mem::take(&mut entry.lock);
+    requests[second].lock = lock;
+}
+
+/// The write of a fused command is home, however it went: the first half, which is completed now, as
+/// the comparison had succeeded.
+pub(super) fn end_write(requests: &mut Requests, second: u16) -> Option<u16> {
+    let entry = &mut requests[second];
+    if !matches!(entry.plan, Plan::Store { .. }) {
+        return None;
+    }
+    let first = entry.ext_mut()?.fused_with.take()?;
+    requests[first].make_ext().fused_with = None;
+    Some(first)
+}
+
+/// Whether the other half of a fused command may not begin any more, and why.
+pub(super) fn refused(
+    requests: &Requests,
+    entry: &Request,
+    role: &QueueRole,
+) -> Option<(u16, Status)> {
+    let other = entry.fused_with()?;
+    let status = role.may_begin_at(&requests[other], None).err()?;
+    Some((other, status))
+}
+
+/// Each half is on its own.
+pub(super) fn separate(requests: &mut Requests, halves: [u16; 2]) {
+    for half in halves {
+        if let Some(ext) = requests[half].ext_mut() {
+            ext.fused_with = None;
+        }
     }
 }

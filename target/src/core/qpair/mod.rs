@@ -1,4 +1,4 @@
-//! One NVMe queue on one queue pair: its slots, and the states of a command (`State` in `qpair/request.rs`).
+//! One NVMe queue on one queue pair: its requests, and the life of its connection.
 //!
 //! ```text
 //!         capsule          buffers there        data there            done
@@ -6,19 +6,20 @@
 //!          └── each step that a command does not need is skipped ──┘              sent
 //! ```
 //!
-//! * *Waiting* has a reason (`WaitReason`); a command that needs nothing of what one waits
-//!   for does not stop there.
+//! * *Waiting* has a reason (`WaitReason` in `request.rs`); a command that needs nothing of what one
+//!   waits for does not stop there.
 //! * A command that a device cannot carry out alone is *Offloaded* instead of, before or after
 //!   *AtDevice*.
-//! * In-capsule data skip *Pulling*: the receive buffer itself goes to the disk.
+//! * In-capsule data skip *Pulling*: the receive buffer itself goes to the device.
 //! * The receive buffer is posted again before the response is sent, so a host that keeps to its
 //!   queue size always finds one.
 //!
-//! This is the only file that acts: rules decide (`command/`), the queue pulls, loads, stores,
-//! pushes and answers.
+//! Five files act on a queue pair: a capsule arrives and is decided about (`capsule.rs`, by the rules
+//! of `command/`), waits for limits and buffers (`admit.rs`), is carried out (`execute.rs`) and
+//! completed (`complete.rs`); here connections begin and end. What a feature knows of a queue pair is
+//! a value of its own in a file of its own, which is lent what it needs for a step.
 
 mod abort;
-mod admin_buffers;
 mod admit;
 mod auth;
 mod bad_blocks;
@@ -26,161 +27,83 @@ mod buffers;
 mod capsule;
 mod complete;
 mod connect;
-mod diag;
-mod disconnect;
+mod connection;
 mod event_log;
 mod execute;
 mod fused;
+mod io;
 mod log_page;
-mod ns_management;
 mod offload;
 mod range_lock;
+mod rate_limits;
 mod request;
+mod requests;
+mod role;
 mod sgl_transfer;
-mod smart_counters;
 mod stats;
-mod subsystem_change;
-mod teardown;
 mod unflushed;
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use nvme::Status;
 use nvme::cm;
+use nvme::fabrics::{Connect, ConnectData, ConnectResult};
+use rdma::{Buf, Completion, Fault, Incoming, Qp, QpLimits, Reason, Work};
+use tracing::{debug, info};
 
-use rdma::{Buf, Completion, Fabric, Fault, Incoming, Pool, Qp, QpLimits};
-use tracing::debug;
-
-use crate::blockdev::{BlockDevice, IoCompletion};
-use crate::core::auth::exchange::Exchange;
-use crate::core::command::{Plan, Source};
+use crate::core::auth::DhResult;
+use crate::core::command::{Plan, fabrics};
 use crate::core::controller::association::Association;
-use crate::core::controller::{Controller, Limits};
+use crate::core::controller::{ControllerKind, Limits};
 use crate::core::diag::cause::{Cause, DisconnectRecord};
-use crate::core::diag::log_limiter::CauseLog;
 use crate::core::registry::OpenQueue;
-use crate::core::sched::buffers::{BufferScheduler, NsIndex, TryAlloc};
-use crate::core::shared::Shared;
-use crate::core::stats::{CompletionBatch, Rows, Stage};
+use crate::core::stats::Stage;
 use crate::core::subsystem::Subsystem;
-use crate::core::subsystem::usage::IoCounters;
-use admit::Quota;
-use bad_blocks::ClearBadBlocks;
+use auth::Authentication;
+use buffers::BufferShare;
 pub use buffers::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
 pub use connect::RECEIVES_FOR_ADMIN;
+use connection::{Connection, Link};
 use fused::FusedState;
+pub use io::Io;
+use range_lock::RangeLockState;
+use rate_limits::RateLimits;
 pub(crate) use request::SENDS_PER_RECEIVE;
-use request::{Head, Request, SLOTS_PER_RECEIVE, State, WaitReason};
-
-/// How long a connection may take from its reply to its Connect command. Hosts bring up all
-/// connections of a controller before the first Connect, each round trip may take seconds.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+use request::{Head, State};
+use requests::Requests;
+use role::QueueRole;
+use stats::QueueStats;
 
 /// RDMA Reads that we would like to have outstanding on a queue pair.
 const READS: u8 = 64;
 
-/// The lent world.
-pub struct Io<'a> {
-    /// Buffers.
-    pub pool: &'a mut Pool,
-    /// The fabric.
-    pub fabric: &'a mut dyn Fabric,
-    /// The backing stores.
-    pub disk: &'a mut dyn BlockDevice,
-    /// Who may connect.
-    pub shared: &'a Shared,
-    /// Who waits for buffers.
-    pub waiters: &'a mut BufferScheduler,
-    /// Tells who is refused or dropped.
-    pub refusals: &'a mut CauseLog,
-    /// Which of the reactors this is.
-    pub reactor: usize,
-    /// The time of this turn.
-    pub now: Instant,
-    /// The same in nanoseconds since some moment, for the clocks of commands.
-    pub now_ns: u64,
-    /// When pushes and responses that come home now have done so, likewise.
-    pub sent_ns: u64,
-    /// Commands that are over and not counted yet.
-    pub run: &'a mut CompletionBatch,
-}
-
-/// What a queue serves.
-#[derive(Debug)]
-enum QueueRole {
-    /// Nothing before Connect.
-    Nothing { deadline: Instant },
-    /// An admin queue owns its controller.
-    Admin(Box<Controller>),
-    /// An I/O queue.
-    Io { association: Arc<Association>, subsystem: Arc<Subsystem>, epoch: u16 },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Link {
-    Open,
-    /// Disconnecting: work is coming home.
-    Closing,
-    /// The queue pair is gone; only the disk still has work.
-    Gone,
-}
-
 /// One NVMe queue.
 #[derive(Debug)]
 pub struct QueuePair {
-    key: u32,
-    qp: Qp,
-    request: cm::Request,
-    limits: Limits,
-    local: SocketAddr,
-    remote: SocketAddr,
-    serves: QueueRole,
-    opened: Instant,
-    /// Its host has confirmed the connection, so its address is not forged.
-    confirmed: bool,
-    /// Where the host must prove itself.
-    proof: Option<Box<Exchange>>,
-    /// The number of an authentication task that is under way, and the slot that waits for it.
-    task: Option<(u64, u16)>,
-    link: Link,
-    /// Why it was refused or ends has been told.
-    explained: bool,
-    /// What it was when its work came back although nobody here had ended it.
-    leaving: Option<Cause>,
-    /// The slot of a Disconnect command: nothing more is taken.
-    leaver: Option<u16>,
-    /// Of an I/O queue, what its association holds of the data buffers.
-    share: Option<u32>,
+    conn: Connection,
+    requests: Requests,
     head: Head,
-    slots: Vec<Request>,
+    buffers: BufferShare,
+    locks: RangeLockState,
+    stats: QueueStats,
+    fused: FusedState,
+    rate_limits: RateLimits,
+    auth: Authentication,
+    /// The slot of a Disconnect command: nothing more is taken.
+    disconnect_slot: Option<u16>,
+    /// Receives that it keeps from others.
     receives: u16,
-    /// What the registry counts as held by a connection that is not admitted.
-    pub(crate) unadmitted: Option<OpenQueue>,
-    free: Vec<u16>,
-    at_disk: u16,
-    /// Slots that hold an operation back.
-    held_back: u16,
-    /// The first half of a fused command, when it was the last command.
-    half: FusedState,
-    tally: IoCounters,
-    /// What limits its commands.
-    quota: Quota,
-    /// Where its commands are counted, once it is an I/O queue.
-    rows: Option<Rows>,
     /// Capsules that wait for a slot, with the time at which they came; each holds a receive, so
     /// there are at most as many.
     backlog: VecDeque<(Buf, u32, u64)>,
-    /// Of a queue without a share, slots of commands that wait until others of its own are over.
-    put_off: VecDeque<u16>,
-    /// Command ids that are outstanding, a bit each.
-    cids: Box<[u64; 1024]>,
 }
 
 impl QueuePair {
     /// Takes a connection request: checks its private data, opens a queue pair, posts all receives
-    /// and accepts. `key` is this queue's name in disk tags.
+    /// and accepts. `key` is this queue's name in the tags of devices.
     ///
     /// # Errors
     /// The request was not acceptable, and has been rejected: why.
@@ -197,10 +120,8 @@ impl QueuePair {
             Err(status) => {
                 io.fabric.reject(incoming, &cm::Reject::new(status).emit());
                 let why = DisconnectRecord::nameless(Cause::of_request(status), remote, local);
-                return Err(Box::new(DisconnectRecord {
-                    detail: status.to_string().into(),
-                    ..why
-                }));
+                let detail = status.to_string().into();
+                return Err(Box::new(DisconnectRecord { detail, ..why }));
             }
         };
         let qp_limits = QpLimits {
@@ -212,14 +133,23 @@ impl QueuePair {
             let why = DisconnectRecord::nameless(Cause::NoQueuePair, remote, local);
             Box::new(DisconnectRecord { detail: error.0.into(), ..why })
         })?;
-        let mut queue = QueuePair::new(key, qp, request, depth, limits, (local, remote), io.now);
-        for _ in 0..depth * SLOTS_PER_RECEIVE {
-            let cell = io.pool.take_cell();
-            queue.slots.push(Request::new(cell));
-        }
+        let queue = QueuePair {
+            conn: Connection::new(qp, request, limits, (local, remote), io.now),
+            requests: Requests::new(key, depth, io.pool),
+            head: Head::default(),
+            buffers: BufferShare::default(),
+            locks: RangeLockState::default(),
+            stats: QueueStats::default(),
+            fused: FusedState::None,
+            rate_limits: RateLimits::default(),
+            auth: Authentication::default(),
+            disconnect_slot: None,
+            receives: depth,
+            backlog: VecDeque::with_capacity(depth.into()),
+        };
         for _ in 0..depth {
             if let Some(buf) = io.pool.take_receive() {
-                io.fabric.post(qp, 0, rdma::Work::Recv(buf));
+                io.fabric.post(qp, 0, Work::Recv(buf));
             }
         }
         io.waiters.open(depth);
@@ -229,103 +159,66 @@ impl QueuePair {
         Ok(queue)
     }
 
-    /// A queue without slots, before its Connect.
-    fn new(
-        key: u32,
-        qp: Qp,
-        request: cm::Request,
-        depth: u16,
-        limits: Limits,
-        (local, remote): (SocketAddr, SocketAddr),
-        now: Instant,
-    ) -> QueuePair {
-        let slots = depth * SLOTS_PER_RECEIVE;
-        QueuePair {
-            key,
-            qp,
-            request,
-            limits,
-            local,
-            remote,
-            serves: QueueRole::Nothing { deadline: now + CONNECT_DEADLINE },
-            opened: now,
-            confirmed: false,
-            proof: None,
-            task: None,
-            link: Link::Open,
-            explained: false,
-            leaving: None,
-            leaver: None,
-            share: None,
-            head: Head::default(),
-            slots: Vec::with_capacity(slots.into()),
-            receives: depth,
-            unadmitted: None,
-            free: (0..slots).rev().collect(),
-            at_disk: 0,
-            held_back: 0,
-            half: FusedState::None,
-            tally: IoCounters::default(),
-            quota: Quota::default(),
-            rows: None,
-            backlog: VecDeque::with_capacity(depth.into()),
-            put_off: VecDeque::new(),
-            cids: Box::new([0; 1024]),
-        }
-    }
-
     /// The queue pair.
     #[must_use]
     pub fn qp(&self) -> Qp {
-        self.qp
+        self.conn.qp
     }
 
     /// Where its host is.
     #[must_use]
     pub fn source(&self) -> IpAddr {
-        self.remote.ip()
+        self.conn.remote.ip()
     }
 
     /// Whose it is; nobody's before its Connect.
     #[must_use]
     pub fn association(&self) -> Option<&Arc<Association>> {
-        match &self.serves {
-            QueueRole::Nothing { .. } => None,
-            QueueRole::Admin(controller) => Some(&controller.association),
-            QueueRole::Io { association, .. } => Some(association),
-        }
+        self.conn.role.association()
     }
 
     /// Receives that were posted for it.
     #[must_use]
     pub fn depth(&self) -> u16 {
-        (self.slots.len() / 2) as u16
+        self.requests.count() / 2
     }
 
     /// Receives that it keeps from others: all of them, and when its queue pair is gone, those that
-    /// are still on their way to a disk.
+    /// are still on their way to a device.
     #[must_use]
     pub fn receives(&self) -> u16 {
         self.receives
     }
 
+    /// Bytes of all buffers that it has in hand: neither at the fabric nor at a device.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        let waiting = self.backlog.iter().map(|(buf, ..)| u64::from(buf.capacity()));
+        buffers::held_bytes(&self.requests) + waiting.sum::<u64>()
+    }
+
+    /// What the registry counts as held by a connection that is not admitted.
+    pub(crate) fn unadmitted_mut(&mut self) -> &mut Option<OpenQueue> {
+        &mut self.conn.unadmitted
+    }
+
     /// Whether its Connect has succeeded.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        !matches!(self.serves, QueueRole::Nothing { .. })
+        self.conn.is_connected()
     }
 
     /// Whether it is connected, and its host has proved itself where it must.
     #[must_use]
     pub fn is_admitted(&self) -> bool {
-        self.is_connected() && self.proof.as_ref().is_none_or(|proof| proof.is_authenticated())
+        self.is_connected() && self.auth.is_done()
     }
 
     /// Whether nobody vouches for who holds it: it is not admitted, or it is the admin queue of an
     /// anonymous host that has no I/O queues.
     #[must_use]
     pub fn is_anonymous(&self) -> bool {
-        match &self.serves {
+        match &self.conn.role {
             QueueRole::Admin(controller) if self.is_admitted() => {
                 let association = &controller.association;
                 association.anonymous && association.io_queues() == 0
@@ -337,173 +230,127 @@ impl QueuePair {
     /// Whether it is being closed, or its queue pair is gone.
     #[must_use]
     pub fn is_closing(&self) -> bool {
-        self.link != Link::Open
+        !self.conn.is_open()
     }
 
     /// Its host has confirmed the connection.
     pub fn confirm(&mut self) {
-        self.confirmed = true;
+        self.conn.confirmed = true;
     }
 
     /// Whether its host has confirmed the connection.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
-        self.confirmed
+        self.conn.confirmed
     }
 
     /// Whether its host has neither confirmed the connection nor said anything on it.
     #[must_use]
     pub fn is_half_open(&self) -> bool {
-        !self.confirmed && !self.is_admitted()
+        !self.conn.confirmed && !self.is_admitted()
     }
 
     /// Whether its host has confirmed the connection and was not let in: it came to nothing, if it
     /// ends now.
     #[must_use]
     pub fn is_in_vain(&self) -> bool {
-        self.confirmed && !self.is_admitted()
+        self.conn.confirmed && !self.is_admitted()
     }
 
     /// When it was opened.
     #[must_use]
     pub fn opened(&self) -> Instant {
-        self.opened
+        self.conn.opened
     }
 
-    /// Whether nothing is left: the queue pair is gone and all disk work is home.
+    /// Whether nothing is left: the queue pair is gone and all work of devices is home.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.link == Link::Gone && self.at_disk == 0
+        self.conn.link == Link::Gone && self.requests.outstanding == 0
     }
 
     /// A piece of fabric work has come home.
     pub fn on_completion(&mut self, done: Completion, io: &mut Io<'_>) {
         let slot = done.tag as u16;
+        let is_open = self.conn.is_open();
         match (done.work, done.outcome) {
-            (rdma::Work::Recv(buf), Ok(len)) if self.link == Link::Open => {
+            (Work::Recv(buf), Ok(len)) if is_open => {
                 self.on_capsule(buf, len, io.now_ns, io);
             }
-            (rdma::Work::Recv(buf), outcome) => {
+            (Work::Recv(buf), outcome) => {
                 io.pool.give(buf);
                 self.on_fault(outcome.err(), io);
             }
-            (rdma::Work::Send { from, .. }, outcome) => {
-                self.slot(slot).cell = Some(from);
+            (Work::Send { from, .. }, outcome) => {
+                self.requests[slot].cell = Some(from);
                 self.on_posted(slot, outcome.err(), io);
             }
-            (rdma::Work::Write { from, .. }, outcome) if self.slot(slot).is_in_pieces() => {
-                self.slot(slot).data = Some(from);
-                self.slot(slot).posted -= 1;
-                io.waiters.behind_sent -= 1;
+            (Work::Write { from, .. }, outcome) if self.requests[slot].is_in_pieces() => {
+                self.on_piece_pushed(slot, from, outcome.err(), io);
+            }
+            (Work::Write { from, .. }, outcome) => {
+                io.pool.give(from);
+                self.requests[slot].clock.enter(Stage::Reply, io.sent_ns);
+                self.on_posted(slot, outcome.err(), io);
+            }
+            (Work::Read { into, .. }, outcome) => {
+                let entry = &mut self.requests[slot];
+                entry.data = Some(into);
+                entry.posted -= 1;
                 match outcome {
-                    Ok(_) if self.link == Link::Open => self.push_piece(slot, io),
+                    Ok(_) if is_open => {
+                        if self.on_piece_pulled(slot, io) {
+                            self.on_pulled(slot, io);
+                        }
+                    }
                     outcome => {
                         self.release(slot, io);
                         self.on_fault(outcome.err(), io);
                     }
                 }
             }
-            (rdma::Work::Write { from, .. }, outcome) => {
-                io.pool.give(from);
-                self.slot(slot).clock.enter(Stage::Reply, io.sent_ns);
-                self.on_posted(slot, outcome.err(), io);
-            }
-            (rdma::Work::Read { into, .. }, outcome) => {
-                self.slot(slot).data = Some(into);
-                self.slot(slot).posted -= 1;
-                match outcome {
-                    Ok(_) if self.has_more_pieces(slot) => self.pull_piece(slot, io),
-                    Ok(_) if self.link == Link::Open => {
-                        self.join_pieces(slot);
-                        self.on_pulled(slot, io);
-                    }
-                    Ok(_) => self.release(slot, io),
-                    Err(fault) => {
-                        self.release(slot, io);
-                        self.on_fault(Some(fault), io);
-                    }
-                }
-            }
         }
         self.raise_events(io);
     }
 
-    /// A disk operation has come home.
-    pub fn on_disk(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
-        self.at_disk -= 1;
-        self.end_turn(slot, io);
-        let open = self.link == Link::Open;
-        let step = self.slot(slot).step;
-        self.put_back(slot, done.buf);
-        self.note_unflushed(slot, done.outcome);
-        if !open {
-            return self.release(slot, io);
-        }
-        self.end_pair(slot, io);
-        if self.end_mending(slot, done.outcome, io) {
-            return;
-        }
-        if let Err(status) = done.outcome {
-            if !matches!(self.slot(slot).plan, Plan::ShutDown { .. }) {
-                return self.answer(slot, Err(status), io);
-            }
-            self.on_failed_shutdown_flush(slot, status, io);
-        }
-        self.slot(slot).step = step + 1;
-        self.after_disk(slot, io);
-        self.raise_events(io);
-    }
-
-    /// The buffer of a disk operation is the command's again.
-    fn put_back(&mut self, slot: u16, buf: Option<Buf>) {
-        let entry = self.slot(slot);
-        match (&entry.plan, buf) {
-            (_, None) => {}
-            (Plan::Store { from: Source::Capsule { .. }, .. }, Some(buf))
-                if entry.capsule.is_none() =>
-            {
-                entry.capsule = Some(buf);
-            }
-            (Plan::Compare { .. } | Plan::Copy { .. }, Some(buf)) => {
-                entry.make_rare().second = Some(buf);
-            }
-            (_, Some(buf)) => entry.data = Some(buf),
-        }
-    }
-
-    /// A buffer may be there for a waiting command; `aside`: also of what is set aside.
-    pub fn resume(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> TryAlloc {
-        if self.link != Link::Open || self.slot(slot).state() != State::Waiting(WaitReason::Buffers)
-        {
-            return TryAlloc::Done;
-        }
-        match self.take_buffers(slot, self.want(slot), aside, io) {
-            TryAlloc::Done => self.proceed(slot, io),
-            // It leaves the line: it waits for its own queue.
-            TryAlloc::Over if self.share.is_none() => self.put_off(slot, io),
-            take => return take,
-        }
-        TryAlloc::Done
+    /// A fused command waits for all changes under way: how many there are here.
+    pub fn note_unclaimed(&mut self) -> u32 {
+        range_lock::await_unclaimed(&mut self.requests)
     }
 
     /// Looks at the clock and at what is shared with other reactors.
     pub fn tick(&mut self, io: &mut Io<'_>) {
-        self.hand_in(io.now);
-        self.serve_turns(io);
+        self.stats.hand_in(&self.conn.role, &self.requests, io.now);
+        self.submit_granted(io);
         self.look_for_fatal_error(io);
-        let admitted = self.is_admitted();
         // What only follows from something else has no cause.
-        let end = match &mut self.serves {
-            QueueRole::Nothing { deadline } => {
-                (io.now >= *deadline).then_some(Some(Cause::NoConnect))
+        let end = self.look_for_end(io.now);
+        let late = || self.auth.is_overdue(io.now).then_some(Some(Cause::LateAuthentication));
+        // Reservations may have brought news that nothing here has led to.
+        let Some(cause) = end.or_else(late) else { return self.raise_events(io) };
+        if self.conn.is_open() {
+            match cause {
+                Some(cause) => self.conn.explain(cause, "", io),
+                None => {
+                    debug!(remote = %self.conn.remote, qid = self.conn.qid, "its controller went")
+                }
             }
+            self.close(io);
+        }
+    }
+
+    /// Whether it has to end now, and for which cause.
+    fn look_for_end(&mut self, now: Instant) -> Option<Option<Cause>> {
+        let admitted = self.is_admitted();
+        match &mut self.conn.role {
+            QueueRole::Nothing { deadline } => (now >= *deadline).then_some(Some(Cause::NoConnect)),
             QueueRole::Admin(controller) => {
                 if controller.association.is_closed() {
                     Some(controller.association.ended_for())
-                } else if admitted && controller.expired(io.now) {
+                } else if admitted && controller.expired(now) {
                     // A host that computes its proof keeps nothing alive; that has its own limit.
                     Some(Some(Cause::KeepAlive))
-                } else if auth::has_outlived_key(&mut self.proof, &controller.association, io.now) {
+                } else if self.auth.has_outlived_key(&controller.association, now) {
                     Some(Some(Cause::KeyChanged))
                 } else {
                     controller.look_at_paths();
@@ -515,101 +362,259 @@ impl QueuePair {
                 let over = association.is_closed() || association.epoch() != *epoch;
                 match over {
                     true => Some(None),
-                    false => auth::has_outlived_key(&mut self.proof, association, io.now)
+                    false => self
+                        .auth
+                        .has_outlived_key(association, now)
                         .then_some(Some(Cause::KeyChanged)),
                 }
             }
+        }
+    }
+
+    /// A subsystem has changed.
+    pub fn on_subsystem(&mut self, new: &Arc<Subsystem>, io: &mut Io<'_>) {
+        // What a host sees of its own is made once, for all of its queues.
+        let view = |association: &Association| match new.is_the_same_for_all() {
+            true => Some(Arc::clone(new)),
+            false => io.shared.registry.view(association),
         };
-        let late = || {
-            let proof = self.proof.as_ref()?;
-            proof.is_overdue(io.now).then_some(Some(Cause::LateAuthentication))
-        };
-        // Reservations may have brought news that nothing here has led to.
-        let Some(cause) = end.or_else(late) else { return self.raise_events(io) };
-        if self.link == Link::Open {
-            match cause {
-                Some(cause) => self.explain(cause, "", io),
-                None => {
-                    debug!(remote = %self.remote, qid = self.request.qid, "its controller went")
+        match &mut self.conn.role {
+            QueueRole::Admin(controller) if controller.association.subsystem == new.nqn => {
+                if let Some(view) = view(&controller.association) {
+                    controller.replace_subsystem(view);
                 }
             }
-            self.close(io);
+            QueueRole::Io { association, subsystem, .. } if subsystem.nqn == new.nqn => {
+                if let Some(view) = view(association) {
+                    *subsystem = view;
+                    self.stats.find_rows(&self.conn.role, io);
+                    self.rate_limits.find(&self.conn.role);
+                }
+            }
+            _ => {}
+        }
+        self.raise_events(io);
+    }
+
+    /// What discovery answers has changed, for some host.
+    pub fn on_discovery_changed(&mut self, io: &mut Io<'_>) {
+        let QueueRole::Admin(controller) = &mut self.conn.role else { return };
+        let ControllerKind::Discovery(service) = &mut controller.role else { return };
+        let (_, records) =
+            io.shared.registry.discovery(&controller.association.host, controller.local);
+        if service.is_news(&records) {
+            controller.events.discovery_changed();
+            self.raise_events(io);
         }
     }
 
-    // ---- coming home
+    // ---- how it begins to serve
 
-    fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
-        let entry = self.slot(slot);
-        entry.posted -= 1;
-        if entry.posted == 0 && entry.state() == State::Replying {
-            self.observe(slot, io);
-            self.settle_errands(slot);
-            self.set_free(slot, io);
-            if self.leaver == Some(slot) {
-                // The host has its answer.
-                return self.close(io);
+    /// The data of a Connect command are here.
+    fn connect(&mut self, slot: u16, io: &mut Io<'_>) {
+        if self.is_connected() {
+            // Another Connect was under way when this one was let in, and has won.
+            return self.send_response(slot, connect::LOST, 0, None, io);
+        }
+        let entry = &self.requests[slot];
+        let connect = Connect::parse(&entry.sqe);
+        let data = entry.bytes(io.pool).first_chunk().map(ConnectData::parse);
+        let outcome = match data {
+            Some(ref data) => connect::admit(&connect, data, &mut self.conn, &mut self.auth, io),
+            None => {
+                let status = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+                Err(fabrics::Refusal::new(Cause::BadConnect, status))
+            }
+        };
+        match outcome {
+            Ok(association) => {
+                if self.conn.role.is_io() {
+                    self.begin_io(&association, io);
+                }
+                self.conn.forget_causes();
+                self.auth.mark_admitted(&self.conn, io);
+                let off = connect.cattr.disable_sq_flow_control();
+                // The Connect command itself was the first entry.
+                self.head = Head { at: 1, size: connect.sqsize_z.saturating_add(1), off };
+                let atr = self.auth.is_required();
+                let result = ConnectResult(0).with_cntlid(association.cntlid).with_atr(atr).0;
+                self.complete(slot, Ok(result.into()), io);
+                self.end_other_connects(io);
+            }
+            Err(refusal) => {
+                let fabrics::Refusal { status, dw0, is_late, .. } = refusal;
+                if is_late {
+                    // After a restart of the target a host may ask so many times over, and shall
+                    // not be kept out for that when it asks for a new controller.
+                    io.fabric.admit(self.conn.qp);
+                }
+                debug!(remote = %self.conn.remote, qid = connect.qid, %status, dw0, "Connect refused");
+                self.conn.explain_connect(&refusal, data.as_ref(), io);
+                self.send_response(slot, status, dw0.into(), None, io);
             }
         }
-        self.on_fault(fault, io);
-        self.resume_backlog(io);
     }
 
-    #[inline]
-    fn on_fault(&mut self, fault: Option<Fault>, io: &mut Io<'_>) {
-        if let (Some(fault), Link::Open) = (fault, self.link) {
-            self.end_for(fault, io);
-        }
+    /// It is an I/O queue from now on.
+    fn begin_io(&mut self, association: &Association, io: &mut Io<'_>) {
+        let depth = self.depth();
+        io.waiters.close(depth);
+        let tenant = io.waiters.join(association.id, depth);
+        self.buffers.begin(tenant, &mut self.requests, io);
+        self.stats.find_rows(&self.conn.role, io);
+        self.rate_limits.find(&self.conn.role);
     }
 
-    /// Gives back all that a command holds, without an answer.
-    fn release(&mut self, slot: u16, io: &mut Io<'_>) {
-        self.drop_turn(slot, io);
-        self.return_receive(slot, io);
-        let entry = self.slot(slot);
-        (entry.mate, entry.doomed) = (None, false);
-        if let Some(rare) = entry.rare_mut() {
-            rare.fences.clear();
-            rare.errands.clear();
-            rare.mend = ClearBadBlocks::None;
-        }
-        entry.take_buffers().for_each(|buf| io.pool.give(buf));
-        if entry.state() != State::Free && entry.posted == 0 {
-            self.set_free(slot, io);
-        }
-    }
-
-    /// A command is over, and holds nothing any more.
-    fn set_free(&mut self, slot: u16, io: &mut Io<'_>) {
-        let entry = self.slot(slot);
-        entry.enter(State::Free);
-        let charged_bytes = std::mem::take(&mut entry.charged_bytes);
-        let (lane, store) = (NsIndex::of(entry.sqe.nsid), entry.store);
-        self.free.push(slot);
-        match self.share {
-            Some(share) => io.waiters.discharge(share, lane, store, charged_bytes),
-            None if self.put_off.is_empty() => {}
-            None => self.serve_put_off(slot, io),
-        }
-    }
-
-    /// Whether this is an I/O queue whose controller was reset or is gone.
-    fn is_orphaned(&self) -> bool {
-        match &self.serves {
-            QueueRole::Io { association, epoch, .. } => {
-                !association.is_ready()
-                    && (association.is_closed() || association.epoch() != *epoch)
+    /// Connect commands that wait for buffers have lost. None stays in a line in which its queue
+    /// stands no more.
+    fn end_other_connects(&mut self, io: &mut Io<'_>) {
+        for slot in 0..self.requests.count() {
+            let entry = &self.requests[slot];
+            if entry.state().has_not_begun() && matches!(entry.plan, Plan::Connect { .. }) {
+                io.waiters.remove(self.requests.key, slot);
+                self.send_response(slot, connect::LOST, 0, None, io);
             }
-            _ => false,
         }
     }
 
-    /// What a disk knows a command's operation by.
-    fn tag(&self, slot: u16) -> u64 {
-        u64::from(self.key) << 32 | u64::from(slot)
+    /// The computation of an authentication is done.
+    pub fn on_worked(&mut self, ticket: u64, worked: DhResult, io: &mut Io<'_>) {
+        if let Some(slot) = self.auth.on_computed(ticket, worked, &mut self.conn, io) {
+            self.complete(slot, Ok(0), io);
+        }
     }
 
-    fn slot(&mut self, slot: u16) -> &mut Request {
-        &mut self.slots[usize::from(slot)]
+    // ---- how it ends
+
+    /// Ends the connection so that another may have its room.
+    pub fn displace(&mut self, io: &mut Io<'_>) {
+        let cause = if self.is_admitted() { Cause::Crowded } else { Cause::Displaced };
+        self.conn.explain(cause, "", io);
+        self.close(io);
+    }
+
+    /// Ends the connection. Everything comes home, then the queue is finished.
+    pub fn close(&mut self, io: &mut Io<'_>) {
+        if !self.conn.is_open() {
+            return;
+        }
+        self.conn.link = Link::Closing;
+        io.fabric.disconnect(self.conn.qp);
+        self.leave(io);
+        for slot in 0..self.requests.count() {
+            if self.requests[slot].state().has_not_begun() {
+                self.release(slot, io);
+            }
+        }
+        self.leave_devices(io);
+    }
+
+    /// The queue pair is gone, and all fabric work is home.
+    pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
+        self.conn.explain_end(&reason, self.is_admitted(), io);
+        if self.conn.is_open() {
+            self.conn.link = Link::Closing;
+            self.leave(io);
+            self.leave_devices(io);
+        }
+        self.conn.link = Link::Gone;
+        self.drop_backlog(io);
+        self.receives = 0;
+        for slot in 0..self.requests.count() {
+            let entry = &mut self.requests[slot];
+            if !matches!(entry.state(), State::AtDevice | State::Offloaded) {
+                self.release(slot, io);
+                continue;
+            }
+            // The device may keep its part for long, and its host comes again meanwhile, and again.
+            let has_capsule = entry.capsule.is_some();
+            entry.take_buffers().for_each(|buf| io.pool.give(buf));
+            if !has_capsule && entry.lends_receive {
+                self.receives += 1;
+            }
+        }
+        self.give_cells(io);
+    }
+
+    /// Gives back what a finished queue still holds.
+    pub fn finish(mut self, io: &mut Io<'_>) {
+        self.give_cells(io);
+        match self.buffers.tenant {
+            Some(tenant) => {
+                self.requests.iter_mut().for_each(|entry| self.buffers.discharge(entry, io));
+                io.waiters.leave(tenant, self.depth());
+            }
+            None => io.waiters.close(self.depth()),
+        }
+        self.auth.on_finish(&self.conn, io);
+        self.stats.hand_in(&self.conn.role, &self.requests, io.now);
+        if let QueueRole::Io { association, .. } = &self.conn.role
+            && self.auth.was_admitted()
+        {
+            io.shared.registry.io_closed(association, self.conn.qid);
+        }
+    }
+
+    /// An administrator wants the controller to fail.
+    fn look_for_fatal_error(&mut self, io: &mut Io<'_>) {
+        let QueueRole::Admin(controller) = &mut self.conn.role else { return };
+        if controller.association.take_fatal_error() && controller.fail_fatally() {
+            // Its I/O queues close.
+            io.shared.registry.wake_reactors();
+            self.conn.tell(Cause::FailedOnPurpose, "".into(), io);
+        }
+    }
+
+    #[cold]
+    fn end_for(&mut self, fault: Fault, io: &mut Io<'_>) {
+        match Cause::of_fault(fault) {
+            Some(cause) => self.conn.explain(cause, fault.to_string(), io),
+            None => self.conn.note_end(self.is_admitted()),
+        }
+        self.close(io);
+    }
+
+    /// This queue is closing: nobody waits for its commands any more, and the association learns it.
+    fn leave(&mut self, io: &mut Io<'_>) {
+        if let Some(slot) = self.auth.cancel(io) {
+            self.release(slot, io);
+        }
+        let now = io.now;
+        io.waiters.forget(self.requests.key, |slot, grant| self.give_back(slot, grant, now));
+        if let Some(tenant) = self.buffers.tenant {
+            io.waiters.abandon(tenant);
+        }
+        if let QueueRole::Admin(controller) = &mut self.conn.role {
+            controller.fail();
+            let association = Arc::clone(&controller.association);
+            info!(host = %association.host, subsystem = %association.subsystem,
+                  cntlid = association.cntlid, "host disconnected");
+            io.shared.registry.admin_closed(&association);
+        }
+    }
+
+    /// The connection is over. What waits for its blocks never begins; what a device has keeps its
+    /// blocks from later changes until it is home, and what it has not begun comes back before it
+    /// begins it, and with it its buffers. It may hang, and keep the rest for as long.
+    fn leave_devices(&mut self, io: &mut Io<'_>) {
+        for slot in 0..self.requests.count() {
+            let entry = &mut self.requests[slot];
+            match self.locks.take_waiting(entry) {
+                Some((_, op)) => {
+                    op.into_buf().into_iter().for_each(|buf| io.pool.give(buf));
+                    self.release(slot, io);
+                }
+                None => range_lock::orphan(entry, io),
+            }
+        }
+        let requests = abort::cancel_all(&mut self.requests);
+        if !requests.is_empty() {
+            io.disk.recall_all(&requests);
+        }
+    }
+
+    fn give_cells(&mut self, io: &mut Io<'_>) {
+        let cells = self.requests.iter_mut().filter_map(|entry| entry.cell.take());
+        cells.for_each(|cell| io.pool.give(cell));
     }
 }

@@ -1,123 +1,97 @@
-//! Reservation commands, write protection, and the end of commands whose host was preempted.
+//! Jobs that a worker does for a command: changes of reservations, of write protection and of whole
+//! namespaces, which may wait for files and devices.
 
 use std::sync::Arc;
 
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 
-use super::{Io, Link, QueuePair, QueueRole, State};
-use crate::core::command::Plan;
-use crate::core::sched::DrainBarrier;
-use crate::core::sched::offload::{Job, ReplyTo, ReservationRequest, WriteProtectRequest};
-use crate::core::stats::Stage;
+use super::Io;
+use super::requests::Requests;
+use super::role::QueueRole;
+use crate::core::command::{Plan, ns_management};
+use crate::core::sched::offload::{
+    Job, NamespaceJob, ReplyTo, ReservationRequest, WriteProtectRequest,
+};
+use crate::core::subsystem::ns_request::{CreatedNsid, NamespaceRequest};
 use crate::core::subsystem::reservation::{Order, Reservation};
 use crate::core::subsystem::write_protect::Protection;
 
-impl QueuePair {
-    /// Hands an order to the keeper. Its answer comes home as that of a disk does: until then the
-    /// slot is taken, and the queue is not finished.
-    pub(super) fn ask_keeper(
-        &mut self,
-        slot: u16,
-        of: Vec<Arc<Reservation>>,
-        order: Order,
-        io: &mut Io<'_>,
-    ) {
-        let Some(association) = self.association() else {
-            return self.answer(slot, Err(Status::INTERNAL_ERROR), io);
-        };
-        if association.host == Nqn::UNNAMED {
-            // Nobody could say later whose reservation it is.
-            return self.answer(slot, Err(Status::OPERATION_DENIED.with_dnr()), io);
-        }
-        let tag = self.tag(slot);
-        let host = association.host_id;
-        let request = ReservationRequest { of, host, order, reactor: io.reactor, tag };
-        self.offload(slot, Job::Reserve(request), io);
+/// A reservation command.
+pub(super) fn reservation(
+    requests: &Requests,
+    slot: u16,
+    (of, order): (Vec<Arc<Reservation>>, Order),
+    role: &QueueRole,
+    io: &Io<'_>,
+) -> Result<Job, Status> {
+    let Some(association) = role.association() else { return Err(Status::INTERNAL_ERROR) };
+    if association.host == Nqn::UNNAMED {
+        // Nobody could say later whose reservation it is.
+        return Err(Status::OPERATION_DENIED.with_dnr());
     }
+    let (reactor, tag) = (io.reactor, requests.tag(slot));
+    let host = association.host_id;
+    Ok(Job::Reserve(ReservationRequest { of, host, order, reactor, tag }))
+}
 
-    /// Hands a wish about write protection to the keeper; the rest as for reservations.
-    pub(super) fn protect(
-        &mut self,
-        slot: u16,
-        of: Vec<Arc<Protection>>,
-        state: WriteProtectState,
-        io: &mut Io<'_>,
-    ) {
-        let from = ReplyTo::Reactor(io.reactor, self.tag(slot));
-        self.offload(slot, Job::Protect(WriteProtectRequest { of, state, from }), io);
-    }
+/// The same of a command whose keys are here.
+pub(super) fn reserve(
+    requests: &Requests,
+    slot: u16,
+    role: &QueueRole,
+    io: &Io<'_>,
+) -> Result<Job, Status> {
+    let entry = &requests[slot];
+    let Plan::Reserve { of, .. } = &entry.plan else { return Err(Status::INTERNAL_ERROR) };
+    let order = Order::parse(&entry.sqe, entry.bytes(io.pool))?;
+    reservation(requests, slot, (vec![Arc::clone(of)], order), role, io)
+}
 
-    /// Hands a job over; its answer is a completion of the slot.
-    pub(super) fn offload(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
-        match io.shared.offload.submit(job) {
-            true => {
-                self.slot(slot).enter(State::Offloaded);
-                self.at_disk += 1;
-            }
-            false => self.answer(slot, Err(Status::INTERNAL_ERROR), io),
-        }
-    }
+/// A change of write protection.
+pub(super) fn write_protect(
+    requests: &Requests,
+    slot: u16,
+    of: Vec<Arc<Protection>>,
+    state: WriteProtectState,
+    io: &Io<'_>,
+) -> Job {
+    let from = ReplyTo::Reactor(io.reactor, requests.tag(slot));
+    Job::Protect(WriteProtectRequest { of, state, from })
+}
 
-    /// The keys of a reservation command are here.
-    pub(super) fn reserve(&mut self, slot: u16, io: &mut Io<'_>) {
-        let entry = &mut self.slots[usize::from(slot)];
-        let Plan::Reserve { of, .. } = &entry.plan else { return };
-        let of = vec![Arc::clone(of)];
-        entry.clock.enter(Stage::Wait, io.now_ns);
-        match Order::parse(&entry.sqe, entry.bytes(io.pool)) {
-            Ok(order) => self.ask_keeper(slot, of, order, io),
-            Err(status) => self.answer(slot, Err(status), io),
-        }
-    }
+/// A request about a whole namespace, which is the plan of its command from now on.
+pub(super) fn namespace(
+    requests: &mut Requests,
+    slot: u16,
+    (what, made): (NamespaceRequest, CreatedNsid),
+    role: &QueueRole,
+    io: &Io<'_>,
+) -> Result<Job, Status> {
+    let Some(association) = role.association() else { return Err(Status::INTERNAL_ERROR) };
+    let job = NamespaceJob {
+        subsystem: association.subsystem,
+        host: association.host,
+        host_id: association.host_id,
+        cntlid: association.cntlid,
+        what: what.clone(),
+        made: made.clone(),
+        reactor: io.reactor,
+        tag: requests.tag(slot),
+    };
+    requests[slot].plan = Plan::Order { what, made };
+    Ok(Job::Namespace(Box::new(job)))
+}
 
-    /// Hosts were preempted, or namespaces write protected, and commands shall end: what has not
-    /// begun ends here, what is under way holds the fence until it is home. Nothing is recalled from
-    /// a disk.
-    pub fn on_fence(&mut self, fence: &Arc<DrainBarrier>, io: &mut Io<'_>) {
-        let is_admin = matches!(self.serves, QueueRole::Admin(_));
-        let Some(association) = self.association() else { return };
-        if association.subsystem != fence.subsystem
-            || !fence.concerns(&association.host_id, is_admin)
-        {
-            return;
-        }
-        for slot in 0..self.slots.len() as u16 {
-            let entry = self.slot(slot);
-            if matches!(entry.state(), State::Free | State::Replying) {
-                continue;
-            }
-            let waits = entry.state().has_not_begun();
-            // A fabrics command names no namespace: its type lies where others have one.
-            if entry.sqe.is_fabrics() || !fence.ends(entry.plan.io_class(), entry.sqe.nsid) {
-                continue;
-            }
-            match waits && self.link == Link::Open {
-                true => {
-                    self.leave_line(slot, io);
-                    self.answer(slot, Err(fence.status()), io);
-                }
-                false => self.slot(slot).make_rare().fences.push(Arc::clone(fence)),
-            }
-        }
-    }
-
-    /// Why a command has to end before it has done (or gone on with) anything: its host was
-    /// preempted, or wants it to, or the namespace was write protected.
-    pub(super) fn ends_early(&self, slot: u16) -> Option<Status> {
-        let entry = &self.slots[usize::from(slot)];
-        let more_to_do = matches!(
-            entry.plan,
-            Plan::Deallocate { .. } | Plan::Zero { .. } | Plan::Copy { .. } | Plan::Verify { .. }
-        );
-        if entry.state() != State::Pulling && !more_to_do {
-            return None;
-        }
-        let wanted = entry.rare().map(|rare| (rare.fences.first(), !rare.errands.is_empty()));
-        match wanted.unwrap_or_default() {
-            (Some(fence), _) => Some(fence.status()),
-            (None, true) => Some(Status::ABORT_REQUESTED),
-            (None, false) => self.leaver.map(|_| Status::ABORTED_SQ_DELETION),
-        }
-    }
+/// The same of a Namespace Management or Attachment command whose data are here.
+pub(super) fn manage(
+    requests: &mut Requests,
+    slot: u16,
+    role: &QueueRole,
+    io: &Io<'_>,
+) -> Result<Job, Status> {
+    let QueueRole::Admin(controller) = role else { return Err(Status::INVALID_OPCODE.with_dnr()) };
+    let entry = &requests[slot];
+    let what = ns_management::order(&entry.sqe, entry.bytes(io.pool), controller)?;
+    namespace(requests, slot, (what, CreatedNsid::default()), role, io)
 }

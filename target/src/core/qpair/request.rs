@@ -8,8 +8,8 @@ use rdma::{Buf, Pool};
 use super::bad_blocks::ClearBadBlocks;
 use super::range_lock::LockState;
 use crate::blockdev::{DeviceId, IoRequest};
-use crate::core::command::Plan;
 use crate::core::command::sgl::SglSegments;
+use crate::core::command::{Plan, Source};
 use crate::core::sched::DrainBarrier;
 use crate::core::sched::abort::AbortToken;
 use crate::core::sched::buffers::DeviceSlot;
@@ -104,25 +104,21 @@ pub(super) struct Request {
     /// Work requests posted and not home.
     pub(super) posted: u8,
     /// It has something that few commands have.
-    is_rare: bool,
-    /// The other half of a fused command has failed.
-    pub(super) doomed: bool,
+    has_ext: bool,
     /// A disk has been asked for its operation, and has not answered yet.
-    pub(super) recalling: bool,
+    pub(super) cancelling: bool,
     /// Its in-capsule data go to the disk in a buffer of their own.
-    pub(super) copies: bool,
+    pub(super) bounces: bool,
     /// They go in the receive in which they came, which is counted among those that its store has.
-    pub(super) gives_receive: bool,
+    pub(super) lends_receive: bool,
     /// What it was answered.
     pub(super) status: Status,
-    /// The slot of the other half of a fused command.
-    pub(super) mate: Option<u16>,
     /// Bytes of data buffers that were taken for it.
     pub(super) charged_bytes: u32,
     /// The store that they were taken for, until it has done what it should.
-    pub(super) store: Option<DeviceSlot>,
-    /// The key to invalidate with the response.
-    pub(super) invalidate: Option<u32>,
+    pub(super) device: Option<DeviceSlot>,
+    /// What completes it, until it was completed.
+    reply: Option<Reply>,
     /// The response's cell, at home.
     pub(super) cell: Option<Buf>,
     /// Where its time goes.
@@ -134,29 +130,45 @@ pub(super) struct Request {
     /// Progress of plans with several disk operations.
     pub(super) step: u32,
     /// How it stands with others who change blocks.
-    pub(super) turn: LockState,
+    pub(super) lock: LockState,
     /// The capsule's receive buffer, until it is posted again.
     pub(super) capsule: Option<Buf>,
-    rare: RequestExt,
+    ext: RequestExt,
+}
+
+/// What completes a command: whoever sends a response gives this up for it, and there is one for
+/// each command that came.
+#[derive(Debug)]
+pub(super) struct Reply {
+    /// The command.
+    pub(super) cid: u16,
+    /// The key to invalidate with the response.
+    pub(super) invalidate: Option<u32>,
 }
 
 /// What few commands have.
 #[derive(Debug, Default)]
 pub(super) struct RequestExt {
+    /// The slot of the other half of a fused command.
+    pub(super) fused_with: Option<u16>,
+    /// That has failed.
+    pub(super) fused_failed: bool,
+    /// Its queue is deleted.
+    pub(super) is_deleted: bool,
     /// What Compare loads to hold against the data, and what Copy copies.
     pub(super) second: Option<Buf>,
     /// Where the host has the data, when that is in several places.
     pub(super) pieces: SglSegments,
-    /// Preemptions that wait for this command.
-    pub(super) fences: Vec<Arc<DrainBarrier>>,
+    /// Those who wait until this command is over.
+    pub(super) barriers: Vec<Arc<DrainBarrier>>,
     /// The Abort commands that want it to end.
-    pub(super) errands: Vec<AbortToken>,
-    /// What waits for its turn to go to the disk.
-    pub(super) held_back: Option<(DeviceId, IoRequest)>,
+    pub(super) aborts: Vec<AbortToken>,
+    /// The operation that waits for its blocks.
+    pub(super) waiting_op: Option<(DeviceId, IoRequest)>,
     /// What becomes of unreadable blocks that it changes.
-    pub(super) mend: ClearBadBlocks,
+    pub(super) clears: ClearBadBlocks,
     /// The block that it failed for, where its own fields do not tell.
-    pub(super) culprit: Option<u64>,
+    pub(super) failing_lba: Option<u64>,
 }
 
 /// Submission queue head as the host is told.
@@ -173,39 +185,38 @@ impl Request {
         Request {
             state: State::Free,
             posted: 0,
-            is_rare: false,
-            doomed: false,
-            recalling: false,
-            copies: false,
-            gives_receive: false,
+            has_ext: false,
+            cancelling: false,
+            bounces: false,
+            lends_receive: false,
             status: Status::SUCCESS,
-            mate: None,
             charged_bytes: 0,
-            store: None,
-            invalidate: None,
+            device: None,
+            reply: None,
             cell,
             clock: StageTimer::default(),
             sqe: Sqe::default(),
             data: None,
             plan: Plan::Reply(0),
             step: 0,
-            turn: LockState::None,
+            lock: LockState::None,
             capsule: None,
-            rare: RequestExt::default(),
+            ext: RequestExt::default(),
         }
     }
 
     /// A command begins, whose capsule came at `came_ns`.
     pub(super) fn begin(&mut self, sqe: Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
-        if std::mem::take(&mut self.is_rare) {
-            self.rare.forget();
+        if std::mem::take(&mut self.has_ext) {
+            self.ext.forget();
         }
         self.enter(State::Waiting(WaitReason::Buffers));
-        self.copies = false;
+        self.bounces = false;
         self.clock.start(came_ns, now_ns);
         self.sqe = sqe;
         self.plan = Plan::Reply(0);
-        self.invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
+        let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
+        self.reply = Some(Reply { cid: sqe.cid, invalidate });
         self.capsule = Some(capsule);
         self.step = 0;
     }
@@ -227,39 +238,108 @@ impl Request {
         self.state = state;
     }
 
+    /// What its completion takes; none when it was completed, or never will be.
+    #[inline]
+    pub(super) fn take_reply(&mut self) -> Option<Reply> {
+        self.reply.take()
+    }
+
+    /// Whether it has something that few commands have.
+    #[inline]
+    pub(super) fn has_ext(&self) -> bool {
+        self.has_ext
+    }
+
     /// What it has that few commands have; none: nothing of that.
     #[inline]
-    pub(super) fn rare(&self) -> Option<&RequestExt> {
-        if self.is_rare { Some(&self.rare) } else { None }
+    pub(super) fn ext(&self) -> Option<&RequestExt> {
+        if self.has_ext { Some(&self.ext) } else { None }
     }
 
     /// The same, to be changed.
     #[inline]
-    pub(super) fn rare_mut(&mut self) -> Option<&mut RequestExt> {
-        if self.is_rare { Some(&mut self.rare) } else { None }
+    pub(super) fn ext_mut(&mut self) -> Option<&mut RequestExt> {
+        if self.has_ext { Some(&mut self.ext) } else { None }
     }
 
     /// It gets something that few commands have.
-    pub(super) fn make_rare(&mut self) -> &mut RequestExt {
-        self.is_rare = true;
-        &mut self.rare
+    pub(super) fn make_ext(&mut self) -> &mut RequestExt {
+        self.has_ext = true;
+        &mut self.ext
+    }
+
+    /// The slot of the other half of a fused command.
+    #[inline]
+    pub(super) fn fused_with(&self) -> Option<u16> {
+        self.ext().and_then(|ext| ext.fused_with)
+    }
+
+    /// The host has other keys than its descriptor says: this one is invalidated.
+    pub(super) fn set_invalidate(&mut self, key: Option<u32>) {
+        if let Some(reply) = &mut self.reply {
+            reply.invalidate = key;
+        }
+    }
+
+    /// Nothing completes it any more.
+    pub(super) fn forget_reply(&mut self) {
+        self.reply = None;
+    }
+
+    /// Why a command has to end before it has done (or gone on with) anything: its host was
+    /// preempted, or wants it to, or the namespace was write protected.
+    #[inline]
+    pub(super) fn pending_end(&self) -> Option<Status> {
+        if self.has_ext { self.ext_pending_end() } else { None }
+    }
+
+    #[cold]
+    fn ext_pending_end(&self) -> Option<Status> {
+        let more_to_do = matches!(
+            self.plan,
+            Plan::Deallocate { .. } | Plan::Zero { .. } | Plan::Copy { .. } | Plan::Verify { .. }
+        );
+        if self.state != State::Pulling && !more_to_do {
+            return None;
+        }
+        match (self.ext.barriers.first(), !self.ext.aborts.is_empty()) {
+            (Some(barrier), _) => Some(barrier.status()),
+            (None, true) => Some(Status::ABORT_REQUESTED),
+            (None, false) => self.ext.is_deleted.then_some(Status::ABORTED_SQ_DELETION),
+        }
+    }
+
+    /// The buffer of an operation is the command's again.
+    pub(super) fn put_back(&mut self, buf: Option<Buf>) {
+        match (&self.plan, buf) {
+            (_, None) => {}
+            (Plan::Store { from: Source::Capsule { .. }, .. }, Some(buf))
+                if self.capsule.is_none() =>
+            {
+                self.capsule = Some(buf);
+            }
+            (Plan::Compare { .. } | Plan::Copy { .. }, Some(buf)) => {
+                self.make_ext().second = Some(buf);
+            }
+            (_, Some(buf)) => self.data = Some(buf),
+        }
     }
 
     /// Whether the host has its data in several places.
     #[inline]
     pub(super) fn is_scattered(&self) -> bool {
-        self.rare().is_some_and(|rare| !rare.pieces.is_empty())
+        self.ext().is_some_and(|ext| !ext.pieces.is_empty())
     }
 
     /// Whether its data are being pushed in pieces, and the last one is still to come.
     #[inline]
     pub(super) fn is_in_pieces(&self) -> bool {
-        self.rare().is_some_and(|rare| rare.pieces.has_more())
+        self.ext().is_some_and(|ext| ext.pieces.has_more())
     }
 
     /// All data buffers that it has in hand, for keeps.
     pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = Buf> + use<> {
-        let second = self.rare_mut().and_then(|rare| rare.second.take());
+        let second = self.ext_mut().and_then(|ext| ext.second.take());
         [self.capsule.take(), self.data.take(), second].into_iter().flatten()
     }
 
@@ -273,13 +353,16 @@ impl Request {
 }
 
 impl RequestExt {
-    /// Another command begins in its place. Buffers and what is held back have gone by then.
+    /// Another command begins in its place. Buffers and the operation have gone by then.
     fn forget(&mut self) {
+        self.fused_with = None;
+        self.fused_failed = false;
+        self.is_deleted = false;
         self.pieces = SglSegments::default();
-        self.fences.clear();
-        self.errands.clear();
-        self.mend = ClearBadBlocks::None;
-        self.culprit = None;
+        self.barriers.clear();
+        self.aborts.clear();
+        self.clears = ClearBadBlocks::None;
+        self.failing_lba = None;
     }
 }
 
@@ -311,7 +394,7 @@ mod tests {
     #[test]
     fn what_few_commands_have_is_behind_what_all_have() {
         const LINE_BYTES: usize = 64;
-        assert!(offset_of!(Request, rare) <= 7 * LINE_BYTES, "{}", offset_of!(Request, rare));
+        assert!(offset_of!(Request, ext) <= 7 * LINE_BYTES, "{}", offset_of!(Request, ext));
         assert!(offset_of!(Request, sqe) <= 3 * LINE_BYTES, "{}", offset_of!(Request, sqe));
     }
 
@@ -363,26 +446,26 @@ mod tests {
         let mut pool = Pool::new(plan).unwrap();
         let mut slot = Request::new(None);
         slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
-        assert!(slot.rare().is_none() && slot.rare_mut().is_none() && !slot.is_scattered());
+        assert!(slot.ext().is_none() && slot.ext_mut().is_none() && !slot.is_scattered());
         let (sender, _mailbox) = mailbox().unwrap();
         let (ended, _ends) = channel();
-        let (_recall, errand) = AbortRequest::new(1, 1, 1, sender.waker());
-        let rare = slot.make_rare();
-        rare.culprit = Some(7);
-        rare.second = pool.take_data(4096);
-        rare.pieces.begin(4096);
-        rare.fences.push(Arc::new(DrainBarrier::around(Nqn::DISCOVERY, 1, ended)));
-        rare.errands.push(errand);
-        rare.mend = ClearBadBlocks::UnderWay;
-        assert_eq!(slot.rare().and_then(|rare| rare.culprit), Some(7));
+        let (_recall, token) = AbortRequest::new(1, 1, 1, sender.waker());
+        let ext = slot.make_ext();
+        ext.failing_lba = Some(7);
+        ext.second = pool.take_data(4096);
+        ext.pieces.begin(4096);
+        ext.barriers.push(Arc::new(DrainBarrier::around(Nqn::DISCOVERY, 1, ended)));
+        ext.aborts.push(token);
+        ext.clears = ClearBadBlocks::UnderWay;
+        assert_eq!(slot.ext().and_then(|ext| ext.failing_lba), Some(7));
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());
 
         slot.enter(State::Free);
         slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
-        assert!(slot.rare().is_none());
+        assert!(slot.ext().is_none());
         let fresh = Request::new(None);
-        assert_eq!(format!("{:?}", slot.make_rare()), format!("{:?}", fresh.rare), "every field");
+        assert_eq!(format!("{:?}", slot.make_ext()), format!("{:?}", fresh.ext), "every field");
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());
     }

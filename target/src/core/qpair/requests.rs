@@ -1,0 +1,119 @@
+//! The requests of a queue pair, and which command ids are taken.
+
+use std::ops::{Index, IndexMut};
+
+use rdma::Pool;
+
+use super::request::{Request, SLOTS_PER_RECEIVE};
+
+/// Places for commands, by slot number.
+#[derive(Debug)]
+pub(super) struct Requests {
+    /// The number of the queue pair, by which those who carry out operations know it.
+    pub(super) key: u32,
+    entries: Vec<Request>,
+    free: Vec<u16>,
+    /// Operations that a device or a worker has, and requests to cancel some: each comes home.
+    pub(super) outstanding: u16,
+    /// Command ids that are outstanding, a bit each.
+    cids: Box<[u64; 1024]>,
+}
+
+impl Requests {
+    /// Places for the commands of a queue pair with so many receives.
+    pub(super) fn new(key: u32, receives: u16, pool: &mut Pool) -> Requests {
+        let count = receives * SLOTS_PER_RECEIVE;
+        Requests {
+            key,
+            entries: (0..count).map(|_| Request::new(pool.take_cell())).collect(),
+            free: (0..count).rev().collect(),
+            outstanding: 0,
+            cids: Box::new([0; 1024]),
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u16 {
+        self.entries.len() as u16
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Request> {
+        self.entries.iter()
+    }
+
+    /// All of them, to be changed.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request> {
+        self.entries.iter_mut()
+    }
+
+    /// All of them with their numbers.
+    pub(super) fn numbered(&self) -> impl Iterator<Item = (u16, &Request)> {
+        (0..).zip(&self.entries)
+    }
+
+    /// The number of the first of which this is true.
+    pub(super) fn find(&self, is_it: impl Fn(&Request) -> bool) -> Option<u16> {
+        self.entries.iter().position(is_it).map(|slot| slot as u16)
+    }
+
+    /// A place for a command.
+    #[inline]
+    pub(super) fn take_free(&mut self) -> Option<u16> {
+        self.free.pop()
+    }
+
+    /// It is a place for another command.
+    #[inline]
+    pub(super) fn give_free(&mut self, slot: u16) {
+        self.free.push(slot);
+    }
+
+    /// Whether there is no place for a command.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Whether there is no command.
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == self.entries.len()
+    }
+
+    /// Notes that a command id is outstanding; false when it already was.
+    #[inline]
+    pub(super) fn claim_cid(&mut self, cid: u16) -> bool {
+        let (word, bit) = (&mut self.cids[usize::from(cid >> 6)], 1 << (cid & 63));
+        let free = *word & bit == 0;
+        *word |= bit;
+        free
+    }
+
+    /// The command is completed: the host may use its id again.
+    #[inline]
+    pub(super) fn release_cid(&mut self, cid: u16) {
+        self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
+    }
+
+    /// What a device or a worker knows a command's operation by.
+    #[inline]
+    pub(super) fn tag(&self, slot: u16) -> u64 {
+        u64::from(self.key) << 32 | u64::from(slot)
+    }
+}
+
+impl Index<u16> for Requests {
+    type Output = Request;
+
+    #[inline]
+    fn index(&self, slot: u16) -> &Request {
+        &self.entries[usize::from(slot)]
+    }
+}
+
+impl IndexMut<u16> for Requests {
+    #[inline]
+    fn index_mut(&mut self, slot: u16) -> &mut Request {
+        &mut self.entries[usize::from(slot)]
+    }
+}
