@@ -139,7 +139,7 @@ fn a_check_knows_what_a_start_knows() {
     assert_eq!(check("", other, size).0, Some(0), "nothing is kept");
     fs::write(at(&format!("00000000-0000-4000-8000-{one}.reservation")), "").unwrap();
     let (code, err) = check("", other, size);
-    assert!(code == Some(1) && err.contains("no list of UUIDs"), "{err}");
+    assert!(code == Some(1) && err.contains("is no record that nvmfd has written"), "{err}");
     fs::remove_file(at("names")).unwrap();
     fs::write(at("changes.json"), "nonsense").unwrap();
     let (code, err) = check("", other, size);
@@ -318,5 +318,5 @@ fn a_check_reads_which_hosts_have_had_keys_as_a_start_does() {
     fs::write(state.join("keyed-hosts"), "damaged").unwrap();
     let (code, _, log) = check();
     assert_eq!(code, Some(1), "a start is refused as well: {log}");
-    assert!(log.contains("keyed-hosts cannot be used"), "{log}");
+    assert!(log.contains("keyed-hosts is no record that nvmfd has written"), "{log}");
 }
