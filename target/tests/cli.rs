@@ -129,10 +129,10 @@ fn a_check_knows_what_a_start_knows() {
     assert!(code == Some(0) && err.contains("524288 of them would be served"), "{err}");
 
     // What a host relies on is damaged.
-    let record = at(&format!("00000000-0000-4000-8000-{one}.protection"));
+    let record = at(&format!("00000000-0000-4000-8000-{one}.namespace"));
     fs::write(&record, "nonsense").unwrap();
     let (code, err) = check("", one, size);
-    assert!(code == Some(1) && err.contains(".protection"), "{err}");
+    assert!(code == Some(1) && err.contains(".namespace"), "{err}");
     fs::remove_file(record).unwrap();
     // The path was served under another UUID, of which the list of names cannot tell.
     fs::write(at("names"), "nonsense").unwrap();

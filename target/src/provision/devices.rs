@@ -17,8 +17,9 @@ use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, Subsys
 use crate::core::subsystem::lba_format::Format;
 use crate::core::subsystem::write_protect::Protection;
 use crate::platform::availability::Served;
-use crate::state::atomic_file::{self, Prepared};
+use crate::state::atomic_file::Prepared;
 use crate::state::identity::Names;
+use crate::state::namespace_state::NamespaceFile;
 
 use crate::blockdev::monitor::{Distrust, MonitoredDevice, TrustRecords};
 use crate::core::subsystem::bad_blocks::BadBlocks;
@@ -352,15 +353,10 @@ impl DeviceTable {
 
     /// What a store in memory loses with the daemon needs no marks afterwards. `store`: what a file
     /// or device is called for good.
-    pub(super) fn marks(
-        &self,
-        key: Place,
-        uuid: Uuid,
-        store: Option<&str>,
-    ) -> Result<Arc<BadBlocks>, String> {
+    pub(super) fn marks(&self, uuid: Uuid, store: Option<&str>) -> Result<Arc<BadBlocks>, String> {
         match (&self.state_directory, store) {
             (Some(folder), Some(store)) => {
-                let load = || BadBlocks::kept(key.0, key.1, folder, uuid.into_bytes());
+                let load = || BadBlocks::kept(folder, uuid.into_bytes());
                 let served = self.by_namespace.values();
                 let is_served = |marks: &Arc<BadBlocks>| {
                     { served }.any(|store| Arc::ptr_eq(&store.marks, marks))
@@ -407,12 +403,9 @@ impl DeviceTable {
             self.marked.forget(*uuid);
             self.reservations.forget(*uuid);
             self.protections.forget(*uuid);
-            // What stays is of no namespace.
+            // What stays is of no namespace: nobody will ask for it.
             let _ = self.trust.set(*uuid, Distrust::default());
-            for kind in ["reservation", "protection", "uncorrectable", "format"] {
-                // What stays is of no namespace: nobody will ask for it.
-                let _ = atomic_file::remove(folder, &format!("{uuid}.{kind}"));
-            }
+            let _ = NamespaceFile::new(folder, *uuid).remove();
         }
     }
 
@@ -956,7 +949,7 @@ pub(super) mod tests {
         let again = next(&new(), &config).unwrap();
         assert!(again.store(config.nqn, 1).unwrap().protection.is_on());
         drop(again);
-        let file = |uuid: Uuid| state.join(format!("{uuid}.protection"));
+        let file = |uuid: Uuid| state.join(format!("{uuid}.namespace"));
         std::fs::rename(file(uuid), file(Uuid::from_u128(7))).unwrap();
         let third = next(&new(), &renamed).unwrap();
         assert!(third.store(config.nqn, 1).unwrap().protection.is_on(), "as the remedy says");

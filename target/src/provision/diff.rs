@@ -185,7 +185,7 @@ impl DeviceTable {
             let plan = self.plan(key, namespace, seen, (&names, &configured));
             let kept = plan.and_then(|plan| {
                 self.guards(key, namespace.uuid)?;
-                self.marks(key, namespace.uuid, plan.name.1.as_deref()).map(drop)
+                self.marks(namespace.uuid, plan.name.1.as_deref()).map(drop)
             });
             kept.err().map(|why| (key, why))
         });
@@ -260,7 +260,7 @@ impl DeviceTable {
         let Plan { key, namespace, name, format, config, .. } = plan;
         let reservation = self.reservation_of(key, namespace)?;
         let protection = self.protection_of(key, namespace)?;
-        let marks = self.marks(key, namespace.uuid, name.1.as_deref())?;
+        let marks = self.marks(namespace.uuid, name.1.as_deref())?;
         let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
         let mut tended = MonitoredDevice::new(id, place(key), config, backing);
         if is_file {

@@ -6,18 +6,9 @@ use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::str::Lines;
 
 use crate::blockdev::crash_point::crash_point;
 use crate::blockdev::durable;
-
-/// Gives `name` in `folder` this content. When it returns, it is so also after a power loss.
-///
-/// # Errors
-/// What the system says. The name may then mean either content, but no mixture.
-pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()> {
-    prepare(folder, name, content)?.persist()
-}
 
 /// Writes and syncs content beside `name` in `folder`: what takes room or a working disk is done
 /// then, and the name still means what it did.
@@ -58,30 +49,7 @@ impl Prepared {
     }
 }
 
-/// A text whose last line is a checksum of what stands before.
-pub(crate) fn sealed(text: &str) -> String {
-    format!("{text}crc32 {:08x}\n", crc32fast::hash(text.as_bytes()))
-}
-
-/// The lines of a text that [`sealed`] made, without its checksum and without its first line, which
-/// must be this one.
-///
-/// # Errors
-/// What is wrong with it.
-pub(crate) fn unsealed<'t>(text: &'t str, first_line: &str) -> Result<Lines<'t>, &'static str> {
-    let at = text.rfind("crc32 ").ok_or("its last line is missing")?;
-    let (body, _) = text.split_at(at);
-    if sealed(body) != text {
-        return Err("its checksum is wrong");
-    }
-    let mut lines = body.lines();
-    match lines.next() {
-        Some(line) if line == first_line => Ok(lines),
-        _ => Err("it is of another version"),
-    }
-}
-
-/// Removes `name` from `folder`, if it is there, as surely as [`write`] writes it.
+/// Removes `name` from `folder`, if it is there, as surely as [`Prepared::persist`] gives it its name.
 ///
 /// # Errors
 /// What the system says.
@@ -111,7 +79,7 @@ mod tests {
         let path = folder.path();
         let name = path.file_name().unwrap().to_str().unwrap();
         let directory = format!("sync directory {name}");
-        let (written, did) = calls(|| super::write(path, "a", b"content"));
+        let (written, did) = calls(|| super::prepare(path, "a", b"content")?.persist());
         written.unwrap();
         assert_eq!(did, ["write a.new", "sync a.new", "rename to a", &directory]);
         for removes in [true, false] {

@@ -8,7 +8,6 @@
 //! of which store it is, and what is configured may be the same.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -16,18 +15,11 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::state::atomic_file::Prepared;
+use crate::state::namespace_state::NamespaceFile;
 use crate::state::record::{Record, StateDir};
 
 /// In the state directory: the UUID and the store of each namespace, a line each.
 const FILE: &str = "names";
-
-/// What is kept by UUID, and what it is called.
-const KINDS: [(&str, &str); 4] = [
-    ("reservation", "a reservation"),
-    ("protection", "write protection"),
-    ("uncorrectable", "blocks that cannot be read"),
-    ("trust", "a failed flush"),
-];
 
 /// The stores by UUID, in the words of [`of_path`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -60,10 +52,9 @@ impl Names {
     ) -> Result<(), String> {
         let others = self.0.iter().filter(|(other, of)| **other != uuid && *of == store);
         for (other, _) in others {
-            let kinds = KINDS.iter().filter(|(kind, _)| is_kept(folder, *other, kind));
-            let (files, things): (Vec<_>, Vec<_>) =
-                kinds.map(|(kind, thing)| (format!("{other}.{kind}"), *thing)).unzip();
-            if files.is_empty() {
+            let file = NamespaceFile::new(folder, *other);
+            let things = file.relied_on();
+            if things.is_empty() {
                 continue;
             }
             if configured.contains(other) {
@@ -79,7 +70,7 @@ impl Names {
                  ({}): write `uuid = \"{other}\"` for its namespace, or stop the daemon and rename \
                  {} in {} to begin with {uuid} (or remove what no host relies on any more)",
                 things.join(", "),
-                files.join(", "),
+                file.files().join(", "),
                 folder.display()
             ));
         }
@@ -105,8 +96,8 @@ impl Names {
             }
         };
         for (uuid, store) in &before {
-            let is_of_use = KINDS.iter().any(|(kind, _)| is_kept(folder, *uuid, kind));
-            if is_of_use && !served.contains_key(uuid) {
+            let is_of_use = || !NamespaceFile::new(folder, *uuid).relied_on().is_empty();
+            if !served.contains_key(uuid) && is_of_use() {
                 served.insert(*uuid, store.clone());
             }
         }
@@ -119,17 +110,8 @@ impl Names {
 
 /// Whether anything is kept that a name of before may lead to; what cannot be looked for is.
 pub(crate) fn is_any_kept(folder: &Path) -> bool {
-    let Ok(entries) = fs::read_dir(folder) else { return true };
-    let is_of_kind = |name: &Path| {
-        let end = name.extension();
-        KINDS.iter().any(|(kind, _)| end == Some(kind.as_ref()))
-    };
-    { entries }.any(|entry| entry.map_or(true, |entry| is_of_kind(Path::new(&entry.file_name()))))
-}
-
-/// What cannot be looked for counts as kept.
-fn is_kept(folder: &Path, uuid: Uuid, kind: &str) -> bool {
-    fs::exists(folder.join(format!("{uuid}.{kind}"))).unwrap_or(true)
+    let all = NamespaceFile::all(folder);
+    all.map_or(true, |all| all.iter().any(|file| !file.relied_on().is_empty()))
 }
 
 impl Record for Names {
@@ -151,10 +133,22 @@ impl Record for Names {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use nvme::feature::WriteProtectState;
+
+    use crate::core::subsystem::lba_format::Format;
     use crate::state::identity::*;
 
     fn remember(folder: &Path, served: BTreeMap<Uuid, String>) {
         Names::prepare(folder, served).unwrap().map_or(Ok(()), Prepared::persist).unwrap();
+    }
+
+    /// A host has OLD protected from writes, or no longer.
+    fn protect(folder: &Path, is_on: bool) {
+        let file = NamespaceFile::new(folder, OLD);
+        let state = WriteProtectState::PROTECTED;
+        file.replace(Some(&state).filter(|_| is_on), None).unwrap();
     }
 
     const OLD: Uuid = Uuid::from_u128(1);
@@ -170,18 +164,27 @@ mod tests {
             Names::load(at).unwrap().check(at, (uuid, &BTreeSet::from([uuid])), store)
         };
         assert_eq!((check(OLD, &one), check(NEW, &one)), (Ok(()), Ok(())));
-        for (kind, thing) in KINDS {
-            let file = at.join(format!("{OLD}.{kind}"));
-            fs::write(&file, "").unwrap();
+        // A block size has a rule of its own.
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        let format = Format::kept(nqn, 1, at, OLD.into_bytes(), Path::new("/srv/one"), 512);
+        format.unwrap().choose(4096).unwrap();
+        assert_eq!(check(NEW, &one), Ok(()));
+        fs::remove_file(NamespaceFile::new(at, OLD).path()).unwrap();
+        let file = |uuid: Uuid, end: &str| at.join(format!("{uuid}.{end}"));
+        for (end, thing) in [("namespace", "write protection"), ("trust", "what cannot be read")] {
+            match end {
+                "namespace" => protect(at, true),
+                _ => fs::write(file(OLD, end), "").unwrap(),
+            }
             let why = check(NEW, &one).unwrap_err();
-            let parts = [thing, &*format!("uuid = \"{OLD}\""), &*format!("{OLD}.{kind}")];
+            let parts = [thing, &*format!("uuid = \"{OLD}\""), &*format!("{OLD}.{end}")];
             assert!(parts.iter().all(|part| why.contains(part)), "{why}");
             assert_eq!((check(OLD, &one), check(NEW, &two)), (Ok(()), Ok(())));
             let both = BTreeSet::from([OLD, NEW]);
             let why = Names::load(at).unwrap().check(at, (NEW, &both), &one).unwrap_err();
             assert!(why.contains("start once without") && !why.contains("rename"), "{why}");
             // As the remedy says.
-            fs::rename(file, at.join(format!("{NEW}.{kind}"))).unwrap();
+            fs::rename(file(OLD, end), file(NEW, end)).unwrap();
             assert_eq!(check(NEW, &one), Ok(()));
         }
     }
@@ -192,14 +195,14 @@ mod tests {
         let at = folder.path();
         let served =
             |uuids: &[Uuid]| uuids.iter().map(|uuid| (*uuid, "\"/a\"".to_owned())).collect();
-        fs::write(at.join(format!("{OLD}.protection")), "").unwrap();
+        protect(at, true);
         for (now, after) in
             [(&[OLD, NEW][..], &[OLD, NEW][..]), (&[], &[OLD]), (&[NEW], &[OLD, NEW])]
         {
             remember(at, served(now));
             assert_eq!(Names::load(at).unwrap(), Names(served(after)));
         }
-        fs::remove_file(at.join(format!("{OLD}.protection"))).unwrap();
+        protect(at, false);
         remember(at, served(&[NEW]));
         assert_eq!(Names::load(at).unwrap(), Names(served(&[NEW])));
     }
@@ -219,9 +222,9 @@ mod tests {
         for cut in 0..good.len() {
             fs::write(at.join(FILE), &good[..cut]).unwrap();
             assert!(Names::load(at).is_err(), "{cut} bytes of it");
-            fs::write(at.join(format!("{OLD}.protection")), "").unwrap();
+            protect(at, true);
             assert!(Names::prepare(at, BTreeMap::new()).unwrap().is_none(), "nor written over");
-            fs::remove_file(at.join(format!("{OLD}.protection"))).unwrap();
+            protect(at, false);
         }
     }
 }

@@ -1,128 +1,335 @@
-//! The file that keeps a reservation through power loss.
-//!
-//! It is written beside its name, synced, renamed, and its folder synced: whenever the power goes,
-//! the name means the whole old state or the whole new one. A reservation that shall not persist
-//! has no file. The text is for people as well:
+//! What is persisted of a namespace: one record by its UUID, with a section for each thing. A section
+//! that would say nothing is left out; a record without sections is no file.
 //!
 //! ```text
-//! nvmfd reservation 1
+//! nvmfd namespace 1
+//! [format]
+//! block_size 512
+//! store "/srv/disk1.img"
+//! [reservation]
 //! generation 7
 //! type 3
 //! holder 0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a
 //! registrant 0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a 00000000000000a1
 //! crc32 5f3a9c01
 //! ```
+//!
+//! Earlier versions had a file for each section (`UUID.reservation` and so on): a record whose lines
+//! are those of the section. They are read as well, and converted before the first change:
+//!
+//! ```text
+//! UUID.reservation .. ─► UUID.namespace says the same, durably ─► they are removed, durably ─► the change
+//! ```
+//!
+//! So a file of an earlier version beside `UUID.namespace` says what that says. Where it does not,
+//! somebody has put it there, and nobody but an administrator knows which is right.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use nvme::reservation::ReservationType;
+use tracing::error;
+use uuid::Uuid;
 
 use crate::core::subsystem::reservation::state::REGISTRANTS_MAX;
 use crate::core::subsystem::reservation::{HostId, State};
-use crate::state::atomic_file;
+use crate::state::record::{self, Record, StateDir};
 
-const FIRST_LINE: &str = "nvmfd reservation 1";
+/// How a section is called, also by people, and what its file was in earlier versions.
+struct Kind {
+    /// Between brackets; the end of the name of the earlier file.
+    name: &'static str,
+    /// Kind and version of the earlier file.
+    earlier: (&'static str, u32),
+    thing: &'static str,
+    /// Hosts rely on it whatever the UUID is; a block size has a rule of its own.
+    is_relied_on: bool,
+}
 
-/// Longer files are not ours: 1024 registrants take less.
-const BYTES_MAX: u64 = 128 << 10;
+const KINDS: [Kind; 5] = [
+    Kind { name: "format", earlier: ("format", 2), thing: "a block size", is_relied_on: false },
+    Kind {
+        name: "protection",
+        earlier: ("write protection", 1),
+        thing: "write protection",
+        is_relied_on: true,
+    },
+    Kind {
+        name: "reservation",
+        earlier: ("reservation", 1),
+        thing: "a reservation",
+        is_relied_on: true,
+    },
+    Kind { name: "trust", earlier: ("trust", 1), thing: "a failed flush", is_relied_on: true },
+    Kind {
+        name: "uncorrectable",
+        earlier: ("uncorrectable blocks", 1),
+        thing: "blocks that cannot be read",
+        is_relied_on: true,
+    },
+];
 
-/// Where the reservation of one namespace is kept.
+const EXTENSION: &str = "namespace";
+
+/// Sections are changed, and files converted, by one at a time: no change loses another.
+static CHANGES: Mutex<()> = Mutex::new(());
+
+/// What can be a section.
+pub(crate) trait Section: Sized {
+    /// Its name, one of [`KINDS`].
+    const NAME: &'static str;
+
+    /// Its lines, each with its end. None begins with a bracket.
+    fn emit(&self) -> String;
+
+    /// The section of these lines. What [`Section::emit`] would not give is refused by the caller.
+    fn parse(body: &str) -> Option<Self>;
+}
+
+/// The lines of each section, by its name.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Sections(BTreeMap<&'static str, String>);
+
+impl Record for Sections {
+    const KIND: &'static str = "namespace";
+    const REMEDY: &'static str = "remove it if all that it may have said of the namespace is \
+                                  needed no more: reservation, write protection, blocks that \
+                                  cannot be read, block size, failed flush";
+
+    fn emit(&self) -> String {
+        self.0.iter().map(|(name, body)| format!("[{name}]\n{body}")).collect()
+    }
+
+    fn parse(body: &str) -> Option<Sections> {
+        let mut sections = BTreeMap::<_, String>::new();
+        let mut own = None;
+        for line in body.lines() {
+            if let Some(head) = line.strip_prefix('[') {
+                let kind = KINDS.iter().find(|kind| head.strip_suffix(']') == Some(kind.name))?;
+                own = Some(sections.entry(kind.name).or_default());
+            } else {
+                let own = own.as_mut()?;
+                own.push_str(line);
+                own.push('\n');
+            }
+        }
+        (!sections.is_empty()).then_some(Sections(sections))
+    }
+}
+
+/// Where everything is persisted of the namespace with one UUID.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct StateFile {
-    folder: PathBuf,
-    name: String,
+pub(crate) struct NamespaceFile {
+    directory: PathBuf,
+    uuid: Uuid,
 }
 
-impl StateFile {
-    /// In `folder`, which is there, for the namespace of this UUID.
-    #[must_use]
-    pub(crate) fn new(folder: &Path, uuid: [u8; 16]) -> StateFile {
-        let name = format!("{}.reservation", uuid::Uuid::from_bytes(uuid));
-        StateFile { folder: folder.to_owned(), name }
+/// What is found of a namespace.
+struct Found {
+    sections: Sections,
+    /// The files of earlier versions.
+    earlier: Vec<String>,
+}
+
+impl NamespaceFile {
+    /// In `directory`.
+    pub(crate) fn new(directory: &Path, uuid: Uuid) -> NamespaceFile {
+        NamespaceFile { directory: directory.to_owned(), uuid }
     }
 
-    /// The file itself.
-    #[must_use]
+    /// Of every namespace of which something is persisted in `directory`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn all(directory: &Path) -> io::Result<Vec<NamespaceFile>> {
+        let names = StateDir(directory).names()?;
+        let uuid = |name: &String| {
+            let (uuid, end) = name.split_once('.')?;
+            let is_ours = end == EXTENSION || KINDS.iter().any(|kind| kind.name == end);
+            uuid.parse().ok().filter(|_| is_ours)
+        };
+        let uuids: BTreeSet<Uuid> = names.iter().filter_map(uuid).collect();
+        Ok(uuids.into_iter().map(|uuid| NamespaceFile::new(directory, uuid)).collect())
+    }
+
+    /// The UUID.
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    /// The file, as it is once it is converted.
     pub(crate) fn path(&self) -> PathBuf {
-        self.folder.join(&self.name)
+        self.directory.join(self.name())
     }
 
-    /// What was kept; nothing reserved where there is no file.
+    /// The names of the files that there are.
+    pub(crate) fn files(&self) -> Vec<String> {
+        let all = self.earlier().into_iter().chain([self.name()]);
+        all.filter(|name| self.directory.join(name).exists()).collect()
+    }
+
+    /// A section; none where nothing is persisted.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense. Such a file is never
-    /// passed over: somebody may rely on what it said.
-    pub(crate) fn load(&self) -> Result<State, String> {
-        let path = self.path();
-        let shown = path.display();
-        let failed =
-            |error: io::Error| format!("the reservation in {shown} cannot be read: {error}");
-        match fs::metadata(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(State::default()),
-            Err(error) => return Err(failed(error)),
-            Ok(found) if found.len() > BYTES_MAX => {
-                return Err(format!("{shown} is too long for a reservation: {REMEDY}"));
+    /// One sentence about a file that cannot be read or is damaged. Nothing of the namespace is known
+    /// then, and somebody may rely on what that said.
+    pub(crate) fn load<S: Section>(&self) -> Result<Option<S>, String> {
+        let Found { sections, earlier } = {
+            let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+            self.read()?
+        };
+        let Some(body) = sections.0.get(S::NAME) else { return Ok(None) };
+        let section = S::parse(body).filter(|section| section.emit() == *body);
+        section.map(Some).ok_or_else(|| {
+            let files = if earlier.is_empty() { vec![self.name()] } else { earlier };
+            format!(
+                "{} of {}: [{}] contradicts itself: restore it, or {}",
+                files.join(", "),
+                self.directory.display(),
+                S::NAME,
+                Sections::REMEDY
+            )
+        })
+    }
+
+    /// What hosts rely on that is persisted, whatever the UUID is, as people call it.
+    pub(crate) fn relied_on(&self) -> Vec<&'static str> {
+        let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(Found { sections, .. }) = self.read() else {
+            return vec!["what cannot be read"];
+        };
+        let is_there = |kind: &&Kind| kind.is_relied_on && sections.0.contains_key(kind.name);
+        KINDS.iter().filter(is_there).map(|kind| kind.thing).collect()
+    }
+
+    /// Replaces a section, or removes it; `before`: what it says as far as anybody was told. When
+    /// this returns, that is so also after a power loss.
+    ///
+    /// # Errors
+    /// What the system says, or that the file cannot be used. It says what it said before then, or
+    /// the log says that it may not.
+    pub(crate) fn replace<S: Section>(
+        &self,
+        new: Option<&S>,
+        before: Option<&S>,
+    ) -> io::Result<()> {
+        let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.read().map_err(io::Error::other)?;
+        self.convert(&found)?;
+        let write = |section: Option<&S>| {
+            let mut sections = found.sections.clone();
+            match section {
+                Some(section) => drop(sections.0.insert(S::NAME, section.emit())),
+                None => drop(sections.0.remove(S::NAME)),
             }
-            Ok(_) => {}
-        }
-        let text = fs::read(&path).map_err(failed)?;
-        parse(&text)
-            .map_err(|what| format!("{shown} is no reservation that we wrote: {what}; {REMEDY}"))
+            match sections.0.is_empty() {
+                true => StateDir(&self.directory).remove(&self.name()),
+                false => StateDir(&self.directory).replace(&self.name(), &sections),
+            }
+        };
+        write(new).inspect_err(|failure| {
+            let shown = self.path();
+            error!("[{}] in {} cannot be persisted: {failure}", S::NAME, shown.display());
+            // The rename may have happened. What hosts are told counts, so put it back.
+            if let Err(failure) = write(before) {
+                error!("nor can the section before be put back: {failure}");
+            }
+        })
     }
 
-    /// Keeps a state, or removes what was kept when it does not persist. When this returns, it is
-    /// so also after a power loss.
+    /// Removes everything, of a namespace that is no more.
     ///
     /// # Errors
-    /// What the system says. The old state may then be kept or the new one, but no mixture.
-    pub(crate) fn keep(&self, state: &State) -> io::Result<()> {
-        match state.persists {
-            true => atomic_file::write(&self.folder, &self.name, &emit(state)),
-            false => atomic_file::remove(&self.folder, &self.name),
+    /// What the system says.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        self.files().iter().try_for_each(|name| StateDir(&self.directory).remove(name))
+    }
+
+    /// Everything. The earlier files come first: one that has gone since then was converted, and the
+    /// new one is there.
+    fn read(&self) -> Result<Found, String> {
+        let directory = StateDir(&self.directory);
+        let mut earlier = Vec::new();
+        let mut sections = BTreeMap::new();
+        for (kind, name) in KINDS.iter().zip(self.earlier()) {
+            let (first, version) = kind.earlier;
+            let remedy = format!("remove it if {} of it is needed no more", kind.thing);
+            let body = |text: &[u8]| record::body(text, first, version).map(str::to_owned);
+            if let Some(body) = directory.load_as(&name, &remedy, body)? {
+                sections.insert(kind.name, body);
+                earlier.push(name);
+            }
         }
+        let Some(Sections(converted)) = directory.load(&self.name())? else {
+            return Ok(Found { sections: Sections(sections), earlier });
+        };
+        if let Some((name, _)) =
+            sections.iter().find(|(name, body)| converted.get(*name) != Some(*body))
+        {
+            return Err(format!(
+                "{} has a file of an earlier version, {}.{name}, beside it that says something \
+                 else: keep the one that is right, and remove the other",
+                self.path().display(),
+                self.uuid
+            ));
+        }
+        Ok(Found { sections: Sections(converted), earlier })
+    }
+
+    /// From the files of earlier versions to the one of this version, which says the same.
+    fn convert(&self, found: &Found) -> io::Result<()> {
+        let directory = StateDir(&self.directory);
+        if !found.earlier.is_empty() {
+            // Also where it is there already: a power loss may take its name back.
+            directory.replace(&self.name(), &found.sections)?;
+        }
+        found.earlier.iter().try_for_each(|name| directory.remove(name))
+    }
+
+    fn name(&self) -> String {
+        format!("{}.{EXTENSION}", self.uuid)
+    }
+
+    /// The names of all files of earlier versions, in the order of [`KINDS`].
+    fn earlier(&self) -> [String; KINDS.len()] {
+        KINDS.each_ref().map(|kind| format!("{}.{}", self.uuid, kind.name))
     }
 }
 
-const REMEDY: &str = "restore it, or remove it if no host relies on that reservation any more";
+impl Section for State {
+    const NAME: &'static str = "reservation";
 
-fn emit(state: &State) -> Vec<u8> {
-    let mut text =
-        format!("{FIRST_LINE}\ngeneration {}\ntype {}\n", state.generation, state.rtype.0);
-    if let Some(holder) = &state.holder {
-        text += &format!("holder {}\n", hex(holder));
-    }
-    for (host, key) in &state.registrants {
-        text += &format!("registrant {} {key:016x}\n", hex(host));
-    }
-    atomic_file::sealed(&text).into_bytes()
-}
-
-/// Reads what [`emit`] writes, and nothing else.
-fn parse(bytes: &[u8]) -> Result<State, &'static str> {
-    let text = str::from_utf8(bytes).map_err(|_| "it is not text")?;
-    let lines = atomic_file::unsealed(text, FIRST_LINE)?;
-    let mut state = State { persists: true, ..State::default() };
-    for line in lines {
-        let unknown = "a line of it is not known";
-        let (word, rest) = line.split_once(' ').ok_or(unknown)?;
-        match word {
-            "generation" => state.generation = rest.parse().map_err(|_| unknown)?,
-            "type" => state.rtype = ReservationType(rest.parse().map_err(|_| unknown)?),
-            "holder" => state.holder = Some(host(rest).ok_or(unknown)?),
-            "registrant" => {
-                let (id, key) = rest.split_once(' ').ok_or(unknown)?;
-                let key = u64::from_str_radix(key, 16).map_err(|_| unknown)?;
-                state.registrants.insert(host(id).ok_or(unknown)?, key);
-            }
-            _ => return Err(unknown),
+    fn emit(&self) -> String {
+        let mut text = format!("generation {}\ntype {}\n", self.generation, self.rtype.0);
+        if let Some(holder) = &self.holder {
+            text += &format!("holder {}\n", hex(holder));
         }
+        for (host, key) in &self.registrants {
+            text += &format!("registrant {} {key:016x}\n", hex(host));
+        }
+        text
     }
-    // What could not come about by orders is not served, whoever wrote it.
-    match is_possible(&state) && emit(&state) == bytes {
-        true => Ok(state),
-        false => Err("it contradicts itself"),
+
+    fn parse(body: &str) -> Option<State> {
+        let mut state = State { persists: true, ..State::default() };
+        for line in body.lines() {
+            let (word, rest) = line.split_once(' ')?;
+            match word {
+                "generation" => state.generation = rest.parse().ok()?,
+                "type" => state.rtype = ReservationType(rest.parse().ok()?),
+                "holder" => state.holder = Some(host(rest)?),
+                "registrant" => {
+                    let (id, key) = rest.split_once(' ')?;
+                    state.registrants.insert(host(id)?, u64::from_str_radix(key, 16).ok()?);
+                }
+                _ => return None,
+            }
+        }
+        // What could not come about by orders is not served, whoever wrote it.
+        is_possible(&state).then_some(state)
     }
 }
 

@@ -10,7 +10,7 @@
 //! A record is replaced as a whole ([`atomic_file`]). One that is damaged or cannot be read never
 //! counts as none.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
@@ -156,12 +156,19 @@ impl StateDir<'_> {
     pub(crate) fn remove(self, name: &str) -> io::Result<()> {
         atomic_file::remove(self.0, name)
     }
+
+    /// The names of all files; those that are no text are no records.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn names(self) -> io::Result<Vec<String>> {
+        let names = fs::read_dir(self.0)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
+        names.filter_map(Result::transpose).collect()
+    }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::fs;
-
     use super::*;
 
     /// Damages the only file of a directory in each of its bits, and cuts it off at each place:

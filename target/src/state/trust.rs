@@ -6,9 +6,8 @@
 //! the daemon does.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nvme::Status;
@@ -16,9 +15,7 @@ use tracing::error;
 use uuid::Uuid;
 
 use crate::blockdev::monitor::{Distrust, TrustRecords};
-use crate::state::atomic_file;
-
-const FIRST_LINE: &str = "nvmfd trust 1";
+use crate::state::namespace_state::{NamespaceFile, Section};
 
 /// Which stores are not trusted, by the UUID of their namespaces.
 #[derive(Debug, Default)]
@@ -49,12 +46,11 @@ impl TrustRecords for TrustBook {
             return *distrust;
         }
         let Some(directory) = &self.directory else { return Distrust::default() };
-        let path = directory.join(name(uuid));
-        let distrust = load(&path).unwrap_or_else(|why| {
+        let found = NamespaceFile::new(directory, uuid).load();
+        let distrust = found.map(Option::unwrap_or_default).unwrap_or_else(|why| {
             error!(
-                "{}: {why}; its namespace counts as one whose flush has failed: check the data, \
-                 then `nvmfctl namespace trust`",
-                path.display()
+                "{why}; the namespace counts as one whose flush has failed: check the data, then \
+                 `nvmfctl namespace trust`"
             );
             Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false }
         });
@@ -68,50 +64,36 @@ impl TrustRecords for TrustBook {
             known.insert(uuid, distrust);
         }
         if let Some(directory) = &self.directory {
-            match distrust.is_nothing() {
-                true => atomic_file::remove(directory, &name(uuid))?,
-                false => atomic_file::write(directory, &name(uuid), emit(distrust).as_bytes())?,
-            }
+            let before = known.get(&uuid).copied().unwrap_or_default();
+            let section = |it| Some(it).filter(|it: &&Distrust| !it.is_nothing());
+            NamespaceFile::new(directory, uuid).replace(section(&distrust), section(&before))?;
         }
         known.insert(uuid, distrust);
         Ok(())
     }
 }
 
-fn name(uuid: Uuid) -> String {
-    format!("{uuid}.trust")
-}
+impl Section for Distrust {
+    const NAME: &'static str = "trust";
 
-fn emit(distrust: Distrust) -> String {
-    let status = distrust.failed_sync.map_or(0, Status::field);
-    let shortened = u8::from(distrust.shortened);
-    atomic_file::sealed(&format!("{FIRST_LINE}\nfailed_sync {status:04x}\nshortened {shortened}\n"))
-}
-
-fn load(path: &Path) -> Result<Distrust, String> {
-    match fs::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Distrust::default()),
-        Err(error) => Err(format!("it cannot be read: {error}")),
-        Ok(bytes) => parse(&bytes).ok_or_else(|| "it is no record that we wrote".to_owned()),
+    fn emit(&self) -> String {
+        let status = self.failed_sync.map_or(0, Status::field);
+        format!("failed_sync {status:04x}\nshortened {}\n", u8::from(self.shortened))
     }
-}
 
-fn parse(bytes: &[u8]) -> Option<Distrust> {
-    let text = std::str::from_utf8(bytes).ok()?;
-    let mut lines = atomic_file::unsealed(text, FIRST_LINE).ok()?;
-    let field = u16::from_str_radix(lines.next()?.strip_prefix("failed_sync ")?, 16).ok()?;
-    let shortened = match lines.next()?.strip_prefix("shortened ")? {
-        "0" => false,
-        "1" => true,
-        _ => return None,
-    };
-    let failed_sync = (field != 0).then(|| Status::from_field(field));
-    let distrust = Distrust { failed_sync, shortened };
-    (lines.next().is_none() && !distrust.is_nothing()).then_some(distrust)
+    fn parse(body: &str) -> Option<Distrust> {
+        let mut lines = body.lines();
+        let field = u16::from_str_radix(lines.next()?.strip_prefix("failed_sync ")?, 16).ok()?;
+        let failed_sync = (field != 0).then(|| Status::from_field(field));
+        let shortened = lines.next()? == "shortened 1";
+        Some(Distrust { failed_sync, shortened }).filter(|distrust| !distrust.is_nothing())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use crate::state::trust::*;
 
     const FAILED: Distrust = Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false };
@@ -157,7 +139,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let new = || TrustBook::new(Some(directory.path().to_owned()));
         new().set(UUID, Distrust { failed_sync: None, shortened: true }).unwrap();
-        let path = directory.path().join(name(UUID));
+        let path = NamespaceFile::new(directory.path(), UUID).path();
         let good = fs::read(&path).unwrap();
         for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
             let mut bad = good.clone();

@@ -252,9 +252,7 @@ impl Target {
 
     fn open_marks(&self, space: usize) -> Result<Arc<BadBlocks>, String> {
         match &self.kept {
-            Some(kept) => {
-                BadBlocks::kept(subnqn(), space as u32 + 1, kept.path(), self.name(space))
-            }
+            Some(kept) => BadBlocks::kept(kept.path(), self.name(space)),
             None => Ok(BadBlocks::volatile()),
         }
     }

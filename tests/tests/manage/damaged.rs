@@ -59,7 +59,7 @@ fn states(daemon: &Daemon) -> Vec<Value> {
 fn a_damaged_record_or_a_short_image_keeps_one_namespace_from_being_served() {
     let [at, one, two, three] = ["127.0.47.1", "127.0.47.2", "127.0.47.3", "127.0.47.4"];
     let folder = daemon(at, one).stop();
-    let (file, good) = damage(folder.path(), ".protection");
+    let (file, good) = damage(folder.path(), ".namespace");
     let image = folder.path().join("3.img");
     let content = fs::read(&image).unwrap();
     fs::write(&image, &content[..1 << 19]).unwrap();
@@ -69,7 +69,7 @@ fn a_damaged_record_or_a_short_image_keeps_one_namespace_from_being_served() {
     serves(&mut host, &[1, 4]);
     assert_eq!(states(&daemon), ["serving", "pending", "pending", "serving"]);
     let pending = daemon.get("/v1/status")["pending"].to_string();
-    for says in ["namespace 2 of", ".protection", "namespace 3 of", "524288 bytes", "reload"] {
+    for says in ["namespace 2 of", ".namespace", "namespace 3 of", "524288 bytes", "reload"] {
         assert!(pending.contains(says), "{pending}");
     }
     // A change of something else has nothing to do with them.
@@ -105,7 +105,7 @@ fn a_damaged_list_of_names_keeps_files_from_being_served_while_something_is_kept
     let folder = daemon.stop();
     assert_eq!(fs::read(&names).unwrap(), bad, "it is not written over");
     // Where nothing is kept, it says nothing that anybody needs.
-    let (protection, _) = damage(folder.path(), ".protection");
+    let (protection, _) = damage(folder.path(), ".namespace");
     fs::remove_file(protection).unwrap();
     let daemon = Daemon::begin(folder);
     let mut host = host_at(at, three, super::nqn()).expect("a connection");

@@ -393,7 +393,7 @@ fn a_failed_sync_is_kept_before_anybody_is_told() {
 
     // While the directory takes nothing, the hosts of the store wait, and no longer.
     assert_eq!(bench.trust().0, Ok(()));
-    std::fs::create_dir(state.path().join(format!("{uuid}.trust.new"))).unwrap();
+    std::fs::create_dir(state.path().join(format!("{uuid}.namespace.new"))).unwrap();
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
     assert_eq!(kept(state.path()), None);
 }

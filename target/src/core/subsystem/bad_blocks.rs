@@ -14,21 +14,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nvme::{Nqn, Status};
-use tracing::error;
+use nvme::Status;
+use uuid::Uuid;
 
-use crate::state::atomic_file;
+use crate::state::namespace_state::{NamespaceFile, Section};
 
 /// Blocks of a namespace that may be marked at a time: as many as one command can name. This
 /// bounds the memory and the file, however they are scattered.
 pub const MOST_MARKED_BLOCKS: u64 = 1 << 16;
-
-const FIRST_LINE: &str = "nvmfd uncorrectable blocks 1";
 
 /// The marks of one namespace, as everybody shares them. Two of them are equal when they are the
 /// same one.
@@ -37,7 +34,7 @@ pub struct BadBlocks {
     /// How many bytes are marked.
     bytes: AtomicU64,
     ranges: Mutex<Ranges>,
-    file: Option<(PathBuf, String)>,
+    file: Option<NamespaceFile>,
     /// Held while they change; true when they may not any more.
     ended: Mutex<bool>,
 }
@@ -93,18 +90,13 @@ impl BadBlocks {
     /// # Errors
     /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
     /// over: what it marked would be read as if it were good.
-    pub fn kept(
-        nqn: Nqn,
-        nsid: u32,
-        folder: &Path,
-        uuid: [u8; 16],
-    ) -> Result<Arc<BadBlocks>, String> {
-        let name = format!("{}.uncorrectable", uuid::Uuid::from_bytes(uuid));
-        let ranges = load(&folder.join(&name), nqn, nsid)?;
-        Ok(Arc::new(BadBlocks::of(ranges, Some((folder.to_owned(), name)))))
+    pub fn kept(folder: &Path, uuid: [u8; 16]) -> Result<Arc<BadBlocks>, String> {
+        let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
+        let ranges = file.load()?.unwrap_or_default();
+        Ok(Arc::new(BadBlocks::of(ranges, Some(file))))
     }
 
-    fn of(ranges: Ranges, file: Option<(PathBuf, String)>) -> BadBlocks {
+    fn of(ranges: Ranges, file: Option<NamespaceFile>) -> BadBlocks {
         let bytes = AtomicU64::new(ranges.bytes());
         BadBlocks { bytes, ranges: Mutex::new(ranges), file, ended: Mutex::new(false) }
     }
@@ -158,17 +150,11 @@ impl BadBlocks {
                 ranges.iter().for_each(|(at, len)| new.remove(*at, *len, *until));
             }
         }
-        if let Some((folder, name)) = &self.file
+        if let Some(file) = &self.file
             && !new.joined().eq(old.joined())
-            && let Err(failure) = keep(folder, name, &new)
         {
-            let path = folder.join(name);
-            error!("the uncorrectable blocks in {} cannot be kept: {failure}", path.display());
-            // The rename may have happened. What hosts are told counts, so put it back.
-            if let Err(failure) = keep(folder, name, &old) {
-                error!("nor can those before be put back: {failure}");
-            }
-            return Err(Status::INTERNAL_ERROR);
+            let section = |ranges| Some(ranges).filter(|ranges: &&Ranges| !ranges.is_empty());
+            file.replace(section(&new), section(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
         }
         let bytes = new.bytes();
         *self.lock() = new;
@@ -190,6 +176,10 @@ impl PartialEq for BadBlocks {
 impl Eq for BadBlocks {}
 
 impl Ranges {
+    fn is_empty(&self) -> bool {
+        self.marked.is_empty()
+    }
+
     fn bytes(&self) -> u64 {
         self.marked.iter().map(|(start, marked)| marked.end - start).sum()
     }
@@ -246,47 +236,26 @@ impl Ranges {
     }
 }
 
-fn load(path: &Path, nqn: Nqn, nsid: u32) -> Result<Ranges, String> {
-    let shown = path.display();
-    match std::fs::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Ranges::default()),
-        Err(error) => Err(format!("the uncorrectable blocks in {shown} cannot be read: {error}")),
-        Ok(bytes) => parse(&bytes).ok_or_else(|| {
-            format!(
-                "{shown} says nothing of uncorrectable blocks that we wrote: restore it, or remove \
-                 it if all blocks of namespace {nsid} of {nqn} may be read again"
-            )
-        }),
-    }
-}
+impl Section for Ranges {
+    const NAME: &'static str = "uncorrectable";
 
-/// Only what [`emit`] writes is taken.
-fn parse(bytes: &[u8]) -> Option<Ranges> {
-    let mut ranges = Ranges::default();
-    let text = std::str::from_utf8(bytes).ok()?;
-    for line in text.lines().filter_map(|line| line.strip_prefix("bytes ")) {
-        let (start, end) = line.split_once(' ')?;
-        let marked = Marked { end: end.parse().ok()?, order: 0 };
-        ranges.marked.insert(start.parse().ok()?, marked);
+    fn emit(&self) -> String {
+        self.joined().fold(String::new(), |mut text, (start, end)| {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "bytes {start} {end}");
+            text
+        })
     }
-    let sane = ranges.marked.iter().all(|(start, marked)| *start < marked.end);
-    (sane && emit(&ranges) == bytes).then_some(ranges)
-}
 
-fn keep(folder: &Path, name: &str, ranges: &Ranges) -> std::io::Result<()> {
-    match ranges.marked.is_empty() {
-        true => atomic_file::remove(folder, name),
-        false => atomic_file::write(folder, name, &emit(ranges)),
+    fn parse(body: &str) -> Option<Ranges> {
+        let range = |line: &str| {
+            let (start, end) = line.strip_prefix("bytes ")?.split_once(' ')?;
+            let (start, end) = (start.parse().ok()?, end.parse().ok()?);
+            (start < end).then_some((start, Marked { end, order: 0 }))
+        };
+        let marked = body.lines().map(range).collect::<Option<_>>()?;
+        Some(Ranges { marked, orders: 0 })
     }
-}
-
-fn emit(ranges: &Ranges) -> Vec<u8> {
-    let mut text = format!("{FIRST_LINE}\n");
-    for (start, end) in ranges.joined() {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "bytes {start} {end}");
-    }
-    atomic_file::sealed(&text).into_bytes()
 }
 
 #[cfg(test)]
@@ -295,8 +264,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn made(folder: &Path) -> Result<Arc<BadBlocks>, String> {
-        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        BadBlocks::kept(nqn, 1, folder, [7; 16])
+        BadBlocks::kept(folder, [7; 16])
     }
 
     fn mark(at: u64, len: u64) -> Change {
@@ -395,7 +363,7 @@ mod tests {
             }
             let expected = (at..at + len).find(|&byte| plain[byte as usize].is_some());
             prop_assert_eq!(ranges.first(at, len), expected);
-            let parsed = parse(&emit(&ranges)).unwrap();
+            let parsed = Ranges::parse(&ranges.emit()).unwrap();
             prop_assert!(parsed.joined().eq(ranges.joined()));
         }
     }

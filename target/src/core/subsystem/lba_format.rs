@@ -16,20 +16,17 @@
 //! Source: NVMe Base Specification 2.0, "Format NVM command"; NVM Command Set Specification 1.0,
 //! "LBA Format Data Structure".
 
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use nvme::{Nqn, Status};
-use tracing::{error, info};
+use tracing::info;
+use uuid::Uuid;
 
 use crate::blockdev::SHIFTS;
-use crate::state::atomic_file;
-
-/// The first version did not say of which store.
-const FIRST_LINES: [&str; 2] = ["nvmfd format 1", "nvmfd format 2"];
+use crate::state::namespace_state::{NamespaceFile, Section};
 
 /// How far a format is, and whether it shall go on. Two of them are equal when they are the same
 /// one.
@@ -142,8 +139,8 @@ enum Kept {
     Nowhere,
     /// As long as the store itself, which is memory.
     Memory,
-    /// In this file of this folder; and which store it is about.
-    File { folder: PathBuf, name: String, store: String },
+    /// In a section of this file; and which store it is about.
+    File { file: NamespaceFile, store: String },
 }
 
 impl Format {
@@ -174,13 +171,13 @@ impl Format {
         store: &Path,
         configured_bytes: u32,
     ) -> Result<Arc<Format>, String> {
-        let name = file_name(uuid);
+        let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
         let store = format!("{store:?}");
-        let block_size_bytes = load(&folder.join(&name))?.map(|(size, _)| size);
+        let block_size_bytes = file.load()?.map(|chosen: Chosen| chosen.block_size_bytes);
         if block_size_bytes.is_none() {
-            not_of_another_name(folder, &name, &store, configured_bytes)?;
+            not_of_another_uuid(folder, &file, &store, configured_bytes)?;
         }
-        let kept = Kept::File { folder: folder.to_owned(), name, store };
+        let kept = Kept::File { file, store };
         let state = Mutex::new(State { block_size_bytes, under_way: None });
         Ok(Arc::new(Format { subsystem, nsid, kept, state }))
     }
@@ -226,16 +223,10 @@ impl Format {
     /// Internal Error when it cannot be kept, and is as before.
     pub fn choose(&self, block_size_bytes: u32) -> Result<(), Status> {
         let old = self.block_size_bytes();
-        if let Kept::File { folder, name, store } = &self.kept
-            && let Err(failure) = keep(folder, name, store, Some(block_size_bytes))
-        {
-            let path = folder.join(name);
-            error!("the block size in {} cannot be kept: {failure}", path.display());
-            // The rename may have happened. What hosts are told counts, so put it back.
-            if let Err(failure) = keep(folder, name, store, old) {
-                error!("nor can the one before be put back: {failure}");
-            }
-            return Err(Status::INTERNAL_ERROR);
+        if let Kept::File { file, store } = &self.kept {
+            let chosen = |block_size_bytes| Chosen { block_size_bytes, store: Some(store.clone()) };
+            let replaced = file.replace(Some(&chosen(block_size_bytes)), old.map(chosen).as_ref());
+            replaced.map_err(|_| Status::INTERNAL_ERROR)?;
         }
         self.lock().block_size_bytes = Some(block_size_bytes);
         info!(
@@ -251,10 +242,10 @@ impl Format {
     pub fn told(&self, configured_bytes: u32) -> Option<String> {
         let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
         let remedy = match &self.kept {
-            Kept::File { folder, name, .. } => format!(
+            Kept::File { file, .. } => format!(
                 "; to have the other, let a host format it again (or stop the daemon and remove \
-                 {}, if no data there are needed)",
-                folder.join(name).display()
+                 {}, if neither data nor what else it says are needed)",
+                file.path().display()
             ),
             _ => String::new(),
         };
@@ -270,83 +261,57 @@ impl Format {
     }
 }
 
-fn file_name(uuid: [u8; 16]) -> String {
-    format!("{}.format", uuid::Uuid::from_bytes(uuid))
-}
-
 /// Refuses a namespace whose store a host has formatted when the namespace had another UUID, which
 /// changes with the name of its subsystem where none is configured.
-fn not_of_another_name(
+fn not_of_another_uuid(
     folder: &Path,
-    name: &str,
+    own: &NamespaceFile,
     store: &str,
     configured_bytes: u32,
 ) -> Result<(), String> {
-    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
-    for entry in entries.flatten() {
-        let found = entry.file_name().to_string_lossy().into_owned();
-        if found == name || !found.ends_with(".format") {
+    let all = NamespaceFile::all(folder).unwrap_or_default();
+    for other in all.iter().filter(|other| *other != own) {
+        // What is damaged holds back its own namespace only.
+        let Ok(Some(Chosen { block_size_bytes: size, store: Some(of) })) = other.load() else {
             continue;
-        }
-        // What makes no sense holds back its own namespace only.
-        let Ok(Some((size, Some(of)))) = load(&entry.path()) else { continue };
+        };
         if of == store && size != configured_bytes {
-            return Err(format!("{store} {}", other_name(folder, &found, name, size)));
+            let (old, new) = (other.uuid(), own.uuid());
+            return Err(format!(
+                "{store} has blocks of {size} bytes, as a host has formatted it, which is kept in \
+                 {} under another UUID: write `uuid = \"{old}\"` for its namespace, or stop the \
+                 daemon and rename {} to begin with {new} (or remove it, if no data there are needed)",
+                folder.display(),
+                other.files().join(", ")
+            ));
         }
     }
     Ok(())
 }
 
-fn other_name(folder: &Path, old: &str, new: &str, size: u32) -> String {
-    let uuid = old.trim_end_matches(".format");
-    format!(
-        "has blocks of {size} bytes, as a host has formatted it, which is kept in {} and not found \
-         under another UUID: write `uuid = \"{uuid}\"` for its namespace, or stop the daemon and \
-         rename that file to {new} (or remove it, if no data there are needed)",
-        folder.join(old).display()
-    )
+/// What a host has chosen.
+struct Chosen {
+    block_size_bytes: u32,
+    /// For which store, in quotes, without a line end; the first version did not say.
+    store: Option<String>,
 }
 
-/// What a start of the daemon finds: the size, and of which store, if that is said.
-fn load(path: &Path) -> Result<Option<(u32, Option<String>)>, String> {
-    let shown = path.display();
-    match std::fs::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(format!("the block size in {shown} cannot be read: {error}")),
-        Ok(bytes) => parse(&bytes).map(Some).ok_or_else(|| {
-            format!(
-                "{shown} says nothing of a block size that we wrote: restore it, or remove it \
-                     if the namespace was never formatted to another block size than configured"
-            )
-        }),
+impl Section for Chosen {
+    const NAME: &'static str = "format";
+
+    fn emit(&self) -> String {
+        let store = self.store.as_ref().map(|store| format!("store {store}\n"));
+        format!("block_size {}\n{}", self.block_size_bytes, store.unwrap_or_default())
     }
-}
 
-fn keep(folder: &Path, name: &str, store: &str, size: Option<u32>) -> std::io::Result<()> {
-    match size {
-        Some(size) => atomic_file::write(folder, name, emit(size, store).as_bytes()),
-        None => atomic_file::remove(folder, name),
+    fn parse(body: &str) -> Option<Chosen> {
+        let mut lines = body.lines();
+        let block_size_bytes = lines.next()?.strip_prefix("block_size ")?.parse().ok()?;
+        let store = lines.next().map(|line| line.strip_prefix("store ").map(str::to_owned));
+        let chosen =
+            Chosen { block_size_bytes, store: store.map_or(Some(None), |it| it.map(Some))? };
+        SHIFTS.iter().any(|shift| 1 << shift == block_size_bytes).then_some(chosen)
     }
-}
-
-fn parse(bytes: &[u8]) -> Option<(u32, Option<String>)> {
-    let text = str::from_utf8(bytes).ok()?;
-    let [first, second] = FIRST_LINES.map(|line| atomic_file::unsealed(text, line).ok());
-    let says_store = second.is_some();
-    let mut lines = second.or(first)?;
-    let size = lines.next()?.strip_prefix("block_size ")?;
-    let size = SHIFTS.map(|shift| 1 << shift).into_iter().find(|s| s.to_string() == size)?;
-    let store = match says_store {
-        true => Some(lines.next()?.strip_prefix("store ")?.to_owned()),
-        false => None,
-    };
-    lines.next().is_none().then_some((size, store))
-}
-
-/// `store` is in quotes and has no line end.
-fn emit(block_size_bytes: u32, store: &str) -> String {
-    let [_, first] = FIRST_LINES;
-    atomic_file::sealed(&format!("{first}\nblock_size {block_size_bytes}\nstore {store}\n"))
 }
 
 #[cfg(test)]
@@ -405,7 +370,7 @@ mod tests {
         assert_eq!((again.block_size_bytes(), again.under_way()), (Some(512), None));
         assert_eq!(again.told(512), None);
         let told = again.told(4096).unwrap();
-        assert!(told.contains("blocks of 512 bytes") && told.contains(".format"), "{told}");
+        assert!(told.contains("blocks of 512 bytes") && told.contains(".namespace"), "{told}");
         again.choose(4096).unwrap();
         assert_eq!(made(folder.path()).unwrap().block_size_bytes(), Some(4096));
     }
@@ -421,16 +386,18 @@ mod tests {
         let format = made(folder.path()).unwrap();
         assert_eq!(other(STORE, 4096), Ok(None));
         format.choose(512).unwrap();
-        let (old, new) = (file_name([7; 16]), file_name([8; 16]));
+        let name = |byte| format!("{}.namespace", Uuid::from_bytes([byte; 16]));
+        let (old, new) = (name(7), name(8));
         let why = other(STORE, 4096).unwrap_err();
-        assert!(why.contains("512") && why.contains(&old) && why.contains(&new), "{why}");
+        assert!(why.contains("512") && why.contains(&old) && why.contains(&new[..36]), "{why}");
         assert_eq!(other("/srv/two.img", 4096), Ok(None), "another store");
         assert_eq!(other(STORE, 512), Ok(None), "as it is anyway");
         std::fs::rename(folder.path().join(&old), folder.path().join(&new)).unwrap();
         assert_eq!(other(STORE, 4096), Ok(Some(512)), "as the remedy says");
-        // The first version said of no store.
-        let sealed = atomic_file::sealed("nvmfd format 1\nblock_size 512\n");
-        std::fs::write(folder.path().join(&new), sealed).unwrap();
+        // The first version said of no store. This is what it wrote.
+        std::fs::remove_file(folder.path().join(&new)).unwrap();
+        let first = "nvmfd format 1\nblock_size 512\ncrc32 3f2eaf18\n";
+        std::fs::write(folder.path().join(new.replace("namespace", "format")), first).unwrap();
         assert_eq!(other(STORE, 4096), Ok(Some(512)));
         assert_eq!(made(folder.path()).unwrap().block_size_bytes(), None);
     }

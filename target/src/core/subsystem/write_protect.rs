@@ -15,21 +15,19 @@
 //! Source: NVMe Base Specification 2.0, "Namespace Write Protection" and "Namespace Write
 //! Protection Config (Feature Identifier 84h)".
 
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
-use tracing::{error, info};
+use tracing::info;
+use uuid::Uuid;
 
-use crate::state::atomic_file;
+use crate::state::namespace_state::{NamespaceFile, Section};
 
 /// NWPC: all four states, where there is a folder to keep them in.
 pub const NWPC: u8 = 0b111;
-
-const FIRST_LINE: &str = "nvmfd write protection 1";
 
 /// The write protection of one namespace, as everybody shares it. Two of them are equal when they
 /// are the same one.
@@ -52,8 +50,8 @@ enum Kept {
     Nowhere,
     /// In memory alone.
     Memory,
-    /// In this file of this folder.
-    File(PathBuf, String),
+    /// In a section of this file.
+    File(NamespaceFile),
 }
 
 impl Protection {
@@ -82,9 +80,9 @@ impl Protection {
         folder: &Path,
         uuid: [u8; 16],
     ) -> Result<Arc<Protection>, String> {
-        let name = format!("{}.protection", uuid::Uuid::from_bytes(uuid));
-        let state = AtomicU8::new(load(&folder.join(&name))?.0);
-        let kept = Kept::File(folder.to_owned(), name);
+        let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
+        let state = file.load()?.unwrap_or(WriteProtectState::NONE);
+        let (state, kept) = (AtomicU8::new(state.0), Kept::File(file));
         Ok(Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept }))
     }
 
@@ -138,16 +136,8 @@ impl Protection {
         if *held {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
-        if let Kept::File(folder, name) = &self.kept
-            && let Err(failure) = keep(folder, name, new)
-        {
-            let path = folder.join(name);
-            error!("write protection in {} cannot be kept: {failure}", path.display());
-            // The rename may have happened. What hosts are told counts, so put it back.
-            if let Err(failure) = keep(folder, name, old) {
-                error!("nor can the one before be put back: {failure}");
-            }
-            return Err(Status::INTERNAL_ERROR);
+        if let Kept::File(file) = &self.kept {
+            file.replace(lasting(&new), lasting(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
         }
         self.state.store(new.0, Ordering::Release);
         drop(held);
@@ -193,36 +183,23 @@ impl PartialEq for Protection {
 
 impl Eq for Protection {}
 
-/// What a start of the daemon finds.
-fn load(path: &Path) -> Result<WriteProtectState, String> {
-    let shown = path.display();
-    match std::fs::read(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(WriteProtectState::NONE),
-        Err(error) => Err(format!("the write protection in {shown} cannot be read: {error}")),
-        Ok(bytes) => [WriteProtectState::PROTECTED, WriteProtectState::PERMANENT]
-            .into_iter()
-            .find(|state| emit(*state) == bytes)
-            .ok_or_else(|| {
-                format!(
-                    "{shown} says nothing of write protection that we wrote: restore it, or remove \
-                     it if the namespace may be written again"
-                )
-            }),
-    }
+/// What outlasts a start.
+fn lasting(state: &WriteProtectState) -> Option<&WriteProtectState> {
+    use WriteProtectState as States;
+    Some(state).filter(|state| [States::PROTECTED, States::PERMANENT].contains(state))
 }
 
-/// What outlasts a start is in the file; otherwise there is none.
-fn keep(folder: &Path, name: &str, state: WriteProtectState) -> std::io::Result<()> {
-    match state {
-        WriteProtectState::PROTECTED | WriteProtectState::PERMANENT => {
-            atomic_file::write(folder, name, &emit(state))
-        }
-        _ => atomic_file::remove(folder, name),
-    }
-}
+impl Section for WriteProtectState {
+    const NAME: &'static str = "protection";
 
-fn emit(state: WriteProtectState) -> Vec<u8> {
-    atomic_file::sealed(&format!("{FIRST_LINE}\nstate {}\n", state.0)).into_bytes()
+    fn emit(&self) -> String {
+        format!("state {}\n", self.0)
+    }
+
+    fn parse(body: &str) -> Option<WriteProtectState> {
+        let state = body.strip_prefix("state ")?.trim_end().parse().map(WriteProtectState).ok()?;
+        lasting(&state).copied()
+    }
 }
 
 #[cfg(test)]
@@ -306,18 +283,6 @@ mod tests {
     fn a_file_that_says_something_else_is_not_passed_over() {
         let folder = tempfile::tempdir().unwrap();
         made(folder.path()).unwrap().change(WriteProtectState::PROTECTED).unwrap();
-        let path = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
-        let good = std::fs::read(&path).unwrap();
-        for (at, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
-            let mut bad = good.clone();
-            bad[at] ^= bit;
-            std::fs::write(&path, bad).unwrap();
-            let said = made(folder.path()).unwrap_err();
-            assert!(said.contains("restore it, or remove it"), "{said}");
-        }
-        for cut in 0..good.len() {
-            std::fs::write(&path, &good[..cut]).unwrap();
-            assert!(made(folder.path()).is_err(), "{cut} bytes of it");
-        }
+        crate::state::record::tests::damage(folder.path(), || made(folder.path()).err());
     }
 }

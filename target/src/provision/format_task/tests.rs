@@ -1,5 +1,5 @@
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::{TempDir, tempdir};
@@ -220,7 +220,7 @@ fn the_same_blocks_are_erased_and_nothing_is_kept() {
     assert!(contents(folder.path()) == vec![0; BYTES]);
     let kept = fs::read_dir(folder.path()).unwrap().filter_map(|entry| {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        name.ends_with(".format").then_some(name)
+        name.ends_with(".namespace").then_some(name)
     });
     assert_eq!(kept.collect::<Vec<_>>(), Vec::<String>::new());
 }
@@ -347,8 +347,10 @@ fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_a
         config(folder.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
     };
     let kept = || {
-        let mut names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
-        names.any(|path| path.extension().is_some_and(|extension| extension == "trust"))
+        let mut paths = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        let is_of_namespace = |path: &PathBuf| path.extension().is_some_and(|it| it == "namespace");
+        let path = paths.find(is_of_namespace);
+        path.is_some_and(|path| fs::read_to_string(path).unwrap().contains("[trust]"))
     };
     reload(&first, with("sync")).unwrap();
     assert_eq!(format_to(&first, 512), Err(0x280));

@@ -2,14 +2,14 @@
 //!
 //! * [`state`] decides: a pure state machine per namespace.
 //! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
-//!   ([`crate::state::namespace_state`](StateFile)) before it answers, and it alone changes a state.
+//!   ([`NamespaceFile`]) before it answers, and it alone changes a state.
 //! * [`Standing`](crate::controller::Standing) is what I/O looks at: a byte per controller and
 //!   namespace, one relaxed load a command. The registry writes it when a reservation changes and when a host connects.
 //! * A [`DrainBarrier`](crate::sched::Fence) is how Preempt and Abort waits for commands that are under way.
 
 pub mod state;
 
-use crate::state::namespace_state::StateFile;
+use crate::state::namespace_state::NamespaceFile;
 pub use state::{Barred, Effect, HostId, Order, State};
 
 use std::path::Path;
@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::reservation::Rescap;
 use nvme::{Nqn, Status};
-use tracing::{error, info};
+use tracing::info;
+use uuid::Uuid;
 
 /// The reservation of one namespace, as everybody shares it: queues report it, the keeper changes
 /// it. Two of them are equal when they are the same one.
@@ -29,7 +30,7 @@ pub struct Reservation {
     pub nsid: u32,
     /// Hosts can have one.
     is_supported: bool,
-    file: Option<StateFile>,
+    file: Option<NamespaceFile>,
     state: Mutex<State>,
     /// For whom everything is erased that could be reserved here: nothing bars it meanwhile.
     held: Mutex<Option<HostId>>,
@@ -68,8 +69,8 @@ impl Reservation {
         folder: &Path,
         uuid: [u8; 16],
     ) -> Result<Arc<Reservation>, String> {
-        let file = StateFile::new(folder, uuid);
-        let (state, held) = (Mutex::new(file.load()?), Mutex::default());
+        let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
+        let (state, held) = (Mutex::new(file.load()?.unwrap_or_default()), Mutex::default());
         let (is_supported, file) = (true, Some(file));
         Ok(Arc::new(Reservation { subsystem, nsid, is_supported, file, state, held }))
     }
@@ -136,15 +137,8 @@ impl Reservation {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
         if let Some(file) = self.file.as_ref().filter(|_| old.persists || new.persists) {
-            file.keep(&new).map_err(|failure| {
-                let path = file.path();
-                error!("the reservation in {} cannot be kept: {failure}", path.display());
-                // The rename may have happened. What hosts are told counts, so put it back.
-                if let Err(failure) = file.keep(&old) {
-                    error!("nor can the one before be put back: {failure}");
-                }
-                Status::INTERNAL_ERROR
-            })?;
+            let section = |state| Some(state).filter(|state: &&State| state.persists);
+            file.replace(section(&new), section(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
         }
         if new.rtype != old.rtype || new.holder != old.holder {
             info!(subsystem = %self.subsystem, nsid = self.nsid, "reservation is now {}", new.rtype);
