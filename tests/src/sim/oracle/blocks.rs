@@ -21,8 +21,10 @@
 //! held to the least that they prove.
 //!
 //! A block that was made unreadable has a value as well, which no read brings, and which is as
-//! durable as its command says. What a copy leaves is one of the values that its source had at some
-//! moment between its command and its answer; a read settles which.
+//! durable as its command says. A write replaces it with its answer at the latest: a read that began
+//! before the block was unreadable may bring data of that write earlier. What a copy leaves is one
+//! of the values that its source had at some moment between its command and its answer; a read
+//! settles which.
 
 use super::copy;
 use std::fmt::Write as _;
@@ -412,11 +414,13 @@ fn look(entries: &mut [Entry], began: Moment, now: Moment, value: Value) -> bool
         }
         return true;
     }
-    let found = &mut entries[at];
-    found.held = Held::One(value);
-    if found.effect_by == NEVER {
-        found.effect_by = now;
-        let own = found.began;
+    entries[at].held = Held::One(value);
+    let own = entries[at].began;
+    // Marks stay until the write is answered, and a read that is older than they are does not see them.
+    let hides = |e: &Entry| e.held == Held::One(Value::Unreadable) && began < e.effect_by;
+    let is_hidden = entries.iter().any(|e| e.effect_by < own && hides(e));
+    if entries[at].effect_by == NEVER && !is_hidden {
+        entries[at].effect_by = now;
         for older in entries.iter_mut().filter(|older| older.effect_by < own) {
             older.gone = older.gone.min(now);
         }
@@ -669,6 +673,28 @@ mod tests {
         }
         put(&mut model, 3);
         assert!(!told(&mut model) && read(&mut model, w(3)));
+    }
+
+    #[test]
+    fn a_read_from_before_the_marks_may_bring_what_a_write_under_way_left() {
+        let told = |model: &mut Model| {
+            let began = model.begin_read();
+            model.unreadable(began, &[Span { lba: 2, blocks: 3, ..B }]).is_ok()
+        };
+        let values = |value| std::iter::repeat_n(value, B.blocks as usize);
+        for is_older in [true, false] {
+            let mut model = Model::new(&[8]);
+            put(&mut model, 1);
+            let older = model.begin_read();
+            model.write(2, B, Value::Unreadable);
+            model.wrote(2, B, Ending::Done { fua: true });
+            model.write(3, B, w(3));
+            let began = if is_older { older } else { model.begin_read() };
+            assert!(model.read(began, B, values(w(3))).is_ok());
+            assert_eq!(told(&mut model), is_older);
+            model.wrote(3, B, DONE);
+            assert!(!told(&mut model) && read(&mut model, w(3)));
+        }
     }
 
     #[test]
