@@ -230,13 +230,24 @@ impl Module {
             let mut words = literal.split(' ');
             let version = words.next_back().unwrap_or("");
             let is_number = !version.is_empty() && version.bytes().all(|c| c.is_ascii_digit());
-            is_number && words.next() == Some("nvmfd") && words.next().is_some()
+            // All kinds of records are of one form.
+            let is_record = literal.starts_with("nvmfd {} {}");
+            is_record || is_number && words.next() == Some("nvmfd") && words.next().is_some()
         });
         let magic = self.text.iter().filter_map(|line| {
             let (_, rest) = line.split_once("const MAGIC: ")?;
             rest.split('"').nth(1)
         });
         first_lines.chain(magic).map(str::to_owned).collect()
+    }
+
+    /// What the first lines of the records that this module defines call them.
+    #[must_use]
+    pub fn records(&self) -> Vec<String> {
+        let kinds = self.text.iter().filter_map(|line| {
+            line.trim_start().strip_prefix("const KIND: &'static str = \"")?.strip_suffix("\";")
+        });
+        kinds.map(str::to_owned).collect()
     }
 }
 

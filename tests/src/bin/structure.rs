@@ -119,6 +119,7 @@ fn lists(crates: &[(&str, Crate)]) {
     list("kinds of threads", Vec::from_iter(threads));
     let formats: BTreeSet<_> = modules().flat_map(structure::Module::formats).collect();
     list("formats of files, by their first words", Vec::from_iter(formats));
+    list("kinds of records", modules().flat_map(structure::Module::records).collect());
     let functions = crates.iter().flat_map(|(_, read)| read.functions());
     let long = functions.filter(|(_, function)| function.lines > FUNCTION_LINES_MAX);
     let long = long.map(|(m, f)| format!("{} {} {}", m.file.display(), f.name, f.lines));
