@@ -216,26 +216,20 @@ impl NamespaceFile {
         before: Option<&S>,
     ) -> io::Result<()> {
         let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = self.read().map_err(io::Error::other)?;
-        self.convert(&found)?;
-        let write = |section: Option<&S>| {
-            let mut sections = found.sections.clone();
-            match section {
-                Some(section) => drop(sections.0.insert(S::NAME, section.emit())),
-                None => drop(sections.0.remove(S::NAME)),
-            }
-            match sections.0.is_empty() {
-                true => StateDir(&self.directory).remove(&self.name()),
-                false => StateDir(&self.directory).replace(&self.name(), &sections),
-            }
-        };
-        write(new).inspect_err(|failure| {
+        let found = self.read().map_err(io::Error::other);
+        let replaced = found.and_then(|found| {
+            self.convert(&found)?;
+            let write = |section| self.write(found.sections.clone(), section);
+            write(new).inspect_err(|_| {
+                // The rename may have happened. What hosts are told counts, so put it back.
+                if let Err(failure) = write(before) {
+                    error!("[{}] as it was before cannot be put back: {failure}", S::NAME);
+                }
+            })
+        });
+        replaced.inspect_err(|failure| {
             let shown = self.path();
             error!("[{}] in {} cannot be persisted: {failure}", S::NAME, shown.display());
-            // The rename may have happened. What hosts are told counts, so put it back.
-            if let Err(failure) = write(before) {
-                error!("nor can the section before be put back: {failure}");
-            }
         })
     }
 
@@ -287,6 +281,18 @@ impl NamespaceFile {
             directory.replace(&self.name(), &found.sections)?;
         }
         found.earlier.iter().try_for_each(|name| directory.remove(name))
+    }
+
+    /// Writes all sections with this one as it is then.
+    fn write<S: Section>(&self, mut all: Sections, section: Option<&S>) -> io::Result<()> {
+        match section {
+            Some(section) => drop(all.0.insert(S::NAME, section.emit())),
+            None => drop(all.0.remove(S::NAME)),
+        }
+        match all.0.is_empty() {
+            true => StateDir(&self.directory).remove(&self.name()),
+            false => StateDir(&self.directory).replace(&self.name(), &all),
+        }
     }
 
     fn name(&self) -> String {

@@ -139,15 +139,25 @@ fn what_cannot_be_persisted_is_as_before() {
     let file = file(folder.path());
     let (before, after) = (WriteProtectState::PROTECTED, WriteProtectState::PERMANENT);
     file.replace(Some(&before), None).unwrap();
-    // Behind the rename: its directory cannot be synchronised.
     let path = folder.path().to_owned();
     let away = path.with_extension("away");
-    let to = away.clone();
-    hinder_before(5, move || fs::rename(path, to).unwrap());
-    assert!(file.replace(Some(&after), Some(&before)).is_err());
-    fs::rename(away, folder.path()).unwrap();
-    assert_eq!(file.load(), Ok(Some(after)), "nor could it be put back");
-    file.replace(Some(&before), Some(&after)).unwrap();
+    for comes_back in [true, false] {
+        // Behind the rename: its directory cannot be synchronised.
+        let (here, there) = (path.clone(), away.clone());
+        hinder_before(5, move || {
+            fs::rename(&here, &there).unwrap();
+            if comes_back {
+                hinder_before(1, move || fs::rename(there, here).unwrap());
+            }
+        });
+        assert!(file.replace(Some(&after), Some(&before)).is_err());
+        if !comes_back {
+            fs::rename(&away, &path).unwrap();
+        }
+        let left = if comes_back { before } else { after };
+        assert_eq!(file.load(), Ok(Some(left)), "put back, where that can be");
+    }
+    file.replace(Some(&before), Some(&before)).unwrap();
     assert_eq!(file.load(), Ok(Some(before)));
 }
 
@@ -197,6 +207,12 @@ fn files_of_earlier_versions_are_read_and_converted_before_the_first_change() {
     let before = names(folder.path());
     assert_eq!((found(folder.path()), before.len()), (Ok(expected()), 5));
     assert_eq!(names(folder.path()), before, "whoever only reads changes nothing");
+    // Something is in the way of the file that they become.
+    let beside = file(folder.path()).path().with_extension("namespace.new");
+    fs::create_dir(&beside).unwrap();
+    assert!(file(folder.path()).replace::<WriteProtectState>(None, None).is_err());
+    fs::remove_dir(&beside).unwrap();
+    assert_eq!((found(folder.path()), names(folder.path())), (Ok(expected()), before));
     let (changed, did) = calls(|| file(folder.path()).replace(Some(&expected().4), None));
     changed.unwrap();
     let durable =
