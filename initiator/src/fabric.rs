@@ -11,7 +11,7 @@ use nix::sys::time::TimeSpec;
 use rdma::soft::{self, Soft};
 #[cfg(feature = "verbs")]
 use rdma::verbs::{self, Load, Verbs};
-use rdma::{Fabric, FabricError, Region};
+use rdma::{FabricError, Initiator, Region};
 
 /// Which fabric provider moves the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
@@ -75,7 +75,7 @@ impl Wire {
         }
     }
 
-    pub(crate) fn fabric(&mut self) -> &mut dyn Fabric {
+    pub(crate) fn fabric(&mut self) -> &mut dyn Initiator {
         match self {
             Wire::Soft(soft) => soft.as_mut(),
             #[cfg(feature = "verbs")]

@@ -140,18 +140,19 @@ fn data_go_where_the_controller_wants_them() {
 /// A capsule of several packets goes alone or with few others; among many, its data are read.
 #[test]
 fn long_capsules_are_for_who_has_little_to_do() {
-    let mut lab = Lab::ready();
-    let carried = |lab: &mut Lab, tag| {
-        lab.request(1, write(1), 4096, tag);
-        lab.capsule(1).1.len()
-    };
-    lab.wire.short_bytes = 64 + 4095;
-    let lens: Vec<usize> = (0..5).map(|tag| carried(&mut lab, tag)).collect();
-    assert_eq!(lens, [4096, 4096, 4096, 4096, 0]);
-    lab.wire.short_bytes = 64 + 4096;
-    assert_eq!(carried(&mut lab, 5), 4096);
-    lab.with(|session, io| session.abort(io));
-    lab.expect_whole();
+    for (short_bytes, fifth) in [(64 + 4095, 0), (64 + 4096, 4096)] {
+        let mut lab = Lab::new(options(), controller());
+        lab.wire.short_bytes = short_bytes;
+        lab.start();
+        let carried = |tag| {
+            lab.request(1, write(1), 4096, tag);
+            lab.capsule(1).1.len()
+        };
+        let lens: Vec<usize> = (0..5).map(carried).collect();
+        assert_eq!(lens, [4096, 4096, 4096, 4096, fifth]);
+        lab.with(|session, io| session.abort(io));
+        lab.expect_whole();
+    }
 }
 
 #[test]

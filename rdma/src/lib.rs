@@ -226,38 +226,6 @@ pub trait Fabric: Send {
     /// 148 bytes).
     fn reject(&mut self, incoming: Incoming, private_data: &[u8]);
 
-    /// Asks a listener at `to` for a connection, with at most 56 bytes of `private_data`. Receives
-    /// may be posted at once, everything else after [`Event::Established`]. A peer that refuses
-    /// shows as [`Event::Gone`] with [`Reason::Rejected`], any other failure as `Gone` as well.
-    ///
-    /// # Errors
-    /// The provider cannot connect, or the system has no room.
-    fn connect(
-        &mut self,
-        to: SocketAddr,
-        private_data: &[u8],
-        limits: QpLimits,
-    ) -> Result<Qp, FabricError> {
-        let _ = (private_data, limits);
-        Err(FabricError(format!("cannot connect to {to}: this provider only accepts connections")))
-    }
-
-    /// Lets peers read and write the window of `buf`, until [`Fabric::conceal`]: what a host does
-    /// with the data buffers of its commands. `qp`, which must be established, says through which
-    /// device; every peer connected through that may use the key. A target never calls this.
-    ///
-    /// # Errors
-    /// The provider or the device cannot; the buffer comes back.
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
-        let _ = qp;
-        Err((buf, FabricError("this provider exposes no memory".into())))
-    }
-
-    /// Takes the peers' access away. The buffer is ours alone again.
-    fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
-        exposed.into_buf()
-    }
-
     /// Says that the peer of an accepted connection has been let in: it has done what the user demands
     /// of newcomers. A provider may pass over requests from where connections keep coming up and ending
     /// before that; so who asks for this (of the provider `soft` by its configuration) says it of every
@@ -309,13 +277,6 @@ pub trait Fabric: Send {
         false
     }
 
-    /// Bytes of a message up to which it costs no more than its bytes. A longer one takes packets of
-    /// its own: where much else is under way, the peer had better read the data that made it long.
-    fn short_message_bytes(&self, qp: Qp) -> u32 {
-        let _ = qp;
-        u32::MAX
-    }
-
     /// Whether a sleep that [`Wake::Needed`] prepares is not ended by the completion of a `Send` or a
     /// `Write`, so that it is not known when that was.
     fn defers_sends(&self) -> bool {
@@ -344,4 +305,41 @@ pub trait Fabric: Send {
 
     /// Becomes readable when there is something to poll (after `arm`). Stays the same for life.
     fn fd(&self) -> RawFd;
+}
+
+/// What only the end uses that asks for connections: a host. A target never does.
+pub trait Initiator: Fabric {
+    /// Asks a listener at `to` for a connection, with at most 56 bytes of `private_data`. Receives
+    /// may be posted at once, everything else after [`Event::Established`]. A peer that refuses
+    /// shows as [`Event::Gone`] with [`Reason::Rejected`], any other failure as `Gone` as well.
+    ///
+    /// # Errors
+    /// There is no route, no device for it, or the system has no room.
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError>;
+
+    /// Lets peers read and write the window of `buf`, until [`Initiator::deregister_remote`]: what a
+    /// host does with the data buffers of its commands. `qp`, which must be established, says through
+    /// which device; every peer connected through that may use the key.
+    ///
+    /// # Errors
+    /// The provider or the device cannot; the buffer comes back.
+    fn register_remote(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)>;
+
+    /// Takes the peers' access away. The buffer is ours alone again.
+    fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
+        region.into_buf()
+    }
+
+    /// Bytes of a message up to which it costs no more than its bytes. A longer one takes packets of
+    /// its own: where much else is under way, the peer had better read the data that made it long.
+    /// Never changes once `qp` is established.
+    fn short_message_bytes(&self, qp: Qp) -> u32 {
+        let _ = qp;
+        u32::MAX
+    }
 }

@@ -6,17 +6,17 @@ use std::marker::PhantomData;
 use crate::pool::Window;
 use crate::{Buf, Remote};
 
-/// A buffer whose window peers may access, made by `Fabric::expose`. While it exists its bytes may
+/// A buffer whose window peers may access, made by `Initiator::register_remote`. While it exists its bytes may
 /// change at any time, so they are never borrowed, only copied: `Pool::copy_out` and
 /// `Pool::copy_in`. It stays on the thread that made it, for a provider that moves the data itself
 /// does so there:
 ///
 /// ```compile_fail,E0277
 /// fn goes_elsewhere<T: Send>() {}
-/// goes_elsewhere::<rdma::Exposed>();
+/// goes_elsewhere::<rdma::RemoteRegion>();
 /// ```
 #[derive(Debug)]
-#[must_use = "a buffer that is dropped is lost to its pool: give it to `Fabric::conceal`"]
+#[must_use = "a buffer that is dropped is lost to its pool: give it to `Initiator::deregister_remote`"]
 pub struct RemoteRegion {
     // The access goes before the buffer.
     access: Access,
@@ -83,7 +83,7 @@ impl RemoteRegion {
         self.remote
     }
 
-    /// Ends the access and gives the buffer back. `Fabric::conceal` by its own name.
+    /// Ends the access and gives the buffer back. `Initiator::deregister_remote` by its own name.
     ///
     /// # Panics
     /// When it was lent to another fabric, whose peers would still have access.

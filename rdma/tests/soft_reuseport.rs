@@ -15,7 +15,7 @@ use crate::side::{LIMITS, PATIENCE, PORT, Side, address};
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use rdma::soft::stats::datagrams::DatagramOutcome;
 use rdma::soft::{Group, Options};
-use rdma::{Event, Fabric, Incoming, Qp, Reason, Work};
+use rdma::{Event, Fabric, Incoming, Initiator, Qp, Reason, Work};
 
 /// A target of several fabrics, and one host.
 struct Scene {

@@ -14,7 +14,7 @@ use nix::{getsockopt_impl, sockopt_impl};
 use rdma::soft::Options;
 use rdma::soft::endpoint::ROCE_PORT;
 use rdma::soft::wire::icrc::{Checker, Flow, Verdict};
-use rdma::{Completion, Event, Fabric, Qp, Reason, Work};
+use rdma::{Completion, Event, Fabric, Initiator, Qp, Reason, Work};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 /// Bytes of a message that takes several packets of 4096 bytes: a train, and its short end.

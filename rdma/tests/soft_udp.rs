@@ -14,7 +14,9 @@ use crate::side::{LIMITS, MIB, PATIENCE, PORT, Side, address};
 use rdma::soft::Options;
 use rdma::soft::endpoint::Config;
 use rdma::soft::stats::link_errors::LinkError;
-use rdma::{Completion, Event, Fabric, Fault, Qp, Reason, Remote, RemoteRegion, Wake, Work};
+use rdma::{
+    Completion, Event, Fabric, Fault, Initiator, Qp, Reason, Remote, RemoteRegion, Wake, Work,
+};
 
 /// Two ends in one thread, which take turns.
 struct Pair {
@@ -91,7 +93,7 @@ impl Pair {
 
     fn expose(&mut self, len: u32, seed: u8) -> RemoteRegion {
         let buf = self.host.data(len, seed);
-        self.host.fabric.expose(self.qps[0], buf).unwrap()
+        self.host.fabric.register_remote(self.qps[0], buf).unwrap()
     }
 
     /// Lets the target do something with the host's memory.
@@ -147,7 +149,7 @@ fn messages_and_memory_move(pair: &mut Pair) {
         let done = pair.reach(Work::Write { from, to: exposed.remote() });
         assert_eq!(done.outcome, Ok(len));
         pair.target.pool.give(done.work.into_buf());
-        let written = pair.host.fabric.conceal(exposed);
+        let written = pair.host.fabric.deregister_remote(exposed);
         pair.host.check(&written, seed + 50);
         pair.host.pool.give(written);
     }
@@ -171,7 +173,7 @@ fn whoever_is_written_to_is_lively() {
     pair.target.pool.give(done.work.into_buf());
     pair.host.turn();
     assert!(!pair.host.fabric.is_lively());
-    let buf = pair.host.fabric.conceal(exposed);
+    let buf = pair.host.fabric.deregister_remote(exposed);
     pair.host.pool.give(buf);
     pair.leave();
 }
@@ -248,7 +250,7 @@ fn who_has_written_a_train_is_told_that_it_is_enough() {
         assert_eq!(done.outcome, Ok(65_536));
         pair.target.pool.give(done.work.into_buf());
     }
-    let written = pair.host.fabric.conceal(exposed);
+    let written = pair.host.fabric.deregister_remote(exposed);
     pair.host.pool.give(written);
     pair.leave();
 }
@@ -284,7 +286,7 @@ fn a_key_opens_nothing_once_it_is_concealed() {
     let mut pair = Pair::new(SocketAddr::new(address(5), PORT), address(6));
     let exposed = pair.expose(4096, 1);
     let remote = exposed.remote();
-    let buf = pair.host.fabric.conceal(exposed);
+    let buf = pair.host.fabric.deregister_remote(exposed);
     pair.host.pool.give(buf);
     let from = pair.target.data(4096, 2);
     let done = pair.reach(Work::Write { from, to: remote });
@@ -411,7 +413,7 @@ fn ipv6_works_as_well() {
     let read = done.work.into_buf();
     pair.target.check(&read, 3);
     pair.target.pool.give(read);
-    let buf = pair.host.fabric.conceal(exposed);
+    let buf = pair.host.fabric.deregister_remote(exposed);
     pair.host.pool.give(buf);
     pair.leave();
 }
@@ -430,7 +432,7 @@ fn two_fabrics_on_two_threads() {
         }
         host.established(qp);
         let buf = host.data(131_072, 7);
-        let exposed = host.fabric.expose(qp, buf).unwrap();
+        let exposed = host.fabric.register_remote(qp, buf).unwrap();
         let Remote { addr, key, len } = exposed.remote();
         let mut tell = host.data(16, 0);
         let bytes = [&addr.to_be_bytes()[..], &key.to_be_bytes(), &len.to_be_bytes()].concat();
@@ -463,7 +465,7 @@ fn two_fabrics_on_two_threads() {
         }
         let mut bytes = vec![0; 131_072];
         host.pool.copy_out(&exposed, 0, &mut bytes);
-        let buf = host.fabric.conceal(exposed);
+        let buf = host.fabric.deregister_remote(exposed);
         host.pool.give(buf);
         assert!(host.pool.is_full());
         bytes

@@ -253,7 +253,7 @@ impl Host {
             self.pool.give(buf);
             return Err(self.why());
         };
-        self.wire.fabric().expose(qp, buf).map_err(|(buf, error)| {
+        self.wire.fabric().register_remote(qp, buf).map_err(|(buf, error)| {
             self.pool.give(buf);
             Error::Local(error.to_string())
         })
@@ -261,7 +261,7 @@ impl Host {
 
     /// Takes the access away and the memory back.
     pub fn conceal(&mut self, memory: RemoteRegion) {
-        let buf = self.wire.fabric().conceal(memory);
+        let buf = self.wire.fabric().deregister_remote(memory);
         self.pool.give(buf);
     }
 

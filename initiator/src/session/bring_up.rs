@@ -11,7 +11,7 @@ use nvme::feature::{AsyncEventConfig, FeatureId, NumberOfQueues, SetFeatures};
 use nvme::identify::{Cns, ControllerType, Identify, IdentifyController};
 use nvme::property::{Cap, Cc, Crto, Csts, Property, Vs};
 use nvme::{Sgl, Sqe, Status};
-use rdma::Buf;
+use rdma::{Buf, Qp};
 
 use super::auth::AuthStep;
 use super::queue::{MOST_ENTRIES, Owner, Queue, Sending};
@@ -75,9 +75,9 @@ impl Session {
         self.open(0, ADMIN_ENTRIES, 0, io);
     }
 
-    pub(super) fn on_established(&mut self, qid: u16, io: &mut Io<'_>) {
+    pub(super) fn on_established(&mut self, qid: u16, qp: Qp, io: &mut Io<'_>) {
         if let Some(queue) = self.queues.get_mut(usize::from(qid)) {
-            queue.established();
+            queue.established(qp, io);
         }
         if self.ended.is_some() || self.step != Step::Connection(qid) {
             return;

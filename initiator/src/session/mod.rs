@@ -125,7 +125,7 @@ impl Session {
                 None => return Some(Event::Done(completion)),
             },
             Event::Established(qp) => match self.queue_of(qp) {
-                Some(qid) => self.on_established(qid, io),
+                Some(qid) => self.on_established(qid, qp, io),
                 None => return Some(Event::Established(qp)),
             },
             Event::Gone(qp, reason) => match self.queue_of(qp) {
@@ -311,7 +311,7 @@ impl Session {
         self.queue_of(qp).is_some()
     }
 
-    /// The queue pair of a queue, while there is one: for `Fabric::expose`.
+    /// The queue pair of a queue, while there is one: for `Initiator::register_remote`.
     #[must_use]
     pub fn qp(&self, queue: u16) -> Option<Qp> {
         self.queues.get(usize::from(queue))?.qp()

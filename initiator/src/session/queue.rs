@@ -122,6 +122,8 @@ pub(super) struct Queue {
     limits: QpLimits,
     /// Data that a capsule may carry, in bytes.
     in_capsule_bytes: u32,
+    /// Bytes of a message that costs no more than its bytes, as the fabric has said.
+    short_message_bytes: u32,
     /// Why data could not be exposed last.
     trouble: Option<FabricError>,
 }
@@ -146,6 +148,7 @@ impl Queue {
                 reads: READS,
             },
             in_capsule_bytes,
+            short_message_bytes: u32::MAX,
             trouble: None,
         }
     }
@@ -192,8 +195,9 @@ impl Queue {
         self.up
     }
 
-    pub(super) fn established(&mut self) {
+    pub(super) fn established(&mut self, qp: Qp, io: &Io<'_>) {
         self.up = true;
+        self.short_message_bytes = io.fabric.short_message_bytes(qp);
     }
 
     pub(super) fn gone(&mut self) {
@@ -260,7 +264,7 @@ impl Queue {
             && len > 0
             && len <= self.in_capsule_bytes
             && sqe.direction() == Direction::ToController
-            && (self.callers < FEW || Sqe::BYTES as u32 + len <= io.fabric.short_message_bytes(qp));
+            && (self.callers < FEW || Sqe::BYTES as u32 + len <= self.short_message_bytes);
         let mut capsule = match inside.then(|| capsule_with(&data, len, io)).flatten() {
             Some(capsule) => capsule,
             None => match io.pool.take_cell() {
@@ -367,7 +371,7 @@ impl Queue {
         self.callers -= u16::from(command.owner.is_caller());
         let data = match command.held {
             Held::Plain(data) => data,
-            Held::Once(exposed) => Data::Buf(io.fabric.conceal(exposed)),
+            Held::Once(exposed) => Data::Buf(io.fabric.deregister_remote(exposed)),
         };
         Some(Finished { owner: command.owner, data })
     }
@@ -462,8 +466,10 @@ fn expose(qp: Qp, data: Data, io: &mut Io<'_>) -> Result<(Held, Sgl), (Data, Opt
     match data {
         Data::None => Ok((Held::Plain(Data::None), Sgl::NONE)),
         Data::Buf(buf) => {
-            let exposed =
-                io.fabric.expose(qp, buf).map_err(|(buf, why)| (Data::Buf(buf), Some(why)))?;
+            let exposed = io
+                .fabric
+                .register_remote(qp, buf)
+                .map_err(|(buf, why)| (Data::Buf(buf), Some(why)))?;
             let (at, invalidate) = (exposed.remote(), exposed.bears_invalidation());
             let sgl = Sgl::keyed(at.addr, at.len, at.key, invalidate).unwrap_or(Sgl::NONE);
             Ok((Held::Once(exposed), sgl))

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nvme::auth::{GroupId, HashId, Secret};
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status};
-use rdma::{Buf, Fabric, Pool, PoolPlan, RemoteRegion};
+use rdma::{Buf, Initiator, Pool, PoolPlan, RemoteRegion};
 
 use super::ADMIN_ENTRIES;
 
@@ -16,7 +16,7 @@ pub struct Io<'a> {
     /// the caller. [`Options::plan`] says how many.
     pub pool: &'a mut Pool,
     /// The fabric.
-    pub fabric: &'a mut dyn Fabric,
+    pub fabric: &'a mut dyn Initiator,
     /// The time of this turn.
     pub now: Instant,
 }
@@ -112,7 +112,7 @@ pub enum Data {
     /// The window of a buffer. It is exposed for this one command under a key of its own, and
     /// concealed before it comes home. To write small data it may be copied to the capsule.
     Buf(Buf),
-    /// A part of a window that the caller has exposed (`Fabric::expose`) and uses again and again:
+    /// A part of a window that the caller has exposed (`Initiator::register_remote`) and uses again and again:
     /// the way of hot loops. Small writes are copied to the capsule. Until the caller conceals it,
     /// the target can change it, also after the command is done.
     Exposed {

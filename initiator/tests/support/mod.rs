@@ -14,8 +14,8 @@ use nvme::identify::{ControllerType, IdentifyController, Oncs, Sgls};
 use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, cm};
 use rdma::{
-    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits,
-    Reason, Region, Remote, RemoteRegion, Tag, Wake, Work,
+    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Pool, PoolPlan, Qp,
+    QpLimits, Reason, Region, Remote, RemoteRegion, Tag, Wake, Work,
 };
 
 pub(crate) const CNTLID: u16 = 7;
@@ -63,45 +63,6 @@ impl Fabric for Wire {
     }
     fn accept(&mut self, _: Qp, _: &[u8]) {}
     fn reject(&mut self, _: Incoming, _: &[u8]) {}
-
-    fn connect(
-        &mut self,
-        _: SocketAddr,
-        private_data: &[u8],
-        limits: QpLimits,
-    ) -> Result<Qp, FabricError> {
-        let qp = Qp(self.next_qp);
-        self.next_qp += 1;
-        let request = cm::Request::from_private_data(private_data).expect("private data");
-        let receives = VecDeque::new();
-        let line = Line { request, limits, receives, sends: 0, ending: false };
-        self.lines.insert(qp, line);
-        if !self.silent && self.refuse.is_none() {
-            self.events.push_back(Event::Established(qp));
-        }
-        Ok(qp)
-    }
-
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
-        if self.lines.get(&qp).is_none_or(|line| line.ending) {
-            return Err((buf, FabricError("the connection has ended".into())));
-        }
-        let key = self.next_key;
-        self.next_key += 0x101;
-        let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
-        self.open.insert(key, buf);
-        let handle = self.handles.take_cell().expect("a handle");
-        let exposed = RemoteRegion::new(handle, remote, Box::new(()));
-        Ok(if self.invalidates { exposed.with_invalidation() } else { exposed })
-    }
-
-    fn short_message_bytes(&self, _: Qp) -> u32 {
-        self.short_bytes
-    }
-
-    fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
-        self.open.remove(&exposed.remote().key).expect("concealed once")
-    }
 
     fn disconnect(&mut self, qp: Qp) {
         if self.lines.get(&qp).is_some_and(|line| !line.ending) {
@@ -162,6 +123,47 @@ impl Fabric for Wire {
     }
     fn fd(&self) -> i32 {
         -1
+    }
+}
+
+impl Initiator for Wire {
+    fn connect(
+        &mut self,
+        _: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let qp = Qp(self.next_qp);
+        self.next_qp += 1;
+        let request = cm::Request::from_private_data(private_data).expect("private data");
+        let receives = VecDeque::new();
+        let line = Line { request, limits, receives, sends: 0, ending: false };
+        self.lines.insert(qp, line);
+        if !self.silent && self.refuse.is_none() {
+            self.events.push_back(Event::Established(qp));
+        }
+        Ok(qp)
+    }
+
+    fn register_remote(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
+        if self.lines.get(&qp).is_none_or(|line| line.ending) {
+            return Err((buf, FabricError("the connection has ended".into())));
+        }
+        let key = self.next_key;
+        self.next_key += 0x101;
+        let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
+        self.open.insert(key, buf);
+        let handle = self.handles.take_cell().expect("a handle");
+        let exposed = RemoteRegion::new(handle, remote, Box::new(()));
+        Ok(if self.invalidates { exposed.with_invalidation() } else { exposed })
+    }
+
+    fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
+        self.open.remove(&region.remote().key).expect("concealed once")
+    }
+
+    fn short_message_bytes(&self, _: Qp) -> u32 {
+        self.short_bytes
     }
 }
 

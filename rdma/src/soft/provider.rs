@@ -26,7 +26,8 @@ use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::LinkError;
 use super::udp::{Shared, SocketBuffers, Taken, Udp, is_due, train};
 use crate::{
-    Buf, Event, Fabric, FabricError, Incoming, Qp, QpLimits, Region, RemoteRegion, Tag, Wake, Work,
+    Buf, Event, Fabric, FabricError, Incoming, Initiator, Qp, QpLimits, Region, RemoteRegion, Tag,
+    Wake, Work,
 };
 
 /// How often a sleeper looks whether a request to connect, which is in other hands, was lost.
@@ -416,33 +417,6 @@ impl Fabric for Soft {
         self.endpoint.reject(incoming, private_data);
     }
 
-    fn connect(
-        &mut self,
-        to: SocketAddr,
-        private_data: &[u8],
-        limits: QpLimits,
-    ) -> Result<Qp, FabricError> {
-        let path = self.wire.path(to, &mut self.endpoint)?;
-        self.endpoint.connect(self.now, path, to, private_data, limits)
-    }
-
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
-        self.stay();
-        if !self.endpoint.is_established(qp) {
-            return Err((buf, FabricError("only an established connection exposes memory".into())));
-        }
-        assert!(buf.is_of(&self.region), "a buffer of another pool");
-        let memory = self.endpoint.memory();
-        memory.expose(buf, Rights::READ.and(Rights::WRITE)).map_err(|buf| {
-            (buf, FabricError("as many buffers are exposed as there may be at once".into()))
-        })
-    }
-
-    fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
-        self.stay();
-        self.endpoint.memory().conceal(exposed)
-    }
-
     fn admit(&mut self, qp: Qp) {
         self.endpoint.admit(qp);
     }
@@ -528,10 +502,6 @@ impl Fabric for Soft {
         self.lively
     }
 
-    fn short_message_bytes(&self, qp: Qp) -> u32 {
-        self.endpoint.path_mtu(qp)
-    }
-
     /// Whatever comes ends the sleep, also the acknowledgement of a send: it is a datagram as any
     /// other, and nobody can ask a socket to be silent about it. A peer of our own kind lets a mere
     /// acknowledgement wait for company, so that most come with the next request.
@@ -554,6 +524,39 @@ impl Fabric for Soft {
 
     fn fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
+    }
+}
+
+impl Initiator for Soft {
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let path = self.wire.path(to, &mut self.endpoint)?;
+        self.endpoint.connect(self.now, path, to, private_data, limits)
+    }
+
+    fn register_remote(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
+        self.stay();
+        if !self.endpoint.is_established(qp) {
+            return Err((buf, FabricError("only an established connection exposes memory".into())));
+        }
+        assert!(buf.is_of(&self.region), "a buffer of another pool");
+        let memory = self.endpoint.memory();
+        memory.expose(buf, Rights::READ.and(Rights::WRITE)).map_err(|buf| {
+            (buf, FabricError("as many buffers are exposed as there may be at once".into()))
+        })
+    }
+
+    fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
+        self.stay();
+        self.endpoint.memory().conceal(region)
+    }
+
+    fn short_message_bytes(&self, qp: Qp) -> u32 {
+        self.endpoint.path_mtu(qp)
     }
 }
 

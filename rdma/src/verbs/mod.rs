@@ -45,8 +45,8 @@ use ffi::{
 use work_requests::{Flight, Table};
 
 use crate::{
-    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Qp, QpLimits, Reason, Region,
-    RemoteRegion, Tag, Wake, Work, limits,
+    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Qp, QpLimits, Reason,
+    Region, RemoteRegion, Tag, Wake, Work, limits,
 };
 
 /// Completions fetched at once.
@@ -504,32 +504,6 @@ impl Fabric for Verbs {
         self.charged(|_| cm::reject(incoming, private_data));
     }
 
-    fn connect(
-        &mut self,
-        to: SocketAddr,
-        private_data: &[u8],
-        limits: QpLimits,
-    ) -> Result<Qp, FabricError> {
-        self.request_connection(to, private_data, limits)
-    }
-
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
-        let connection = self.connection(qp).filter(|connection| connection.is_up());
-        let Some(device) = connection.and_then(|c| c.device.clone()) else {
-            return Err((buf, FabricError("only an established connection exposes memory".into())));
-        };
-        assert!(buf.is_of(&self.region), "a buffer of another pool");
-        let (at, len) = (buf.offset(), buf.len());
-        match Mr::new(&device.pd, &self.region, at, len.into(), Access::Exposed) {
-            Ok(mr) => Ok(RemoteRegion::new(buf, mr.remote(), Box::new(mr))),
-            Err(e) => {
-                let name = &device.ability.name;
-                let why = format!("cannot expose {len} bytes through {name}: {}", e.desc());
-                Err((buf, FabricError(why)))
-            }
-        }
-    }
-
     fn disconnect(&mut self, qp: Qp) {
         self.close(qp, Reason::Local);
     }
@@ -618,6 +592,34 @@ impl Fabric for Verbs {
 
     fn fd(&self) -> RawFd {
         self.epoll.0.as_raw_fd()
+    }
+}
+
+impl Initiator for Verbs {
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        self.request_connection(to, private_data, limits)
+    }
+
+    fn register_remote(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
+        let connection = self.connection(qp).filter(|connection| connection.is_up());
+        let Some(device) = connection.and_then(|c| c.device.clone()) else {
+            return Err((buf, FabricError("only an established connection exposes memory".into())));
+        };
+        assert!(buf.is_of(&self.region), "a buffer of another pool");
+        let (at, len) = (buf.offset(), buf.len());
+        match Mr::new(&device.pd, &self.region, at, len.into(), Access::Exposed) {
+            Ok(mr) => Ok(RemoteRegion::new(buf, mr.remote(), Box::new(mr))),
+            Err(e) => {
+                let name = &device.ability.name;
+                let why = format!("cannot expose {len} bytes through {name}: {}", e.desc());
+                Err((buf, FabricError(why)))
+            }
+        }
     }
 }
 

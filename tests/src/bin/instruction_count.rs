@@ -172,7 +172,7 @@ fn main() {
                 let qp = session.qp(1).expect("a queue");
                 for _ in 0..arguments.depth {
                     let buf = io.pool.take_data(BYTES).expect("a buffer");
-                    let memory = io.fabric.expose(qp, buf).expect("exposed memory");
+                    let memory = io.fabric.register_remote(qp, buf).expect("exposed memory");
                     idle.push(Data::Exposed { memory, at: 0, len: BYTES });
                 }
             }

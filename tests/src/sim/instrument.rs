@@ -10,8 +10,8 @@ use std::time::Instant;
 use nvme::{Cqe, Sqe};
 use nvmfd::blockdev::{BlockDevice, DeviceId, IoCompletion, IoRequest};
 use rdma::{
-    Buf, Completion, Event, Fabric, FabricError, Incoming, PoolPlan, Qp, QpLimits, Region,
-    RemoteRegion, Tag, Wake, Work,
+    Buf, Completion, Event, Fabric, FabricError, Incoming, Initiator, PoolPlan, Qp, QpLimits,
+    Region, RemoteRegion, Tag, Wake, Work,
 };
 
 use super::trace::Trace;
@@ -206,26 +206,6 @@ impl<F: Fabric> Fabric for Seam<F> {
         self.fabric.reject(incoming, private_data);
     }
 
-    fn connect(
-        &mut self,
-        to: SocketAddr,
-        private_data: &[u8],
-        limits: QpLimits,
-    ) -> Result<Qp, FabricError> {
-        let qp = self.fabric.connect(to, private_data, limits)?;
-        self.note(qp, 0x33, 0, || format!("asks {to} for a connection"));
-        Ok(qp)
-    }
-
-    fn expose(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
-        lock(&self.ledger).leaves(&buf, "fabric, exposed");
-        let exposed = self.fabric.expose(qp, buf);
-        if let Err((buf, _)) = &exposed {
-            lock(&self.ledger).returns(buf, "fabric");
-        }
-        exposed
-    }
-
     fn defers_sends(&self) -> bool {
         self.fabric.defers_sends()
     }
@@ -236,16 +216,6 @@ impl<F: Fabric> Fabric for Seam<F> {
 
     fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
         self.fabric.troubles(tell);
-    }
-
-    fn short_message_bytes(&self, qp: Qp) -> u32 {
-        self.fabric.short_message_bytes(qp)
-    }
-
-    fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
-        let buf = self.fabric.conceal(exposed);
-        lock(&self.ledger).returns(&buf, "fabric, exposed");
-        buf
     }
 
     fn admit(&mut self, qp: Qp) {
@@ -318,6 +288,38 @@ impl<F: Fabric> Fabric for Seam<F> {
 
     fn fd(&self) -> RawFd {
         self.fabric.fd()
+    }
+}
+
+impl<F: Initiator> Initiator for Seam<F> {
+    fn connect(
+        &mut self,
+        to: SocketAddr,
+        private_data: &[u8],
+        limits: QpLimits,
+    ) -> Result<Qp, FabricError> {
+        let qp = self.fabric.connect(to, private_data, limits)?;
+        self.note(qp, 0x33, 0, || format!("asks {to} for a connection"));
+        Ok(qp)
+    }
+
+    fn register_remote(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
+        lock(&self.ledger).leaves(&buf, "fabric, exposed");
+        let exposed = self.fabric.register_remote(qp, buf);
+        if let Err((buf, _)) = &exposed {
+            lock(&self.ledger).returns(buf, "fabric");
+        }
+        exposed
+    }
+
+    fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
+        let buf = self.fabric.deregister_remote(region);
+        lock(&self.ledger).returns(&buf, "fabric, exposed");
+        buf
+    }
+
+    fn short_message_bytes(&self, qp: Qp) -> u32 {
+        self.fabric.short_message_bytes(qp)
     }
 }
 

@@ -6,7 +6,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rdma::{Buf, Event, Fabric, Pool, PoolPlan, Qp, QpLimits, Region, Remote, RemoteRegion, Work};
+use rdma::{
+    Buf, Event, Initiator, Pool, PoolPlan, Qp, QpLimits, Region, Remote, RemoteRegion, Work,
+};
 
 pub(crate) mod network;
 
@@ -50,7 +52,7 @@ impl Job {
 
 /// One of the two.
 pub(crate) trait Role {
-    fn event(&mut self, fabric: &mut dyn Fabric, event: Event);
+    fn event(&mut self, fabric: &mut dyn Initiator, event: Event);
 }
 
 const SEND: u64 = 1 << 32;
@@ -98,7 +100,7 @@ impl Host {
         self.pool.region()
     }
 
-    pub(crate) fn connect(&mut self, fabric: &mut dyn Fabric, to: SocketAddr) {
+    pub(crate) fn connect(&mut self, fabric: &mut dyn Initiator, to: SocketAddr) {
         let qp = fabric.connect(to, &[], self.job.limits()).unwrap();
         self.qp = Some(qp);
         for _ in 0..self.job.depth {
@@ -108,14 +110,14 @@ impl Host {
     }
 
     /// Has `count` more blocks exchanged.
-    pub(crate) fn start(&mut self, fabric: &mut dyn Fabric, count: u64) {
+    pub(crate) fn start(&mut self, fabric: &mut dyn Initiator, count: u64) {
         self.left += count;
         for slot in 0..self.slots.len() {
             self.command(fabric, slot);
         }
     }
 
-    fn command(&mut self, fabric: &mut dyn Fabric, slot: usize) {
+    fn command(&mut self, fabric: &mut dyn Initiator, slot: usize) {
         let Some(qp) = self.qp.filter(|_| self.left > 0 && self.slots[slot].is_none()) else {
             return;
         };
@@ -125,7 +127,7 @@ impl Host {
         if self.job.kind == Kind::Write {
             fill(self.pool.bytes_mut(&mut data), seed);
         }
-        let exposed = fabric.expose(qp, data).unwrap();
+        let exposed = fabric.register_remote(qp, data).unwrap();
         let Remote { addr, key, len } = exposed.remote();
         self.slots[slot] = Some((exposed, seed));
         let mut from = self.pool.take_cell().unwrap();
@@ -138,11 +140,11 @@ impl Host {
         fabric.post(qp, SEND, Work::Send { from, invalidate: None });
     }
 
-    fn answered(&mut self, fabric: &mut dyn Fabric, buf: Buf) {
+    fn answered(&mut self, fabric: &mut dyn Initiator, buf: Buf) {
         let slot = word(self.pool.bytes(&buf), 0) as usize;
         fabric.post(self.qp.unwrap(), RECEIVE, Work::Recv(buf));
         let (exposed, seed) = self.slots[slot].take().unwrap();
-        let data = fabric.conceal(exposed);
+        let data = fabric.deregister_remote(exposed);
         if self.job.kind == Kind::Read {
             verify(self.pool.bytes(&data), seed);
         }
@@ -153,7 +155,7 @@ impl Host {
 }
 
 impl Role for Host {
-    fn event(&mut self, fabric: &mut dyn Fabric, event: Event) {
+    fn event(&mut self, fabric: &mut dyn Initiator, event: Event) {
         match event {
             Event::Established(_) => self.up = true,
             Event::Done(done) => {
@@ -188,7 +190,7 @@ impl Target {
         self.pool.region()
     }
 
-    fn command(&mut self, fabric: &mut dyn Fabric, qp: Qp, buf: Buf) {
+    fn command(&mut self, fabric: &mut dyn Initiator, qp: Qp, buf: Buf) {
         let bytes = self.pool.bytes(&buf);
         let (addr, both, seed) = (word(bytes, 0), word(bytes, 8), word(bytes, 16));
         let (slot, key, len) = (word(bytes, 24), both as u32, (both >> 32) as u32);
@@ -198,7 +200,7 @@ impl Target {
     }
 
     /// Begins the next command, if there is memory for it.
-    fn begin(&mut self, fabric: &mut dyn Fabric, qp: Qp) {
+    fn begin(&mut self, fabric: &mut dyn Initiator, qp: Qp) {
         let Some((slot, remote, seed)) = self.waiting.front().copied() else { return };
         let Some(mut data) = self.pool.take_data(remote.len) else { return };
         self.waiting.pop_front();
@@ -216,7 +218,7 @@ impl Target {
         }
     }
 
-    fn answer(&mut self, fabric: &mut dyn Fabric, qp: Qp, slot: u64, key: u32) {
+    fn answer(&mut self, fabric: &mut dyn Initiator, qp: Qp, slot: u64, key: u32) {
         let mut from = self.pool.take_cell().unwrap();
         from.select(0, 16);
         self.pool.bytes_mut(&mut from)[..8].copy_from_slice(&slot.to_le_bytes());
@@ -225,7 +227,7 @@ impl Target {
 }
 
 impl Role for Target {
-    fn event(&mut self, fabric: &mut dyn Fabric, event: Event) {
+    fn event(&mut self, fabric: &mut dyn Initiator, event: Event) {
         match event {
             Event::Incoming(incoming) => {
                 let qp = fabric.open(incoming, self.job.limits()).unwrap();

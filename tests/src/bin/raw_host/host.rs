@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::verbs::{Load, Verbs};
 use rdma::{
-    Completion, Event, Fabric, FabricError, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
-    RemoteRegion, Wake, Work,
+    Completion, Event, Fabric, FabricError, Initiator, Pool, PoolPlan, Qp, QpLimits, Reason,
+    Remote, RemoteRegion, Wake, Work,
 };
 
 const PLAN: PoolPlan = PoolPlan {
@@ -136,14 +136,14 @@ impl Host {
     fn expose(&mut self, link: Link, len: u32) -> RemoteRegion {
         let qp = self.state(link).qp.expect("an open link");
         let buf = self.pool.take_data(len).expect("memory");
-        self.fabric.expose(qp, buf).map_err(|(_, e)| e).expect("memory can be exposed")
+        self.fabric.register_remote(qp, buf).map_err(|(_, e)| e).expect("memory can be exposed")
     }
 
     /// Memory that the target had access to, and has no more.
     pub(crate) fn stale(&mut self, link: Link) -> Remote {
         let exposed = self.expose(link, 4096);
         let remote = exposed.remote();
-        let buf = self.fabric.conceal(exposed);
+        let buf = self.fabric.deregister_remote(exposed);
         self.pool.give(buf);
         remote
     }
@@ -156,7 +156,7 @@ impl Host {
     }
 
     pub(crate) fn take_back(&mut self, exposed: RemoteRegion) {
-        let buf = self.fabric.conceal(exposed);
+        let buf = self.fabric.deregister_remote(exposed);
         self.pool.give(buf);
     }
 

@@ -21,8 +21,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::pool::{Pool, PoolPlan};
 use rdma::soft::{Options, Soft};
 use rdma::{
-    Buf, Completion, Event, Fabric, Fault, Incoming, Qp, QpLimits, Reason, Remote, RemoteRegion,
-    Wake, Work,
+    Buf, Completion, Event, Fabric, Fault, Incoming, Initiator, Qp, QpLimits, Reason, Remote,
+    RemoteRegion, Wake, Work,
 };
 
 const PLAN: PoolPlan = PoolPlan {
@@ -60,11 +60,11 @@ impl World {
 
     fn expose(&mut self, qp: Qp, bytes: u32) -> RemoteRegion {
         let buf = self.pool.take_data(bytes).expect("room for the data");
-        self.fabric.expose(qp, buf).expect("the memory is exposed")
+        self.fabric.register_remote(qp, buf).expect("the memory is exposed")
     }
 
     fn conceal(&mut self, exposed: RemoteRegion) {
-        let buf = self.fabric.conceal(exposed);
+        let buf = self.fabric.deregister_remote(exposed);
         self.pool.give(buf);
     }
 }
