@@ -135,6 +135,7 @@ impl Server {
             Event::Done(done) => self.done(done),
             Event::Incoming(incoming) => self.incoming(incoming),
             Event::Established(_) => {}
+            Event::ListenerLost(at) => panic!("{at} has no device any more"),
             Event::Gone(qp, reason) => {
                 let (data, rounds) = self.clients.remove(&qp).unwrap_or_default();
                 data.into_iter().for_each(|buf| self.pool.give(buf));

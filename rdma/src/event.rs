@@ -17,15 +17,19 @@ pub enum Event {
     Established(Qp),
     /// The connection has ended and all its work is home. The last event of its queue pair.
     Gone(Qp, Reason),
+    /// Nothing arrives any more at an address that is listened at: its device was taken away, or another
+    /// device has the address now. `Fabric::listen` has been undone, and is to be called again when
+    /// there is a device; connections made there have events of their own.
+    ListenerLost(SocketAddr),
 }
 
 impl Event {
-    /// The queue pair that it is about; a request to connect has none yet.
+    /// The queue pair that it is about; a request to connect has none yet, and a listener none at all.
     #[must_use]
     pub fn qp(&self) -> Option<Qp> {
         match self {
             Event::Done(done) => Some(done.qp),
-            Event::Incoming(_) => None,
+            Event::Incoming(_) | Event::ListenerLost(_) => None,
             Event::Established(qp) | Event::Gone(qp, _) => Some(*qp),
         }
     }

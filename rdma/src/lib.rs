@@ -265,12 +265,6 @@ pub trait Fabric: Send {
     /// capacity for (and at least one event when there is any). Does not block.
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>);
 
-    /// An address that was listened at, until its device was taken away: it is to be listened at again
-    /// when there is one. Each is told once.
-    fn take_deaf(&mut self) -> Option<SocketAddr> {
-        None
-    }
-
     /// Whether the last poll has moved data, although it may have had nothing to tell. More are
     /// probably on their way, so that it pays to look again rather than to sleep.
     fn is_lively(&self) -> bool {

@@ -232,7 +232,7 @@ impl World {
                     }
                     node.post(qp, 0, Work::Send { from: buf, invalidate: None });
                 }
-                Event::Established(_) => {}
+                Event::Established(_) | Event::ListenerLost(_) => {}
                 Event::Gone(qp, _) => World::hear(&mut self.heard, qp, None),
             }
         }

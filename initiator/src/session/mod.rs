@@ -132,7 +132,7 @@ impl Session {
                 Some(qid) => self.on_gone(qid, reason, io),
                 None => return Some(Event::Gone(qp, reason)),
             },
-            Event::Incoming(_) => return Some(event),
+            Event::Incoming(_) | Event::ListenerLost(_) => return Some(event),
         }
         None
     }

@@ -402,7 +402,7 @@ impl Verbs {
         let gone = self.listeners.extract_if(.., |(_, listener)| listener.key() == id);
         for (at, _) in gone {
             tracing::warn!(%at, "the RDMA device of this listener was removed");
-            self.deaf.push(at);
+            self.ready.push_back(Event::ListenerLost(at));
         }
     }
 

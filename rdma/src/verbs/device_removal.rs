@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::Verbs;
 use super::ffi::{CmId, DeviceKey, EventChannel};
+use crate::Event;
 
 /// How often to look.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -30,8 +31,8 @@ impl Verbs {
         self.look_for_moved();
     }
 
-    /// Ends listeners whose address another device has by now, and has them told as deaf: a listener
-    /// stays with its device, and requests arrive at the other one.
+    /// Ends listeners whose address another device has by now: a listener stays with its device, and
+    /// requests arrive at the other one.
     fn look_for_moved(&mut self) {
         let channel = &self.channel;
         let moved = self.listeners.extract_if(.., |(at, listener)| {
@@ -40,7 +41,7 @@ impl Verbs {
         });
         for (at, _) in moved {
             tracing::warn!(%at, "another RDMA device has the address of this listener");
-            self.deaf.push(at);
+            self.ready.push_back(Event::ListenerLost(at));
         }
     }
 }

@@ -89,8 +89,6 @@ pub struct Verbs {
     connections: Vec<Option<Connection>>,
     lingering: Vec<ClosingConnection>,
     listeners: Vec<(SocketAddr, CmId)>,
-    /// Where listeners have ended with their device.
-    deaf: Vec<SocketAddr>,
     by_id: HashMap<IdKey, Qp>,
     /// Events that no completion queue holds. Declared before what its requests depend on.
     ready: VecDeque<Event>,
@@ -152,7 +150,6 @@ impl Verbs {
             connections: Vec::new(),
             lingering: Vec::new(),
             listeners: Vec::new(),
-            deaf: Vec::new(),
             by_id: HashMap::new(),
             ready: VecDeque::with_capacity(READY_MOST),
             flights: Table::default(),
@@ -438,7 +435,7 @@ impl Verbs {
                         connection.owed = connection.owed.saturating_sub(1);
                     }
                 }
-                Event::Incoming(_) | Event::Established(_) => {}
+                Event::Incoming(_) | Event::Established(_) | Event::ListenerLost(_) => {}
             }
             batch.push(event);
         }
@@ -466,11 +463,7 @@ impl Fabric for Verbs {
 
     fn unlisten(&mut self, at: SocketAddr) {
         self.listeners.retain(|(address, _)| *address != at);
-        self.deaf.retain(|address| *address != at);
-    }
-
-    fn take_deaf(&mut self) -> Option<SocketAddr> {
-        self.deaf.pop()
+        self.ready.retain(|event| !matches!(event, Event::ListenerLost(lost) if *lost == at));
     }
 
     fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {

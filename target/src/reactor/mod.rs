@@ -146,9 +146,7 @@ impl Reactor {
             let (queues, mut lent) = self.split(now);
             queues.serve_waiters(&mut lent);
         }
-        while let Some(at) = self.parts.fabric.take_deaf() {
-            (self.parts.on_lost_address)(at);
-        }
+        self.queues.lost_listeners.drain(..).for_each(&self.parts.on_lost_address);
         self.parts.fabric.flush();
         self.ring.submit();
         self.parts.stats.queues.store(self.queues.count() as u64, Ordering::Relaxed);
@@ -392,6 +390,18 @@ mod tests {
         reactor.events = end(&script);
         reactor.turn(now);
         assert_eq!((reactor.queues.count(), reactor.parts.pool.is_full()), (0, true));
+    }
+
+    #[test]
+    fn a_lost_listener_is_reported_once() {
+        let (mut reactor, ..) = reactor();
+        let (lost, reported) = std::sync::mpsc::channel();
+        reactor.parts.on_lost_address = Box::new(move |at| lost.send(at).unwrap());
+        let (now, at) = (Instant::now(), incoming().local);
+        reactor.events.push(Event::ListenerLost(at));
+        reactor.turn(now);
+        reactor.turn(now);
+        assert_eq!(reported.try_iter().collect::<Vec<_>>(), [at]);
     }
 
     /// A slot is free again when its response is home. Who waits for one must not wait for the next

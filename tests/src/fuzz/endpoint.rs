@@ -409,7 +409,7 @@ fn hear(node: &mut Node, event: Event, now: Instant, accepts: bool) {
                 node.qps.push(qp);
             }
         }
-        Event::Established(_) => {}
+        Event::Established(_) | Event::ListenerLost(_) => {}
         Event::Done(done) => {
             assert!(node.posted.remove(&done.tag), "{} came home twice", done.tag);
             if done.outcome.is_err() {

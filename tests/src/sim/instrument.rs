@@ -274,6 +274,9 @@ impl<F: Fabric> Fabric for Seam<F> {
                     let line = || format!("is asked for a connection by {}", incoming.remote);
                     self.note(Qp(u32::MAX), 0x52, 0, line);
                 }
+                Event::ListenerLost(at) => {
+                    self.note(Qp(u32::MAX), 0x53, 0, || format!("listens no more at {at}"));
+                }
             }
         }
     }

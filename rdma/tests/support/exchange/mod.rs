@@ -253,7 +253,7 @@ impl Role for Target {
                 }
                 self.begin(fabric, done.qp);
             }
-            Event::Gone(..) => panic!("at the target: {event:?}"),
+            Event::Gone(..) | Event::ListenerLost(_) => panic!("at the target: {event:?}"),
         }
     }
 }

@@ -8,6 +8,7 @@ mod half_open;
 mod pending;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -68,6 +69,8 @@ pub struct PollGroup {
     full_until: Option<Instant>,
     /// Requests that came by a listener which is not in force yet, and how long they are held.
     pending: Turns<(Incoming, Instant)>,
+    /// Addresses at which the fabric listens no more, for the reactor to take.
+    pub lost_listeners: Vec<SocketAddr>,
     next_displacement: Instant,
     /// When it was last counted how many connections are opened, and how many since.
     opened: (Instant, u32),
@@ -101,6 +104,7 @@ impl PollGroup {
             deferred: Turns::default(),
             full_until: None,
             pending: Turns::default(),
+            lost_listeners: Vec::new(),
             next_displacement: now,
             opened: (now, 0),
             debts: SourcePenalty::new(Some(MOST_IN_VAIN)),
@@ -183,6 +187,7 @@ impl PollGroup {
                 }
             }
             Event::Gone(qp, reason) => self.on_gone(qp, reason, lent),
+            Event::ListenerLost(at) => self.lost_listeners.push(at),
         }
         self.run.end();
     }

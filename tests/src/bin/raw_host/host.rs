@@ -240,7 +240,7 @@ impl Host {
                         in_vain += u64::from(reason != Reason::Local);
                     }
                     Event::Done(done) => self.pool.give(done.work.into_buf()),
-                    Event::Incoming(_) => {}
+                    Event::Incoming(_) | Event::ListenerLost(_) => {}
                 }
             }
         }
@@ -327,7 +327,7 @@ impl Host {
                     state.end = Some(reason);
                 }
             }
-            Event::Incoming(_) => {}
+            Event::Incoming(_) | Event::ListenerLost(_) => {}
         }
     }
 

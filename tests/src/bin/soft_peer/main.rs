@@ -135,6 +135,7 @@ impl Peer {
                 _ => {}
             },
             Event::Gone(qp, reason) => self.gone(qp, reason),
+            Event::ListenerLost(at) => panic!("{at} has no device any more"),
         }
     }
 
