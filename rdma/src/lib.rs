@@ -184,6 +184,24 @@ pub struct QpLimits {
 #[error("{0}")]
 pub struct FabricError(pub String);
 
+/// What a provider has counted since it began. Names are lower case, with underscores.
+#[derive(Clone, Debug, Default)]
+pub struct FabricStats {
+    /// Of the provider as a whole: name, count.
+    pub counters: Vec<(&'static str, u64)>,
+    /// What connections have met, by the address here: packets sent again, negative acknowledgements.
+    /// Empty where a device keeps that to itself. A provider bounds the number of addresses.
+    pub link_errors: Vec<(IpAddr, &'static str, u64)>,
+}
+
+impl FabricStats {
+    /// Removes all, and keeps the memory for the next time.
+    pub fn clear(&mut self) {
+        self.counters.clear();
+        self.link_errors.clear();
+    }
+}
+
 /// What shall end a sleep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wake {
@@ -277,16 +295,10 @@ pub trait Fabric: Send {
         false
     }
 
-    /// Tells what the provider has counted since it began, name by name, always the same ones. The
-    /// names are lower case, with underscores.
-    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        let _ = tell;
-    }
-
-    /// Tells what connections have met since it began, by the address here and name by name: packets
-    /// sent again, acknowledgements that were none. Empty where a device keeps that to itself.
-    fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
-        let _ = tell;
+    /// Appends what the provider has counted to `stats`, always under the same names in the same order.
+    /// Asked for a few times a second.
+    fn stats(&self, stats: &mut FabricStats) {
+        let _ = stats;
     }
 
     /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns

@@ -15,7 +15,8 @@ use rdma::soft::Options;
 use rdma::soft::endpoint::Config;
 use rdma::soft::stats::link_errors::LinkError;
 use rdma::{
-    Completion, Event, Fabric, Fault, Initiator, Qp, Reason, Remote, RemoteRegion, Wake, Work,
+    Completion, Event, Fabric, FabricStats, Fault, Initiator, Qp, Reason, Remote, RemoteRegion,
+    Wake, Work,
 };
 
 /// Two ends in one thread, which take turns.
@@ -196,11 +197,11 @@ fn what_has_come_is_read_before_its_sender_is_taken_for_silent() {
     // Behind them, the acknowledgement leaves.
     pair.target.fabric.arm(Wake::Any);
     let timeouts = |side: &Side| {
-        let mut timeouts = 0;
-        side.fabric.troubles(&mut |_, name, count| {
-            timeouts += if name == LinkError::Timeout.name() { count } else { 0 };
-        });
-        timeouts
+        let mut stats = FabricStats::default();
+        side.fabric.stats(&mut stats);
+        let timeouts =
+            stats.link_errors.iter().filter(|(_, name, _)| *name == LinkError::Timeout.name());
+        timeouts.map(|(.., count)| count).sum::<u64>()
     };
     let late = Instant::now() + Duration::from_secs(1);
     let mut told = Vec::new();

@@ -26,8 +26,8 @@ use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::LinkError;
 use super::udp::{Shared, SocketBuffers, Taken, Udp, is_due, train};
 use crate::{
-    Buf, Event, Fabric, FabricError, Incoming, Initiator, Qp, QpLimits, Region, RemoteRegion, Tag,
-    Wake, Work,
+    Buf, Event, Fabric, FabricError, FabricStats, Incoming, Initiator, Qp, QpLimits, Region,
+    RemoteRegion, Tag, Wake, Work,
 };
 
 /// How often a sleeper looks whether a request to connect, which is in other hands, was lost.
@@ -485,16 +485,14 @@ impl Fabric for Soft {
     }
 
     /// Datagrams received, those that met congestion, and those of each fate.
-    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+    fn stats(&self, stats: &mut FabricStats) {
         let counters = self.endpoint.counters();
-        tell("received", counters.received);
-        tell("marked", counters.marked);
-        DatagramOutcome::ALL.iter().for_each(|fate| tell(fate.name(), counters[*fate]));
-    }
-
-    fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
+        stats.counters.extend([("received", counters.received), ("marked", counters.marked)]);
+        let named = |fate: &DatagramOutcome| (fate.name(), counters[*fate]);
+        stats.counters.extend(DatagramOutcome::ALL.iter().map(named));
         self.endpoint.troubles(|at, troubles| {
-            LinkError::ALL.iter().for_each(|each| tell(at, each.name(), troubles.of(*each)));
+            let named = |each: &LinkError| (at, each.name(), troubles.of(*each));
+            stats.link_errors.extend(LinkError::ALL.iter().map(named));
         });
     }
 

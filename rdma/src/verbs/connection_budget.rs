@@ -50,12 +50,14 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) fn tell(self, tell: &mut dyn FnMut(&'static str, u64)) {
+    pub(super) fn named(self) -> [(&'static str, u64); 4] {
         let Counts { made, destroyed, nanos, pauses } = self;
-        tell("queue_pairs_created", made);
-        tell("queue_pairs_destroyed", destroyed);
-        tell("connection_microseconds", nanos / 1000);
-        tell("connection_pauses", pauses);
+        [
+            ("queue_pairs_created", made),
+            ("queue_pairs_destroyed", destroyed),
+            ("connection_microseconds", nanos / 1000),
+            ("connection_pauses", pauses),
+        ]
     }
 }
 

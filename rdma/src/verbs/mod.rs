@@ -45,8 +45,8 @@ use ffi::{
 use work_requests::{Flight, Table};
 
 use crate::{
-    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Qp, QpLimits, Reason,
-    Region, RemoteRegion, Tag, Wake, Work, limits,
+    Buf, Completion, Event, Fabric, FabricError, FabricStats, Fault, Incoming, Initiator, Qp,
+    QpLimits, Reason, Region, RemoteRegion, Tag, Wake, Work, limits,
 };
 
 /// Completions fetched at once.
@@ -480,8 +480,8 @@ impl Fabric for Verbs {
         self.allowance.allows(self.now)
     }
 
-    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.counts.tell(tell);
+    fn stats(&self, stats: &mut FabricStats) {
+        stats.counters.extend(self.counts.named());
     }
 
     fn defers_sends(&self) -> bool {

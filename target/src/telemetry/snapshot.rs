@@ -2,6 +2,7 @@
 //! reactors' threads; it takes their locks for as long as it takes to copy pointers.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -116,6 +117,7 @@ fn operations(kind: Kind, tally: &Tally) -> Operations {
 fn one(index: usize, observer: &ReactorStats, stats: &PollStats) -> Reactor {
     let gauges = &observer.gauges;
     let refusals = Cause::NAMES.iter().zip(&gauges.refusals);
+    let fabric = observer.fabric();
     Reactor {
         index: index as u32,
         turns: stats.turns.load(Ordering::Relaxed),
@@ -130,14 +132,14 @@ fn one(index: usize, observer: &ReactorStats, stats: &PollStats) -> Reactor {
         waiters: gauges.waiters.load(Ordering::Relaxed),
         slow: observer.slow().1,
         refusals: refusals.map(|(name, n)| count(name, n.load(Ordering::Relaxed))).collect(),
-        datagrams: observer.fabric().into_iter().map(|(name, n)| count(name, n)).collect(),
-        troubles: troubles(observer),
+        datagrams: fabric.counters.into_iter().map(|(name, n)| count(name, n)).collect(),
+        troubles: troubles(fabric.link_errors),
     }
 }
 
-fn troubles(observer: &ReactorStats) -> Vec<Troubles> {
+fn troubles(link_errors: Vec<(IpAddr, &'static str, u64)>) -> Vec<Troubles> {
     let mut all: Vec<Troubles> = Vec::new();
-    for (at, name, n) in observer.troubles() {
+    for (at, name, n) in link_errors {
         let address = at.to_string();
         match all.last_mut().filter(|last| last.address == address) {
             Some(last) => last.counts.push(count(name, n)),

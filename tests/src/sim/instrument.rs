@@ -2,7 +2,7 @@
 //! entered in a ledger, so that one which is in two hands shows at once, and each crossing is a
 //! line of the trace.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -10,8 +10,8 @@ use std::time::Instant;
 use nvme::{Cqe, Sqe};
 use nvmfd::blockdev::{BlockDevice, DeviceId, IoCompletion, IoRequest};
 use rdma::{
-    Buf, Completion, Event, Fabric, FabricError, Incoming, Initiator, PoolPlan, Qp, QpLimits,
-    Region, RemoteRegion, Tag, Wake, Work,
+    Buf, Completion, Event, Fabric, FabricError, FabricStats, Incoming, Initiator, PoolPlan, Qp,
+    QpLimits, Region, RemoteRegion, Tag, Wake, Work,
 };
 
 use super::trace::Trace;
@@ -210,12 +210,8 @@ impl<F: Fabric> Fabric for Seam<F> {
         self.fabric.defers_sends()
     }
 
-    fn counters(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.fabric.counters(tell);
-    }
-
-    fn troubles(&self, tell: &mut dyn FnMut(IpAddr, &'static str, u64)) {
-        self.fabric.troubles(tell);
+    fn stats(&self, stats: &mut FabricStats) {
+        self.fabric.stats(stats);
     }
 
     fn admit(&mut self, qp: Qp) {

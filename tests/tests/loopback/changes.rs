@@ -47,7 +47,7 @@ fn place(target: &TestTarget, port: u16) -> (SocketAddr, String, Options) {
 /// Waits until hosts have sent so many messages to set up connections, and reactors have read them.
 fn hear(view: &TargetView, all: u64) {
     let messages = || -> u64 {
-        let told = view.shared.observers().iter().flat_map(|observer| observer.fabric());
+        let told = view.shared.observers().iter().flat_map(|observer| observer.fabric().counters);
         told.filter(|(name, _)| *name == "message").map(|(_, count)| count).sum()
     };
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -467,8 +467,7 @@ impl PollGroup {
             .into_iter()
             .zip(totals)
             .for_each(|(to, n)| to.store(n, Ordering::Relaxed));
-        observer.set_fabric(|tell| lent.fabric.counters(tell));
-        observer.set_troubles(|tell| lent.fabric.troubles(tell));
+        observer.set_fabric(|stats| lent.fabric.stats(stats));
     }
 
     fn since_ns(&self, now: Instant) -> u64 {

@@ -1,20 +1,14 @@
 //! What one reactor makes known of itself.
 
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::Nqn;
+use rdma::FabricStats;
 
 use super::io_stats::{Book, IoStats, Rows};
 use super::slow_log::{SlowCommand, SlowLog};
 use crate::core::diag::log_limiter::Totals;
-
-/// Counters that a fabric may have.
-const MOST_COUNTERS: usize = 64;
-
-/// And those that it keeps by address.
-const MOST_TROUBLES: usize = 256;
 
 /// What a reactor counts, for everyone to read.
 #[derive(Debug, Default)]
@@ -42,8 +36,7 @@ pub struct ReactorStats {
     slow: Mutex<SlowLog>,
     /// From how many nanoseconds on a command is slow; none is as slow as `u64::MAX`.
     slow_ns: AtomicU64,
-    fabric: Mutex<Vec<(&'static str, u64)>>,
-    troubles: Mutex<Vec<(IpAddr, &'static str, u64)>>,
+    fabric: Mutex<FabricStats>,
     /// As of the last look, a few times a second.
     pub gauges: Gauges,
 }
@@ -71,8 +64,7 @@ impl Default for ReactorStats {
             book: Mutex::default(),
             slow: Mutex::default(),
             slow_ns: AtomicU64::new(u64::MAX),
-            fabric: Mutex::new(Vec::with_capacity(MOST_COUNTERS)),
-            troubles: Mutex::new(Vec::with_capacity(MOST_TROUBLES)),
+            fabric: Mutex::default(),
             gauges: Gauges::default(),
         }
     }
@@ -120,37 +112,16 @@ impl ReactorStats {
         lock(&self.slow).read()
     }
 
-    /// Takes over the counters of the fabric.
-    pub fn set_fabric(&self, tell: impl FnOnce(&mut dyn FnMut(&'static str, u64))) {
-        let mut counters = lock(&self.fabric);
-        counters.clear();
-        tell(&mut |name, count| {
-            if counters.len() < MOST_COUNTERS {
-                counters.push((name, count));
-            }
-        });
+    /// Lets the fabric write down what it has counted.
+    pub fn set_fabric(&self, write: impl FnOnce(&mut FabricStats)) {
+        let mut stats = lock(&self.fabric);
+        stats.clear();
+        write(&mut stats);
     }
 
-    /// Takes over what its connections have met, by the address here.
-    pub fn set_troubles(&self, tell: impl FnOnce(&mut dyn FnMut(IpAddr, &'static str, u64))) {
-        let mut troubles = lock(&self.troubles);
-        troubles.clear();
-        tell(&mut |at, name, count| {
-            if troubles.len() < MOST_TROUBLES {
-                troubles.push((at, name, count));
-            }
-        });
-    }
-
-    /// The same, as of the last look.
+    /// What the fabric has counted, as of the last look.
     #[must_use]
-    pub fn troubles(&self) -> Vec<(IpAddr, &'static str, u64)> {
-        lock(&self.troubles).clone()
-    }
-
-    /// The counters of the fabric, as of the last look.
-    #[must_use]
-    pub fn fabric(&self) -> Vec<(&'static str, u64)> {
+    pub fn fabric(&self) -> FabricStats {
         lock(&self.fabric).clone()
     }
 }
