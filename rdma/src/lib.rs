@@ -184,6 +184,40 @@ pub struct QpLimits {
 #[error("{0}")]
 pub struct FabricError(pub String);
 
+/// What a provider advises whoever drives it. Nothing breaks when that is not heeded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FabricHints {
+    /// Queue pairs that there may be at once, those in use among them: what the smallest device has.
+    /// Changes when a device comes or goes. By default `u32::MAX`: no limit is known.
+    pub queue_pairs_max: u32,
+    /// Connections have taken their share of the time, so that none should be opened now; who waits
+    /// asks again in a millisecond. Changes with each [`Fabric::open`], [`Fabric::accept`] and
+    /// [`Fabric::reject`], and with each poll.
+    pub connections_exhausted: bool,
+    /// What is queued fills what leaves at once, so that whoever has much more to queue had better
+    /// flush first: the peer gets something to do, and nothing is lost by it. Changes with each
+    /// [`Fabric::post`] and [`Fabric::flush`].
+    pub batch_full: bool,
+    /// The last poll has moved data, although it may have had nothing to report. More are probably on
+    /// their way, so that it pays to look again rather than to sleep.
+    pub receiving: bool,
+    /// A sleep that [`Wake::Needed`] prepares is not ended by the completion of a `Send` or a `Write`,
+    /// so that it is not known when that was. Never changes.
+    pub sends_deferred: bool,
+}
+
+impl Default for FabricHints {
+    fn default() -> FabricHints {
+        FabricHints {
+            queue_pairs_max: u32::MAX,
+            connections_exhausted: false,
+            batch_full: false,
+            receiving: false,
+            sends_deferred: false,
+        }
+    }
+}
+
 /// What a provider has counted since it began. Names are lower case, with underscores.
 #[derive(Clone, Debug, Default)]
 pub struct FabricStats {
@@ -262,37 +296,13 @@ pub trait Fabric: Send {
     /// Hands everything queued to the device, one doorbell a queue pair.
     fn flush(&mut self);
 
-    /// How many queue pairs there may be at once, where there is a limit.
-    fn queue_pairs(&self) -> Option<u32> {
-        None
-    }
-
-    /// Whether a connection may be opened now. False: connections have taken their share of the time;
-    /// who waits asks again in a millisecond.
-    fn may_open(&self) -> bool {
-        true
-    }
-
-    /// Whether what is queued fills what leaves at once, so that whoever has much more to queue
-    /// had better flush first: the peer gets something to do, and nothing is lost by it.
-    fn has_enough(&self) -> bool {
-        false
-    }
-
     /// Appends what has happened to `batch`, in order, at most as much as `batch` has spare
     /// capacity for (and at least one event when there is any). Does not block.
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>);
 
-    /// Whether the last poll has moved data, although it may have had nothing to tell. More are
-    /// probably on their way, so that it pays to look again rather than to sleep.
-    fn is_lively(&self) -> bool {
-        false
-    }
-
-    /// Whether a sleep that [`Wake::Needed`] prepares is not ended by the completion of a `Send` or a
-    /// `Write`, so that it is not known when that was.
-    fn defers_sends(&self) -> bool {
-        false
+    /// What the provider advises now. It costs about as much as the call: asked for between commands.
+    fn hints(&self) -> FabricHints {
+        FabricHints::default()
     }
 
     /// Appends what the provider has counted to `stats`, always under the same names in the same order.

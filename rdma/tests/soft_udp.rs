@@ -158,22 +158,22 @@ fn messages_and_memory_move(pair: &mut Pair) {
 
 /// Data that lead to no event make it worth to look again; messages are events.
 #[test]
-fn whoever_is_written_to_is_lively() {
+fn whoever_is_written_to_is_receiving() {
     let mut pair = Pair::new(SocketAddr::new(address(13), PORT), address(14));
     let [_, at_target] = pair.qps;
     pair.send(true, 64, 1);
     pair.host.turn();
-    assert!(!pair.host.fabric.is_lively());
+    assert!(!pair.host.fabric.hints().receiving);
     let exposed = pair.expose(MIB, 1);
     let from = pair.target.data(MIB, 2);
     pair.target.fabric.post(at_target, 5, Work::Write { from, to: exposed.remote() });
     pair.target.fabric.flush();
     pair.host.turn();
-    assert!(pair.host.fabric.is_lively() && pair.host.events.is_empty());
+    assert!(pair.host.fabric.hints().receiving && pair.host.events.is_empty());
     let done = pair.done(true);
     pair.target.pool.give(done.work.into_buf());
     pair.host.turn();
-    assert!(!pair.host.fabric.is_lively());
+    assert!(!pair.host.fabric.hints().receiving);
     let buf = pair.host.fabric.deregister_remote(exposed);
     pair.host.pool.give(buf);
     pair.leave();
@@ -226,12 +226,12 @@ fn who_has_written_a_train_is_told_that_it_is_enough() {
     let exposed = pair.expose(65_536, 1);
     for _ in 0..2 {
         for written in 0..15 {
-            assert!(!pair.target.fabric.has_enough(), "after {written}");
+            assert!(!pair.target.fabric.hints().batch_full, "after {written}");
             let from = pair.target.data(4096, 2);
             let work = Work::Write { from, to: exposed.remote() };
             pair.target.fabric.post(at_target, 5, work);
         }
-        assert!(pair.target.fabric.has_enough());
+        assert!(pair.target.fabric.hints().batch_full);
         pair.target.fabric.flush();
         for _ in 0..15 {
             let done = pair.done(true);
@@ -240,11 +240,11 @@ fn who_has_written_a_train_is_told_that_it_is_enough() {
         }
     }
     for written in 0..4 {
-        assert!(!pair.target.fabric.has_enough(), "after {written} large ones");
+        assert!(!pair.target.fabric.hints().batch_full, "after {written} large ones");
         let from = pair.target.data(65_536, 2);
         pair.target.fabric.post(at_target, 5, Work::Write { from, to: exposed.remote() });
     }
-    assert!(pair.target.fabric.has_enough());
+    assert!(pair.target.fabric.hints().batch_full);
     pair.target.fabric.flush();
     for _ in 0..4 {
         let done = pair.done(true);

@@ -214,7 +214,7 @@ impl Host {
         let Host { session, pool, wire, batch, .. } = self;
         let fabric = wire.fabric();
         fabric.poll(now, batch);
-        let any = !batch.is_empty() || fabric.is_lively();
+        let any = !batch.is_empty() || fabric.hints().receiving;
         let mut io = Io { pool, fabric, now };
         for event in batch.drain(..) {
             // Nothing else uses this fabric, and nobody connects to a host.

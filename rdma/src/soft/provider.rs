@@ -26,8 +26,8 @@ use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::LinkError;
 use super::udp::{Shared, SocketBuffers, Taken, Udp, is_due, train};
 use crate::{
-    Buf, Event, Fabric, FabricError, FabricStats, Incoming, Initiator, Qp, QpLimits, Region,
-    RemoteRegion, Tag, Wake, Work,
+    Buf, Event, Fabric, FabricError, FabricHints, FabricStats, Incoming, Initiator, Qp, QpLimits,
+    Region, RemoteRegion, Tag, Wake, Work,
 };
 
 /// How often a sleeper looks whether a request to connect, which is in other hands, was lost.
@@ -40,7 +40,7 @@ const FEW: u32 = 4;
 const MOST_BEHIND: Duration = Duration::from_millis(10);
 
 /// Bytes received at once that are more than the messages around data.
-const LIVELY_BYTES: usize = 4096;
+const RECEIVING_BYTES: usize = 4096;
 
 /// What a fabric is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -185,7 +185,7 @@ pub struct Soft {
     /// The first queue pair that wrote since then: how many bytes, how often.
     written: Option<(Qp, u32, u32)>,
     /// Data came with the last poll.
-    lively: bool,
+    receiving: bool,
     /// Since when timers wait until all that has come is read.
     behind: Option<Instant>,
     /// When it was told last that requests are passed over.
@@ -268,7 +268,7 @@ impl Soft {
             now: Instant::now(),
             posted: false,
             written: None,
-            lively: false,
+            receiving: false,
             behind: None,
             told: None,
         }
@@ -350,6 +350,14 @@ impl Soft {
     /// When it has been moved to another thread while memory was exposed.
     fn stay(&mut self) {
         self.endpoint.memory().stay();
+    }
+
+    /// Whether there is a train, but not of so few writes that looking around between them costs more
+    /// than it brings. Of one queue pair only: with several peers each shall have as much.
+    fn has_train(&self) -> bool {
+        self.written.is_some_and(|(qp, bytes, count)| {
+            count >= FEW && bytes >= train::payload_bytes(self.endpoint.path_mtu(qp))
+        })
     }
 
     /// Hands out events until the batch is `end` long.
@@ -442,16 +450,13 @@ impl Fabric for Soft {
         self.transmit();
     }
 
-    fn queue_pairs(&self) -> Option<u32> {
-        Some(self.endpoint.queue_pairs())
-    }
-
-    /// A train, but not of so few writes that looking around between them costs more than it brings.
-    /// Of one queue pair only: with several peers each shall have as much.
-    fn has_enough(&self) -> bool {
-        self.written.is_some_and(|(qp, bytes, count)| {
-            count >= FEW && bytes >= train::payload_bytes(self.endpoint.path_mtu(qp))
-        })
+    fn hints(&self) -> FabricHints {
+        FabricHints {
+            queue_pairs_max: self.endpoint.queue_pairs(),
+            batch_full: self.has_train(),
+            receiving: self.receiving,
+            ..FabricHints::default()
+        }
     }
 
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {
@@ -472,7 +477,7 @@ impl Fabric for Soft {
         self.wire.follow(&mut self.endpoint);
         let room = end - batch.len();
         let taken = self.wire.receive(now, &mut self.endpoint, &self.region, room);
-        self.lively = taken.bytes >= LIVELY_BYTES;
+        self.receiving = taken.bytes >= RECEIVING_BYTES;
         self.handle_timeout(now, taken.all);
         self.endpoint.follow(now);
         self.tell_troubles(now);
@@ -494,10 +499,6 @@ impl Fabric for Soft {
             let named = |each: &LinkError| (at, each.name(), troubles.of(*each));
             stats.link_errors.extend(LinkError::ALL.iter().map(named));
         });
-    }
-
-    fn is_lively(&self) -> bool {
-        self.lively
     }
 
     /// Whatever comes ends the sleep, also the acknowledgement of a send: it is a datagram as any

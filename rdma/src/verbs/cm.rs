@@ -381,6 +381,7 @@ impl Verbs {
         // Its announcements would never end, or never come.
         let _ = self.epoll.delete(attached.device.fd());
         tracing::error!(device = %attached.device.ability.name, "the RDMA device is gone");
+        self.count_queue_pairs();
         for index in 0..self.connections.len() {
             let qp = Qp(index as u32);
             if self.connection(qp).is_some_and(|c| c.device_key() == Some(key)) {

@@ -13,25 +13,27 @@ const PARTS: u32 = 4;
 /// What they may take at once: several hosts with all their queues.
 const BURST: Duration = Duration::from_millis(10);
 
-/// The time that connections have taken, as the moment at which it will have been made up for.
+/// The time that connections have taken, as the moment from which they may take more: [`BURST`] before it
+/// will have been made up for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
-    settled: Instant,
+    next: Instant,
 }
 
 impl Allowance {
     pub(super) fn new(now: Instant) -> Allowance {
-        Allowance { settled: now }
+        Allowance { next: now.checked_sub(BURST * PARTS).unwrap_or(now) }
     }
 
     /// Connections have taken so much.
     pub(super) fn spend(&mut self, now: Instant, taken: Duration) {
-        self.settled = self.settled.max(now) + taken * PARTS;
+        let rested = now.checked_sub(BURST * PARTS).unwrap_or(now);
+        self.next = self.next.max(rested) + taken * PARTS;
     }
 
     /// When they may take more.
     pub(super) fn next(&self) -> Instant {
-        self.settled.checked_sub(BURST * PARTS).unwrap_or(self.settled)
+        self.next
     }
 
     /// Whether they may now.

@@ -45,8 +45,8 @@ use ffi::{
 use work_requests::{Flight, Table};
 
 use crate::{
-    Buf, Completion, Event, Fabric, FabricError, FabricStats, Fault, Incoming, Initiator, Qp,
-    QpLimits, Reason, Region, RemoteRegion, Tag, Wake, Work, limits,
+    Buf, Completion, Event, Fabric, FabricError, FabricHints, FabricStats, Fault, Incoming,
+    Initiator, Qp, QpLimits, Reason, Region, RemoteRegion, Tag, Wake, Work, limits,
 };
 
 /// Completions fetched at once.
@@ -98,6 +98,8 @@ pub struct Verbs {
     epoll: Epoll,
     region: Arc<Region>,
     load: Load,
+    /// What the smallest device has.
+    queue_pairs_max: u32,
     /// Handles that may be used again, and those whose `Gone` the driver has in its hands.
     vacant: Vec<Qp>,
     departed: Vec<Qp>,
@@ -158,6 +160,7 @@ impl Verbs {
             epoll,
             region,
             load,
+            queue_pairs_max: limits::QUEUE_PAIRS,
             vacant: Vec::new(),
             departed: Vec::new(),
             dirty: Vec::new(),
@@ -209,7 +212,15 @@ impl Verbs {
             removed: false,
             announced: false,
         });
+        self.count_queue_pairs();
         Ok(device)
+    }
+
+    /// To be called when a device has come or gone.
+    fn count_queue_pairs(&mut self) {
+        let devices = self.devices.iter().filter(|d| !d.removed);
+        let least = devices.map(|d| d.device.ability.queue_pairs).min();
+        self.queue_pairs_max = least.unwrap_or(u32::MAX).min(limits::QUEUE_PAIRS);
     }
 
     /// The device of an id, opened when it is new.
@@ -470,22 +481,17 @@ impl Fabric for Verbs {
         self.charged(|this| this.open_connection(incoming, limits))
     }
 
-    fn queue_pairs(&self) -> Option<u32> {
-        let devices = self.devices.iter().filter(|d| !d.removed);
-        let least = devices.map(|d| d.device.ability.queue_pairs).min();
-        Some(least.unwrap_or(u32::MAX).min(limits::QUEUE_PAIRS))
-    }
-
-    fn may_open(&self) -> bool {
-        self.allowance.allows(self.now)
+    fn hints(&self) -> FabricHints {
+        FabricHints {
+            queue_pairs_max: self.queue_pairs_max,
+            connections_exhausted: !self.allowance.allows(self.now),
+            sends_deferred: true,
+            ..FabricHints::default()
+        }
     }
 
     fn stats(&self, stats: &mut FabricStats) {
         stats.counters.extend(self.counts.named());
-    }
-
-    fn defers_sends(&self) -> bool {
-        true
     }
 
     fn accept(&mut self, qp: Qp, private_data: &[u8]) {

@@ -131,8 +131,8 @@ impl Reactor {
         // What was too little to be sent by itself waits once for what hosts have just asked for.
         let wait = take(&mut self.left) && self.reaped.is_empty() && !self.events.is_empty();
         self.done.extend(self.reaped.drain(..));
-        let mut worked = !(self.done.is_empty() && self.woken.is_empty());
-        worked |= !self.events.is_empty() || self.parts.fabric.is_lively();
+        let nothing = self.done.is_empty() && self.woken.is_empty() && self.events.is_empty();
+        let mut worked = !nothing || self.parts.fabric.hints().receiving;
         worked |= self.hear(now);
         if !wait {
             self.answer(now);
@@ -184,7 +184,7 @@ impl Reactor {
         // later.
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
-        if needed && self.parts.fabric.defers_sends() {
+        if needed && self.parts.fabric.hints().sends_deferred {
             self.queues.nap(now);
         }
         self.parts.fabric.arm(wake);
@@ -254,7 +254,8 @@ mod tests {
 
     use nvme::cm;
     use rdma::{
-        Completion, FabricError, Fault, Incoming, PoolPlan, Qp, QpLimits, Reason, Tag, Work,
+        Completion, FabricError, FabricHints, Fault, Incoming, PoolPlan, Qp, QpLimits, Reason, Tag,
+        Work,
     };
 
     use crate::core::message::{Sender, mailbox};
@@ -273,8 +274,8 @@ mod tests {
         deadline: Option<Instant>,
         /// What the last sleep was to be woken by.
         wake: Option<Wake>,
-        /// What it says when asked whether it has enough; after that: no.
-        enough: VecDeque<bool>,
+        /// Whether the batch is full, each time that is asked; after that: no.
+        batch_full: VecDeque<bool>,
     }
 
     struct Scripted(Arc<Mutex<Script>>);
@@ -295,8 +296,9 @@ mod tests {
             self.0.lock().unwrap().posted.push_back((tag, work));
         }
         fn flush(&mut self) {}
-        fn has_enough(&self) -> bool {
-            self.0.lock().unwrap().enough.pop_front().unwrap_or(false)
+        fn hints(&self) -> FabricHints {
+            let batch_full = self.0.lock().unwrap().batch_full.pop_front().unwrap_or(false);
+            FabricHints { batch_full, ..FabricHints::default() }
         }
         fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {
             let mut script = self.0.lock().unwrap();
@@ -456,11 +458,11 @@ mod tests {
         // Of no queue, as if that had gone.
         let done = |tag| IoCompletion { tag, buf: None, outcome: Ok(()) };
         reactor.reaped.extend([1, 2, 3, 4].map(done));
-        script.lock().unwrap().enough.extend([false, false, true]);
+        script.lock().unwrap().batch_full.extend([false, false, true]);
         assert!(reactor.turn(now));
         assert_eq!(left(&reactor), [3, 4]);
 
-        script.lock().unwrap().enough.extend([false, true]);
+        script.lock().unwrap().batch_full.extend([false, true]);
         assert!(reactor.turn(now));
         assert_eq!(left(&reactor), [4], "nobody has said anything: no reason to wait");
 

@@ -16,8 +16,8 @@ use nvmfd::core::registry::Registry;
 use nvmfd::core::shared::Shared;
 use nvmfd::worker::Workers;
 use rdma::{
-    Completion, Event, Fabric, FabricError, Fault, Incoming, Pool, PoolPlan, Qp, QpLimits, Reason,
-    Tag, Wake, Work,
+    Completion, Event, Fabric, FabricError, FabricHints, Fault, Incoming, Pool, PoolPlan, Qp,
+    QpLimits, Reason, Tag, Wake, Work,
 };
 
 pub(crate) const LIMITS: Limits =
@@ -37,7 +37,7 @@ pub(crate) struct Recorder {
     pub(crate) is_busy: bool,
     /// It has so many queue pairs.
     pub(crate) queue_pairs: Option<u32>,
-    /// How often that was asked: once whenever all connections are counted.
+    /// How often it was asked for its hints: once whenever all connections are counted.
     pub(crate) counted: Cell<u32>,
     /// Whom each queue pair was made for.
     pub(crate) hosts: Vec<IpAddr>,
@@ -69,12 +69,13 @@ impl Fabric for Recorder {
         self.posted.entry(qp.0).or_default().push((tag, work));
     }
     fn flush(&mut self) {}
-    fn queue_pairs(&self) -> Option<u32> {
+    fn hints(&self) -> FabricHints {
         self.counted.set(self.counted.get() + 1);
-        self.queue_pairs
-    }
-    fn may_open(&self) -> bool {
-        !self.is_busy
+        FabricHints {
+            queue_pairs_max: self.queue_pairs.unwrap_or(u32::MAX),
+            connections_exhausted: self.is_busy,
+            ..FabricHints::default()
+        }
     }
     fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {}
     fn arm(&mut self, _: Wake) -> Option<Instant> {

@@ -10,8 +10,8 @@ use std::time::Instant;
 use nvme::{Cqe, Sqe};
 use nvmfd::blockdev::{BlockDevice, DeviceId, IoCompletion, IoRequest};
 use rdma::{
-    Buf, Completion, Event, Fabric, FabricError, FabricStats, Incoming, Initiator, PoolPlan, Qp,
-    QpLimits, Region, RemoteRegion, Tag, Wake, Work,
+    Buf, Completion, Event, Fabric, FabricError, FabricHints, FabricStats, Incoming, Initiator,
+    PoolPlan, Qp, QpLimits, Region, RemoteRegion, Tag, Wake, Work,
 };
 
 use super::trace::Trace;
@@ -206,8 +206,8 @@ impl<F: Fabric> Fabric for Seam<F> {
         self.fabric.reject(incoming, private_data);
     }
 
-    fn defers_sends(&self) -> bool {
-        self.fabric.defers_sends()
+    fn hints(&self) -> FabricHints {
+        self.fabric.hints()
     }
 
     fn stats(&self, stats: &mut FabricStats) {

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use nvme::cm;
-use rdma::{Incoming, Qp, Source, limits};
+use rdma::{FabricHints, Incoming, Qp, Source, limits};
 
 use super::{PollGroup, Resources};
 use crate::core::diag::cause::{Cause, DisconnectRecord};
@@ -83,9 +83,9 @@ struct Census {
 }
 
 impl Census {
-    fn take(queues: &PollGroup, lent: &Resources<'_>) -> Census {
-        let (receives, queue_pairs) = (lent.pool.plan().receives, lent.fabric.queue_pairs());
-        let least = queue_pairs.map_or(1, |most| receives.div_ceil(most.max(1)));
+    fn take(queues: &PollGroup, queue_pairs_max: u32, lent: &Resources<'_>) -> Census {
+        let receives = lent.pool.plan().receives;
+        let least = receives.div_ceil(queue_pairs_max.max(1));
         let promised = lent.shared.registry.promised_receives(lent.now);
         let (named, open, closing, shares) = (0, 0, 0, BTreeMap::new());
         let mut census = Census { most: receives, named, open, closing, shares, promised };
@@ -177,17 +177,18 @@ impl PollGroup {
         if self.opened.1 >= MOST_OPENED {
             return Err(self.opened.0 + DISPLACEMENT);
         }
-        if !lent.fabric.may_open() {
+        let FabricHints { connections_exhausted, queue_pairs_max, .. } = lent.fabric.hints();
+        if connections_exhausted {
             return Err(lent.now + DISPLACEMENT);
         }
         let source = Source::from(incoming.remote.ip());
-        let census = Census::take(self, lent);
+        let census = Census::take(self, queue_pairs_max, lent);
         let left = census.left();
         if census.closing > 0 && census.open + census.closing >= left / 8 * 7 {
             return Err(lent.now + DISPLACEMENT);
         }
         // What was promised may be all that there is.
-        let is_short = census.is_promised_more(source) && self.is_short(lent);
+        let is_short = census.is_promised_more(source) && self.is_short(queue_pairs_max, lent);
         if is_short && census.closing > 0 {
             return Err(lent.now + DISPLACEMENT);
         }
@@ -220,11 +221,10 @@ impl PollGroup {
     }
 
     /// Whether there is no more room for an I/O queue with all the entries that it may have.
-    fn is_short(&self, lent: &Resources<'_>) -> bool {
+    fn is_short(&self, queue_pairs_max: u32, lent: &Resources<'_>) -> bool {
         let (_, receives, _) = lent.pool.free();
-        let queue_pairs = lent.fabric.queue_pairs().unwrap_or(u32::MAX);
         receives < u32::from(self.limits.queue_depth) + RECEIVES_FOR_ADMIN
-            || self.count >= queue_pairs as usize
+            || self.count >= queue_pairs_max as usize
     }
 
     /// Rejects a request: there is no room for it, and others need what comes free.

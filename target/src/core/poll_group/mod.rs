@@ -206,7 +206,7 @@ impl PollGroup {
         while !done.is_empty() {
             let (_, queues, mut io) = self.split(lent);
             let finished = loop {
-                if io.fabric.has_enough() {
+                if io.fabric.hints().batch_full {
                     return;
                 }
                 let Some(done) = done.pop_front() else { return };
