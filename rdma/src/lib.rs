@@ -251,83 +251,104 @@ pub enum Wake {
 ///
 /// A turn is: `poll`, act on the events (`post` ..), `flush`. Before sleeping on `fd`: `arm`,
 /// then `poll` once more, and sleep only when that brought nothing.
+///
+/// No method blocks. Only calls whose failure the caller can act upon at once return a [`FabricError`];
+/// whatever happens to a connection after that is told by [`Event::Gone`]. A handle that is unknown, or
+/// whose connection has ended, is no mistake, for the driver hears of the end later than the fabric:
+/// `post` gives the work back, all else does nothing. Each method names what of rdma-core it stands for,
+/// where that is one thing.
 pub trait Fabric: Send {
     /// Starts to accept connections at `at` (an unspecified address means all). Requests arrive
-    /// as [`Event::Incoming`].
+    /// as [`Event::Incoming`], until [`Fabric::unlisten`] or [`Event::ListenerLost`].
+    /// (`rdma_bind_addr`, `rdma_listen`.)
     ///
     /// # Errors
     /// The address is not ours, is taken, or has no device of this provider.
     fn listen(&mut self, at: SocketAddr) -> Result<(), FabricError>;
 
-    /// Stops accepting at `at`. Connections made there stay.
+    /// Stops accepting at `at`. Requests that have been reported, and connections made there, stay.
+    /// (`rdma_destroy_id` of the listener.)
     fn unlisten(&mut self, at: SocketAddr);
 
     /// Creates the queue pair that will serve `incoming`: receives may be posted at once, and
-    /// must be posted before [`Fabric::accept`]. Takes the request over; on error it has been
-    /// rejected without private data.
+    /// must be posted before [`Fabric::accept`], as the peer may send as soon as it has the reply.
+    /// Takes the request over; on error it has been rejected without private data.
+    /// (`rdma_migrate_id` where another fabric was asked, `rdma_create_qp`.)
     ///
     /// # Errors
-    /// The device or the system has no room.
+    /// The device or the system has no room; nobody listens there any more; the request is another
+    /// provider's.
     fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError>;
 
-    /// Answers the request of an opened queue pair with a reply that carries `private_data`
-    /// (at most 196 bytes). Failure shows as [`Event::Gone`].
+    /// Answers the request of an opened queue pair with a reply that carries `private_data`: at most
+    /// 196 bytes, which is what a REP has (IBTA volume 1, 12.6.8). Once for each `open`. Failure
+    /// shows as [`Event::Gone`]. (`rdma_accept`.)
     fn accept(&mut self, qp: Qp, private_data: &[u8]);
 
-    /// Refuses a request; the peer sees a consumer-defined reject with `private_data` (at most
-    /// 148 bytes).
+    /// Refuses a request that has not been opened; the peer sees a consumer-defined reject (reason
+    /// 28) with `private_data`, at most the 148 bytes of a REJ (IBTA volume 1, 12.6.7).
+    /// (`rdma_reject`.)
     fn reject(&mut self, incoming: Incoming, private_data: &[u8]);
 
-    /// Says that the peer of an accepted connection has been let in: it has done what the user demands
-    /// of newcomers. A provider may pass over requests from where connections keep coming up and ending
-    /// before that; so who asks for this (of the provider `soft` by its configuration) says it of every
-    /// connection, once, as soon as it is so. Unknown handles are ignored.
-    fn admit(&mut self, qp: Qp) {
-        let _ = qp;
-    }
-
-    /// Ends a connection: all posted work comes home, then [`Event::Gone`]. Idempotent; unknown
-    /// handles are ignored.
+    /// Ends a connection: all posted work comes home, then [`Event::Gone`]. Idempotent. (`rdma_disconnect`,
+    /// the queue pair to the state Error; when all is flushed, `rdma_destroy_qp` and `rdma_destroy_id`.)
     fn disconnect(&mut self, qp: Qp);
 
-    /// Queues one piece of work. Nothing reaches the peer before [`Fabric::flush`].
+    /// Queues one piece of work, whose buffer is the fabric's until its [`Event::Done`]. Nothing
+    /// reaches the peer before [`Fabric::flush`]. More receives or sends at once than the [`QpLimits`] of
+    /// the queue pair allow may end the connection. Never fails: see the contract above. (A work request
+    /// in the chain of its queue pair.)
     fn post(&mut self, qp: Qp, tag: Tag, work: Work);
 
-    /// Hands everything queued to the device, one doorbell a queue pair.
+    /// Hands everything queued to the device, one doorbell a queue pair. (`ibv_post_recv` and
+    /// `ibv_post_send` of the chains.)
     fn flush(&mut self);
 
     /// Appends what has happened to `batch`, in order, at most as much as `batch` has spare
-    /// capacity for (and at least one event when there is any). Does not block.
+    /// capacity for (and at least one event when there is any). `now` never runs backwards; calls that
+    /// bring no time use that of the last poll. (`ibv_poll_cq`, `rdma_get_cm_event`.)
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>);
 
-    /// What the provider advises now. It costs about as much as the call: asked for between commands.
+    /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns
+    /// [`Fabric::deadline`]. Holds for one sleep. (`ibv_req_notify_cq`, of the completion queue of sends
+    /// only for [`Wake::Any`].)
+    fn arm(&mut self, wake: Wake) -> Option<Instant>;
+
+    /// When the provider is to be polled even if nothing comes, if ever: a timer of its own. Whoever
+    /// polls or flushes after [`Fabric::arm`] asks for it once more: there may be an earlier one.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// Becomes readable when there is something to poll (after `arm`). Stays the same for life. (An
+    /// epoll instance over the completion channels and the event channel.)
+    fn fd(&self) -> RawFd;
+
+    /// What the provider advises now. Cheap: it is asked for between commands.
     fn hints(&self) -> FabricHints {
         FabricHints::default()
     }
 
-    /// Appends what the provider has counted to `stats`, always under the same names in the same order.
-    /// Asked for a few times a second.
+    /// Appends what the provider has counted to `stats`, always under the same names in the same
+    /// order. Asked for a few times a second.
     fn stats(&self, stats: &mut FabricStats) {
         let _ = stats;
     }
 
-    /// Prepares for sleep: from now on any new event makes [`Fabric::fd`] readable. Returns
-    /// [`Fabric::deadline`].
-    fn arm(&mut self, wake: Wake) -> Option<Instant>;
-
-    /// The provider's own next deadline, if it has one. Whoever polls or flushes after
-    /// [`Fabric::arm`] asks for it once more: there may be an earlier one.
-    fn deadline(&self) -> Option<Instant>;
-
-    /// Becomes readable when there is something to poll (after `arm`). Stays the same for life.
-    fn fd(&self) -> RawFd;
+    /// Says that the peer of an accepted connection has been let in: it has done what the user demands
+    /// of newcomers. A provider may pass over requests from where connections keep coming up and ending
+    /// before that; so who asks for this (of the provider `soft` by its configuration) says it of every
+    /// connection, once, as soon as it is so.
+    fn admit(&mut self, qp: Qp) {
+        let _ = qp;
+    }
 }
 
 /// What only the end uses that asks for connections: a host. A target never does.
 pub trait Initiator: Fabric {
-    /// Asks a listener at `to` for a connection, with at most 56 bytes of `private_data`. Receives
-    /// may be posted at once, everything else after [`Event::Established`]. A peer that refuses
-    /// shows as [`Event::Gone`] with [`Reason::Rejected`], any other failure as `Gone` as well.
+    /// Asks a listener at `to` for a connection, with at most 56 bytes of `private_data`: those of a
+    /// REQ without the header of the IP service (IBTA volume 1, 12.6.5 and annex A11). Receives may be
+    /// posted at once, everything else after [`Event::Established`]. A peer that refuses shows as
+    /// [`Event::Gone`] with [`Reason::Rejected`], any other failure as `Gone` as well.
+    /// (`rdma_resolve_addr`, `rdma_resolve_route`, `rdma_create_qp`, `rdma_connect`.)
     ///
     /// # Errors
     /// There is no route, no device for it, or the system has no room.
@@ -340,13 +361,13 @@ pub trait Initiator: Fabric {
 
     /// Lets peers read and write the window of `buf`, until [`Initiator::deregister_remote`]: what a
     /// host does with the data buffers of its commands. `qp`, which must be established, says through
-    /// which device; every peer connected through that may use the key.
+    /// which device; every peer connected through that may use the key. (`ibv_reg_mr`.)
     ///
     /// # Errors
     /// The provider or the device cannot; the buffer comes back.
     fn register_remote(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)>;
 
-    /// Takes the peers' access away. The buffer is ours alone again.
+    /// Takes the peers' access away. The buffer is ours alone again. (`ibv_dereg_mr`.)
     fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
         region.into_buf()
     }
