@@ -17,6 +17,7 @@ use rdma::{Pool, SpinBudget};
 use tracing::{info, warn};
 
 use crate::blockdev::Torn;
+use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, Spin, memory_estimate};
 use crate::core::controller::Limits;
@@ -146,6 +147,7 @@ impl RunningTarget {
             keyring.revoke(revoked_hosts::read(folder).map_err(Fatal)?);
         }
         let stores = DeviceTable::new(folder, config.reactor.count());
+        let pool = stores.opening();
         let next = Transition::open(&config, &stores, &Catalogs::new())?;
         let boxes: Vec<_> = (0..config.reactor.count())
             .map(|_| mailbox())
@@ -185,7 +187,7 @@ impl RunningTarget {
         );
         let pending = Arc::clone(shelf.pending());
         let shelf = Arc::new(Mutex::new(shelf));
-        let steward = steward_of(steward, &shelf, &shared)?;
+        let steward = steward_of(steward, &shelf, &shared, pool)?;
         let mut target = RunningTarget {
             provider,
             registry,
@@ -533,10 +535,11 @@ fn steward_of(
     steward: NamespaceAdmin,
     shelf: &Arc<Mutex<Provisioner>>,
     shared: &Arc<Shared>,
+    pool: Arc<BlockingPool>,
 ) -> Result<(JoinHandle<()>, mpsc::Sender<ns_management::WorkerMessage>), Fatal> {
     let (words, shelf, shared) = (steward.sender(), Arc::clone(shelf), Arc::clone(shared));
     let builder = std::thread::Builder::new().name("steward".to_owned());
-    let thread = builder.spawn(move || steward.run(&shelf, &shared));
+    let thread = builder.spawn(move || steward.run(&shelf, &shared, &pool));
     let thread = thread.map_err(|e| Fatal(format!("no thread for orders of hosts: {e}")))?;
     Ok((thread, words))
 }

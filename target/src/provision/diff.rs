@@ -88,7 +88,7 @@ impl DeviceTable {
             trust: Arc::clone(&self.trust),
             linger: self.linger,
             is_starting: false,
-            attempt: CreatedFiles::default(),
+            attempt: CreatedFiles::new(&self.opening),
             owes_memory: false,
         };
         let looks = self.begin_looks(subsystems, (missing, due), &served);

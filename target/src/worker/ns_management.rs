@@ -6,8 +6,8 @@
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
 //! answered, so there are never more than there are slots.
 //!
-//! A format takes as long as its store takes to be erased. Each has a thread of its own, so it keeps
-//! nobody else waiting.
+//! A format takes as long as its store takes to be erased. Each is a task of the blocking pool, so it
+//! keeps nobody else waiting.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -17,6 +17,7 @@ use rdma::Tag;
 use tracing::error;
 
 use crate::blockdev::IoCompletion;
+use crate::blockdev::blocking::BlockingPool;
 use crate::core::message::Message;
 use crate::core::registry::Registry;
 use crate::core::sched::offload::NamespaceJob;
@@ -58,12 +59,17 @@ impl NamespaceAdmin {
     }
 
     /// Serves until told to stop.
-    pub(crate) fn run(self, shelf: &Arc<Mutex<Provisioner>>, shared: &Arc<Shared>) {
+    pub(crate) fn run(
+        self,
+        shelf: &Arc<Mutex<Provisioner>>,
+        shared: &Arc<Shared>,
+        pool: &BlockingPool,
+    ) {
         // Whoever formats has one more of these.
         let pass = Arc::new(());
         while let Ok(WorkerMessage::Order(order)) = self.words.recv() {
             if let NamespaceRequest::Format(wish) = order.what {
-                format(wish, &order, &pass, shelf, shared);
+                format(wish, &order, &pass, shelf, shared, pool);
                 continue;
             }
             let carried_out = ns_requests::carry_out(shelf, &order);
@@ -73,20 +79,21 @@ impl NamespaceAdmin {
     }
 }
 
-/// Has a thread format a namespace, and answer.
+/// Has a task format a namespace, and answer.
 fn format(
     wish: FormatRequest,
     order: &NamespaceJob,
     pass: &Arc<()>,
     shelf: &Arc<Mutex<Provisioner>>,
     shared: &Arc<Shared>,
+    pool: &BlockingPool,
 ) {
     let (nqn, reactor, tag) = (order.subsystem, order.reactor, order.tag);
     if Arc::strong_count(pass) > MOST_FORMATS {
         return answer(&shared.registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
     }
     let (pass, shelf, own) = (Arc::clone(pass), Arc::clone(shelf), Arc::clone(shared));
-    let spawned = std::thread::Builder::new().name("format".to_owned()).spawn(move || {
+    let spawned = pool.spawn(move || {
         let outcome = format_task::carry_out(nqn, wish, &shelf, &own);
         drop(pass);
         // Who stops waits for the answer, and may want to open the stores again then.
