@@ -155,7 +155,7 @@ impl RunningTarget {
             .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let senders: Vec<_> = boxes.iter().map(|(sender, _)| sender.clone()).collect();
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
-        let tender = DeviceMonitor::start(senders.clone());
+        let tender = DeviceMonitor::start(senders.clone(), Arc::clone(&pool));
         let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
         let tender = Arc::new(tender);
         let keeper = NamespaceStateWorker::new();

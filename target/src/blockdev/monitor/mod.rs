@@ -1,9 +1,9 @@
 //! Who looks after the stores: looks closer where something has failed, sees files that were
 //! shortened, and brings back into service what is there again.
 //!
-//! All of that may wait for a disk, so it is done by threads that nobody waits for: a file system or
-//! device that hangs keeps one of them, however many stores are on it, and the others look after the
-//! rest.
+//! All of that may wait for a disk, so it is done by tasks of the blocking pool that nobody waits for: a
+//! file system or device that hangs keeps one of them, however many stores are on it, and the others
+//! look after the rest.
 //!
 //! ```text
 //! in service ──(gone)──► down ──(the same is sound again)──────────────► in service
@@ -20,12 +20,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
+use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::{
     BackingConfig, BackingDevice, BackingKind, Condition, Detached, DeviceId, Health, Kind,
 };
@@ -41,8 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const HURRY: Duration = Duration::from_millis(2);
 /// How long a reactor, or an order of the operator, may take.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Threads that may hang in disks, each at a file system or device of its own.
-const MOST_HANDS: usize = 64;
+/// Tasks that may hang in disks, each at a file system or device of its own.
+const TASKS_MAX: usize = 64;
 /// Stands for the file system of the state directory.
 const RECORDS: u64 = u64::MAX;
 
@@ -308,17 +308,18 @@ pub trait Rings: std::fmt::Debug + Send + Sync {
     fn wake(&self);
 }
 
-/// The threads that look after stores.
+/// The tasks that look after stores.
 #[derive(Debug)]
 pub struct DeviceMonitor {
     shared: Arc<Shared>,
-    /// The first of its hands.
-    thread: JoinHandle<()>,
+    /// The end of the first of its tasks.
+    ended: Mutex<mpsc::Receiver<()>>,
 }
 
 #[derive(Debug)]
 struct Shared {
     rings: Box<dyn Rings>,
+    pool: Arc<BlockingPool>,
     book: Mutex<Book>,
     bell: Arc<Condvar>,
 }
@@ -330,9 +331,9 @@ struct Book {
     parting: Vec<Arc<BackingDevice>>,
     /// File systems and devices at which somebody is at work.
     busy: Vec<u64>,
-    /// Threads, and how many of them have nothing to do.
-    hands: usize,
-    resting: usize,
+    /// Tasks, and how many of them have nothing to do.
+    tasks: usize,
+    idle: usize,
     stopping: bool,
 }
 
@@ -341,15 +342,18 @@ impl DeviceMonitor {
     ///
     /// # Errors
     /// No thread to be had.
-    pub fn start(rings: impl Rings + 'static) -> std::io::Result<DeviceMonitor> {
-        // Two, so that nobody has to be hired while all stores are sound.
-        let busy = Vec::with_capacity(MOST_HANDS);
-        let book = Mutex::new(Book { hands: 2, busy, ..Book::default() });
+    pub(crate) fn start(
+        rings: impl Rings + 'static,
+        pool: Arc<BlockingPool>,
+    ) -> std::io::Result<DeviceMonitor> {
+        // Two, so that none has to be begun while all stores are sound.
+        let busy = Vec::with_capacity(TASKS_MAX);
+        let book = Mutex::new(Book { tasks: 2, busy, ..Book::default() });
         let rings = Box::new(rings);
-        let shared = Arc::new(Shared { rings, book, bell: Arc::default() });
-        let thread = hire(&shared)?;
-        hire(&shared)?;
-        Ok(DeviceMonitor { shared, thread })
+        let shared = Arc::new(Shared { rings, pool, book, bell: Arc::default() });
+        let ended = Mutex::new(begin_work(&shared)?);
+        begin_work(&shared)?;
+        Ok(DeviceMonitor { shared, ended })
     }
 
     /// From now on looks after a store that every ring has.
@@ -402,21 +406,20 @@ impl DeviceMonitor {
         if tended.renewing.swap(true, Ordering::Relaxed) {
             return Err(Untrusted::Silent);
         }
-        let (say, said) = mpsc::channel();
         let (own, store) = (Arc::clone(&self.shared), Arc::clone(tended));
         let waits = Arc::new(AtomicBool::new(true));
         let waited = Arc::clone(&waits);
-        let spawned = std::thread::Builder::new().name("trust".to_owned()).spawn(move || {
+        let spawned = self.shared.pool.spawn(move || {
             // Whoever does not wait any more was told that it is not trusted.
             let is_wanted = || waited.swap(false, Ordering::Relaxed);
             let outcome = own.trust(&store, is_wanted, tell);
             store.renewing.store(false, Ordering::Relaxed);
-            let _ = say.send(outcome);
+            outcome
         });
-        if let Err(error) = spawned {
+        let said = spawned.map_err(|error| {
             tended.renewing.store(false, Ordering::Relaxed);
-            return Err(Untrusted::Failing(format!("no thread to open it: {error}")));
-        }
+            Untrusted::Failing(format!("no thread to open it: {error}"))
+        })?;
         let outcome = said.recv_timeout(ANSWER);
         let outcome = match outcome {
             Err(_) if waits.swap(false, Ordering::Relaxed) => return Err(Untrusted::Silent),
@@ -438,9 +441,8 @@ impl DeviceMonitor {
             return;
         }
         let tell = move || telling.iter().for_each(|it| it.tell_what_is_lost());
-        let thread = std::thread::Builder::new().name("telling".to_owned()).spawn(tell);
-        while thread.as_ref().is_ok_and(|it| !it.is_finished()) && Instant::now() < deadline {
-            std::thread::sleep(HURRY);
+        if let Ok(told) = self.shared.pool.spawn(tell) {
+            let _ = told.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -461,9 +463,8 @@ impl DeviceMonitor {
         self.shared.bell.notify_all();
         tended.iter().for_each(|tended| self.shared.record_no_more(tended));
         drop((tended, parting));
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let _ = lock(&self.ended).recv_timeout(left);
     }
 }
 
@@ -475,12 +476,12 @@ enum Chore {
     Close(Arc<BackingDevice>),
 }
 
-/// One pair of hands: does what is due, one chore at a time. Whoever goes to work while nobody is
-/// left at rest has one more hired before, so a store that hangs keeps nobody from the others.
+/// One task of the pool: does what is due, one chore at a time. Where no other one is idle, one more
+/// is begun before it goes to work, so a store that hangs keeps nobody from the others.
 fn work(shared: &Arc<Shared>) {
     let mut wait = TICK;
     let mut book = lock(&shared.book);
-    book.resting += 1;
+    book.idle += 1;
     while !book.stopping {
         let Some((place, chore)) = book.due() else {
             // Somebody may want to open again what is on its way out.
@@ -489,22 +490,23 @@ fn work(shared: &Arc<Shared>) {
             (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
             continue;
         };
-        book.resting -= 1;
-        let short = book.resting == 0 && book.hands < MOST_HANDS;
-        if short && hire(shared).is_ok() {
-            book.hands += 1;
+        book.idle -= 1;
+        let short = book.idle == 0 && book.tasks < TASKS_MAX;
+        if short && begin_work(shared).is_ok() {
+            book.tasks += 1;
         }
         drop(book);
         shared.see_to(chore);
         book = lock(&shared.book);
         book.busy.retain(|busy| *busy != place);
-        book.resting += 1;
+        book.idle += 1;
     }
 }
 
-fn hire(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+/// Begins one more task, and returns what says that it has ended.
+fn begin_work(shared: &Arc<Shared>) -> std::io::Result<mpsc::Receiver<()>> {
     let own = Arc::clone(shared);
-    std::thread::Builder::new().name("tender".to_owned()).spawn(move || work(&own))
+    shared.pool.spawn(move || work(&own))
 }
 
 impl Book {

@@ -50,7 +50,7 @@ impl Bench {
         let tended =
             Arc::new(MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing));
         ring.attach(STORE, tended.backing()).unwrap();
-        let tender = DeviceMonitor::start(vec![sender]).unwrap();
+        let tender = DeviceMonitor::start(vec![sender], Arc::default()).unwrap();
         tender.tend(Arc::clone(&tended));
         Bench { ring, pool, mail, tender, tended, dir, late: false }
     }

@@ -48,8 +48,9 @@ fn config_of(folder: &Path, bytes: usize, block_size: u32, more: &str) -> Config
 fn shelf(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
-    let tender =
-        Arc::new(DeviceMonitor::start(Vec::<crate::core::message::Sender>::new()).unwrap());
+    let tender = Arc::new(
+        DeviceMonitor::start(Vec::<crate::core::message::Sender>::new(), Arc::default()).unwrap(),
+    );
     let stores = DeviceTable::new(config.state_directory.clone(), 0);
     let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
     let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));

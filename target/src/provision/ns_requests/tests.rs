@@ -54,8 +54,9 @@ fn shelf(config: &Config) -> Provisioner {
 fn empty_shelf(config: &Config, stores: DeviceTable) -> Provisioner {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
-    let tender =
-        Arc::new(DeviceMonitor::start(Vec::<crate::core::message::Sender>::new()).unwrap());
+    let tender = Arc::new(
+        DeviceMonitor::start(Vec::<crate::core::message::Sender>::new(), Arc::default()).unwrap(),
+    );
     let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));
     Provisioner::new(config.clone(), stores, shared, tender, ledger, false)
 }
