@@ -62,7 +62,6 @@ pub struct RunningTarget {
     reactors: Vec<Running>,
     keeper: (JoinHandle<()>, mpsc::Sender<WorkerMessage>),
     steward: (JoinHandle<()>, mpsc::Sender<ns_management::WorkerMessage>),
-    power: PowerLog,
     ledger: Option<UsageWriter>,
     waiting: Option<RetryThread>,
 }
@@ -199,7 +198,6 @@ impl RunningTarget {
             reactors,
             keeper,
             steward,
-            power,
             ledger: None,
             waiting: None,
         };
@@ -227,8 +225,7 @@ impl RunningTarget {
             });
         match started {
             Ok(()) => {
-                target.power.begin(Instant::now());
-                target.ledger = ledger.keep();
+                target.ledger = ledger.keep(power);
                 Ok(target)
             }
             Err(fatal) => {
@@ -401,7 +398,6 @@ impl RunningTarget {
         }
         let kept = deadline.max(Instant::now() + KEEPING);
         self.ledger.into_iter().for_each(|ledger| ledger.close(kept));
-        self.power.close(kept);
         self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
         self.tender.stop(deadline);
         let _ = self.keeper.1.send(WorkerMessage::Stop);

@@ -19,6 +19,7 @@ mod reactor;
 pub mod state;
 mod telemetry;
 pub mod worker;
+mod worker_thread;
 
 pub use daemon::{Liveness, RunningTarget};
 pub use error::Fatal;

@@ -468,7 +468,10 @@ mod tests {
         let all: Vec<_> = (0..MOST_AT_WORK)
             .map(|at| {
                 let hang = hang();
-                pool.begin(Path::new(&format!("/hangs/{at}")), move || Ok(hang()))
+                pool.begin(Path::new(&format!("/hangs/{at}")), move || {
+                    hang();
+                    Ok(())
+                })
             })
             .collect();
         let hanging: Vec<_> = (0..MOST_AT_WORK).map(|_| pool.spawn(hang()).unwrap()).collect();

@@ -1,7 +1,7 @@
 //! The file of the times with power ([`PowerMeter`]).
 //!
 //! What has to outlast the daemon is a file in the `state_directory`, written beside its name, synced and
-//! renamed, at the start, every few minutes, and at the end. A start that finds no end before it
+//! renamed, at the start, every few minutes, and at the end, by the thread that writes the usage. A start that finds no end before it
 //! counts an unsafe shutdown. Without a `state_directory` each start is the first.
 //!
 //! ```text
@@ -14,8 +14,6 @@
 //! ```
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::warn;
@@ -25,15 +23,14 @@ use crate::state::record::{Record, StateDir};
 
 const NAME: &str = "power";
 /// How much of the time with power a crash may lose.
-const SAVE_EVERY: Duration = Duration::from_secs(600);
+pub(super) const SAVE_EVERY: Duration = Duration::from_secs(600);
 
-/// The file, and the thread that writes it now and then.
+/// The file, and what it counts.
 #[derive(Debug)]
 pub struct PowerLog {
     /// What was found.
     pub meter: PowerMeter,
     folder: Option<PathBuf>,
-    keeper: Option<(JoinHandle<()>, Sender<()>)>,
 }
 
 impl PowerLog {
@@ -47,38 +44,14 @@ impl PowerLog {
         let mut meter = folder.and_then(|folder| load(folder, now)).unwrap_or(fresh);
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         meter.since_unix_ms = clock.as_millis().try_into().unwrap_or_default();
-        PowerLog { meter, folder: folder.map(Path::to_owned), keeper: None }
+        PowerLog { meter, folder: folder.map(Path::to_owned) }
     }
 
-    /// Writes that power is on, since the target has started.
-    pub fn begin(&mut self, now: Instant) {
-        let Some(folder) = self.folder.clone() else { return };
-        let meter = self.meter;
-        save(&folder, &meter, now, true);
-        let (stop, stopped) = channel();
-        let work = move || loop {
-            let asked = stopped.recv_timeout(SAVE_EVERY);
-            if asked == Err(RecvTimeoutError::Disconnected) {
-                return;
-            }
-            save(&folder, &meter, Instant::now(), asked.is_err());
-            if asked.is_ok() {
-                return;
-            }
-        };
-        match std::thread::Builder::new().name("power".to_owned()).spawn(work) {
-            Ok(thread) => self.keeper = Some((thread, stop)),
-            Err(error) => warn!("no thread to note the time with power: {error}"),
-        }
-    }
-
-    /// Notes that this is a proper end; gives up at the deadline.
-    pub fn close(self, deadline: Instant) {
-        let Some((thread, stop)) = self.keeper else { return };
-        let _ = stop.send(());
-        while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+    /// Writes for how long power has been on, and whether it still is: a file that says so is one of a
+    /// daemon that has not ended yet, or has ended without notice.
+    pub(super) fn save(&self, now: Instant, is_on: bool) {
+        let Some(folder) = &self.folder else { return };
+        save(folder, &self.meter, now, is_on);
     }
 }
 
@@ -143,8 +116,8 @@ mod tests {
     fn an_end_without_a_goodbye_is_counted_by_the_next_start() {
         let folder = tempfile::tempdir().unwrap();
         let start = |now| {
-            let mut book = PowerLog::open(Some(folder.path()), now);
-            book.begin(now);
+            let book = PowerLog::open(Some(folder.path()), now);
+            book.save(now, true);
             book
         };
         let told = |book: &PowerLog, now| {
@@ -155,7 +128,7 @@ mod tests {
         let first = start(now);
         assert_eq!(told(&first, now + Duration::from_secs(7200)), (1, 2, 0));
         drop(PowerLog::open(Some(folder.path()), now));
-        first.close(now + Duration::from_secs(60));
+        first.save(now, false);
         let second = start(now);
         assert_eq!(told(&second, now), (2, 0, 0), "a start that failed does not count");
         // As a crash leaves it: on.
@@ -190,10 +163,9 @@ mod tests {
     #[test]
     fn without_a_folder_each_start_is_the_first() {
         let now = Instant::now();
-        let mut book = PowerLog::open(None, now);
-        book.begin(now);
+        let book = PowerLog::open(None, now);
+        book.save(now, true);
         assert_eq!(book.meter.at(now + Duration::from_secs(3600)).on_hours, 1);
-        book.close(now);
         assert_eq!(PowerMeter::default().at(now).cycles, 1);
     }
 }

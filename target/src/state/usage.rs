@@ -17,7 +17,8 @@
 //! writes, 512-byte units read and written, media errors. Its namespaces follow, with their id in
 //! the place of the errors.
 //!
-//! The thread that writes this file writes those of the persistent events as well (`history`).
+//! The thread that writes this file writes those of the persistent events as well (`history`), and that of
+//! the times with power (`power.rs`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,7 +27,6 @@ use std::str::SplitN;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nvme::{Nqn, Text};
@@ -37,7 +37,9 @@ use crate::core::command::log_page;
 use crate::core::subsystem::event_log::{NO_CONTROLLER, PersistentEvent, PersistentEventLog};
 use crate::core::subsystem::power::{Power, PowerMeter};
 use crate::core::subsystem::usage::{SavedCounters, Usage, Work};
+use crate::state::power::{self, PowerLog};
 use crate::state::record::{Record, StateDir};
+use crate::worker_thread::WorkerThread;
 
 const NAME: &str = "usage";
 /// How much of what hosts did a crash may lose.
@@ -71,7 +73,7 @@ pub struct UsageStore {
 #[derive(Debug)]
 pub struct UsageWriter {
     ledger: Arc<UsageStore>,
-    thread: JoinHandle<()>,
+    thread: WorkerThread,
 }
 
 impl UsageStore {
@@ -117,14 +119,16 @@ impl UsageStore {
         }
     }
 
-    /// Keeps all of it from now on, since the target has started; none without a folder.
+    /// Keeps all of it from now on, and the times with power, since the target has started; none
+    /// without a folder.
     #[must_use]
-    pub fn keep(self: Arc<UsageStore>) -> Option<UsageWriter> {
+    pub fn keep(self: Arc<UsageStore>, power: PowerLog) -> Option<UsageWriter> {
         let folder = self.folder.clone()?;
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        power.save(Instant::now(), true);
         let ledger = Arc::clone(&self);
-        let work = move || ledger.run(&folder, &woken);
-        match std::thread::Builder::new().name("ledger".to_owned()).spawn(work) {
+        let work = move || ledger.run(&folder, &power, &woken);
+        match WorkerThread::start("writer", work) {
             Ok(thread) => Some(UsageWriter { ledger: self, thread }),
             Err(error) => {
                 warn!("no thread to keep what hosts have done: {error}");
@@ -133,14 +137,15 @@ impl UsageStore {
         }
     }
 
-    fn run(&self, folder: &Path, woken: &Receiver<()>) {
+    fn run(&self, folder: &Path, power: &PowerLog, woken: &Receiver<()>) {
         let start = Instant::now();
         let (mut usage_due, mut snapshot_due) = (start + SAVE_EVERY, start + SNAPSHOT_EVERY);
+        let mut power_due = start + power::SAVE_EVERY;
         // What has happened so far has rung.
         let (mut events_due, mut news) = (start, false);
         let mut kept = Accounts::default();
         loop {
-            let due = if news { events_due.min(usage_due) } else { usage_due };
+            let due = usage_due.min(power_due).min(if news { events_due } else { usage_due });
             let rung = woken.recv_timeout(due.saturating_duration_since(Instant::now()));
             news |= rung.is_ok();
             let now = Instant::now();
@@ -172,6 +177,10 @@ impl UsageStore {
                     }
                 }
             }
+            if stopping || now >= power_due {
+                power_due = now + power::SAVE_EVERY;
+                power.save(now, !stopping);
+            }
             if stopping {
                 return;
             }
@@ -189,9 +198,7 @@ impl UsageWriter {
         self.ledger.stopping.store(true, Ordering::Release);
         // When it has been woken already, it sees this as well.
         let _ = self.ledger.wake.try_send(());
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        self.thread.join_by(deadline);
     }
 }
 
@@ -284,7 +291,8 @@ mod tests {
 
     fn started(folder: &Path) -> (Arc<UsageStore>, UsageWriter) {
         let ledger = Arc::new(UsageStore::open(Some(folder), PowerMeter::default()));
-        let keeping = Arc::clone(&ledger).keep().unwrap();
+        let keeping =
+            Arc::clone(&ledger).keep(PowerLog::open(Some(folder), Instant::now())).unwrap();
         (ledger, keeping)
     }
 
@@ -357,7 +365,7 @@ mod tests {
         assert_eq!(ledger.usage(&nqn("a")).whole.total(), work(1));
         ledger.switched_on(&nqn("a"));
         assert!(ledger.usage(&nqn("a")).history().is_none());
-        assert!(ledger.keep().is_none());
+        assert!(ledger.keep(PowerLog::open(None, Instant::now())).is_none());
     }
 
     #[test]
@@ -379,5 +387,18 @@ mod tests {
         // A start that fails is none.
         UsageStore::open(Some(folder.path()), PowerMeter::default()).switched_on(&nqn("a"));
         assert_eq!(told(&started(folder.path()).0), 9);
+    }
+
+    #[test]
+    fn the_time_with_power_is_written_at_the_start_and_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = || {
+            let text = std::fs::read_to_string(folder.path().join("power")).unwrap();
+            text.lines().nth(4).unwrap().to_owned()
+        };
+        let (_ledger, keeping) = started(folder.path());
+        assert_eq!(state(), "on");
+        stopped(keeping);
+        assert_eq!(state(), "off");
     }
 }

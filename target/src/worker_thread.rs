@@ -1,0 +1,65 @@
+//! Threads that do one kind of work, a piece after the other, until they are told to stop. What may hang is
+//! a task of the blocking pool, not theirs.
+
+use std::io;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// A thread with a name of its own. Dropped: it is left to itself.
+#[derive(Debug)]
+pub(crate) struct WorkerThread {
+    /// What is received when it ends; behind a lock only so that whoever has this may be shared.
+    ended: Mutex<Receiver<()>>,
+}
+
+impl WorkerThread {
+    /// Starts one. The system shows fifteen bytes of its name: `worker-`, and eight of this.
+    ///
+    /// # Errors
+    /// No thread to be had.
+    pub(crate) fn start(
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> io::Result<WorkerThread> {
+        let (ends, ended) = sync_channel(1);
+        let thread = std::thread::Builder::new().name(format!("worker-{name}"));
+        thread.spawn(move || {
+            work();
+            let _ = ends.send(());
+        })?;
+        Ok(WorkerThread { ended: Mutex::new(ended) })
+    }
+
+    /// Waits for its end until the deadline at most; what hangs then is left to itself.
+    pub(crate) fn join_by(self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let ended = self.ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let _ = ended.recv_timeout(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use crate::worker_thread::*;
+
+    #[test]
+    fn its_end_is_awaited_and_no_longer_than_the_deadline() {
+        let (stop, stopped) = channel::<()>();
+        let (say, said) = channel();
+        let hangs = WorkerThread::start("test", move || {
+            let _ = stopped.recv();
+            say.send(std::thread::current().name().map(str::to_owned)).unwrap();
+        });
+        hangs.unwrap().join_by(Instant::now());
+        drop(stop);
+        assert_eq!(said.recv().unwrap().as_deref(), Some("worker-test"));
+        let (say, said) = channel();
+        let ends = WorkerThread::start("test", move || say.send(()).unwrap());
+        ends.unwrap().join_by(Instant::now() + Duration::from_secs(600));
+        assert_eq!(said.try_recv(), Ok(()), "it has done its work");
+    }
+}
