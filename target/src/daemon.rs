@@ -42,6 +42,7 @@ use crate::telemetry::view::TargetView;
 use crate::worker::Workers;
 use crate::worker::ns_management::{self, NamespaceAdmin};
 use crate::worker::ns_state::{NamespaceStateWorker, WorkerMessage};
+use crate::worker_thread::WorkerThread;
 
 /// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
 /// CPU.
@@ -60,8 +61,8 @@ pub struct RunningTarget {
     tender: Arc<DeviceMonitor>,
     fabrics: Fabrics,
     reactors: Vec<Running>,
-    keeper: (JoinHandle<()>, mpsc::Sender<WorkerMessage>),
-    steward: (JoinHandle<()>, mpsc::Sender<ns_management::WorkerMessage>),
+    keeper: (WorkerThread, mpsc::Sender<WorkerMessage>),
+    steward: (WorkerThread, mpsc::Sender<ns_management::WorkerMessage>),
     ledger: Option<UsageWriter>,
     waiting: Option<RetryThread>,
 }
@@ -402,10 +403,8 @@ impl RunningTarget {
         self.tender.stop(deadline);
         let _ = self.keeper.1.send(WorkerMessage::Stop);
         let _ = self.steward.1.send(ns_management::WorkerMessage::Stop);
-        let gone = || self.keeper.0.is_finished() && self.steward.0.is_finished();
-        while !gone() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        self.keeper.0.join_by(deadline);
+        self.steward.0.join_by(deadline);
         // Whoever has it now hangs in a disk.
         if let Ok(shelf) = self.shelf.try_lock() {
             make_good(shelf.owing(), deadline);
@@ -518,10 +517,9 @@ fn keep_keyed(registry: &Registry, folder: Option<&Path>) -> Option<String> {
 fn keep(
     keeper: NamespaceStateWorker,
     registry: &Arc<Registry>,
-) -> Result<(JoinHandle<()>, mpsc::Sender<WorkerMessage>), Fatal> {
+) -> Result<(WorkerThread, mpsc::Sender<WorkerMessage>), Fatal> {
     let (words, registry) = (keeper.sender(), Arc::clone(registry));
-    let builder = std::thread::Builder::new().name("keeper".to_owned());
-    let thread = builder.spawn(move || keeper.run(&registry));
+    let thread = WorkerThread::start("ns-state", move || keeper.run(&registry));
     let thread = thread.map_err(|e| Fatal(format!("no thread for reservations: {e}")))?;
     Ok((thread, words))
 }
@@ -532,10 +530,9 @@ fn steward_of(
     shelf: &Arc<Mutex<Provisioner>>,
     shared: &Arc<Shared>,
     pool: Arc<BlockingPool>,
-) -> Result<(JoinHandle<()>, mpsc::Sender<ns_management::WorkerMessage>), Fatal> {
+) -> Result<(WorkerThread, mpsc::Sender<ns_management::WorkerMessage>), Fatal> {
     let (words, shelf, shared) = (steward.sender(), Arc::clone(shelf), Arc::clone(shared));
-    let builder = std::thread::Builder::new().name("steward".to_owned());
-    let thread = builder.spawn(move || steward.run(&shelf, &shared, &pool));
+    let thread = WorkerThread::start("ns-admin", move || steward.run(&shelf, &shared, &pool));
     let thread = thread.map_err(|e| Fatal(format!("no thread for orders of hosts: {e}")))?;
     Ok((thread, words))
 }

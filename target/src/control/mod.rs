@@ -157,7 +157,7 @@ pub fn run(declared: EffectiveConfig) -> Result<(), String> {
 pub fn run_for(declared: EffectiveConfig, asks: Receiver<Ask>) -> Result<(), String> {
     block_on(async {
         let (sender, heard) = mpsc::channel(4);
-        std::thread::spawn(move || asks.iter().try_for_each(|ask| sender.blocking_send(ask)));
+        spawn_blocking(move || asks.iter().try_for_each(|ask| sender.blocking_send(ask)));
         begin(declared, heard).await
     })
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::blockdev::blocking::BlockingPool;
 use crate::provision::devices::Place;
 use crate::provision::{NamespaceDirectory, Provisioner};
+use crate::worker_thread::WorkerThread;
 
 /// How often it is looked whether something has come.
 const LOOK: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The thread that looks whether something has come.
 pub(crate) struct RetryThread {
-    thread: JoinHandle<()>,
+    thread: WorkerThread,
     /// Dropped: it ends.
     stop: Option<Sender<()>>,
 }
@@ -36,7 +36,7 @@ impl RetryThread {
     /// No thread to be had.
     pub(crate) fn start(shelf: Arc<Mutex<Provisioner>>) -> std::io::Result<RetryThread> {
         let (stop, stopped) = channel();
-        let thread = std::thread::Builder::new().name("waiting".to_owned()).spawn(move || {
+        let thread = WorkerThread::start("retry", move || {
             let mut pauses = Backoff::default();
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                 look(&shelf, &mut pauses);
@@ -53,9 +53,7 @@ impl RetryThread {
     /// Ends it; what hangs in a disk is left to itself.
     pub(crate) fn stop(mut self, deadline: Instant) {
         self.cease();
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        self.thread.join_by(deadline);
     }
 }
 
@@ -137,7 +135,7 @@ pub(crate) fn make_good(
 impl RetryThread {
     /// One that does this instead.
     pub(crate) fn at(work: impl FnOnce() + Send + 'static) -> RetryThread {
-        RetryThread { thread: std::thread::spawn(work), stop: None }
+        RetryThread { thread: WorkerThread::start("retry", work).unwrap(), stop: None }
     }
 }
 

@@ -10,6 +10,7 @@ use tracing::warn;
 
 use crate::core::sched::fair_queue::Turns;
 use crate::core::sched::offload::AuthJob;
+use crate::worker_thread::WorkerThread;
 
 /// The way to the thread.
 #[derive(Debug, Default)]
@@ -74,8 +75,7 @@ impl Line {
 /// Whether there is a thread now.
 fn start(line: &Arc<Line>) -> bool {
     let line = Arc::clone(line);
-    let thread = std::thread::Builder::new().name("authentication".to_owned());
-    let started = thread.spawn(move || work(&line));
+    let started = WorkerThread::start("auth", move || work(&line));
     if let Err(error) = &started {
         warn!(%error, "no thread for authentication: hosts that need one are refused");
     }
