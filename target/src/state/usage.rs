@@ -143,7 +143,7 @@ impl UsageStore {
         let mut power_due = start + power::SAVE_EVERY;
         // What has happened so far has rung.
         let (mut events_due, mut news) = (start, false);
-        let mut kept = Accounts::default();
+        let mut kept = None;
         loop {
             let due = usage_due.min(power_due).min(if news { events_due } else { usage_due });
             let rung = woken.recv_timeout(due.saturating_duration_since(Instant::now()));
@@ -167,9 +167,9 @@ impl UsageStore {
             }
             if late {
                 usage_due = now + SAVE_EVERY;
-                let now = Accounts::of(&self.lock());
-                if now != kept {
-                    match StateDir(folder).replace(NAME, &now) {
+                let now = Some(Accounts::of(&self.lock()));
+                if let Some(accounts) = now.as_ref().filter(|_| now != kept) {
+                    match StateDir(folder).replace(NAME, accounts) {
                         Ok(()) => kept = now,
                         Err(error) => {
                             warn!("{} cannot be written: {error}", folder.join(NAME).display());
