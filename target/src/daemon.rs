@@ -30,7 +30,7 @@ use crate::error::{Fatal, NotServed};
 use crate::platform::availability;
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalogs;
-use crate::provision::retry::{RetryThread, make_good};
+use crate::provision::retry::{RetryTask, make_good};
 use crate::provision::{PATIENCE, Provisioner, Transition};
 use crate::reactor::fabric::{self, Choice, Fabrics, choose, owns};
 use crate::reactor::{Parts, Reactor};
@@ -64,7 +64,7 @@ pub struct RunningTarget {
     keeper: (WorkerThread, mpsc::Sender<WorkerMessage>),
     steward: (WorkerThread, mpsc::Sender<ns_management::WorkerMessage>),
     ledger: Option<UsageWriter>,
-    waiting: Option<RetryThread>,
+    waiting: Option<RetryTask>,
 }
 
 struct Running {
@@ -187,7 +187,7 @@ impl RunningTarget {
         );
         let pending = Arc::clone(shelf.pending());
         let shelf = Arc::new(Mutex::new(shelf));
-        let steward = steward_of(steward, &shelf, &shared, pool)?;
+        let steward = steward_of(steward, &shelf, &shared, Arc::clone(&pool))?;
         let mut target = RunningTarget {
             provider,
             registry,
@@ -219,7 +219,7 @@ impl RunningTarget {
                 Ok(())
             })
             .and_then(|()| {
-                let waiting = RetryThread::start(Arc::clone(&target.shelf));
+                let waiting = RetryTask::start(Arc::clone(&target.shelf), &pool);
                 let no_thread = |error| Fatal(format!("no thread that waits: {error}"));
                 target.waiting = Some(waiting.map_err(no_thread)?);
                 Ok(())
@@ -383,7 +383,7 @@ impl RunningTarget {
         self.registry.halt();
         self.tender.tell_what_is_lost(deadline.min(Instant::now() + KEEPING));
         // It may hang in a disk: hosts and what is kept come first.
-        self.waiting.iter_mut().for_each(RetryThread::cease);
+        self.waiting.iter_mut().for_each(RetryTask::cease);
         for index in 0..self.reactors.len() {
             self.registry.reactor(index).send(Message::Stop);
         }
@@ -775,7 +775,7 @@ mod tests {
         let (power, usage) = (folder.path().join("power"), folder.path().join("usage"));
         let at_work = std::fs::read(&power).unwrap();
         let is_kept = move || usage.exists() && std::fs::read(&power).unwrap() != at_work;
-        target.waiting = Some(RetryThread::at(move || {
+        target.waiting = Some(RetryTask::at(move || {
             // Comes back when the rest has stopped, or after long.
             let hopeless = Instant::now() + Duration::from_secs(30);
             let has_stopped =

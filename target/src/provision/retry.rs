@@ -1,14 +1,13 @@
 //! Waiting for addresses and stores that are configured and not there yet, beside what is served.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::blockdev::blocking::BlockingPool;
 use crate::provision::devices::Place;
 use crate::provision::{NamespaceDirectory, Provisioner};
-use crate::worker_thread::WorkerThread;
 
 /// How often it is looked whether something has come.
 const LOOK: Duration = Duration::from_secs(1);
@@ -22,27 +21,31 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// and after twice as long each time, up to this.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// The thread that looks whether something has come.
-pub(crate) struct RetryThread {
-    thread: WorkerThread,
+/// The task of the blocking pool that looks whether something has come.
+pub(crate) struct RetryTask {
+    /// What is received when it ends; behind a lock only so that whoever has this may be shared.
+    ended: Mutex<Receiver<()>>,
     /// Dropped: it ends.
     stop: Option<Sender<()>>,
 }
 
-impl RetryThread {
+impl RetryTask {
     /// Starts to look.
     ///
     /// # Errors
     /// No thread to be had.
-    pub(crate) fn start(shelf: Arc<Mutex<Provisioner>>) -> std::io::Result<RetryThread> {
+    pub(crate) fn start(
+        shelf: Arc<Mutex<Provisioner>>,
+        pool: &BlockingPool,
+    ) -> std::io::Result<RetryTask> {
         let (stop, stopped) = channel();
-        let thread = WorkerThread::start("retry", move || {
+        let ended = pool.spawn(move || {
             let mut pauses = Backoff::default();
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                 look(&shelf, &mut pauses);
             }
         })?;
-        Ok(RetryThread { thread, stop: Some(stop) })
+        Ok(RetryTask { ended: Mutex::new(ended), stop: Some(stop) })
     }
 
     /// Has it begin nothing more.
@@ -53,7 +56,9 @@ impl RetryThread {
     /// Ends it; what hangs in a disk is left to itself.
     pub(crate) fn stop(mut self, deadline: Instant) {
         self.cease();
-        self.thread.join_by(deadline);
+        let left = deadline.saturating_duration_since(Instant::now());
+        let ended = self.ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let _ = ended.recv_timeout(left);
     }
 }
 
@@ -132,10 +137,11 @@ pub(crate) fn make_good(
 }
 
 #[cfg(test)]
-impl RetryThread {
+impl RetryTask {
     /// One that does this instead.
-    pub(crate) fn at(work: impl FnOnce() + Send + 'static) -> RetryThread {
-        RetryThread { thread: WorkerThread::start("retry", work).unwrap(), stop: None }
+    pub(crate) fn at(work: impl FnOnce() + Send + 'static) -> RetryTask {
+        let ended = BlockingPool::default().spawn(work).unwrap();
+        RetryTask { ended: Mutex::new(ended), stop: None }
     }
 }
 
