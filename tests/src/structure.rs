@@ -36,6 +36,21 @@ pub fn crates(checkout: &Path) -> io::Result<Vec<(&'static str, Crate)>> {
     roots.map(|(name, root)| Ok((*name, Crate::read(checkout, Path::new(root))?))).collect()
 }
 
+/// The kinds of threads that all crates but `tests` start, and the workers, with a file of each.
+#[must_use]
+pub fn threads(crates: &[(&str, Crate)]) -> BTreeMap<String, String> {
+    let read = crates.iter().filter(|(name, _)| *name != "tests").map(|(_, read)| read);
+    let mut found = BTreeMap::new();
+    for module in read.flat_map(|read| &read.modules) {
+        let kinds = module.threads().into_iter().map(|name| format!("thread {name}"));
+        let workers = module.workers().into_iter().map(|name| format!("worker {name}"));
+        for line in kinds.chain(workers) {
+            found.insert(line, module.file.display().to_string());
+        }
+    }
+    found
+}
+
 /// A source file of a crate.
 pub struct Module {
     /// Relative to the checkout.
@@ -208,8 +223,7 @@ impl Module {
     }
 
     /// What a thread is called that is started here; the file where it has no name.
-    #[must_use]
-    pub fn threads(&self) -> Vec<String> {
+    fn threads(&self) -> Vec<String> {
         let text = self.text.join("\n");
         let builders = text.split("thread::Builder::new()").skip(1).map(|rest| {
             let name = rest.split_once(".name(").and_then(|(_, rest)| rest.split('"').nth(1));
@@ -219,6 +233,13 @@ impl Module {
         let names = builders.chain(nameless);
         let file = self.file.display().to_string();
         names.map(|name| if name.is_empty() { file.clone() } else { name }).collect()
+    }
+
+    /// Worker threads that are started here.
+    fn workers(&self) -> Vec<String> {
+        let text = self.text.join("\n");
+        let starts = text.split("WorkerThread::start(").skip(1);
+        starts.map(|rest| rest.split('"').nth(1).unwrap_or("").to_owned()).collect()
     }
 
     /// Formats of files that this module writes or reads: the line or the word that they begin

@@ -10,6 +10,8 @@ use toml::{Table, Value};
 mod layers;
 #[path = "guards/terminology.rs"]
 mod terminology;
+#[path = "guards/threads.rs"]
+mod threads;
 
 const MEMBERS: [&str; 5] = ["nvme", "rdma", "target", "initiator", "tests"];
 

@@ -115,8 +115,12 @@ fn lists(crates: &[(&str, Crate)]) {
         println!("{what}: {}", all.len());
         all.iter().for_each(|each| println!("  {each}"));
     };
-    let threads: BTreeSet<_> = modules().flat_map(structure::Module::threads).collect();
-    list("kinds of threads", Vec::from_iter(threads));
+    let of = |kind: &str| {
+        let threads = structure::threads(crates).into_keys();
+        threads.filter_map(|line| Some(line.strip_prefix(kind)?.to_owned())).collect()
+    };
+    list("kinds of threads", of("thread "));
+    list("worker threads", of("worker "));
     let formats: BTreeSet<_> = modules().flat_map(structure::Module::formats).collect();
     list("formats of files, by their first words", Vec::from_iter(formats));
     list("kinds of records", modules().flat_map(structure::Module::records).collect());
