@@ -10,3 +10,6 @@ pub mod record;
 pub mod revoked_hosts;
 pub(crate) mod trust;
 pub mod usage;
+
+#[cfg(test)]
+mod tests;
