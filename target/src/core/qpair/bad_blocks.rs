@@ -38,16 +38,10 @@ pub(super) enum ClearBadBlocks {
     UnderWay,
 }
 
-/// What the rules have decided about a command, and what it clears is noted with it.
-pub(super) fn unwrap(entry: &mut Request, plan: Plan) -> Plan {
-    match plan {
-        Plan::Mend { plan, of } => {
-            let until = of.orders();
-            entry.make_ext().clears = ClearBadBlocks::Due { of, until, alone: false };
-            *plan
-        }
-        plan => plan,
-    }
+/// When a command is done, those of these blocks that it has changed can be read.
+pub(super) fn note(entry: &mut Request, of: Arc<BadBlocks>) {
+    let until = of.orders();
+    entry.make_ext().clears = ClearBadBlocks::Due { of, until, alone: false };
 }
 
 /// What the worker is to clear now that a command has done all it should, as long as its host can

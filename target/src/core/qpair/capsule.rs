@@ -157,8 +157,13 @@ impl QueuePair {
                 &gathered
             }
         };
-        let plan = self.rule(slot, sqe, tail_bytes, io)?;
-        Ok(bad_blocks::unwrap(&mut self.requests[slot], plan))
+        match self.rule(slot, sqe, tail_bytes, io) {
+            Ok(Plan::Mend { plan, of }) => {
+                bad_blocks::note(&mut self.requests[slot], of);
+                Ok(*plan)
+            }
+            plan => plan,
+        }
     }
 
     /// What the rules say of it.

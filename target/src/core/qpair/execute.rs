@@ -10,6 +10,7 @@ use std::sync::Arc;
 use nvme::Status;
 use rdma::{Buf, Remote, Work};
 
+use super::range_lock::RangeLockState;
 use super::request::{State, WaitReason};
 use super::role::QueueRole;
 use super::unflushed;
@@ -532,7 +533,9 @@ impl QueuePair {
             true => bad_blocks::exclusive_range(entry, &op, io.pool),
             false => exclusive,
         };
-        let Some(op) = self.locks.lock(entry, (backing, op), exclusive, io) else { return };
+        if !RangeLockState::lock(entry, backing, op.changes(), exclusive, io) {
+            return self.locks.wait(entry, (backing, op), io.now_ns);
+        }
         if let Err(status) = self.conn.role.may_begin(entry, &op) {
             entry.put_back(op.into_buf());
             return self.complete(slot, Err(status), io);

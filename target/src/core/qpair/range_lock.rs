@@ -31,35 +31,42 @@ pub(super) struct RangeLockState {
 }
 
 impl RangeLockState {
-    /// Has an operation go on that changes this range, or shall have one to itself. None: it waits.
+    /// Whether an operation may go on that changes this range of bytes, or shall have one to itself.
     #[inline]
     pub(super) fn lock(
-        &mut self,
         entry: &mut Request,
-        (backing, op): (DeviceId, IoRequest),
+        backing: DeviceId,
+        changes: Option<(u64, u64)>,
         exclusive: Option<(u64, u64)>,
         io: &Io<'_>,
-    ) -> Option<IoRequest> {
-        let Some((at, len)) = exclusive.or(op.changes()) else { return Some(op) };
+    ) -> bool {
+        let Some((at, len)) = exclusive.or(changes) else { return true };
         if matches!(entry.lock, LockState::Claimed(_)) {
-            return Some(op);
+            return true;
         }
         if exclusive.is_none() && !io.shared.range_locks.is_watching(backing) {
             entry.lock = LockState::Unclaimed(at, len);
-            return Some(op);
+            return true;
         }
         let alone = exclusive.is_some();
         let lock = RangeLock { backing, at, len, alone, reactor: io.reactor };
         let (ticket, granted) = io.shared.range_locks.claim(lock);
         entry.lock = LockState::Claimed(ticket);
-        if granted {
-            return Some(op);
-        }
-        entry.clock.enter(Stage::Wait, io.now_ns);
+        granted
+    }
+
+    /// An operation waits until its blocks are granted.
+    #[cold]
+    pub(super) fn wait(
+        &mut self,
+        entry: &mut Request,
+        waiting_op: (DeviceId, IoRequest),
+        now_ns: u64,
+    ) {
+        entry.clock.enter(Stage::Wait, now_ns);
         entry.enter(State::Waiting(WaitReason::RangeLock));
-        entry.make_ext().waiting_op = Some((backing, op));
+        entry.make_ext().waiting_op = Some(waiting_op);
         self.waiting += 1;
-        None
     }
 
     /// Whether some request waits.

@@ -67,30 +67,76 @@ impl State {
 
     /// Whether a command may go from here to there. One that was answered is never carried out
     /// again, and what somebody else still has of it is never given away.
-    fn may_become(self, to: State) -> bool {
+    const fn may_become(self, to: State) -> bool {
         use State::{AtDevice, Free, Offloaded, Pulling, Replying, Waiting};
         use WaitReason::{
             AdminCap, Buffers, Event, FusedPartner, FusedWrite, RangeLock, RateLimit,
         };
         match self {
-            Free => to == Waiting(Buffers),
+            Free => matches!(to, Waiting(Buffers)),
             Replying => matches!(to, Replying | Free),
             _ if matches!(to, Replying | Free) => true,
             Waiting(Buffers | AdminCap | FusedPartner) => {
-                matches!(to, Pulling | AtDevice | Offloaded)
-                    || matches!(to, Waiting(reason) if reason != FusedWrite)
+                matches!(to, Pulling | AtDevice | Offloaded | Waiting(_))
+                    && !matches!(to, Waiting(FusedWrite))
             }
-            Waiting(RateLimit) => to == Waiting(Buffers),
-            Waiting(RangeLock) => to == AtDevice,
+            Waiting(RateLimit) => matches!(to, Waiting(Buffers)),
+            Waiting(RangeLock) => matches!(to, AtDevice),
             Waiting(Event | FusedWrite) => false,
             Pulling => matches!(to, Pulling | AtDevice | Offloaded | Waiting(RangeLock)),
             AtDevice => {
                 matches!(to, AtDevice | Offloaded | Waiting(RangeLock | FusedWrite))
             }
-            Offloaded => to == AtDevice,
+            Offloaded => matches!(to, AtDevice),
+        }
+    }
+
+    /// Where it stands in [`STATES`].
+    #[inline]
+    const fn number(self) -> usize {
+        match self {
+            State::Waiting(reason) => reason as usize,
+            State::Free => 7,
+            State::Pulling => 8,
+            State::AtDevice => 9,
+            State::Offloaded => 10,
+            State::Replying => 11,
         }
     }
 }
+
+/// All states.
+const STATES: [State; 12] = [
+    State::Waiting(WaitReason::RateLimit),
+    State::Waiting(WaitReason::Buffers),
+    State::Waiting(WaitReason::AdminCap),
+    State::Waiting(WaitReason::RangeLock),
+    State::Waiting(WaitReason::FusedPartner),
+    State::Waiting(WaitReason::FusedWrite),
+    State::Waiting(WaitReason::Event),
+    State::Free,
+    State::Pulling,
+    State::AtDevice,
+    State::Offloaded,
+    State::Replying,
+];
+
+/// The states that may follow on each, a bit each.
+const SUCCESSORS: [u16; STATES.len()] = {
+    let mut successors = [0; STATES.len()];
+    let mut from = 0;
+    while from < STATES.len() {
+        let mut to = 0;
+        while to < STATES.len() {
+            if STATES[from].may_become(STATES[to]) {
+                successors[STATES[from].number()] |= 1 << STATES[to].number();
+            }
+            to += 1;
+        }
+        from += 1;
+    }
+    successors
+};
 
 /// A command, or the place for one.
 ///
@@ -234,7 +280,8 @@ impl Request {
     #[inline]
     #[track_caller]
     pub(super) fn enter(&mut self, state: State) {
-        assert!(self.state.may_become(state), "{:?} became {state:?}", self.state);
+        let legal = SUCCESSORS[self.state.number()] >> state.number();
+        assert!(legal & 1 == 1, "{:?} became {state:?}", self.state);
         self.state = state;
     }
 
@@ -425,6 +472,13 @@ mod tests {
             assert!(!Waiting(RateLimit).may_become(to) && !Waiting(Event).may_become(to), "{to:?}");
         }
         assert_eq!(size_of::<State>(), 1);
+        for (number, state) in STATES.into_iter().enumerate() {
+            assert_eq!(state.number(), number, "{state:?}");
+            for to in STATES {
+                let legal = SUCCESSORS[number] >> to.number() & 1 == 1;
+                assert_eq!(legal, state.may_become(to), "{state:?} {to:?}");
+            }
+        }
     }
 
     #[test]
