@@ -150,11 +150,7 @@ finish() {
 # Of the kernel's messages those that report a fault. Not one of the host in 6.12 that has nothing to do with the target: the scan
 # of namespaces removes one in a work queue for memory reclaim, and waits there for another queue when RCU is late.
 kernel_faults() {
-  awk '/cut here/ { warning = ""; is_warning = 1 }
-    is_warning { warning = warning $0 "\n" }
-    is_warning && /end trace/ { if (warning !~ /nvme_scan_work is flushing .*srcu_drive_gp/) printf "%s", warning; is_warning = 0; next }
-    !is_warning
-    END { if (is_warning) printf "%s", warning }' |
+  sed '/WARNING:.*check_flush_dependency/ { N; /nvme_scan_work is flushing .*srcu_drive_gp/!b; :more; N; /end trace/!b more; d }' |
     grep -E 'BUG:|WARNING:|Oops|general protection|hung_task|blocked for more|Call Trace|Kernel panic'
 }
 
