@@ -23,5 +23,5 @@ pub mod verify;
 pub use fabric::Provider;
 pub use host::{Error, Host, HostOptions};
 pub use session::{
-    Answer, Data, Done, EndReason, Io, Lost, Options, Phase, Refused, Request, Session,
+    Data, Done, EndReason, Io, Lost, Options, Phase, Refused, Request, Response, Session,
 };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use initiator::rng::Random;
 use initiator::session::Violation;
-use initiator::{Answer, Data, EndReason, Lost, Options, Phase, Refused, Request};
+use initiator::{Data, EndReason, Lost, Options, Phase, Refused, Request, Response};
 use nvme::fabrics::{ConnectResult, FabricsType, InvalidParameter};
 use nvme::feature::AsyncEvent;
 use nvme::identify::{Ctratt, Sgls};
@@ -25,8 +25,8 @@ fn write(blocks: u16) -> Sqe {
     Sqe::io(IoOpcode::WRITE, 1).with_range(0, blocks - 1)
 }
 
-fn good(result: u64) -> Result<Answer, Lost> {
-    Ok(Answer { status: Status::SUCCESS, result })
+fn good(result: u64) -> Result<Response, Lost> {
+    Ok(Response { status: Status::SUCCESS, result })
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_queue_takes_what_it_holds_and_no_more() {
         lab.deliver();
         let done = lab.done().expect("done");
         assert_eq!((done.queue, done.tag), (1, tag));
-        assert_eq!(done.outcome, Ok(Answer { status, result: tag }));
+        assert_eq!(done.outcome, Ok(Response { status, result: tag }));
     }
     lab.with(|session, io| session.submit(1, request, io)).expect("there is room again");
     lab.with(|session, io| session.close(io));
@@ -356,7 +356,7 @@ fn one_queue_goes_and_the_others_stay() {
             std::iter::from_fn(|| lab.done()).map(|done| (done.tag, done.outcome)).collect();
         done.sort_by_key(|(tag, _)| *tag);
         let first = if answered { good(0) } else { Err(Lost) };
-        assert_eq!(done, [(1, first), (9, Ok(Answer { status, result: 0 }))]);
+        assert_eq!(done, [(1, first), (9, Ok(Response { status, result: 0 }))]);
         assert_eq!((lab.session.phase(), lab.session.is_open(1)), (Phase::Ready, !gone));
         assert_eq!((lab.session.qp(1).is_none(), lab.session.is_open(2)), (gone, true));
         let cid = lab.capsule(2).0.cid;

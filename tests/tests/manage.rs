@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use initiator::host::Range;
 use initiator::{Host, HostOptions, Options, Provider};
 use nvme::Nqn;
-use nvmfd::control::{Ask, run_for};
+use nvmfd::control::{ControlRequest, run_for};
 use nvmfd::overlay::EffectiveConfig;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -30,7 +30,7 @@ const OTHER_ADDRESS: &str = "127.0.45.1";
 /// A daemon on threads of its own.
 struct Daemon {
     folder: TempDir,
-    asks: Sender<Ask>,
+    asks: Sender<ControlRequest>,
     thread: JoinHandle<Result<(), String>>,
 }
 
@@ -85,7 +85,7 @@ impl Daemon {
     }
 
     fn stop(self) -> TempDir {
-        self.asks.send(Ask::Stop).unwrap();
+        self.asks.send(ControlRequest::Stop).unwrap();
         self.thread.join().expect("no panic").expect("stopped in good order");
         self.folder
     }
@@ -323,7 +323,7 @@ fn an_apply_is_all_or_nothing() {
     // A reload reads the file, and what was changed since stays.
     assert_eq!(ask(&socket, "POST", "/v1/reload", "").0, 200);
     assert_eq!(ask(&socket, "GET", "/v1/namespaces", "").1, after);
-    asks.send(Ask::Stop).unwrap();
+    asks.send(ControlRequest::Stop).unwrap();
     thread.join().expect("no panic").expect("stopped in good order");
 }
 

@@ -7,7 +7,7 @@ mod device;
 use std::time::Duration;
 
 use tests::sim::auth_keys::Proofs;
-use tests::sim::mutants::Plant;
+use tests::sim::mutants::SeededBug;
 use tests::sim::scenario::{Mishap, Profile};
 use tests::sim::trace::Telling;
 use tests::sim::{Outcome, Setup, run, run_profile};
@@ -65,7 +65,7 @@ fn the_same_seed_is_the_same_run() {
 }
 
 /// Looks for a planted fault; the number of seeds that it takes, and what was found.
-fn find(plant: Plant, seeds: u64) -> (u64, String) {
+fn find(plant: SeededBug, seeds: u64) -> (u64, String) {
     for seed in 0..seeds {
         let outcome = run(Setup { plant: Some(plant), ..setup(seed, 500) });
         if let Some(why) = outcome.failure {
@@ -78,19 +78,19 @@ fn find(plant: Plant, seeds: u64) -> (u64, String) {
 #[test]
 fn acknowledgements_that_are_never_repeated_are_found() {
     // Few acknowledgements are ever repeated, so it takes some seeds.
-    let (_, why) = find(Plant::LostAck, 150);
+    let (_, why) = find(SeededBug::LostAck, 150);
     assert!(why.contains("nothing had happened that excuses it"), "{why}");
 }
 
 #[test]
 fn a_second_answer_is_found() {
-    let (_, why) = find(Plant::DoubleCompletion, 5);
+    let (_, why) = find(SeededBug::DoubleCompletion, 5);
     assert!(why.contains("which is not outstanding"), "{why}");
 }
 
 #[test]
 fn a_flush_that_does_nothing_is_found() {
-    let (_, why) = find(Plant::MissingFlush, 40);
+    let (_, why) = find(SeededBug::MissingFlush, 40);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
@@ -108,7 +108,7 @@ fn commands_that_outlive_a_preemption_are_found() {
         (profile.aborts, profile.protections) = (0, 0);
         (profile.spoils, profile.copies) = (0, 0);
         profile.mishaps.clear();
-        let planted = Setup { plant: Some(Plant::MissingFence), ..setup(seed, 500) };
+        let planted = Setup { plant: Some(SeededBug::MissingFence), ..setup(seed, 500) };
         if let Some(why) = run_profile(planted, profile).failure {
             assert!(why.contains("which cannot be"), "{why}");
             return;
@@ -124,7 +124,7 @@ fn writes_that_outlive_a_protection_are_found() {
         (profile.orders, profile.protections, profile.hot) = (0, 20, 900);
         (profile.spoils, profile.copies) = (0, 0);
         (profile.mix, profile.disk.latency) = ([200, 800, 0, 0, 0, 0, 0, 0], LATENCY);
-        let planted = Setup { plant: Some(Plant::LateShield), ..setup(seed, 500) };
+        let planted = Setup { plant: Some(SeededBug::LateShield), ..setup(seed, 500) };
         if let Some(why) = run_profile(planted, profile).failure {
             assert!(why.contains("which cannot be"), "{why}");
             return;
@@ -135,13 +135,13 @@ fn writes_that_outlive_a_protection_are_found() {
 
 #[test]
 fn a_state_on_the_wrong_path_is_found() {
-    let (_, why) = find(Plant::WrongPath, 40);
+    let (_, why) = find(SeededBug::WrongPath, 40);
     assert!(why.contains("path"), "{why}");
 }
 
 #[test]
 fn a_change_that_reactors_do_not_hear_of_is_found() {
-    let (_, why) = find(Plant::StaleView, 40);
+    let (_, why) = find(SeededBug::StaleView, 40);
     let signs =
         ["it was carried out", "never told", "Invalid Namespace", "within the end", "possible was"];
     assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
@@ -149,56 +149,56 @@ fn a_change_that_reactors_do_not_hear_of_is_found() {
 
 #[test]
 fn a_door_that_is_open_is_found() {
-    let (_, why) = find(Plant::OpenDoor, 40);
+    let (_, why) = find(SeededBug::OpenDoor, 40);
     assert!(why.contains("without its secret") || why.contains("nothing is protected"), "{why}");
 }
 
 #[test]
 fn an_abort_that_gets_no_answer_is_found() {
-    let (_, why) = find(Plant::LostAbort, 40);
+    let (_, why) = find(SeededBug::LostAbort, 40);
     assert!(why.contains("Abort"), "{why}");
 }
 
 #[test]
 fn an_abort_that_says_what_is_not_so_is_found() {
-    let (_, why) = find(Plant::FalseAbort, 40);
+    let (_, why) = find(SeededBug::FalseAbort, 40);
     assert!(why.contains("says that it was aborted, and it was not"), "{why}");
 }
 
 #[test]
 fn unreadable_blocks_that_a_restart_forgets_are_found() {
-    let (_, why) = find(Plant::LostMarks, 60);
+    let (_, why) = find(SeededBug::LostMarks, 60);
     assert!(why.contains("nothing that can be read"), "{why}");
 }
 
 #[test]
 fn a_copy_of_what_was_there_before_is_found() {
-    let (_, why) = find(Plant::StaleCopy, 20);
+    let (_, why) = find(SeededBug::StaleCopy, 20);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]
 fn a_record_of_namespaces_that_is_not_kept_is_found() {
-    let (_, why) = find(Plant::LostRecord, 60);
+    let (_, why) = find(SeededBug::LostRecord, 60);
     let signs = ["possible was", "belongs to no namespace", "is gone"];
     assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
 }
 
 #[test]
 fn the_old_store_in_the_place_of_another_is_found() {
-    let (_, why) = find(Plant::OldStore, 60);
+    let (_, why) = find(SeededBug::OldStore, 60);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]
 fn commands_that_go_on_while_their_namespace_is_formatted_are_found() {
-    let (_, why) = find(Plant::LateFormat, 60);
+    let (_, why) = find(SeededBug::LateFormat, 60);
     assert!(why.contains("erased"), "{why}");
 }
 
 #[test]
 fn a_format_that_leaves_old_data_is_found() {
-    let (_, why) = find(Plant::HalfFormat, 60);
+    let (_, why) = find(SeededBug::HalfFormat, 60);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
@@ -238,7 +238,7 @@ fn formats_and_crashes_leave_what_may_be_left() {
 #[test]
 fn a_block_size_that_a_restart_forgets_is_found() {
     for seed in 0..40 {
-        let planted = Setup { plant: Some(Plant::LostFormat), ..setup(seed, 500) };
+        let planted = Setup { plant: Some(SeededBug::LostFormat), ..setup(seed, 500) };
         if let Some(why) = run_profile(planted, much_formatted(seed)).failure {
             let signs = [
                 "of another size",
@@ -257,5 +257,5 @@ fn a_block_size_that_a_restart_forgets_is_found() {
 
 #[test]
 fn a_packet_number_that_is_one_too_high_is_found() {
-    find(Plant::PsnOffByOne, 20);
+    find(SeededBug::PsnOffByOne, 20);
 }

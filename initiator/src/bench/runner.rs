@@ -11,7 +11,7 @@ use super::pattern::Pattern;
 use super::plan::Plan;
 use crate::bench::report::{Cpu, Depths, Side};
 use crate::rng::Random;
-use crate::{Answer, Data, Done, Error, Host, Refused, Request};
+use crate::{Data, Done, Error, Host, Refused, Request, Response};
 
 /// Bandwidth and IOPS are sampled so often, as fio does.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
@@ -224,7 +224,7 @@ impl Job {
             self.free.push(tag as u32);
             completed += 1;
             match outcome {
-                Ok(Answer { status, .. }) if status.is_success() => {
+                Ok(Response { status, .. }) if status.is_success() => {
                     let latency_ns = now_ns.saturating_sub(slot.since_ns);
                     let (side, total) = match slot.is_read {
                         true => (&mut self.outcome.read, &mut self.totals[0]),
@@ -234,7 +234,7 @@ impl Job {
                     total.0 += 1;
                     total.1 += u64::from(self.plan.bytes);
                 }
-                Ok(Answer { status, .. }) => {
+                Ok(Response { status, .. }) => {
                     let what = if slot.is_read { "Read" } else { "Write" };
                     let _ = self.outcome.failure.get_or_insert(Error::Status { what, status });
                 }

@@ -14,7 +14,7 @@ use rdma::Buf;
 
 use super::transfer::Range;
 use super::{Error, Host};
-use crate::session::{Answer, Data, Done, Refused, Request};
+use crate::session::{Data, Done, Refused, Request, Response};
 
 /// A page of Identify, in memory of its own.
 pub type Page = Box<[u8; PAGE_BYTES]>;
@@ -119,8 +119,8 @@ impl Host {
 
     fn take_answer(&mut self, what: &'static str, done: Done) -> Result<(u64, Data), Error> {
         match done.outcome {
-            Ok(Answer { status, result }) if status.is_success() => Ok((result, done.data)),
-            Ok(Answer { status, .. }) => {
+            Ok(Response { status, result }) if status.is_success() => Ok((result, done.data)),
+            Ok(Response { status, .. }) => {
                 self.give_back(done.data);
                 Err(Error::Status { what, status })
             }

@@ -4,7 +4,7 @@
 use nvme::{IoOpcode, Sqe};
 
 use super::{Error, Host};
-use crate::session::{Answer, Data, Done, Refused, Request};
+use crate::session::{Data, Done, Refused, Request, Response};
 
 /// Commands of one transfer that are under way at once.
 const UNDER_WAY: usize = 32;
@@ -221,15 +221,15 @@ impl Host {
         bytes: &mut Bytes<'_>,
     ) -> Result<(), Error> {
         let at = (done.tag & !super::OWN_TAGS) as usize;
-        let good = matches!(done.outcome, Ok(Answer { status, .. }) if status.is_success());
+        let good = matches!(done.outcome, Ok(Response { status, .. }) if status.is_success());
         if let (Bytes::Into(into), Data::Buf(buf), true) = (bytes, &done.data, good) {
             let end = into.len().min(at + piece as usize);
             into[at..end].copy_from_slice(self.pool.bytes(buf));
         }
         self.give_back(done.data);
         match done.outcome {
-            Ok(Answer { status, .. }) if status.is_success() => Ok(()),
-            Ok(Answer { status, .. }) => Err(Error::Status { what, status }),
+            Ok(Response { status, .. }) if status.is_success() => Ok(()),
+            Ok(Response { status, .. }) => Err(Error::Status { what, status }),
             Err(_) => Err(self.why()),
         }
     }

@@ -15,7 +15,7 @@ use rdma::{Buf, Qp};
 
 use super::auth::AuthStep;
 use super::queue::{MOST_ENTRIES, Owner, Queue, Sending};
-use super::{ADMIN_ENTRIES, Answer, Data, EndReason, Io, Options, Phase, Session, Violation};
+use super::{ADMIN_ENTRIES, Data, EndReason, Io, Options, Phase, Response, Session, Violation};
 
 /// Interval of looking whether the controller has become ready, or has shut down.
 const STATUS_INTERVAL: Duration = Duration::from_millis(5);
@@ -90,8 +90,8 @@ impl Session {
     }
 
     /// The answer to the command of the current step, and the page that came with it.
-    pub(super) fn on_step(&mut self, answer: Answer, page: Option<&Buf>, io: &mut Io<'_>) {
-        let Answer { status, result } = answer;
+    pub(super) fn on_step(&mut self, answer: Response, page: Option<&Buf>, io: &mut Io<'_>) {
+        let Response { status, result } = answer;
         match (self.step, status.is_success()) {
             (Step::Connect(qid), false) => self.connect_refused(qid, status, result, io),
             (Step::EventConfiguration, false) => {

@@ -7,7 +7,7 @@ use nvme::{AdminOpcode, Sqe};
 
 use super::bring_up::earlier;
 use super::queue::{Owner, Queue, Sending};
-use super::{Answer, Data, EndReason, Io, MOST_EVENTS, Phase, Session};
+use super::{Data, EndReason, Io, MOST_EVENTS, Phase, Response, Session};
 
 /// Commands are looked through for those that hang at least this often, while there are any.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -68,14 +68,14 @@ impl Session {
         self.poll_at = None;
     }
 
-    pub(super) fn on_kept_alive(&mut self, answer: Answer, io: &mut Io<'_>) {
+    pub(super) fn on_kept_alive(&mut self, answer: Response, io: &mut Io<'_>) {
         self.keep_alive.outstanding = false;
         if let (Err(status), None) = (answer.status.ok(), &self.ended) {
             self.die(EndReason::Refused { what: "Keep Alive", status }, io);
         }
     }
 
-    pub(super) fn on_event_answer(&mut self, answer: Answer) {
+    pub(super) fn on_event_answer(&mut self, answer: Response) {
         self.event_asked = false;
         match answer.status.is_success() {
             true => self.events.push_back(AsyncEvent(answer.result as u32)),

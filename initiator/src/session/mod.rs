@@ -38,7 +38,7 @@ use nvme::property::{Cap, Vs};
 use rdma::{Buf, Completion, Event, Fault, Qp, Reason, Work};
 
 pub use end_reason::{EndReason, Violation};
-pub use request::{Answer, Data, Done, Io, Lost, Options, Phase, Refused, Request};
+pub use request::{Data, Done, Io, Lost, Options, Phase, Refused, Request, Response};
 
 use auth::Proof;
 use bring_up::{Step, earlier};
@@ -234,7 +234,7 @@ impl Session {
         }
     }
 
-    fn on_answer(&mut self, qid: u16, finished: Finished, answer: Answer, io: &mut Io<'_>) {
+    fn on_answer(&mut self, qid: u16, finished: Finished, answer: Response, io: &mut Io<'_>) {
         let Finished { owner, data } = finished;
         match owner {
             Owner::Caller(tag) => {

@@ -6,7 +6,7 @@ use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, cm};
 use rdma::{Buf, FabricError, Qp, QpLimits, RemoteRegion, Tag, Work};
 
 use super::end_reason::{EndReason, Violation};
-use super::request::{Answer, Data, Io, Options, Refused};
+use super::request::{Data, Io, Options, Refused, Response};
 
 /// Reads of the target that we answer at once, where the device can.
 const READS: u8 = 128;
@@ -315,7 +315,7 @@ impl Queue {
         len: u32,
         invalidated: Option<u32>,
         io: &mut Io<'_>,
-    ) -> Result<(Finished, Answer), Violation> {
+    ) -> Result<(Finished, Response), Violation> {
         let bytes = io.pool.bytes(buf).first_chunk();
         let cqe = match (len as usize, bytes) {
             (Cqe::BYTES, Some(bytes)) => Cqe::parse(bytes),
@@ -334,7 +334,7 @@ impl Queue {
             return Err(Violation::Key(key));
         }
         let finished = self.finish(slot, io).ok_or(unknown)?;
-        Ok((finished, Answer { status: cqe.status, result: cqe.result }))
+        Ok((finished, Response { status: cqe.status, result: cqe.result }))
     }
 
     /// Posts a receive buffer again.

@@ -138,7 +138,7 @@ pub struct Request {
 
 /// What the controller answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Answer {
+pub struct Response {
     /// Outcome.
     pub status: Status,
     /// Command specific result: dword 0 is the low half.
@@ -159,7 +159,7 @@ pub struct Done {
     /// The caller's tag.
     pub tag: u64,
     /// What became of the command.
-    pub outcome: Result<Answer, Lost>,
+    pub outcome: Result<Response, Lost>,
     /// Its data: nobody else has access to a [`Data::Buf`] any more.
     pub data: Data,
 }

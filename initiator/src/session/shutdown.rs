@@ -9,7 +9,7 @@ use nvme::property::{Csts, Property, Shutdown, ShutdownStatus};
 
 use super::bring_up::{Step, earlier};
 use super::queue::{CloseState, Finished, Owner, Queue, Sending};
-use super::{Answer, Data, Done, EndReason, Io, Lost, Phase, Refused, Session};
+use super::{Data, Done, EndReason, Io, Lost, Phase, Refused, Response, Session};
 
 /// How long a controller may take to shut down, unless it says that it needs longer.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
@@ -70,7 +70,7 @@ impl Session {
     }
 
     /// A Disconnect was answered.
-    pub(super) fn on_left(&mut self, queue: u16, tag: u64, answer: Answer, io: &mut Io<'_>) {
+    pub(super) fn on_left(&mut self, queue: u16, tag: u64, answer: Response, io: &mut Io<'_>) {
         self.done.push_back(Done { queue, tag, outcome: Ok(answer), data: Data::None });
         let Some(left) = self.queues.get_mut(usize::from(queue)) else { return };
         if !answer.status.is_success() {

@@ -93,7 +93,7 @@ pub(super) struct View {
 
 /// What a read has found in one block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen<'a> {
+pub(super) struct ReadBlock<'a> {
     pub(super) run: u64,
     pub(super) lba: u64,
     pub(super) block: &'a [u8],
@@ -200,7 +200,7 @@ impl Registers {
 
     /// Whether the block may contain what a read has found. If so, and nothing was written
     /// meanwhile, this is what the block contains from now on.
-    pub(super) fn judge(&mut self, i: usize, seen: &Seen<'_>, view: View) -> bool {
+    pub(super) fn judge(&mut self, i: usize, seen: &ReadBlock<'_>, view: View) -> bool {
         let possible = |at: &u32| self.entries[*at as usize].gone > seen.since;
         let fitting = |at: &u32| self.fits(i, &self.entries[*at as usize], seen, view.now);
         let Some(found) = self.list(i).filter(possible).find(fitting) else { return false };
@@ -308,7 +308,7 @@ impl Registers {
         }
     }
 
-    fn fits(&self, i: usize, entry: &Entry, seen: &Seen<'_>, now: u64) -> bool {
+    fn fits(&self, i: usize, entry: &Entry, seen: &ReadBlock<'_>, now: u64) -> bool {
         match (entry.value, seen.content) {
             (Value::Data { sequence, client, generation }, Content::Whole(stamp)) => {
                 let (run, lba) = (seen.run, seen.lba);
@@ -330,7 +330,7 @@ impl Registers {
     }
 
     /// The block contains what was found, whatever else was possible.
-    fn pin(&mut self, i: usize, found: u32, seen: &Seen<'_>, view: View) {
+    fn pin(&mut self, i: usize, found: u32, seen: &ReadBlock<'_>, view: View) {
         let mut at = self.cells[i].head;
         while at != NIL {
             let entry = &mut self.entries[at as usize];
@@ -385,7 +385,7 @@ impl Registers {
 }
 
 /// Whether a content may be older than the run: anything that does not bear its mark.
-fn is_of_before(seen: &Seen<'_>, now: u64) -> bool {
+fn is_of_before(seen: &ReadBlock<'_>, now: u64) -> bool {
     match seen.content {
         Content::Whole(stamp) => stamp.run != seen.run,
         Content::Torn(tear) => tear.header.run != seen.run,

@@ -10,7 +10,7 @@ use super::model::{Change, Model, Op};
 use super::violation::Violation;
 use super::workload::{Action, Script};
 use crate::rng::Random;
-use crate::{Answer, Data, Done, Error, Host, Lost, Refused, Request};
+use crate::{Data, Done, Error, Host, Lost, Refused, Request, Response};
 
 /// Violations that are told in full.
 const TOLD: usize = 10;
@@ -318,7 +318,7 @@ impl Verifier {
     fn collect(&mut self, client: &mut Client, limits: &Limits) -> Option<End> {
         let mut bad = None;
         while let Some(Done { tag, outcome, data, .. }) = client.host.next_done() {
-            let Ok(Answer { status, .. }) = outcome.map_err(|Lost| ()) else {
+            let Ok(Response { status, .. }) = outcome.map_err(|Lost| ()) else {
                 give_back(client, data);
                 self.lose(client, tag);
                 continue;

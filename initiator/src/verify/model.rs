@@ -25,7 +25,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::block_history::{NEVER, Record, Registers, Seen, View};
+use super::block_history::{NEVER, ReadBlock, Record, Registers, View};
 use super::violation::{Expected, Violation};
 use crate::verify::block_stamp::{self, Stamp};
 
@@ -285,7 +285,7 @@ impl Model {
         let mut violations = Vec::new();
         for (n, block) in data.chunks_exact(block_bytes).enumerate() {
             let i = pending.first + n;
-            let seen = Seen {
+            let seen = ReadBlock {
                 run: self.shape.run,
                 lba: self.shape.first_lba + i as u64,
                 block,
@@ -317,7 +317,7 @@ impl Model {
         possible.map(|(value, standing)| Expected::new(value, standing, floor)).collect()
     }
 
-    fn violation(&self, i: usize, seen: &Seen<'_>) -> Violation {
+    fn violation(&self, i: usize, seen: &ReadBlock<'_>) -> Violation {
         let expected = self.expected_since(i, seen.since);
         Violation::new(seen, expected, self.clock)
     }

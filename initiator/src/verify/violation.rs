@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::block_history::{CandidateState, Seen, Value};
+use super::block_history::{CandidateState, ReadBlock, Value};
 use crate::verify::block_stamp::{Content, Stamp};
 
 /// Bytes that are shown from the first difference on.
@@ -98,14 +98,14 @@ impl Kind {
 }
 
 impl Violation {
-    pub(super) fn new(seen: &Seen<'_>, expected: Vec<Expected>, now: u64) -> Violation {
+    pub(super) fn new(seen: &ReadBlock<'_>, expected: Vec<Expected>, now: u64) -> Violation {
         let difference = difference(seen, &expected);
         let kind = kind_of(seen, &expected, now);
         Violation { lba: seen.lba, kind, content: seen.content, expected, difference }
     }
 }
 
-fn kind_of(seen: &Seen<'_>, expected: &[Expected], now: u64) -> Kind {
+fn kind_of(seen: &ReadBlock<'_>, expected: &[Expected], now: u64) -> Kind {
     let of_before = |it: &Expected| matches!(it.value, Value::Before { .. });
     match seen.content {
         Content::Whole(stamp) if stamp.run != seen.run => Kind::OtherRun,
@@ -121,7 +121,7 @@ fn kind_of(seen: &Seen<'_>, expected: &[Expected], now: u64) -> Kind {
 }
 
 /// An exact value, as bytes.
-fn right_block(seen: &Seen<'_>, expected: &Expected) -> Option<Vec<u8>> {
+fn right_block(seen: &ReadBlock<'_>, expected: &Expected) -> Option<Vec<u8>> {
     match expected.value {
         Value::Data { sequence, client, generation } => {
             let mut block = vec![0; seen.block.len()];
@@ -134,7 +134,7 @@ fn right_block(seen: &Seen<'_>, expected: &Expected) -> Option<Vec<u8>> {
     }
 }
 
-fn difference(seen: &Seen<'_>, expected: &[Expected]) -> Option<Difference> {
+fn difference(seen: &ReadBlock<'_>, expected: &[Expected]) -> Option<Difference> {
     let right = expected.iter().find_map(|it| right_block(seen, it))?;
     let at = seen.block.iter().zip(&right).position(|(found, right)| found != right)?;
     let at_bytes = at / 16 * 16;
@@ -147,7 +147,7 @@ fn difference(seen: &Seen<'_>, expected: &[Expected]) -> Option<Difference> {
 }
 
 /// How far the block is from the nearest value that would have been right.
-fn fewest_wrong_bits(seen: &Seen<'_>, expected: &[Expected]) -> u32 {
+fn fewest_wrong_bits(seen: &ReadBlock<'_>, expected: &[Expected]) -> u32 {
     let bits = |right: &Vec<u8>| -> u32 {
         seen.block.iter().zip(right).map(|(found, right)| (found ^ right).count_ones()).sum()
     };

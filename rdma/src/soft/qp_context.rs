@@ -12,7 +12,7 @@ use super::udp::train::MOST_SEGMENTS;
 use super::wire::gso_check::Places;
 use super::wire::header::{Bth, Packet};
 use super::wire::icrc::Verdict;
-use super::wire::ipv4_id::{Judgement, Pair, Seen};
+use super::wire::ipv4_id::{Judgement, LastId, Pair};
 use super::wire::opcode::Operation;
 use super::wire::source_port::SourcePort;
 use super::wire::tx_packet::TxPacket;
@@ -34,7 +34,7 @@ pub(super) struct Slot {
     pub(super) heard: Option<Instant>,
     /// What is known of the identifications of the peer's packets, and of those of this queue pair.
     pair: Arc<Pair>,
-    identification: Option<Seen>,
+    identification: Option<LastId>,
     /// Whether the peer's packets may be fragmented, which no sender changes; and how many in a row
     /// have said otherwise.
     fragmentable: Option<bool>,

@@ -2,9 +2,9 @@
 //! hand: every rule of requester and responder that has a name.
 
 mod losses;
+mod nak;
 mod order;
 mod random;
-mod refusals;
 mod wrap;
 
 use std::collections::VecDeque;

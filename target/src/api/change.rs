@@ -210,7 +210,7 @@ pub struct Outcome {
 
 /// A change that was made while the daemon served and that the configuration file does not have.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
-pub struct Kept {
+pub struct UnsavedChange {
     /// Seconds since 1970.
     pub at_unix_s: u64,
     /// The user who wanted it, by number, where that is known.
@@ -236,7 +236,7 @@ pub struct Kept {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SetAside {
     /// The change.
-    pub kept: Kept,
+    pub kept: UnsavedChange,
     /// Why it does not fit.
     pub why: String,
 }
@@ -245,7 +245,7 @@ pub struct SetAside {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Changes {
     /// What was changed since, in order.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<UnsavedChange>,
     /// What does not fit any more, and is not in force.
     pub set_aside: Vec<SetAside>,
 }

@@ -18,7 +18,7 @@ mod write_protect;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use change::{Change, Changes, Kept, Outcome, SetAside, Settings, UNCHANGED, Wanted};
+pub use change::{Change, Changes, Outcome, SetAside, Settings, UNCHANGED, UnsavedChange, Wanted};
 pub use controller::{Controller, ControllerState};
 pub use disconnect::Why;
 pub use event::{Event, Happened};

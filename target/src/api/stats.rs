@@ -105,12 +105,12 @@ pub struct Reactor {
     pub datagrams: Vec<Count>,
     /// What connections have met, by the address at which hosts reached us (provider `soft`).
     #[serde(default)]
-    pub troubles: Vec<Troubles>,
+    pub troubles: Vec<LinkErrors>,
 }
 
 /// Losses, and peers that were not ready, at an address of ours.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
-pub struct Troubles {
+pub struct LinkErrors {
     /// The address.
     pub address: String,
     /// Packets sent again, timeouts, and acknowledgements that were none (NAK, RNR NAK), each way.
@@ -323,10 +323,10 @@ impl Reactor {
             let left = |c: &Count| c.count.saturating_sub(before(&c.name));
             own.iter().map(|c| Count { name: c.name.clone(), count: left(c) }).collect()
         };
-        let troubles = |own: &Troubles| {
+        let troubles = |own: &LinkErrors| {
             let before = earlier.troubles.iter().find(|one| one.address == own.address);
             let before = before.map_or(&[][..], |before| &before.counts);
-            Troubles { address: own.address.clone(), counts: counts(&own.counts, before) }
+            LinkErrors { address: own.address.clone(), counts: counts(&own.counts, before) }
         };
         Reactor {
             turns: self.turns.saturating_sub(earlier.turns),
@@ -387,7 +387,7 @@ mod tests {
         let reactor = |all: &[(&str, u64)]| Reactor {
             troubles: all
                 .iter()
-                .map(|(address, count)| Troubles {
+                .map(|(address, count)| LinkErrors {
                     address: (*address).to_owned(),
                     counts: vec![Count { name: "timeout".to_owned(), count: *count }],
                 })

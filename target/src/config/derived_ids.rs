@@ -22,7 +22,7 @@ pub(super) struct Identity {
 
 /// Identifiers that may occur only once, with the place of the first.
 #[derive(Default)]
-pub(super) struct SeenIds {
+pub(super) struct UsedIds {
     uuids: Vec<At<Uuid>>,
     nguids: Vec<At<[u8; 16]>>,
     eui64s: Vec<At<[u8; 8]>>,
@@ -30,7 +30,7 @@ pub(super) struct SeenIds {
 
 pub(super) fn identity(
     section: &mut TableReader<'_>,
-    seen: &mut SeenIds,
+    seen: &mut UsedIds,
     report: &mut Diagnostics<'_>,
 ) -> Identity {
     Identity {

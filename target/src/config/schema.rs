@@ -13,7 +13,7 @@ use crate::core::subsystem::{ListenerConfig, MAX_NSID};
 
 use super::access::{discovery, hosts, offer};
 use super::authentication::authentication;
-use super::derived_ids::{SeenIds, derived_serial, derived_uuid, identity};
+use super::derived_ids::{UsedIds, derived_serial, derived_uuid, identity};
 use super::files::merged;
 use super::listener::listener;
 use super::management_api::management;
@@ -332,7 +332,7 @@ struct Scene {
 struct Seen {
     nqns: Vec<At<Nqn>>,
     paths: Vec<At<PathBuf>>,
-    ids: SeenIds,
+    ids: UsedIds,
     serials: Vec<At<String>>,
     folders: Vec<At<PathBuf>>,
 }

@@ -16,7 +16,7 @@ use crate::overlay::diff::differences;
 pub(super) const MOST_ORDERS: usize = 16;
 
 /// What has come of an order.
-pub(crate) type Answer = Result<Outcome, ChangeError>;
+pub(crate) type ChangeResult = Result<Outcome, ChangeError>;
 
 /// What is wanted.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(crate) enum Work {
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(super) work: Work,
-    pub(super) answer: oneshot::Sender<Answer>,
+    pub(super) answer: oneshot::Sender<ChangeResult>,
 }
 
 impl Order {
@@ -65,7 +65,7 @@ impl<T: Serve> RunningDaemon<T> {
         self
     }
 
-    fn change(&mut self, wanted: &Wanted, uid: Option<u32>) -> Answer {
+    fn change(&mut self, wanted: &Wanted, uid: Option<u32>) -> ChangeResult {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let at_unix_s = now.map_or(0, |since| since.as_secs());
         let next = self.declared.with(&wanted.changes, (at_unix_s, uid));
@@ -84,7 +84,7 @@ impl<T: Serve> RunningDaemon<T> {
         Ok(outcome)
     }
 
-    fn reload_in_words(&mut self) -> Answer {
+    fn reload_in_words(&mut self) -> ChangeResult {
         let before = self.declared.clone();
         let renewed = self.renew();
         self.note_reload(renewed.is_err());
@@ -105,7 +105,7 @@ impl<T: Serve> RunningDaemon<T> {
         }
     }
 
-    fn forget(&mut self) -> Answer {
+    fn forget(&mut self) -> ChangeResult {
         let next = self.declared.without_set_aside();
         next.keep().map_err(ChangeError::Unkept)?;
         self.adopt(next);

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::change::{Answer, Order, Work};
+use super::change::{ChangeResult, Order, Work};
 use crate::TargetView;
 use crate::config::Config;
 use crate::overlay::{EditError, EffectiveConfig};
@@ -73,7 +73,7 @@ impl ControlHandle {
 
     /// Has something changed, after what others have wanted before. It goes on also when nobody
     /// waits any more.
-    pub(crate) async fn order(&self, work: Work) -> Answer {
+    pub(crate) async fn order(&self, work: Work) -> ChangeResult {
         let (answer, answered) = oneshot::channel();
         let order = Order { work, answer };
         self.orders.send(order).await.map_err(|_| ChangeError::Stopping)?;

@@ -55,7 +55,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// What somebody wants from the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ask {
+pub enum ControlRequest {
     /// Finish and go.
     Stop,
     /// Read the configuration again.
@@ -154,7 +154,7 @@ pub fn run(declared: EffectiveConfig) -> Result<(), String> {
 ///
 /// # Errors
 /// One sentence: why the target did not start, or died.
-pub fn run_for(declared: EffectiveConfig, asks: Receiver<Ask>) -> Result<(), String> {
+pub fn run_for(declared: EffectiveConfig, asks: Receiver<ControlRequest>) -> Result<(), String> {
     block_on(async {
         let (sender, heard) = mpsc::channel(4);
         spawn_blocking(move || asks.iter().try_for_each(|ask| sender.blocking_send(ask)));
@@ -171,7 +171,10 @@ fn block_on(work: impl Future<Output = Result<(), String>>) -> Result<(), String
     outcome
 }
 
-async fn begin(declared: EffectiveConfig, asks: mpsc::Receiver<Ask>) -> Result<(), String> {
+async fn begin(
+    declared: EffectiveConfig,
+    asks: mpsc::Receiver<ControlRequest>,
+) -> Result<(), String> {
     let lock = declared.config().state_directory.as_deref().map(StateDirLock::take).transpose()?;
     // What one that has ended just now had still kept when this was read first.
     let declared = declared.reread().map_err(|errors| errors.to_string())?;
@@ -319,7 +322,7 @@ impl Control {
     async fn serve<T: Serve>(
         mut self,
         served: RunningDaemon<T>,
-        mut asks: mpsc::Receiver<Ask>,
+        mut asks: mpsc::Receiver<ControlRequest>,
     ) -> Result<(), String> {
         self.manager.ready(&status(&served.config));
         logging::serving();
@@ -381,7 +384,7 @@ impl Control {
     async fn attend<T: Serve>(
         &self,
         mut served: RunningDaemon<T>,
-        asks: &mut mpsc::Receiver<Ask>,
+        asks: &mut mpsc::Receiver<ControlRequest>,
         orders: &mut mpsc::Receiver<Order>,
     ) -> Result<Option<RunningDaemon<T>>, String> {
         let mut again = false;
@@ -391,8 +394,8 @@ impl Control {
                 true => self.reload(served),
                 false => tokio::select! {
                     ask = asks.recv() => match ask {
-                        Some(Ask::Reload) => self.reload(served),
-                        Some(Ask::Stop) | None => return Ok(Some(served)),
+                        Some(ControlRequest::Reload) => self.reload(served),
+                        Some(ControlRequest::Stop) | None => return Ok(Some(served)),
                     },
                     Some(order) = orders.recv() => self.carry_out(served, order),
                 },
@@ -402,11 +405,11 @@ impl Control {
                 tokio::select! {
                     done = &mut work => break done.map_err(|_| panicked())?,
                     ask = asks.recv() => match ask {
-                        Some(Ask::Reload) => {
+                        Some(ControlRequest::Reload) => {
                             info!("a change is under way: a reload will follow");
                             again = true;
                         }
-                        Some(Ask::Stop) | None => return self.outwait(work, pulse, asks).await,
+                        Some(ControlRequest::Stop) | None => return self.outwait(work, pulse, asks).await,
                     },
                 }
             };
@@ -434,7 +437,7 @@ impl Control {
         &self,
         reload: Work<T>,
         pulse: impl Pulse,
-        asks: &mut mpsc::Receiver<Ask>,
+        asks: &mut mpsc::Receiver<ControlRequest>,
     ) -> Result<Option<RunningDaemon<T>>, String> {
         info!("stopping: the reload under way has {} s", RELOAD_GRACE.as_secs());
         self.manager.stopping("stopping after the reload");
@@ -456,7 +459,11 @@ impl Control {
 
     /// Stops within the budget, after hosts have had their time to go elsewhere. Whoever asks once
     /// more does not have to wait for that.
-    async fn stop<T: Serve>(self, served: RunningDaemon<T>, mut asks: mpsc::Receiver<Ask>) {
+    async fn stop<T: Serve>(
+        self,
+        served: RunningDaemon<T>,
+        mut asks: mpsc::Receiver<ControlRequest>,
+    ) {
         let RunningDaemon { target, config, .. } = served;
         let farewell = Duration::from_millis(config.stop.inaccessible_ms.into());
         if farewell.is_zero() {
@@ -484,8 +491,8 @@ impl Control {
 }
 
 /// Waits until somebody who has asked to stop asks again.
-async fn once_more(asks: &mut mpsc::Receiver<Ask>) {
-    while asks.recv().await == Some(Ask::Reload) {}
+async fn once_more(asks: &mut mpsc::Receiver<ControlRequest>) {
+    while asks.recv().await == Some(ControlRequest::Reload) {}
     warn!("asked to stop once more: leaving now");
 }
 

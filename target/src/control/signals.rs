@@ -5,10 +5,10 @@ use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::Ask;
+use super::ControlRequest;
 
 /// From now on SIGTERM and SIGINT ask for a stop and SIGHUP for a reload; none of them kills.
-pub(super) fn listen() -> io::Result<mpsc::Receiver<Ask>> {
+pub(super) fn listen() -> io::Result<mpsc::Receiver<ControlRequest>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
@@ -16,9 +16,9 @@ pub(super) fn listen() -> io::Result<mpsc::Receiver<Ask>> {
     tokio::spawn(async move {
         loop {
             let ask = tokio::select! {
-                Some(()) = terminate.recv() => Ask::Stop,
-                Some(()) = interrupt.recv() => Ask::Stop,
-                Some(()) = hang_up.recv() => Ask::Reload,
+                Some(()) = terminate.recv() => ControlRequest::Stop,
+                Some(()) = interrupt.recv() => ControlRequest::Stop,
+                Some(()) = hang_up.recv() => ControlRequest::Reload,
                 else => return,
             };
             if asks.send(ask).await.is_err() {

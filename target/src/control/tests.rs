@@ -200,13 +200,13 @@ const FOR_EVER: Duration = Duration::from_secs(3600);
 
 /// What the world does to the daemon.
 enum Act {
-    Ask(Ask),
+    Ask(ControlRequest),
     /// Waits until the story has so many lines that start so.
     Until(usize, &'static str),
 }
 
-const STOP: Act = Act::Ask(Ask::Stop);
-const RELOAD: Act = Act::Ask(Ask::Reload);
+const STOP: Act = Act::Ask(ControlRequest::Stop);
+const RELOAD: Act = Act::Ask(ControlRequest::Reload);
 
 impl Stage {
     /// Serves while the acts are played, one after the other.

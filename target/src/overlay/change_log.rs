@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::api::{Changes, Kept, SetAside};
+use crate::api::{Changes, SetAside, UnsavedChange};
 use crate::blockdev::durable;
 use crate::state::atomic_file;
 
@@ -28,7 +28,7 @@ const MOST_BYTES: usize = 1 << 20;
 struct Content {
     form: u32,
     crc32: Option<String>,
-    kept: Vec<Kept>,
+    kept: Vec<UnsavedChange>,
     set_aside: Vec<SetAside>,
 }
 
@@ -156,7 +156,8 @@ mod tests {
         let change = Change::RemoveListener { id: 1 };
         let (base, after) = ("a".to_owned(), "b".to_owned());
         let (listener, offered_at) = (None, Vec::new());
-        let kept = Kept { at_unix_s: 7, uid: None, change, listener, offered_at, base, after };
+        let kept =
+            UnsavedChange { at_unix_s: 7, uid: None, change, listener, offered_at, base, after };
         let set_aside = SetAside { kept: kept.clone(), why: "it\ndoes not fit".to_owned() };
         Changes { kept: vec![kept], set_aside: vec![set_aside] }
     }

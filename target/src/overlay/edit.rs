@@ -9,7 +9,7 @@ use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, Val
 
 use super::MOST_TEXT_BYTES;
 use super::listener_refs::ListenerMap;
-use crate::api::{Change, Kept, Settings};
+use crate::api::{Change, Settings, UnsavedChange};
 use crate::config::{ConfigErrors, ConfigFiles, Source};
 use crate::core::subsystem::ana::ANA_GROUPS;
 
@@ -76,7 +76,7 @@ pub fn edit(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditE
 /// their addresses where their numbers have become others.
 pub(super) fn again(
     sources: &ConfigFiles,
-    kept: &mut Kept,
+    kept: &mut UnsavedChange,
     found: &mut ListenerMap,
 ) -> Result<ConfigFiles, EditError> {
     let Err(misfit) = found.renumber(sources, kept) else { return redo(sources, &kept.change) };

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use toml_edit::{DocumentMut, Item, Table};
 
 use super::EditError;
-use crate::api::{Change, Kept};
+use crate::api::{Change, UnsavedChange};
 use crate::config::ConfigFiles;
 
 /// The addresses of the listeners that a change is about: of the one that is changed itself, and of
@@ -35,7 +35,7 @@ impl ListenerMap {
     pub(super) fn renumber(
         &mut self,
         sources: &ConfigFiles,
-        kept: &mut Kept,
+        kept: &mut UnsavedChange,
     ) -> Result<(), EditError> {
         let wanted = offered(&kept.change);
         if kept.listener.is_none() && kept.offered_at.is_empty() {

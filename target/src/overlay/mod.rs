@@ -17,7 +17,7 @@ mod listener_refs;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::api::{Change, Changes, Kept, SetAside};
+use crate::api::{Change, Changes, SetAside, UnsavedChange};
 use crate::config::{Config, ConfigErrors, ConfigFiles, Diagnostic, Origins, digest};
 use change_log::Journal;
 use listener_refs::ListenerMap;
@@ -173,7 +173,7 @@ impl EffectiveConfig {
         for change in more {
             let sources = edit(&next.sources, change)?;
             let (listener, offered_at) = listener_refs::meant(&next.sources, change);
-            let kept = Kept {
+            let kept = UnsavedChange {
                 at_unix_s: origin.0,
                 uid: origin.1,
                 change: change.clone(),
@@ -248,9 +248,10 @@ impl EffectiveConfig {
     /// alone may be no configuration: then the next ones are made with it.
     fn replay(&mut self, found: Changes) {
         self.changes.set_aside = found.set_aside;
-        let mut left: Vec<Kept> = unsaved(&digest_all(&self.read), found.kept).collect();
+        let mut left: Vec<UnsavedChange> = unsaved(&digest_all(&self.read), found.kept).collect();
         while let Some(first) = left.first() {
-            let at_once = |kept: &&Kept| (kept.at_unix_s, kept.uid) == (first.at_unix_s, first.uid);
+            let at_once =
+                |kept: &&UnsavedChange| (kept.at_unix_s, kept.uid) == (first.at_unix_s, first.uid);
             let most = left.iter().take_while(at_once).count();
             let together = || (2..=most).find_map(|count| self.again(&left[..count]).ok());
             let redone = self.again(&left[..1]).or_else(|misfit| together().ok_or(misfit));
@@ -292,7 +293,7 @@ impl EffectiveConfig {
     }
 
     /// What comes of making these changes again, one after the other.
-    fn again(&self, run: &[Kept]) -> Result<Redone, EditError> {
+    fn again(&self, run: &[UnsavedChange]) -> Result<Redone, EditError> {
         let (mut sources, mut origins) = (self.sources.clone(), self.origins.clone());
         let mut run = run.to_vec();
         let mut found = ListenerMap::default();
@@ -303,7 +304,7 @@ impl EffectiveConfig {
             kept.after = digest_all(&sources);
         }
         let config = self.parse(&sources, &origins)?;
-        let is_old = |kept: &Kept| {
+        let is_old = |kept: &UnsavedChange| {
             matches!(kept.change, Change::Replace { .. }) && kept.base != self.base(&kept.change)
         };
         let wrong = |what: &str| Err(EditError::Wrong(what.to_owned()));
@@ -325,7 +326,7 @@ struct Redone {
     config: Config,
     sources: ConfigFiles,
     origins: Origins,
-    kept: Vec<Kept>,
+    kept: Vec<UnsavedChange>,
 }
 
 fn replaces(change: &Change) -> bool {
@@ -377,7 +378,7 @@ pub fn merged(sources: &ConfigFiles, changes: &Changes) -> Result<ConfigFiles, E
 
 /// The changes that the files do not have: they are what they were after one of them when somebody
 /// has saved it.
-fn unsaved(read: &str, kept: Vec<Kept>) -> impl Iterator<Item = Kept> + use<> {
+fn unsaved(read: &str, kept: Vec<UnsavedChange>) -> impl Iterator<Item = UnsavedChange> + use<> {
     let held = kept.iter().rposition(|kept| kept.after == read);
     kept.into_iter().skip(held.map_or(0, |at| at + 1))
 }

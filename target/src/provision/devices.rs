@@ -10,7 +10,7 @@ use tracing::{error, info};
 use uuid::Uuid;
 
 use super::interned::WeakByUuid;
-use super::interned_bad_blocks::Marked;
+use super::interned_bad_blocks::InternedBadBlocks;
 use super::rollback::CreatedFiles;
 use crate::blockdev::{BackingConfig, BackingDevice, BackingKind, BlockSizes, DeviceId, Kind};
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
@@ -86,7 +86,7 @@ pub struct DeviceTable {
     /// What still hangs, of all stores that were ever made of these.
     pub(super) opening: Arc<BlockingPool>,
     /// Their marks, and those of stores that have gone while somebody has them.
-    pub(super) marked: Arc<Marked>,
+    pub(super) marked: Arc<InternedBadBlocks>,
     /// The same of what hosts have settled.
     pub(super) reservations: Arc<WeakByUuid<Reservation>>,
     pub(super) protections: Arc<WeakByUuid<Protection>>,
@@ -1022,7 +1022,7 @@ pub(super) mod tests {
     /// The blocks of another store are other blocks, also under the same UUID.
     #[test]
     fn marks_of_one_store_do_not_become_those_of_another() {
-        let marked = Marked::default();
+        let marked = InternedBadBlocks::default();
         let load = || Ok(BadBlocks::volatile());
         let uuid = Uuid::from_u128(1);
         let get = |store| marked.get(uuid, store, |_| false, load).unwrap();

@@ -14,9 +14,9 @@ use crate::core::subsystem::bad_blocks::BadBlocks;
 
 /// All that somebody has, by UUID, each with what its store is called.
 #[derive(Debug, Default)]
-pub(super) struct Marked(Mutex<BTreeMap<Uuid, (String, Weak<BadBlocks>)>>);
+pub(super) struct InternedBadBlocks(Mutex<BTreeMap<Uuid, (String, Weak<BadBlocks>)>>);
 
-impl Marked {
+impl InternedBadBlocks {
     /// The marks of this UUID: those that somebody has, if they are of the same store, else new
     /// ones. Blocks of another store are other blocks: its marks have ended then, unless it
     /// `is_served`.

@@ -36,7 +36,7 @@ use crate::state::ns_catalog::NamespaceCatalogRecord;
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// A namespace that is about to go stays as it is.
-type Held = (write_protect::Held, reservation::Held);
+type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 
 /// Carries out an order. Returns the id of the namespace that was made, or 0. What is done in the
 /// folder of its subsystem may take for ever: nobody has the shelf meanwhile, and others may have

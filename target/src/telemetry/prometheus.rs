@@ -36,7 +36,7 @@ const BOUNDS_NS: [u64; 12] = [
 
 /// Who is there of what is configured, and of what hosts have made.
 #[derive(Debug, Default)]
-pub(crate) struct Standing {
+pub(crate) struct Availability {
     /// The last reload was refused.
     pub reload_refused: bool,
     /// Namespaces.
@@ -51,7 +51,7 @@ pub(crate) struct Standing {
 ///
 /// # Errors
 /// A name cannot be written; none is known.
-pub(crate) fn text(stats: Stats, standing: Standing) -> Result<String, fmt::Error> {
+pub(crate) fn text(stats: Stats, standing: Availability) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Scrape(stats, standing)));
     let mut text = String::new();
@@ -60,7 +60,7 @@ pub(crate) fn text(stats: Stats, standing: Standing) -> Result<String, fmt::Erro
 }
 
 #[derive(Debug)]
-struct Scrape(Stats, Standing);
+struct Scrape(Stats, Availability);
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -82,7 +82,7 @@ impl Collector for Scrape {
 
 /// A state is told as one series for each that there is, of which one is 1: so what is asked for is
 /// there also while it is not so.
-fn namespaces(standing: &Standing, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let name = "nvmfd_namespace_state";
     let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, \
                 untrusted, lost";
@@ -303,7 +303,7 @@ fn seconds(ns: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::api::stats::{StageLatency, Troubles};
+    use crate::api::stats::{LinkErrors, StageLatency};
     use crate::telemetry::prometheus::*;
 
     fn stats() -> Stats {
@@ -330,7 +330,7 @@ mod tests {
                 busy_ns: 500_000_000,
                 data_free_bytes: 7,
                 refusals: vec![Count { name: "too many".to_owned(), count: 3 }],
-                troubles: vec![Troubles {
+                troubles: vec![LinkErrors {
                     address: "192.0.2.1".to_owned(),
                     counts: vec![Count { name: "sent_again".to_owned(), count: 5 }],
                 }],
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn the_text_says_what_was_counted() {
-        let text = text(stats(), Standing::default()).unwrap();
+        let text = text(stats(), Availability::default()).unwrap();
         let of = "subsystem=\"nqn.2026-11.io.nvmfd:disk1\",nsid=\"1\",host=\"nqn.a\\\"b\\\\c\",op=\"read\"";
         for line in [
             "# TYPE nvmfd_commands counter".to_owned(),

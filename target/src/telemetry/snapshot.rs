@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::api::stats::{
-    Count, Latency, Operations, Reactor, Row, SlowCommand, StageLatency, Stats, Troubles,
+    Count, Latency, LinkErrors, Operations, Reactor, Row, SlowCommand, StageLatency, Stats,
 };
 use crate::core::diag::cause::Cause;
-use crate::core::stats::io_stats::{Kind, Tally};
+use crate::core::stats::io_stats::{Kind, OpStats};
 use crate::core::stats::reactor_stats::{PollStats, ReactorStats};
 use crate::core::stats::stage_timer::Stage;
 
@@ -92,7 +92,7 @@ pub fn slow(observers: &[Arc<ReactorStats>]) -> Vec<SlowCommand> {
     all.into_iter().map(describe).collect()
 }
 
-fn operations(kind: Kind, tally: &Tally) -> Operations {
+fn operations(kind: Kind, tally: &OpStats) -> Operations {
     // The distribution is read once, so that its count and that of each stage are one; and so is the
     // time in each stage, so that they add up.
     let total = tally.total.read();
@@ -137,13 +137,13 @@ fn one(index: usize, observer: &ReactorStats, stats: &PollStats) -> Reactor {
     }
 }
 
-fn troubles(link_errors: Vec<(IpAddr, &'static str, u64)>) -> Vec<Troubles> {
-    let mut all: Vec<Troubles> = Vec::new();
+fn troubles(link_errors: Vec<(IpAddr, &'static str, u64)>) -> Vec<LinkErrors> {
+    let mut all: Vec<LinkErrors> = Vec::new();
     for (at, name, n) in link_errors {
         let address = at.to_string();
         match all.last_mut().filter(|last| last.address == address) {
             Some(last) => last.counts.push(count(name, n)),
-            None => all.push(Troubles { address, counts: vec![count(name, n)] }),
+            None => all.push(LinkErrors { address, counts: vec![count(name, n)] }),
         }
     }
     all

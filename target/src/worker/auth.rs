@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::warn;
 
-use crate::core::sched::fair_queue::Turns;
+use crate::core::sched::fair_queue::FairQueue;
 use crate::core::sched::offload::AuthJob;
 use crate::worker_thread::WorkerThread;
 
@@ -28,7 +28,7 @@ struct Line {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    jobs: Turns<AuthJob>,
+    jobs: FairQueue<AuthJob>,
     /// The target ends.
     over: bool,
 }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use tests::sim::mutants::Plant;
+use tests::sim::mutants::SeededBug;
 use tests::sim::trace::Telling;
 use tests::sim::{Outcome, Setup, run};
 
@@ -37,15 +37,15 @@ struct Arguments {
     trace: bool,
     /// Plant a fault, which must be found
     #[arg(long, value_parser = plant)]
-    plant: Option<Plant>,
+    plant: Option<SeededBug>,
     /// Go on after a failure
     #[arg(long)]
     keep_going: bool,
 }
 
-fn plant(name: &str) -> Result<Plant, String> {
-    let names = || Plant::ALL.map(Plant::name).join(", ");
-    let found = Plant::ALL.into_iter().find(|plant| plant.name() == name);
+fn plant(name: &str) -> Result<SeededBug, String> {
+    let names = || SeededBug::ALL.map(SeededBug::name).join(", ");
+    let found = SeededBug::ALL.into_iter().find(|plant| plant.name() == name);
     found.ok_or_else(|| format!("there are {}", names()))
 }
 

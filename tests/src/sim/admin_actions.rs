@@ -5,11 +5,11 @@ use std::time::Duration;
 use nvme::Nqn;
 use nvme::log::AnaState;
 
-use super::administrator::Kept;
+use super::administrator::PersistOutcome;
 use super::host::hostnqn;
 use super::oracle::async_events::Change;
 use super::oracle::blocks::Moment;
-use super::target::format_driver::News;
+use super::target::format_driver::FormatProgress;
 use super::{Simulation, Timer};
 
 /// When whoever was killed, or has found nobody, is there again.
@@ -53,17 +53,17 @@ impl Simulation {
         let machine = self.profile.machine(host);
         let early = self.administrator.commits_early();
         let kept = self.administrator.keep(space, machine, shown)?;
-        if early || kept == Some(Kept::Yes) {
+        if early || kept == Some(PersistOutcome::Yes) {
             self.target.show(&self.profile, space, machine, shown);
             self.look_at_scope();
             (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
             self.administrator.committed();
         }
         let killed = match kept {
-            Some(Kept::Yes) => self.administrator.acknowledge(),
+            Some(PersistOutcome::Yes) => self.administrator.acknowledge(),
             other => other,
         };
-        if let Some(Kept::Killed { power }) = killed {
+        if let Some(PersistOutcome::Killed { power }) = killed {
             self.say(|| "in the middle of a change".to_owned());
             self.crash_target(power, SOON);
             if shown {
@@ -99,7 +99,7 @@ impl Simulation {
         self.look_at_formats(news);
     }
 
-    fn look_at_formats(&mut self, news: News) {
+    fn look_at_formats(&mut self, news: FormatProgress) {
         for (space, number) in news.erasing {
             let time = self.profile.disk.latency + self.dice.part(self.profile.disk.stall);
             self.after(time, Timer::Erase(space, number));

@@ -19,7 +19,7 @@ use rdma::soft::sim::Rng;
 use tempfile::TempDir;
 
 use super::host::hostnqn;
-use super::mutants::Plant;
+use super::mutants::SeededBug;
 use super::target::SUBNQN;
 
 /// The changes of one change: written, synced, renamed, the directory synced, committed,
@@ -35,7 +35,7 @@ pub type Hidden = Vec<BTreeSet<usize>>;
 
 /// What has become of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kept {
+pub enum PersistOutcome {
     /// It outlasts everything: it can be committed.
     Yes,
     /// The process was killed, or with it the power.
@@ -63,7 +63,7 @@ pub struct Administrator {
     count: u64,
     /// Nobody kills the process any more.
     spared: bool,
-    plant: Option<Plant>,
+    plant: Option<SeededBug>,
 }
 
 impl Administrator {
@@ -75,7 +75,7 @@ impl Administrator {
         spaces: usize,
         machines: usize,
         seed: u64,
-        plant: Option<Plant>,
+        plant: Option<SeededBug>,
     ) -> Result<Administrator, String> {
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
         let mut text = format!(
@@ -89,7 +89,7 @@ impl Administrator {
         }
         let file = folder.path().join("nvmfd.toml");
         fs::write(file, text).map_err(|error| error.to_string())?;
-        let forgets = plant == Some(Plant::UnsyncedChange);
+        let forgets = plant == Some(SeededBug::UnsyncedChange);
         let files = Files { forgets, dice: Rng::new(seed ^ 0xf11e), ..Files::default() };
         Ok(Administrator {
             folder,
@@ -151,7 +151,7 @@ impl Administrator {
 
     /// Whether hosts see a change before it is kept: a planted fault.
     pub fn commits_early(&self) -> bool {
-        self.plant == Some(Plant::EarlyCommit)
+        self.plant == Some(SeededBug::EarlyCommit)
     }
 
     /// Wants a namespace shown to a machine, or hidden from it; has that kept. None: it is so.
@@ -163,7 +163,7 @@ impl Administrator {
         space: usize,
         machine: usize,
         shown: bool,
-    ) -> Result<Option<Kept>, String> {
+    ) -> Result<Option<PersistOutcome>, String> {
         let mut hidden = self.under_way.take().unwrap_or_else(|| self.hidden.clone());
         let news = match shown {
             true => hidden[space].remove(&machine),
@@ -187,7 +187,11 @@ impl Administrator {
             Err(why) => Err(format!("a change cannot be kept: {why}")),
             Ok(()) => {
                 self.declared = Some(next);
-                Ok(Some(if self.kill == Some(STEPS - 1) { self.die() } else { Kept::Yes }))
+                Ok(Some(if self.kill == Some(STEPS - 1) {
+                    self.die()
+                } else {
+                    PersistOutcome::Yes
+                }))
             }
         }
     }
@@ -200,14 +204,14 @@ impl Administrator {
     }
 
     /// The change is acknowledged, unless the process is killed before.
-    pub fn acknowledge(&mut self) -> Option<Kept> {
+    pub fn acknowledge(&mut self) -> Option<PersistOutcome> {
         self.under_way = None;
         (self.kill.take() == Some(STEPS)).then(|| self.die())
     }
 
-    fn die(&mut self) -> Kept {
+    fn die(&mut self) -> PersistOutcome {
         self.kill = None;
-        Kept::Killed { power: self.dice.per_mille(500) }
+        PersistOutcome::Killed { power: self.dice.per_mille(500) }
     }
 
     /// The target has gone down, with `power` also its disks.

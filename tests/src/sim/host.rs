@@ -14,8 +14,8 @@ use rdma::soft::sim::{Network, NetworkPort, Rng};
 use rdma::{Event, Fabric, Pool, Qp, Wake, Work};
 
 use super::auth_keys::{Proofs, secret};
-use super::instrument::{BufferLedger, Seam, SharedLedger, lock};
-use super::oracle::Judge;
+use super::instrument::{BufferTracker, InstrumentedFabric, SharedBufferTracker, lock};
+use super::oracle::Oracle;
 use super::scenario::Profile;
 use super::target::{PORT, subnqn};
 use super::trace::Trace;
@@ -35,9 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Host {
     index: usize,
     port: NetworkPort,
-    fabric: Option<Seam<Soft>>,
+    fabric: Option<InstrumentedFabric<Soft>>,
     pool: Pool,
-    ledger: SharedLedger,
+    ledger: SharedBufferTracker,
     session: Option<Session>,
     /// When to connect; none while there is an association, or none wanted.
     connect_at: Option<Instant>,
@@ -70,7 +70,7 @@ impl Host {
         let options = options(profile, index, true);
         let plan = options.plan(u64::from(profile.mdts_bytes) * 24, profile.mdts_bytes);
         let pool = Pool::new(plan).map_err(|e| e.to_string())?;
-        let ledger = Arc::new(Mutex::new(BufferLedger::new(&plan)));
+        let ledger = Arc::new(Mutex::new(BufferTracker::new(&plan)));
         Ok(Host {
             index,
             port,
@@ -130,7 +130,7 @@ impl Host {
             .map_err(|e| e.to_string())?;
         let name = ("host", self.index as u64);
         let (ledger, trace) = (Arc::clone(&self.ledger), Arc::clone(trace));
-        self.fabric = Some(Seam::new(soft, name, region, ledger, trace));
+        self.fabric = Some(InstrumentedFabric::new(soft, name, region, ledger, trace));
         self.connect_at = (!self.finished).then_some(now);
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Host {
     pub fn crash(
         &mut self,
         profile: &Profile,
-        judge: &mut Judge,
+        judge: &mut Oracle,
         now: Instant,
     ) -> Result<(), String> {
         self.session = None;
@@ -156,7 +156,7 @@ impl Host {
         let plan = options(profile, self.index, true)
             .plan(u64::from(profile.mdts_bytes) * 24, profile.mdts_bytes);
         self.pool = Pool::new(plan).map_err(|e| e.to_string())?;
-        self.ledger = Arc::new(Mutex::new(BufferLedger::new(&plan)));
+        self.ledger = Arc::new(Mutex::new(BufferTracker::new(&plan)));
         Ok(())
     }
 
@@ -181,7 +181,7 @@ impl Host {
     }
 
     /// One turn. Gives when the next is due.
-    pub fn turn(&mut self, profile: &Profile, judge: &mut Judge, now: Instant) -> Option<Instant> {
+    pub fn turn(&mut self, profile: &Profile, judge: &mut Oracle, now: Instant) -> Option<Instant> {
         let fabric = self.fabric.as_mut()?;
         fabric.poll(now, &mut self.events);
         let mut io = Io { pool: &mut self.pool, fabric, now };
@@ -226,7 +226,7 @@ impl Host {
         earlier(wake, (self.quiet_until > now).then_some(self.quiet_until))
     }
 
-    fn take_done(&mut self, judge: &mut Judge, now: Instant) {
+    fn take_done(&mut self, judge: &mut Oracle, now: Instant) {
         let Some(session) = &mut self.session else { return };
         while let Some(done) = session.next_done() {
             let buf = match done.data {
@@ -262,7 +262,7 @@ impl Host {
     }
 
     /// Takes leave of an association that has ended.
-    fn conclude(&mut self, profile: &Profile, judge: &mut Judge, now: Instant) {
+    fn conclude(&mut self, profile: &Profile, judge: &mut Oracle, now: Instant) {
         let Some(session) = self.session.as_ref().filter(|s| s.phase() == Phase::Ended) else {
             return;
         };
@@ -289,7 +289,7 @@ impl Host {
     }
 
     /// Sends as many commands as shall be under way.
-    fn issue(&mut self, profile: &Profile, judge: &mut Judge, now: Instant) {
+    fn issue(&mut self, profile: &Profile, judge: &mut Oracle, now: Instant) {
         loop {
             let (Some(session), Some(fabric)) = (&mut self.session, &mut self.fabric) else {
                 return;
@@ -372,7 +372,7 @@ impl Host {
     }
 
     /// A command could not be sent now. The second half of a fused one will be.
-    fn keep(&mut self, queue: u16, op: Op, judge: &mut Judge) {
+    fn keep(&mut self, queue: u16, op: Op, judge: &mut Oracle) {
         judge.put_back(&op);
         if op.half == Flags::FUSED_SECOND {
             self.owed = Some((queue, op));

@@ -21,18 +21,18 @@ const GRAIN_BYTES: u64 = 64;
 
 /// Which buffers of one pool are in other hands.
 #[derive(Debug)]
-pub struct BufferLedger {
+pub struct BufferTracker {
     grains: Vec<bool>,
     bytes: u64,
     fault: Option<String>,
 }
 
-impl BufferLedger {
+impl BufferTracker {
     /// For a pool.
     #[must_use]
-    pub fn new(plan: &PoolPlan) -> BufferLedger {
+    pub fn new(plan: &PoolPlan) -> BufferTracker {
         let grains = plan.total_bytes() / GRAIN_BYTES;
-        BufferLedger { grains: vec![false; grains as usize], bytes: 0, fault: None }
+        BufferTracker { grains: vec![false; grains as usize], bytes: 0, fault: None }
     }
 
     /// Bytes of all buffers that are in other hands.
@@ -55,7 +55,7 @@ impl BufferLedger {
 
     /// A buffer is given away.
     fn leaves(&mut self, buf: &Buf, to: &str) {
-        let grains = &mut self.grains[BufferLedger::range(buf)];
+        let grains = &mut self.grains[BufferTracker::range(buf)];
         if grains.contains(&true) {
             let text = format!("a buffer is given to the {to} that somebody else has: {buf:?}");
             self.fault.get_or_insert(text);
@@ -66,7 +66,7 @@ impl BufferLedger {
 
     /// A buffer comes back.
     fn returns(&mut self, buf: &Buf, from: &str) {
-        let grains = &mut self.grains[BufferLedger::range(buf)];
+        let grains = &mut self.grains[BufferTracker::range(buf)];
         if grains.contains(&false) {
             let text = format!("the {from} gives a buffer that it does not have: {buf:?}");
             self.fault.get_or_insert(text);
@@ -77,10 +77,10 @@ impl BufferLedger {
 }
 
 /// A ledger in several hands on one thread.
-pub type SharedLedger = Arc<Mutex<BufferLedger>>;
+pub type SharedBufferTracker = Arc<Mutex<BufferTracker>>;
 
 /// Locks a ledger.
-pub fn lock(ledger: &SharedLedger) -> MutexGuard<'_, BufferLedger> {
+pub fn lock(ledger: &SharedBufferTracker) -> MutexGuard<'_, BufferTracker> {
     ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -96,7 +96,7 @@ pub struct Echo {
 const ECHO: Tag = Tag::MAX;
 
 /// A watched fabric.
-pub struct Seam<F> {
+pub struct InstrumentedFabric<F> {
     /// The fabric itself.
     pub fabric: F,
     /// A planted fault.
@@ -105,20 +105,20 @@ pub struct Seam<F> {
     name: &'static str,
     number: u64,
     region: Arc<Region>,
-    ledger: SharedLedger,
+    ledger: SharedBufferTracker,
     trace: Arc<Trace>,
 }
 
-impl<F: Fabric> Seam<F> {
+impl<F: Fabric> InstrumentedFabric<F> {
     /// Watches a fabric whose buffers are those of `region`.
     pub fn new(
         fabric: F,
         (name, number): (&'static str, u64),
         region: Arc<Region>,
-        ledger: SharedLedger,
+        ledger: SharedBufferTracker,
         trace: Arc<Trace>,
-    ) -> Seam<F> {
-        Seam { fabric, echo: None, name, number, region, ledger, trace }
+    ) -> InstrumentedFabric<F> {
+        InstrumentedFabric { fabric, echo: None, name, number, region, ledger, trace }
     }
 
     fn note(&self, qp: Qp, what: u64, more: u64, line: impl FnOnce() -> String) {
@@ -181,7 +181,7 @@ impl<F: Fabric> Seam<F> {
     }
 }
 
-impl<F: Fabric> Fabric for Seam<F> {
+impl<F: Fabric> Fabric for InstrumentedFabric<F> {
     fn listen(&mut self, at: SocketAddr) -> Result<(), FabricError> {
         self.fabric.listen(at)
     }
@@ -323,14 +323,14 @@ impl<F: Initiator> Initiator for Seam<F> {
 }
 
 /// A watched disk.
-pub struct DiskSeam<'a, D> {
+pub struct InstrumentedDevice<'a, D> {
     /// The disk itself.
     pub disk: D,
     /// Of the pool whose buffers cross it.
-    pub ledger: &'a SharedLedger,
+    pub ledger: &'a SharedBufferTracker,
 }
 
-impl<D: BlockDevice> BlockDevice for DiskSeam<'_, D> {
+impl<D: BlockDevice> BlockDevice for InstrumentedDevice<'_, D> {
     fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
         if let IoRequest::Read { into: buf, .. } | IoRequest::Write { from: buf, .. } = &op {
             lock(self.ledger).leaves(buf, "disk");
@@ -343,9 +343,9 @@ impl<D: BlockDevice> BlockDevice for DiskSeam<'_, D> {
     }
 }
 
-impl<D> DiskSeam<'_, D> {
+impl<D> InstrumentedDevice<'_, D> {
     /// What comes home from the disk.
-    pub fn returned(ledger: &SharedLedger, done: &[IoCompletion]) {
+    pub fn returned(ledger: &SharedBufferTracker, done: &[IoCompletion]) {
         let mut ledger = lock(ledger);
         done.iter()
             .filter_map(|done| done.buf.as_ref())

@@ -39,14 +39,14 @@ use rdma::soft::qp::memory_region::Rights;
 use rdma::soft::sim::{Faults, Network, Rng};
 
 use administrator::Administrator;
-use device::{DiskFaults, SimDisk};
+use device::{DeviceFaults, SimDevice};
 use host::Host;
-use mutants::Plant;
+use mutants::SeededBug;
 use oracle::blocks::SECTOR_BYTES;
-use oracle::{Counts, Judge, Stage};
+use oracle::{Counts, Oracle, Stage};
 use scenario::{Mishap, Profile};
 use target::Target;
-use target::ns_management_driver::Steward;
+use target::ns_management_driver::NsManagementDriver;
 use trace::{Telling, Trace};
 
 /// How long after a mishap the end of an association is no wonder.
@@ -66,7 +66,7 @@ pub struct Setup {
     /// How much is told.
     pub telling: Telling,
     /// A fault that must be found.
-    pub plant: Option<Plant>,
+    pub plant: Option<SeededBug>,
 }
 
 /// How it went.
@@ -103,11 +103,11 @@ struct Simulation {
     profile: Profile,
     trace: Arc<Trace>,
     air: Arc<Mutex<Network>>,
-    disk: SimDisk,
+    disk: SimDevice,
     target: Target,
     administrator: Administrator,
     hosts: Vec<Host>,
-    judge: Judge,
+    judge: Oracle,
     dice: Rng,
     start: Instant,
     now: Instant,
@@ -117,7 +117,7 @@ struct Simulation {
     wake: Vec<Option<Instant>>,
     busy_until: Vec<Instant>,
     next_mishap: usize,
-    plant: Option<Plant>,
+    plant: Option<SeededBug>,
     /// When something last got done, and how much that was.
     progress: (Instant, u64),
     turns: u32,
@@ -163,27 +163,28 @@ impl Simulation {
     ) -> Result<Simulation, String> {
         let mut dice = Rng::new(setup.seed);
         let air = Arc::new(Mutex::new(Network::new(dice.roll(), profile.net)));
-        lock(&air).tap = setup.plant.and_then(Plant::tap);
+        lock(&air).tap = setup.plant.and_then(SeededBug::tap);
         let seed = dice.roll();
-        let mut disk = SimDisk::new(seed, profile.disk, &profile.shapes, now, Arc::clone(&trace));
-        disk.forgets_flushes = setup.plant == Some(Plant::MissingFlush);
+        let mut disk = SimDevice::new(seed, profile.disk, &profile.shapes, now, Arc::clone(&trace));
+        disk.forgets_flushes = setup.plant == Some(SeededBug::MissingFlush);
         disk.atom_bytes = match setup.plant {
-            Some(Plant::TornBlock) => SECTOR_BYTES,
+            Some(SeededBug::TornBlock) => SECTOR_BYTES,
             _ => profile.atom_bytes,
         };
-        disk.gives_back_what_goes_on = setup.plant == Some(Plant::LateWrite);
-        disk.joins_flushes = setup.plant == Some(Plant::SharedFlush);
-        disk.stale_copies = (setup.plant == Some(Plant::StaleCopy)).then_some(profile.mdts_bytes);
+        disk.gives_back_what_goes_on = setup.plant == Some(SeededBug::LateWrite);
+        disk.joins_flushes = setup.plant == Some(SeededBug::SharedFlush);
+        disk.stale_copies =
+            (setup.plant == Some(SeededBug::StaleCopy)).then_some(profile.mdts_bytes);
         let mut target = Target::new(&profile, &air)?;
         target.plant = setup.plant;
-        target.steward = Steward::new(&profile, setup.seed);
+        target.steward = NsManagementDriver::new(&profile, setup.seed);
         let machines = (0..profile.hosts).map(|host| profile.machine(host) + 1).max().unwrap_or(0);
         let spaces = profile.shapes.len();
         let administrator = Administrator::new(spaces, machines, setup.seed, setup.plant)?;
         let hosts = (0..profile.hosts)
             .map(|index| Host::new(index, &profile, &air, dice.roll(), now))
             .collect::<Result<Vec<_>, _>>()?;
-        let judge = Judge::new(&profile, setup.commands, &trace, now);
+        let judge = Oracle::new(&profile, setup.commands, &trace, now);
         let actors = profile.reactors + profile.hosts;
         let mut world = Simulation {
             trace,
@@ -277,7 +278,7 @@ impl Simulation {
         }
         self.target.steward.errors = 0;
         self.disk.faults =
-            DiskFaults { error: 0, short: 0, sync_error: 0, slow: 0, ..self.disk.faults };
+            DeviceFaults { error: 0, short: 0, sync_error: 0, slow: 0, ..self.disk.faults };
         Ok(())
     }
 
@@ -411,7 +412,7 @@ impl Simulation {
                 let (profile, disk) = (&self.profile, &mut self.disk);
                 self.target.start(profile, &mut self.dice, disk, &self.trace, self.now)?;
                 self.look_at_scope();
-                if self.plant == Some(Plant::DoubleCompletion) {
+                if self.plant == Some(SeededBug::DoubleCompletion) {
                     self.target.plant_echo(60);
                 }
                 (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));

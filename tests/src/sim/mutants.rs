@@ -11,7 +11,7 @@ use rdma::soft::wire::psn::Psn;
 
 /// A planted fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Plant {
+pub enum SeededBug {
     /// Who receives a request again, because its acknowledgement got lost, does not acknowledge it
     /// again.
     LostAck,
@@ -64,71 +64,71 @@ pub enum Plant {
     EarlyCommit,
 }
 
-impl Plant {
+impl SeededBug {
     /// All of them.
-    pub const ALL: [Plant; 24] = [
-        Plant::LostAck,
-        Plant::DoubleCompletion,
-        Plant::MissingFlush,
-        Plant::PsnOffByOne,
-        Plant::MissingFence,
-        Plant::LateShield,
-        Plant::WrongPath,
-        Plant::StaleView,
-        Plant::OpenDoor,
-        Plant::LostAbort,
-        Plant::FalseAbort,
-        Plant::LostMarks,
-        Plant::StaleCopy,
-        Plant::LostRecord,
-        Plant::OldStore,
-        Plant::LateFormat,
-        Plant::HalfFormat,
-        Plant::LostFormat,
-        Plant::SharedFlush,
-        Plant::LateWrite,
-        Plant::OpenBlocks,
-        Plant::TornBlock,
-        Plant::UnsyncedChange,
-        Plant::EarlyCommit,
+    pub const ALL: [SeededBug; 24] = [
+        SeededBug::LostAck,
+        SeededBug::DoubleCompletion,
+        SeededBug::MissingFlush,
+        SeededBug::PsnOffByOne,
+        SeededBug::MissingFence,
+        SeededBug::LateShield,
+        SeededBug::WrongPath,
+        SeededBug::StaleView,
+        SeededBug::OpenDoor,
+        SeededBug::LostAbort,
+        SeededBug::FalseAbort,
+        SeededBug::LostMarks,
+        SeededBug::StaleCopy,
+        SeededBug::LostRecord,
+        SeededBug::OldStore,
+        SeededBug::LateFormat,
+        SeededBug::HalfFormat,
+        SeededBug::LostFormat,
+        SeededBug::SharedFlush,
+        SeededBug::LateWrite,
+        SeededBug::OpenBlocks,
+        SeededBug::TornBlock,
+        SeededBug::UnsyncedChange,
+        SeededBug::EarlyCommit,
     ];
 
     /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Plant::LostAck => "lost-ack",
-            Plant::DoubleCompletion => "double-completion",
-            Plant::MissingFlush => "missing-flush",
-            Plant::PsnOffByOne => "psn-off-by-one",
-            Plant::MissingFence => "missing-fence",
-            Plant::LateShield => "late-shield",
-            Plant::WrongPath => "wrong-path",
-            Plant::StaleView => "stale-view",
-            Plant::OpenDoor => "open-door",
-            Plant::LostAbort => "lost-abort",
-            Plant::FalseAbort => "false-abort",
-            Plant::LostMarks => "lost-marks",
-            Plant::StaleCopy => "stale-copy",
-            Plant::LostRecord => "lost-record",
-            Plant::OldStore => "old-store",
-            Plant::LateFormat => "late-format",
-            Plant::HalfFormat => "half-format",
-            Plant::LostFormat => "lost-format",
-            Plant::SharedFlush => "shared-flush",
-            Plant::LateWrite => "late-write",
-            Plant::OpenBlocks => "open-blocks",
-            Plant::TornBlock => "torn-block",
-            Plant::UnsyncedChange => "unsynced-change",
-            Plant::EarlyCommit => "early-commit",
+            SeededBug::LostAck => "lost-ack",
+            SeededBug::DoubleCompletion => "double-completion",
+            SeededBug::MissingFlush => "missing-flush",
+            SeededBug::PsnOffByOne => "psn-off-by-one",
+            SeededBug::MissingFence => "missing-fence",
+            SeededBug::LateShield => "late-shield",
+            SeededBug::WrongPath => "wrong-path",
+            SeededBug::StaleView => "stale-view",
+            SeededBug::OpenDoor => "open-door",
+            SeededBug::LostAbort => "lost-abort",
+            SeededBug::FalseAbort => "false-abort",
+            SeededBug::LostMarks => "lost-marks",
+            SeededBug::StaleCopy => "stale-copy",
+            SeededBug::LostRecord => "lost-record",
+            SeededBug::OldStore => "old-store",
+            SeededBug::LateFormat => "late-format",
+            SeededBug::HalfFormat => "half-format",
+            SeededBug::LostFormat => "lost-format",
+            SeededBug::SharedFlush => "shared-flush",
+            SeededBug::LateWrite => "late-write",
+            SeededBug::OpenBlocks => "open-blocks",
+            SeededBug::TornBlock => "torn-block",
+            SeededBug::UnsyncedChange => "unsynced-change",
+            SeededBug::EarlyCommit => "early-commit",
         }
     }
 
     /// What does it to datagrams, for those of this kind.
     pub(super) fn tap(self) -> Option<Hook> {
         match self {
-            Plant::LostAck => Some(forgetful()),
-            Plant::PsnOffByOne => Some(Box::new(one_more)),
+            SeededBug::LostAck => Some(forgetful()),
+            SeededBug::PsnOffByOne => Some(Box::new(one_more)),
             _ => None,
         }
     }

@@ -8,7 +8,7 @@ use nvmfd::core::subsystem::ana::ANA_STATES;
 use rdma::soft::sim::{Faults, Rng};
 
 use super::auth_keys::Proofs;
-use super::device::DiskFaults;
+use super::device::DeviceFaults;
 use super::oracle::blocks::SECTOR_BYTES;
 
 /// A mishap.
@@ -88,7 +88,7 @@ pub struct Profile {
     /// The network in a storm.
     pub storm: Faults,
     /// The disks.
-    pub disk: DiskFaults,
+    pub disk: DeviceFaults,
     /// What happens when so many commands have been sent.
     pub mishaps: Vec<(u32, Mishap)>,
     /// In a thousand commands: reads, writes, flushes, zeroes, deallocations, compares, admin
@@ -313,10 +313,10 @@ fn network(dice: &mut Rng, v6: bool) -> Faults {
     }
 }
 
-fn disk(dice: &mut Rng) -> DiskFaults {
+fn disk(dice: &mut Rng) -> DeviceFaults {
     let sound = dice.per_mille(400);
     let mut chance = |most: &[u16]| if sound { 0 } else { pick(dice, most) };
-    DiskFaults {
+    DeviceFaults {
         error: chance(&[0, 2, 20]),
         short: chance(&[0, 20, 200]),
         sync_error: chance(&[0, 0, 0, 10]),

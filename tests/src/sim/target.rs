@@ -34,12 +34,14 @@ use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
 use tempfile::TempDir;
 
 use self::format_driver::Formatter;
-use self::ns_management_driver::Steward;
+use self::ns_management_driver::NsManagementDriver;
 use super::auth_keys::keyring;
-use super::device::{SimDisk, SimRing};
+use super::device::{SimDevice, SimRing};
 use super::host::hostnqn;
-use super::instrument::{BufferLedger, DiskSeam, Echo, Seam, SharedLedger, lock};
-use super::mutants::Plant;
+use super::instrument::{
+    BufferTracker, Echo, InstrumentedDevice, InstrumentedFabric, SharedBufferTracker, lock,
+};
+use super::mutants::SeededBug;
 use super::oracle::blocks::SECTOR_BYTES;
 use super::oracle::visibility::name;
 use super::scenario::Profile;
@@ -56,10 +58,10 @@ pub const SUBNQN: &str = "nqn.2026-11.io.nvmfd:world";
 /// A reactor without a thread.
 struct Reactor {
     queues: PollGroup,
-    fabric: Seam<Soft>,
+    fabric: InstrumentedFabric<Soft>,
     pool: Pool,
     mailbox: Mailbox,
-    ledger: SharedLedger,
+    ledger: SharedBufferTracker,
     events: Vec<Event>,
     done: Vec<IoCompletion>,
     rung: bool,
@@ -99,9 +101,9 @@ pub struct Target {
     /// Works between the turns of reactors, since it has no thread here.
     keeper: NamespaceStateWorker,
     /// Who carries out what hosts order about namespaces, between the turns as well.
-    pub steward: Steward,
+    pub steward: NsManagementDriver,
     /// A planted fault of its own.
-    pub plant: Option<Plant>,
+    pub plant: Option<SeededBug>,
     /// Of another: the last ticket whose blocks are kept no longer.
     opened: u64,
 }
@@ -137,7 +139,7 @@ impl Target {
             keeper: NamespaceStateWorker::new(),
             kept: kept.map_err(|error| error.to_string())?,
             marks: Vec::new(),
-            steward: Steward::new(profile, 0),
+            steward: NsManagementDriver::new(profile, 0),
             formatter: Formatter::default(),
             plant: None,
             opened: 0,
@@ -164,7 +166,7 @@ impl Target {
         &mut self,
         profile: &Profile,
         dice: &mut Rng,
-        disk: &mut SimDisk,
+        disk: &mut SimDevice,
         trace: &Arc<Trace>,
         now: Instant,
     ) -> Result<(), String> {
@@ -193,9 +195,10 @@ impl Target {
             let region = Arc::clone(pool.region());
             let soft = Soft::in_air(port.clone(), config, entropy, now, Arc::clone(&region))
                 .map_err(|e| said(&e))?;
-            let ledger = Arc::new(Mutex::new(BufferLedger::new(&plan)));
+            let ledger = Arc::new(Mutex::new(BufferTracker::new(&plan)));
             let name = ("target", index as u64);
-            let fabric = Seam::new(soft, name, region, Arc::clone(&ledger), Arc::clone(trace));
+            let fabric =
+                InstrumentedFabric::new(soft, name, region, Arc::clone(&ledger), Arc::clone(trace));
             self.reactors.push(Reactor {
                 queues: PollGroup::new(index, limits, now),
                 fabric,
@@ -221,7 +224,8 @@ impl Target {
         let workers = workers.with_ns_management(self.steward.sender());
         self.shared = Arc::new(Shared::new(Arc::clone(&self.registry), workers));
         self.start_formats(profile)?;
-        if let Some(keyring) = keyring(profile).filter(|_| self.plant != Some(Plant::OpenDoor)) {
+        if let Some(keyring) = keyring(profile).filter(|_| self.plant != Some(SeededBug::OpenDoor))
+        {
             self.registry.set_keyring(keyring);
         }
         let reservation = |space| Reservation::volatile(subnqn(), space as u32 + 1);
@@ -242,7 +246,7 @@ impl Target {
 
     /// The blocks that were made unreadable, as their files say.
     fn load_marks(&mut self, profile: &Profile) -> Result<(), String> {
-        if self.plant == Some(Plant::LostMarks) && self.kept.is_some() {
+        if self.plant == Some(SeededBug::LostMarks) && self.kept.is_some() {
             self.kept = Some(tempfile::tempdir().map_err(|error| error.to_string())?);
         }
         let marks = (0..profile.shapes.len()).map(|space| self.open_marks(space));
@@ -270,12 +274,12 @@ impl Target {
         &mut self,
         profile: &Profile,
         space: usize,
-        disk: &mut SimDisk,
+        disk: &mut SimDevice,
     ) -> Result<(), String> {
         let (blocks, block_bytes) = profile.shapes[space];
         let (old, generation) = self.stores[space];
         let new = match self.plant {
-            Some(Plant::OldStore) => old,
+            Some(SeededBug::OldStore) => old,
             _ => disk.add_store(blocks, block_bytes),
         };
         self.stores[space] = (new, generation.wrapping_add(1));
@@ -299,7 +303,7 @@ impl Target {
     /// Sets the state of a namespace on a path.
     pub fn set_reach(&mut self, profile: &Profile, path: usize, space: usize, state: AnaState) {
         let path = match self.plant {
-            Some(Plant::WrongPath) => (path + 1) % self.paths.len(),
+            Some(SeededBug::WrongPath) => (path + 1) % self.paths.len(),
             _ => path,
         };
         self.paths[path].set(space as u32 + 1, state);
@@ -324,7 +328,7 @@ impl Target {
         &mut self,
         profile: &Profile,
         space: usize,
-        disk: &mut SimDisk,
+        disk: &mut SimDevice,
     ) -> Result<(), String> {
         self.renew_format(profile, space)?;
         let id = self.fresh_id();
@@ -339,7 +343,7 @@ impl Target {
     }
 
     /// Serves a namespace no more (after the next publication).
-    pub fn remove(&mut self, space: usize, disk: &mut SimDisk) -> Option<DeviceId> {
+    pub fn remove(&mut self, space: usize, disk: &mut SimDevice) -> Option<DeviceId> {
         self.interrupt_format(space, disk);
         self.served[space].take()
     }
@@ -402,7 +406,7 @@ impl Target {
     }
 
     /// Gives a namespace so many sectors.
-    pub fn resize(&mut self, profile: &Profile, space: usize, sectors: u32, disk: &mut SimDisk) {
+    pub fn resize(&mut self, profile: &Profile, space: usize, sectors: u32, disk: &mut SimDevice) {
         self.sizes[space] = sectors;
         if self.is_up() {
             disk.resize(self.stores[space].0, sectors);
@@ -457,15 +461,15 @@ impl Target {
     }
 
     /// One turn of a reactor, as the real one has it. Gives when the next is due.
-    pub fn turn(&mut self, index: usize, now: Instant, disk: &mut SimDisk) -> Option<Instant> {
+    pub fn turn(&mut self, index: usize, now: Instant, disk: &mut SimDevice) -> Option<Instant> {
         let reactor = &mut self.reactors[index];
         reactor.rung |= reactor.mailbox.hush();
         disk.reap(index, &mut reactor.done);
-        DiskSeam::<SimRing<'_>>::returned(&reactor.ledger, &reactor.done);
+        InstrumentedDevice::<SimRing<'_>>::returned(&reactor.ledger, &reactor.done);
         reactor.fabric.poll(now, &mut reactor.events);
         let mut worked = reactor.rung || !reactor.events.is_empty() || !reactor.done.is_empty();
         let ring = SimRing { disk, ring: index };
-        let mut seam = DiskSeam { disk: ring, ledger: &reactor.ledger };
+        let mut seam = InstrumentedDevice { disk: ring, ledger: &reactor.ledger };
         let mut lent = Resources {
             pool: &mut reactor.pool,
             fabric: &mut reactor.fabric,
@@ -488,25 +492,27 @@ impl Target {
                     continue;
                 }
                 match (self.plant, &mail) {
-                    (Some(Plant::MissingFence), Message::Fence(fence))
+                    (Some(SeededBug::MissingFence), Message::Fence(fence))
                         if is_of_preemption(fence) =>
                     {
                         continue;
                     }
-                    (Some(Plant::LateShield), Message::Fence(fence)) if is_shield(fence) => {
+                    (Some(SeededBug::LateShield), Message::Fence(fence)) if is_shield(fence) => {
                         continue;
                     }
-                    (Some(Plant::LateFormat), Message::Fence(fence))
+                    (Some(SeededBug::LateFormat), Message::Fence(fence))
                         if fence.whose == DrainScope::Users =>
                     {
                         continue;
                     }
-                    (Some(Plant::StaleView), Message::Subsystem(_)) => continue,
-                    (Some(Plant::LostAbort), Message::Errand(_)) => {
+                    (Some(SeededBug::StaleView), Message::Subsystem(_)) => continue,
+                    (Some(SeededBug::LostAbort), Message::Errand(_)) => {
                         std::mem::forget(mail);
                         continue;
                     }
-                    (Some(Plant::FalseAbort), Message::Errand(errand)) => errand.clone().succeed(),
+                    (Some(SeededBug::FalseAbort), Message::Errand(errand)) => {
+                        errand.clone().succeed()
+                    }
                     _ => {}
                 }
                 reactor.queues.on_mail(mail, &mut lent);
@@ -521,7 +527,7 @@ impl Target {
         self.keeper.catch_up(&self.registry);
         let deadline = reactor.fabric.arm(Wake::Any);
         let tick = reactor.queues.next_tick();
-        if self.plant == Some(Plant::OpenBlocks) {
+        if self.plant == Some(SeededBug::OpenBlocks) {
             self.open_blocks();
         }
         Some(deadline.map_or(tick, |deadline| deadline.min(tick)))

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rdma::soft::sim::Faults;
-use tests::sim::mutants::Plant;
+use tests::sim::mutants::SeededBug;
 use tests::sim::scenario::{Mishap, Profile};
 use tests::sim::{Setup, run_profile};
 
@@ -52,7 +52,7 @@ fn much_aborted(seed: u64) -> Profile {
 }
 
 /// What is found of a planted fault in such worlds, and after how many seeds.
-fn find_in(world: fn(u64) -> Profile, plant: Plant, seeds: u64) -> (u64, String) {
+fn find_in(world: fn(u64) -> Profile, plant: SeededBug, seeds: u64) -> (u64, String) {
     for seed in 0..seeds {
         let outcome = run_profile(Setup { plant: Some(plant), ..setup(seed, 500) }, world(seed));
         if let Some(why) = outcome.failure {
@@ -72,7 +72,7 @@ fn flushes_that_come_together_keep_what_each_of_them_was_told_of() {
 
 #[test]
 fn a_flush_that_shares_what_began_before_it_is_found() {
-    let (_, why) = find_in(much_flushed, Plant::SharedFlush, 8);
+    let (_, why) = find_in(much_flushed, SeededBug::SharedFlush, 8);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
@@ -86,19 +86,19 @@ fn what_closed_connections_have_left_at_a_slow_disk_lands_on_nothing_later() {
 
 #[test]
 fn blocks_that_are_not_kept_for_what_closed_connections_have_left_are_found() {
-    let (_, why) = find_in(much_given_up, Plant::OpenBlocks, 20);
+    let (_, why) = find_in(much_given_up, SeededBug::OpenBlocks, 20);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]
 fn a_write_that_was_given_back_and_lands_later_is_found() {
-    let (_, why) = find_in(much_aborted, Plant::LateWrite, 40);
+    let (_, why) = find_in(much_aborted, SeededBug::LateWrite, 40);
     assert!(why.contains("which cannot be"), "{why}");
 }
 
 #[test]
 fn a_block_that_is_torn_where_it_was_promised_whole_is_found() {
-    let (_, why) = find_in(much_flushed_whole, Plant::TornBlock, 20);
+    let (_, why) = find_in(much_flushed_whole, SeededBug::TornBlock, 20);
     assert!(why.contains("a block is torn"), "{why}");
 }
 
@@ -121,12 +121,12 @@ fn changes_of_the_configuration_and_crashes_leave_what_was_acknowledged() {
 
 #[test]
 fn a_change_whose_file_is_not_synced_is_found() {
-    let (_, why) = find_in(much_changed, Plant::UnsyncedChange, 20);
+    let (_, why) = find_in(much_changed, SeededBug::UnsyncedChange, 20);
     assert!(why.contains("cannot be read any more") || why.contains("a change is lost"), "{why}");
 }
 
 #[test]
 fn a_change_that_hosts_see_before_it_is_kept_is_found() {
-    let (_, why) = find_in(much_changed, Plant::EarlyCommit, 20);
+    let (_, why) = find_in(much_changed, SeededBug::EarlyCommit, 20);
     assert!(why.contains("a change is lost"), "{why}");
 }

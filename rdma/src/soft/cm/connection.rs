@@ -140,7 +140,7 @@ pub(crate) enum Phase {
 
 /// What our side says of itself in a request or reply.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Offer {
+pub(crate) struct LocalParameters {
     pub(crate) guid: u64,
     pub(crate) receive_psn: Psn,
     /// Reads of the peer that we answer.
@@ -186,7 +186,7 @@ impl Connection {
     }
 
     /// The reply that accepts a request.
-    pub(crate) fn reply(&self, offer: &Offer, private_data: &[u8]) -> [u8; MAD_BYTES] {
+    pub(crate) fn reply(&self, offer: &LocalParameters, private_data: &[u8]) -> [u8; MAD_BYTES] {
         let mut message = Reply {
             local_comm_id: self.local_comm,
             remote_comm_id: self.remote_comm,
@@ -206,7 +206,7 @@ impl Connection {
     /// The request to a listener at `port`.
     pub(crate) fn request(
         &self,
-        offer: &Offer,
+        offer: &LocalParameters,
         port: u16,
         source_port: u16,
         private_data: &[u8],

@@ -17,7 +17,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::cm::connection::{ConnectRequest, Connection, Offer, Phase, is_kin, mtu_bytes};
+use super::cm::connection::{
+    ConnectRequest, Connection, LocalParameters, Phase, is_kin, mtu_bytes,
+};
 use super::cm::half_open::{Key, PerSourceTable};
 use super::cm::mad::MAD_BYTES;
 use super::cm::message::RejectReason;
@@ -509,8 +511,8 @@ impl Endpoint {
     }
 
     /// What a peer is told of us when a connection is made.
-    pub(super) fn offer(&self, settings: &Settings) -> Offer {
-        Offer {
+    pub(super) fn offer(&self, settings: &Settings) -> LocalParameters {
+        LocalParameters {
             guid: self.config.guid,
             receive_psn: settings.receive_psn,
             answered_reads: settings.answered_reads,

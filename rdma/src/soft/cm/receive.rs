@@ -410,7 +410,7 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use super::super::connection::{Connection, Offer};
+    use super::super::connection::{Connection, LocalParameters};
     use crate::soft::cm::receive::*;
     use crate::soft::config::Config;
     use crate::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
@@ -445,7 +445,7 @@ mod tests {
             transaction: 1,
             tos: 0,
         };
-        let offer = Offer {
+        let offer = LocalParameters {
             guid: 5,
             receive_psn: Psn::default(),
             answered_reads: 1,

@@ -28,7 +28,7 @@ use super::qp::reorder_buffer::ReorderBuffer;
 use super::qp::requester::Requester;
 use super::qp::responder::{Outcome, Responder};
 use super::stats::datagrams::DatagramOutcome;
-use super::stats::link_errors::{LinkError, Troubles};
+use super::stats::link_errors::{LinkError, LinkErrorCounts};
 use super::wire::header::{Packet, RnrTimer};
 use super::wire::opcode::Operation;
 use super::wire::psn::{Psn, Qpn};
@@ -395,7 +395,7 @@ impl QueuePair {
     }
 
     /// What it has met, both ways.
-    pub(super) fn troubles(&self) -> Troubles {
+    pub(super) fn troubles(&self) -> LinkErrorCounts {
         let mut all = self.requester.troubles;
         all.add(self.responder.troubles());
         all

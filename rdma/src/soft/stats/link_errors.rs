@@ -53,9 +53,9 @@ troubles! {
 
 /// How often each has happened.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Troubles([u64; LinkError::ALL.len()]);
+pub struct LinkErrorCounts([u64; LinkError::ALL.len()]);
 
-impl Troubles {
+impl LinkErrorCounts {
     /// How often this has.
     #[must_use]
     pub fn of(&self, trouble: LinkError) -> u64 {
@@ -86,7 +86,7 @@ impl Troubles {
         }
     }
 
-    pub(crate) fn add(&mut self, other: &Troubles) {
+    pub(crate) fn add(&mut self, other: &LinkErrorCounts) {
         self.0.iter_mut().zip(other.0).for_each(|(own, more)| *own += more);
     }
 }
@@ -96,19 +96,19 @@ const MOST_ADDRESSES: usize = 32;
 
 /// What connections that have ended leave behind, by their address here.
 #[derive(Debug, Default)]
-pub(crate) struct ByAddress(Vec<(IpAddr, Troubles)>);
+pub(crate) struct ByAddress(Vec<(IpAddr, LinkErrorCounts)>);
 
 impl ByAddress {
     /// A connection begins at this address.
     pub(crate) fn begin(&mut self, at: IpAddr) {
         let known = self.0.iter().any(|(own, _)| *own == at);
         if !known && self.0.len() < MOST_ADDRESSES {
-            self.0.push((at, Troubles::default()));
+            self.0.push((at, LinkErrorCounts::default()));
         }
     }
 
     /// One that has met these has ended.
-    pub(crate) fn end(&mut self, at: IpAddr, troubles: &Troubles) {
+    pub(crate) fn end(&mut self, at: IpAddr, troubles: &LinkErrorCounts) {
         let place = self.place(at);
         if let Some((_, own)) = self.0.get_mut(place) {
             own.add(troubles);
@@ -118,8 +118,8 @@ impl ByAddress {
     /// All of each address, with what its `live` connections have met.
     pub(super) fn each(
         &self,
-        live: impl Iterator<Item = (IpAddr, Troubles)> + Clone,
-        mut tell: impl FnMut(IpAddr, &Troubles),
+        live: impl Iterator<Item = (IpAddr, LinkErrorCounts)> + Clone,
+        mut tell: impl FnMut(IpAddr, &LinkErrorCounts),
     ) {
         for (place, (at, ended)) in self.0.iter().enumerate() {
             let mut sum = *ended;
@@ -138,7 +138,7 @@ impl ByAddress {
 
 impl Endpoint {
     /// What connections have met so far, by our address.
-    pub fn troubles(&self, tell: impl FnMut(IpAddr, &Troubles)) {
+    pub fn troubles(&self, tell: impl FnMut(IpAddr, &LinkErrorCounts)) {
         let of = |slot: &Slot| (slot.connection.local, slot.qp.troubles());
         self.troubles.each(self.slots.iter().flatten().map(of), tell);
     }
@@ -152,7 +152,7 @@ mod tests {
         [192, 0, 2, n].into()
     }
 
-    fn told(all: &ByAddress, live: &[(IpAddr, Troubles)]) -> Vec<(IpAddr, u64)> {
+    fn told(all: &ByAddress, live: &[(IpAddr, LinkErrorCounts)]) -> Vec<(IpAddr, u64)> {
         let mut told = Vec::new();
         all.each(live.iter().copied(), |at, sum| told.push((at, sum.of(LinkError::Timeout))));
         told
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn each_trouble_has_a_place_and_a_name_of_its_own() {
-        let mut troubles = Troubles::default();
+        let mut troubles = LinkErrorCounts::default();
         for (at, trouble) in LinkError::ALL.iter().enumerate() {
             assert_eq!(*trouble as usize, at);
             troubles.note(*trouble);
@@ -175,7 +175,7 @@ mod tests {
         all.begin(address(1));
         all.begin(address(2));
         all.begin(address(1));
-        let mut one = Troubles::default();
+        let mut one = LinkErrorCounts::default();
         one.note(LinkError::Timeout);
         all.end(address(2), &one);
         let live = [(address(1), one), (address(2), one), (address(2), one)];
@@ -187,7 +187,7 @@ mod tests {
     fn too_many_addresses_share_the_last_place() {
         let mut all = ByAddress::default();
         (0..40).for_each(|n| all.begin(address(n)));
-        let mut one = Troubles::default();
+        let mut one = LinkErrorCounts::default();
         one.note(LinkError::Timeout);
         (0..40).for_each(|n| all.end(address(n), &one));
         let told = told(&all, &[(address(39), one)]);

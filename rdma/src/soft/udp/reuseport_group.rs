@@ -17,7 +17,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::super::provider::Options;
 use super::super::wire::ipv4_id::Pairs;
 use super::port_users::refuse_another;
-use super::socket::{Bound, Refusal};
+use super::socket::{Bound, SocketError};
 use super::sockopt::Steering;
 use crate::FabricError;
 
@@ -90,7 +90,7 @@ struct Address {
 }
 
 /// What has changed for one fabric.
-pub(super) struct News {
+pub(super) struct GroupChange {
     pub(super) listeners: Vec<SocketAddr>,
     pub(super) sockets: Vec<Arc<Bound>>,
     /// Addresses of its sockets where nobody listens any more, and whether it shall give the socket
@@ -176,7 +176,7 @@ impl Shared {
             address.keep();
             return Ok(());
         }
-        let bind = || -> Result<Address, Refusal> {
+        let bind = || -> Result<Address, SocketError> {
             refuse_another(ip, &[])?;
             let steering = Steering::new(self.count());
             let several = self.count() > 1;
@@ -210,7 +210,7 @@ impl Shared {
     }
 
     /// What has changed for a fabric that has the sockets of these addresses.
-    pub(super) fn news(&self, index: u32, has: impl Fn(IpAddr) -> bool) -> News {
+    pub(super) fn news(&self, index: u32, has: impl Fn(IpAddr) -> bool) -> GroupChange {
         let mut state = self.lock();
         let State { listeners, addresses } = &mut *state;
         let mut sockets = Vec::new();
@@ -224,7 +224,7 @@ impl Shared {
                 sockets.push(Arc::clone(socket));
             }
         }
-        News { listeners: listeners.clone(), sockets, retired }
+        GroupChange { listeners: listeners.clone(), sockets, retired }
     }
 
     /// A fabric says that it does not need its socket of an address where nobody listens any more.

@@ -64,7 +64,7 @@ impl Bound {
         at: SocketAddr,
         options: &Options,
         first: Option<&Steering>,
-    ) -> Result<Bound, Refusal> {
+    ) -> Result<Bound, SocketError> {
         let address = at.ip();
         let socket =
             Socket::new(Domain::for_address(at), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
@@ -111,7 +111,7 @@ impl Bound {
             count => (0..count)
                 .map(|index| {
                     let port = FIRST_SOURCE_PORT.saturating_add(index);
-                    Bound::source(at, port, options).map_err(|e| Refusal::Source(port, e))
+                    Bound::source(at, port, options).map_err(|e| SocketError::Source(port, e))
                 })
                 .collect::<Result<Vec<_>, _>>()?,
         };
@@ -236,40 +236,40 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
 
 /// Why a socket could not be had.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum SocketError {
     /// A port to send from cannot be had.
     Source(u16, io::Error),
     System(io::Error),
 }
 
-impl From<io::Error> for Refusal {
-    fn from(e: io::Error) -> Refusal {
-        Refusal::System(e)
+impl From<io::Error> for SocketError {
+    fn from(e: io::Error) -> SocketError {
+        SocketError::System(e)
     }
 }
 
-impl From<Errno> for Refusal {
-    fn from(e: Errno) -> Refusal {
-        Refusal::System(e.into())
+impl From<Errno> for SocketError {
+    fn from(e: Errno) -> SocketError {
+        SocketError::System(e.into())
     }
 }
 
-impl Refusal {
+impl SocketError {
     pub(super) fn sentence(&self, address: IpAddr) -> String {
-        if let Refusal::Source(port, e) = self {
+        if let SocketError::Source(port, e) = self {
             return format!(
                 "cannot send from UDP port {port} at {address}: {e} (see `ss -lunp sport = :{port}`)"
             );
         }
         let remedy = match self {
-            Refusal::System(e) if e.kind() == ErrorKind::AddrInUse => taken(),
-            Refusal::System(e) if e.kind() == ErrorKind::AddrNotAvailable => {
+            SocketError::System(e) if e.kind() == ErrorKind::AddrInUse => taken(),
+            SocketError::System(e) if e.kind() == ErrorKind::AddrNotAvailable => {
                 "this machine does not have that address (see `ip address`)".to_owned()
             }
-            Refusal::System(e) if e.kind() == ErrorKind::PermissionDenied => {
+            SocketError::System(e) if e.kind() == ErrorKind::PermissionDenied => {
                 format!("the system forbids it ({e}): look at its security policy")
             }
-            Refusal::System(e) | Refusal::Source(_, e) => e.to_string(),
+            SocketError::System(e) | SocketError::Source(_, e) => e.to_string(),
         };
         format!("cannot open UDP port {ROCE_PORT}, that of RoCEv2, at {address}: {remedy}")
     }

@@ -62,20 +62,20 @@ const RENEWED_MS: u32 = 8;
 
 /// The last identification, with what has been counted beyond its sixteen bits, and when it came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct LastId {
     count: u32,
     at_ms: u32,
 }
 
-impl Seen {
+impl LastId {
     /// In one word, which is never 0, as no time is.
     fn pack(self) -> u64 {
         u64::from(self.count) | u64::from(self.at_ms) << 32
     }
 
-    fn unpack(word: u64) -> Option<Seen> {
+    fn unpack(word: u64) -> Option<LastId> {
         let (count, at_ms) = (word as u32, (word >> 32) as u32);
-        (at_ms != 0).then_some(Seen { count, at_ms })
+        (at_ms != 0).then_some(LastId { count, at_ms })
     }
 
     /// How far the sender may have counted by now.
@@ -142,15 +142,15 @@ impl Pair {
     pub(crate) fn judge(
         &self,
         endpoint: u32,
-        own: &mut Option<Seen>,
+        own: &mut Option<LastId>,
         id: u16,
         now_ms: u32,
     ) -> Judgement {
         let Some(view) = self.views.get(endpoint as usize % self.views.len()) else {
             return Judgement::Plausible;
         };
-        let last = Seen::unpack(view.last.load(Relaxed));
-        let latest = Seen::unpack(self.latest.load(Relaxed));
+        let last = LastId::unpack(view.last.load(Relaxed));
+        let latest = LastId::unpack(self.latest.load(Relaxed));
         // Who has seen nothing yet follows the others.
         let last = last.or(latest);
         let count = last.and_then(|last| {
@@ -161,31 +161,31 @@ impl Pair {
         if count.is_some() || own_count.is_some() {
             if let (Some(last), Some(count)) = (last, count) {
                 let count = later(count, last.count);
-                view.last.store(Seen { count, at_ms: now_ms }.pack(), Relaxed);
-                self.renew(latest, Seen { count, at_ms: now_ms });
+                view.last.store(LastId { count, at_ms: now_ms }.pack(), Relaxed);
+                self.renew(latest, LastId { count, at_ms: now_ms });
             }
             let before = own.map_or(u32::from(id), |own| own.count);
             let count = own_count.unwrap_or(u32::from(id));
             let count = if own_count.is_some() { later(count, before) } else { count };
-            *own = Some(Seen { count, at_ms: now_ms });
+            *own = Some(LastId { count, at_ms: now_ms });
             view.note_plausible();
             return Judgement::Plausible;
         }
-        let candidate = Seen::unpack(view.candidate.load(Relaxed));
+        let candidate = LastId::unpack(view.candidate.load(Relaxed));
         let agrees = candidate.is_some_and(|c| c.next(id, c.limit(now_ms)).is_some());
         let judgement = view.note_implausible(id, now_ms, agrees, last.is_none());
         if judgement == Judgement::Plausible {
-            *own = Some(Seen { count: id.into(), at_ms: now_ms });
+            *own = Some(LastId { count: id.into(), at_ms: now_ms });
             let step = latest.map_or(id, |latest| id.wrapping_sub(latest.count as u16));
             let count = latest.map_or(0, |latest| latest.count).wrapping_add(step.into());
-            let seen = Seen { count, at_ms: now_ms };
+            let seen = LastId { count, at_ms: now_ms };
             view.last.store(seen.pack(), Relaxed);
             self.latest.store(seen.pack(), Relaxed);
         }
         judgement
     }
 
-    fn renew(&self, latest: Option<Seen>, seen: Seen) {
+    fn renew(&self, latest: Option<LastId>, seen: LastId) {
         let stale = latest.is_none_or(|latest| {
             let moved = seen.count.wrapping_sub(latest.count) as i32;
             moved >= RENEWED || moved >= 0 && seen.at_ms.wrapping_sub(latest.at_ms) >= RENEWED_MS
@@ -220,7 +220,7 @@ impl View {
             }
             return Judgement::Plausible;
         }
-        self.candidate.store(Seen { count: id.into(), at_ms: now_ms }.pack(), Relaxed);
+        self.candidate.store(LastId { count: id.into(), at_ms: now_ms }.pack(), Relaxed);
         self.agreed.store(agreed, Relaxed);
         let weight = (weight & !STRICT) + WEIGHT;
         if weight >= MOST_WEIGHT {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use hyper::Method;
-use nvmfd::api::{Change, Changes, Kept, Outcome, SetAside, Settings, Status, Wanted};
+use nvmfd::api::{Change, Changes, Outcome, SetAside, Settings, Status, UnsavedChange, Wanted};
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::overlay::{EditError, merged};
 use serde_json::Value;
@@ -204,7 +204,7 @@ fn unkept(outcome: &Outcome) -> &'static str {
 
 fn list(changes: &Changes) -> String {
     let mut text = String::new();
-    for Kept { change, uid, .. } in &changes.kept {
+    for UnsavedChange { change, uid, .. } in &changes.kept {
         let who = uid.map(|uid| format!(" (user {uid})")).unwrap_or_default();
         let _ = writeln!(text, "{change}{who}");
     }

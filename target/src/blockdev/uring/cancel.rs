@@ -9,7 +9,7 @@ use rdma::Tag;
 #[derive(Debug, Default)]
 pub(crate) struct Cancellations {
     /// By the indexes under which the kernel knows them; empty when there are none.
-    entries: Vec<Option<Recall>>,
+    entries: Vec<Option<Cancellation>>,
     /// The indexes of those operations whose wishes have no answer yet.
     by_operation: HashMap<Tag, usize>,
     /// Indexes of those entries that are vacant.
@@ -20,7 +20,7 @@ pub(crate) struct Cancellations {
 
 /// One wish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Recall {
+pub(crate) struct Cancellation {
     /// Its own tag.
     pub tag: Tag,
     /// That of the operation.
@@ -34,7 +34,7 @@ pub(crate) struct Recall {
 impl Cancellations {
     /// Has the kernel asked with the next submission.
     pub(crate) fn push(&mut self, tag: Tag, of: Tag, slot: u32) {
-        let recall = Some(Recall { tag, of, slot, aborted: false });
+        let recall = Some(Cancellation { tag, of, slot, aborted: false });
         let index = self.vacant.pop().unwrap_or(self.entries.len());
         match self.entries.get_mut(index) {
             Some(entry) => *entry = recall,
@@ -45,7 +45,7 @@ impl Cancellations {
     }
 
     /// The next to ask for, and its index.
-    pub(crate) fn wish(&self) -> Option<(usize, Recall)> {
+    pub(crate) fn wish(&self) -> Option<(usize, Cancellation)> {
         let index = *self.unasked.front()?;
         Some((index, self.entries.get(index).copied().flatten()?))
     }
@@ -64,7 +64,7 @@ impl Cancellations {
     }
 
     /// It has an answer, after it was asked for.
-    pub(crate) fn answered(&mut self, index: usize) -> Option<Recall> {
+    pub(crate) fn answered(&mut self, index: usize) -> Option<Cancellation> {
         let recall = self.entries.get_mut(index)?.take()?;
         self.by_operation.remove(&recall.of);
         self.vacant.push(index);
@@ -91,8 +91,8 @@ impl Cancellations {
 mod tests {
     use crate::blockdev::uring::cancel::*;
 
-    fn recall(tag: Tag, of: Tag) -> Recall {
-        Recall { tag, of, slot: of as u32 + 5, aborted: false }
+    fn recall(tag: Tag, of: Tag) -> Cancellation {
+        Cancellation { tag, of, slot: of as u32 + 5, aborted: false }
     }
 
     fn push(recalls: &mut Cancellations, tag: Tag, of: Tag) {
@@ -112,7 +112,7 @@ mod tests {
         push(&mut recalls, 30, 3);
         assert_eq!((recalls.len(), recalls.wish()), (2, Some((0, recall(30, 3)))));
         recalls.came_home_aborted(2);
-        let aborted = Recall { aborted: true, ..recall(20, 2) };
+        let aborted = Cancellation { aborted: true, ..recall(20, 2) };
         assert_eq!((recalls.answered(1), recalls.answered(7)), (Some(aborted), None));
     }
 

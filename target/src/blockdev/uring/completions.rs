@@ -8,14 +8,14 @@ use rdma::Tag;
 
 use super::pending::Flights;
 use crate::blockdev::request::PendingIo;
-use crate::blockdev::uring::cancel::Recall;
+use crate::blockdev::uring::cancel::Cancellation;
 use crate::blockdev::{CancelRequest, Health, IoCompletion};
 
 impl Flights {
     /// Takes the kernel's answer to a wish to have an operation back, by the number of the wish.
     pub fn recall_answered(&mut self, index: usize, answer: i32, done: &mut Vec<IoCompletion>) {
         let recall = self.recalls.answered(index);
-        let Some(Recall { tag, of, slot, aborted }) = recall else { return };
+        let Some(Cancellation { tag, of, slot, aborted }) = recall else { return };
         let granted = answer >= 0 || aborted;
         // Not found, or begun: it goes on.
         if !granted

@@ -63,11 +63,11 @@ use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
 use crate::blockdev::request::{PendingIo, Step, ZEROS_BYTES};
 use crate::blockdev::{self, BackingDevice, BlockDevice, DeviceId, IoCompletion, IoRequest, Kind};
-use poll_fd::{PolledFds, Wish};
+use poll_fd::{PollRequest, PolledFds};
 use setup::{LADDER, allow_workers, register_files, set_up};
 use sqe::{CHUNK_SHIFT, Memory, Place, entry_for, pause_entry};
 
-use pending::{Ask, Flights};
+use pending::{Flights, Submission};
 
 /// What one io_uring can have under way.
 const MAX_OPS: u32 = 32768;
@@ -299,10 +299,12 @@ impl Ring {
         while let Some((index, wish)) = self.watches.wish() {
             let user_data = WATCH | index as u64;
             let entry = match wish {
-                Wish::Arm(fd) => {
+                PollRequest::Arm(fd) => {
                     opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build().user_data(user_data)
                 }
-                Wish::Cancel => opcode::AsyncCancel::new(user_data).build().user_data(NOBODY),
+                PollRequest::Cancel => {
+                    opcode::AsyncCancel::new(user_data).build().user_data(NOBODY)
+                }
             };
             // SAFETY: these entries name no memory; a descriptor that has been closed meanwhile
             // only makes the poll fail.
@@ -322,8 +324,8 @@ impl Ring {
         }
         while let Some(ask) = self.flights.next_ask() {
             let entry = match ask {
-                Ask::Pause(_) => Some(pause_entry()),
-                Ask::Step(slot, step) => self.entry(slot, step),
+                Submission::Pause(_) => Some(pause_entry()),
+                Submission::Step(slot, step) => self.entry(slot, step),
             };
             let Some(entry) = entry else {
                 self.flights.astray(ask.slot());
@@ -339,11 +341,11 @@ impl Ring {
             }
             self.flights.asked(ask);
             match ask {
-                Ask::Pause(_) => {}
-                Ask::Step(_, Step::Sync) => self.stats.syncs += 1,
-                Ask::Step(_, Step::Space { .. }) => self.stats.spaces += 1,
-                Ask::Step(..) if plain => self.stats.plain += 1,
-                Ask::Step(..) => self.stats.fixed += 1,
+                Submission::Pause(_) => {}
+                Submission::Step(_, Step::Sync) => self.stats.syncs += 1,
+                Submission::Step(_, Step::Space { .. }) => self.stats.spaces += 1,
+                Submission::Step(..) if plain => self.stats.plain += 1,
+                Submission::Step(..) => self.stats.fixed += 1,
             }
         }
     }

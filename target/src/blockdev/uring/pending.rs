@@ -52,19 +52,19 @@ pub struct Flights {
 
 /// What the kernel is to be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ask {
+pub enum Submission {
     /// This of the flight in this slot.
     Step(u32, Step),
     /// Nothing for a tenth of a second, for the flight in this slot.
     Pause(u32),
 }
 
-impl Ask {
+impl Submission {
     /// Whose it is.
     #[must_use]
     pub fn slot(self) -> u32 {
         match self {
-            Ask::Step(slot, _) | Ask::Pause(slot) => slot,
+            Submission::Step(slot, _) | Submission::Pause(slot) => slot,
         }
     }
 }
@@ -194,7 +194,7 @@ impl Flights {
     }
 
     /// What to ask the kernel next. [`Flights::asked`] or [`Flights::not_asked`] follows.
-    pub fn next_ask(&mut self) -> Option<Ask> {
+    pub fn next_ask(&mut self) -> Option<Submission> {
         loop {
             let slot = self.again.pop_front().or_else(|| self.take_slot())?;
             if let Some(ask) = self.ask(slot) {
@@ -204,13 +204,13 @@ impl Flights {
     }
 
     /// The kernel has it.
-    pub fn asked(&mut self, _: Ask) {
+    pub fn asked(&mut self, _: Submission) {
         self.in_kernel += 1;
     }
 
     /// There was no room for it: it is the next once more.
-    pub fn not_asked(&mut self, ask: Ask) {
-        if let Ask::Step(slot, Step::Sync) = ask {
+    pub fn not_asked(&mut self, ask: Submission) {
+        if let Submission::Step(slot, Step::Sync) = ask {
             self.take_sync_back(slot);
         }
         self.again.push_front(ask.slot());
@@ -259,7 +259,7 @@ impl Flights {
     }
 
     /// The next step of the flight in a slot; none when it waits for others, or is home.
-    pub(super) fn ask(&mut self, slot: u32) -> Option<Ask> {
+    pub(super) fn ask(&mut self, slot: u32) -> Option<Submission> {
         let flight = self.slots[slot as usize].as_mut()?;
         let backing = &self.attachments[flight.attachment as usize].as_ref()?.backing;
         let step = flight.step(backing);
@@ -268,7 +268,7 @@ impl Flights {
             return None;
         }
         match self.verdict(slot, step) {
-            Verdict::Wait => return Some(Ask::Pause(slot)),
+            Verdict::Wait => return Some(Submission::Pause(slot)),
             Verdict::Fail(errno) => {
                 self.fail(slot, errno);
                 return None;
@@ -279,7 +279,7 @@ impl Flights {
             // Not before: one that waits for its turn has begun nothing yet.
             self.begin_sync(slot);
         }
-        Some(Ask::Step(slot, step))
+        Some(Submission::Step(slot, step))
     }
 
     /// What becomes of a step: the kernel does it, unless the store is told to do wrong.

@@ -31,7 +31,7 @@ enum State {
 
 /// What the kernel shall be told about a watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum PollRequest {
     /// Report once when this is readable.
     Arm(RawFd),
     /// Stop watching.
@@ -72,10 +72,10 @@ impl PolledFds {
     }
 
     /// The next thing to tell the kernel; it has been told once [`PolledFds::granted`] says so.
-    pub(crate) fn wish(&self) -> Option<(usize, Wish)> {
+    pub(crate) fn wish(&self) -> Option<(usize, PollRequest)> {
         self.0.iter().enumerate().find_map(|(index, watch)| match watch.state {
-            State::Wanted => Some((index, Wish::Arm(watch.fd))),
-            State::Unwanted => Some((index, Wish::Cancel)),
+            State::Wanted => Some((index, PollRequest::Arm(watch.fd))),
+            State::Unwanted => Some((index, PollRequest::Cancel)),
             _ => None,
         })
     }

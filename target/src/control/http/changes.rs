@@ -12,7 +12,7 @@ use utoipa_axum::routes;
 
 use super::{ApiError, BODY_TIME, MOST_BODY_BYTES};
 use crate::api::{Changes, Outcome, Problem, UNCHANGED, Wanted};
-use crate::control::change::{Answer, Work};
+use crate::control::change::{ChangeResult, Work};
 use crate::control::handle::{ChangeError, ControlHandle};
 use crate::overlay::EditError;
 
@@ -72,7 +72,7 @@ async fn reload(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, A
     answer(managed.order(Work::Reload).await)
 }
 
-fn answer(answer: Answer) -> Result<Json<Outcome>, ApiError> {
+fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
     answer.map(Json).map_err(|not_made| match not_made {
         ChangeError::Misfit(EditError::Missing(error)) => {
             ApiError::not_found(error, "see `nvmfctl status` and the lists for what there is")

@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 use super::subsystems::all_namespaces;
 use crate::api::stats::{SlowCommand, Stats};
 use crate::control::handle::ControlHandle;
-use crate::telemetry::prometheus::{self, Standing};
+use crate::telemetry::prometheus::{self, Availability};
 use crate::telemetry::snapshot;
 
 pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
@@ -43,12 +43,12 @@ async fn scrape(State(managed): State<ControlHandle>) -> Response {
 }
 
 /// Who is there of what is configured.
-fn standing(managed: &ControlHandle) -> Standing {
+fn standing(managed: &ControlHandle) -> Availability {
     let (running, registry) = (managed.running(), &managed.view().registry);
     let listened = registry.addresses();
     let is_there = |nqn| registry.subsystem(nqn).is_some_and(|s| s.management.is_some());
     let subsystems = running.config.subsystems.iter();
-    Standing {
+    Availability {
         reload_refused: running.reload_refused.load(Ordering::Relaxed),
         namespaces: all_namespaces(managed),
         listeners: (running.config.addresses().into_iter())

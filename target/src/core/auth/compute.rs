@@ -115,7 +115,7 @@ impl Round {
     }
 
     /// Verifies R1 and makes R2, if it is asked for.
-    fn verdict(&self, reply: &Answer) -> Result<Option<Digest>, Failure> {
+    fn verdict(&self, reply: &DhchapReply) -> Result<Option<Digest>, Failure> {
         let bind = |challenge: &Digest| match &reply.value {
             None => Ok(challenge.clone()),
             Some(value) => {
@@ -141,7 +141,7 @@ impl Round {
 
 /// A Reply, kept.
 #[derive(Debug)]
-pub struct Answer {
+pub struct DhchapReply {
     response: Digest,
     challenge: Option<Digest>,
     seqnum: u32,
@@ -155,7 +155,7 @@ pub enum DhComputation {
     /// Make the challenge.
     Challenge(Box<Round>),
     /// Verify the host's answer, and answer it.
-    Verify(Box<Round>, Box<Answer>),
+    Verify(Box<Round>, Box<DhchapReply>),
 }
 
 /// A job that has been done.
@@ -184,7 +184,7 @@ impl DhComputation {
             [] => None,
             value => Some(PublicValue::from_peer(value).ok_or(Failure::INCORRECT_PAYLOAD)?),
         };
-        let answer = Answer {
+        let answer = DhchapReply {
             response: Digest::new(reply.response),
             challenge: reply.challenge.map(Digest::new),
             seqnum: reply.seqnum,

@@ -19,7 +19,7 @@ pub const CONNECT_DATA_BYTES: u32 = ConnectData::BYTES as u32;
 
 /// A refused Connect: the status, and dword 0 of the completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct ConnectError {
     /// The status.
     pub status: Status,
     /// Which field is wrong, for Connect Invalid Parameters; else 0.
@@ -31,31 +31,31 @@ pub struct Refusal {
     pub is_late: bool,
 }
 
-impl Refusal {
+impl ConnectError {
     /// A status that names no field.
     #[must_use]
-    pub fn new(cause: Cause, status: Status) -> Refusal {
-        Refusal { status, dw0: 0, cause, is_late: false }
+    pub fn new(cause: Cause, status: Status) -> ConnectError {
+        ConnectError { status, dw0: 0, cause, is_late: false }
     }
 
     /// Connect Invalid Parameters, naming the field.
     #[must_use]
-    pub fn parameter(cause: Cause, field: InvalidParameter) -> Refusal {
+    pub fn parameter(cause: Cause, field: InvalidParameter) -> ConnectError {
         let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
-        Refusal { status, dw0: field.dw0(), cause, is_late: false }
+        ConnectError { status, dw0: field.dw0(), cause, is_late: false }
     }
 
     /// Connect Invalid Host.
     #[must_use]
-    pub fn host(cause: Cause) -> Refusal {
+    pub fn host(cause: Cause) -> ConnectError {
         let status = Status::CONNECT_INVALID_HOST.with_dnr();
-        Refusal { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause, is_late: false }
+        ConnectError { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause, is_late: false }
     }
 
     /// Connect Controller Busy. Not for good: whoever is gone makes room some time.
     #[must_use]
-    pub fn busy(cause: Cause) -> Refusal {
-        Refusal::new(cause, Status::CONNECT_CONTROLLER_BUSY)
+    pub fn busy(cause: Cause) -> ConnectError {
+        ConnectError::new(cause, Status::CONNECT_CONTROLLER_BUSY)
     }
 }
 
@@ -167,16 +167,16 @@ const ADMIN_SQSIZE_MAX_Z: u16 = 4095;
 ///
 /// # Errors
 /// Connect Invalid Parameters with the field.
-pub fn check_connect(connect: &Connect, promise: QueueLimits) -> Result<(), Refusal> {
+pub fn check_connect(connect: &Connect, promise: QueueLimits) -> Result<(), ConnectError> {
     if connect.qid != promise.qid {
-        return Err(Refusal::parameter(Cause::BadQueueId, InvalidParameter::QID));
+        return Err(ConnectError::parameter(Cause::BadQueueId, InvalidParameter::QID));
     }
     let most = match connect.qid {
         0 => ADMIN_SQSIZE_MAX_Z,
         _ => promise.mqes_z,
     };
     if connect.sqsize_z == 0 || connect.sqsize_z > most.min(promise.hsqsize_z) {
-        return Err(Refusal::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
+        return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
     }
     Ok(())
 }

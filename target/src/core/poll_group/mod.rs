@@ -24,7 +24,7 @@ use crate::core::message::Message;
 use crate::core::qpair::{Io, QueuePair, room};
 use crate::core::registry::OpenQueue;
 use crate::core::sched::buffers::{BufferScheduler, Starved, TryAlloc};
-use crate::core::sched::fair_queue::Turns;
+use crate::core::sched::fair_queue::FairQueue;
 use crate::core::shared::Shared;
 use crate::core::stats::CompletionBatch;
 
@@ -65,10 +65,10 @@ pub struct PollGroup {
     refusals: CauseLog,
     /// Requests to connect that wait until what was closed for them has come home, and until when there
     /// is no use in looking, unless something has come home.
-    deferred: Turns<Incoming>,
+    deferred: FairQueue<Incoming>,
     full_until: Option<Instant>,
     /// Requests that came by a listener which is not in force yet, and how long they are held.
-    pending: Turns<(Incoming, Instant)>,
+    pending: FairQueue<(Incoming, Instant)>,
     /// Addresses at which the fabric listens no more, for the reactor to take.
     pub lost_listeners: Vec<SocketAddr>,
     next_displacement: Instant,
@@ -101,9 +101,9 @@ impl PollGroup {
             waiters: BufferScheduler::default(),
             run: CompletionBatch::default(),
             refusals: CauseLog::default(),
-            deferred: Turns::default(),
+            deferred: FairQueue::default(),
             full_until: None,
-            pending: Turns::default(),
+            pending: FairQueue::default(),
             lost_listeners: Vec::new(),
             next_displacement: now,
             opened: (now, 0),

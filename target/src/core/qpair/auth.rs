@@ -304,7 +304,7 @@ impl Authentication {
                         conn.unadmitted = None;
                         exchange.admit();
                     }
-                    Err(fabrics::Refusal { status, cause, .. }) => {
+                    Err(fabrics::ConnectError { status, cause, .. }) => {
                         // With the next tick: there may be an answer under way.
                         exchange.turn_away(io.now);
                         conn.explain(cause, status.to_string(), io);

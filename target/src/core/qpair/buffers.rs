@@ -16,7 +16,7 @@ use super::request::{Request, State, WaitReason};
 use super::requests::Requests;
 use super::role::QueueRole;
 use crate::core::command::{Plan, Source};
-use crate::core::sched::buffers::{DeviceSlot, NsIndex, PoolState, Waiter};
+use crate::core::sched::buffers::{DeviceSlot, NsIndex, PoolState, QueuedCommand};
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
@@ -127,12 +127,17 @@ impl BufferShare {
     }
 
     /// How a command stands in line.
-    pub(super) fn waiter(requests: &Requests, slot: u16, role: &QueueRole, pool: &Pool) -> Waiter {
+    pub(super) fn waiter(
+        requests: &Requests,
+        slot: u16,
+        role: &QueueRole,
+        pool: &Pool,
+    ) -> QueuedCommand {
         let Want { all_bytes, device: store, .. } = want(requests, slot);
         let wanted_bytes = u32::try_from(all_bytes).unwrap_or(u32::MAX);
         let block_bytes = block_bytes(requests, slot, pool.plan().largest_bytes);
         let (key, lane) = (requests.key, lane(&requests[slot], role));
-        Waiter { key, slot, lane, store, wanted_bytes, block_bytes, claims: false }
+        QueuedCommand { key, slot, lane, store, wanted_bytes, block_bytes, claims: false }
     }
 }
 

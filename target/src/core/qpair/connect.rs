@@ -67,7 +67,11 @@ pub(super) fn check_request(
 pub(super) const LOST: Status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
 
 /// Whether a keep alive timeout is one that we bear.
-fn check_keep_alive(kato_ms: u32, data: &ConnectData, io: &Io<'_>) -> Result<(), fabrics::Refusal> {
+fn check_keep_alive(
+    kato_ms: u32,
+    data: &ConnectData,
+    io: &Io<'_>,
+) -> Result<(), fabrics::ConnectError> {
     let asks = |name: Nqn| name == Nqn::DISCOVERY || name == io.shared.registry.discovery_nqn();
     let most = match data.subnqn().is_ok_and(asks) {
         true => KEEP_ALIVE_DISCOVERY_MAX_MS,
@@ -77,7 +81,7 @@ fn check_keep_alive(kato_ms: u32, data: &ConnectData, io: &Io<'_>) -> Result<(),
         return Ok(());
     }
     let status = Status::KEEP_ALIVE_INVALID.with_dnr();
-    Err(fabrics::Refusal::new(Cause::KeepAliveTooLong, status))
+    Err(fabrics::ConnectError::new(Cause::KeepAliveTooLong, status))
 }
 
 /// A host that has failed too often may not even begin.
@@ -85,12 +89,12 @@ fn check_throttle(
     data: &ConnectData,
     conn: &Connection,
     io: &Io<'_>,
-) -> Result<(), fabrics::Refusal> {
+) -> Result<(), fabrics::ConnectError> {
     let Ok(host) = data.hostnqn() else { return Ok(()) };
     if !io.shared.registry.is_throttled(conn.remote.ip(), &host, io.now) {
         return Ok(());
     }
-    Err(fabrics::Refusal::busy(Cause::Throttled))
+    Err(fabrics::ConnectError::busy(Cause::Throttled))
 }
 
 /// Lets a host in, or not: whose the queue is from now on.
@@ -103,7 +107,7 @@ pub(super) fn admit(
     conn: &mut Connection,
     auth: &mut Authentication,
     io: &mut Io<'_>,
-) -> Result<Arc<Association>, fabrics::Refusal> {
+) -> Result<Arc<Association>, fabrics::ConnectError> {
     let promise = fabrics::QueueLimits {
         qid: conn.qid,
         hsqsize_z: conn.hsqsize_z,
@@ -135,7 +139,7 @@ pub(super) fn admit(
             Ok(association)
         }
         // The registry has refused that already.
-        None => Err(fabrics::Refusal::new(Cause::BadQueueId, Status::INTERNAL_ERROR)),
+        None => Err(fabrics::ConnectError::new(Cause::BadQueueId, Status::INTERNAL_ERROR)),
     }
 }
 

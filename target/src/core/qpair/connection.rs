@@ -148,11 +148,11 @@ impl Connection {
     /// Its Connect was refused.
     pub(super) fn explain_connect(
         &mut self,
-        refusal: &fabrics::Refusal,
+        refusal: &fabrics::ConnectError,
         data: Option<&ConnectData>,
         io: &mut Io<'_>,
     ) {
-        let fabrics::Refusal { status, cause, .. } = refusal;
+        let fabrics::ConnectError { status, cause, .. } = refusal;
         let host = data.and_then(|data| data.hostnqn().ok());
         let subsystem = data.and_then(|data| data.subnqn().ok());
         let detail = match cause {

@@ -423,7 +423,7 @@ impl QueuePair {
             Some(ref data) => connect::admit(&connect, data, &mut self.conn, &mut self.auth, io),
             None => {
                 let status = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
-                Err(fabrics::Refusal::new(Cause::BadConnect, status))
+                Err(fabrics::ConnectError::new(Cause::BadConnect, status))
             }
         };
         match outcome {
@@ -442,7 +442,7 @@ impl QueuePair {
                 self.end_other_connects(io);
             }
             Err(refusal) => {
-                let fabrics::Refusal { status, dw0, is_late, .. } = refusal;
+                let fabrics::ConnectError { status, dw0, is_late, .. } = refusal;
                 if is_late {
                     // After a restart of the target a host may ask so many times over, and shall
                     // not be kept out for that when it asks for a new controller.

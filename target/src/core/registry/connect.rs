@@ -16,7 +16,7 @@ use rdma::{Source, limits};
 
 use super::{ControllerTable, DuplicateHosts, Entry, Registry, bar};
 use crate::core::auth::{Keys, Requirement};
-use crate::core::command::fabrics::Refusal;
+use crate::core::command::fabrics::ConnectError;
 use crate::core::controller::Limits;
 use crate::core::controller::association::{Association, next_id};
 use crate::core::diag::cause::Cause;
@@ -107,10 +107,10 @@ impl Registry {
         &self,
         data: &ConnectData,
         visit: &ConnectContext,
-    ) -> Result<Admitted, Refusal> {
+    ) -> Result<Admitted, ConnectError> {
         if !matches!(data.cntlid, CNTLID_DYNAMIC | CNTLID_STATIC) {
             let cause = Cause::BadControllerId;
-            return Err(Refusal::parameter(cause, InvalidParameter::CNTLID));
+            return Err(ConnectError::parameter(cause, InvalidParameter::CNTLID));
         }
         let (name, host) = names(data)?;
         let mut book = self.lock();
@@ -191,7 +191,7 @@ impl Registry {
         connect: &Connect,
         data: &ConnectData,
         visit: &ConnectContext,
-    ) -> Result<Admitted, Refusal> {
+    ) -> Result<Admitted, ConnectError> {
         let (name, host) = names(data)?;
         let mut book = self.lock();
         let subnqn = book.canonical(name);
@@ -207,20 +207,20 @@ impl Registry {
         };
         // Whoever need not prove anything could have come in just as well, with an admin queue.
         let is_late = matches!(book.keyring.demand(&host, &subnqn), Requirement::Nothing);
-        let unknown = || Refusal { is_late, ..unknown_controller() };
+        let unknown = || ConnectError { is_late, ..unknown_controller() };
         let entry = book.associations.values_mut().find(known).ok_or_else(unknown)?;
         if entry.association.host_id != data.hostid {
-            return Err(Refusal::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
+            return Err(ConnectError::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
         }
         let granted = entry.association.granted_queues();
         // Before anything that a reset ends.
         let epoch = entry.association.epoch();
         // A discovery controller has no I/O queues at all.
         if entry.view.is_none() || !entry.association.is_ready() || connect.qid > granted {
-            return Err(Refusal::parameter(Cause::BadQueueId, InvalidParameter::QID));
+            return Err(ConnectError::parameter(Cause::BadQueueId, InvalidParameter::QID));
         }
         if connect.sqsize_z >= entry.limits.queue_depth {
-            return Err(Refusal::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
+            return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
         }
         // What only claims to be the host's is not in the way of what proves it.
         let is_free = match entry.authenticate {
@@ -250,7 +250,7 @@ impl Registry {
         qid: u16,
         epoch: u16,
         held: Option<OpenQueue>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ConnectError> {
         let mut book = self.lock();
         let entry = book.associations.get_mut(&association.id);
         let is_there = !association.is_closed() && association.epoch() == epoch;
@@ -472,18 +472,18 @@ impl ControllerTable {
         subnqn: &Nqn,
         host: &Nqn,
         local: SocketAddr,
-    ) -> Result<Option<&Arc<Subsystem>>, Refusal> {
+    ) -> Result<Option<&Arc<Subsystem>>, ConnectError> {
         let listener = self.listener(local);
         if self.listeners.is_some() && listener.is_none() {
             // It is just going, or coming back: who is told never to come again by a fault of the
             // moment gives its path up for good. Who was let in would not be ended with it.
-            return Err(Refusal::busy(Cause::NotOffered));
+            return Err(ConnectError::busy(Cause::NotOffered));
         }
         if *subnqn == Nqn::DISCOVERY {
             return Ok(None);
         }
         // At a listener that does not offer it there is no such subsystem.
-        let unknown = |cause| Refusal::parameter(cause, InvalidParameter::SUBNQN);
+        let unknown = |cause| ConnectError::parameter(cause, InvalidParameter::SUBNQN);
         let subsystem = self.subsystems.get(subnqn);
         let subsystem = subsystem.ok_or_else(|| unknown(Cause::UnknownSubsystem))?;
         if !subsystem.offer.is_at(listener.map(|listener| listener.id)) {
@@ -491,16 +491,16 @@ impl ControllerTable {
         }
         match subsystem.admits(host) {
             true => Ok(Some(subsystem)),
-            false => Err(Refusal::host(Cause::HostNotAllowed)),
+            false => Err(ConnectError::host(Cause::HostNotAllowed)),
         }
     }
 
     /// Whether a host must prove itself; refused when it would have to and cannot.
-    fn demand(&self, host: &Nqn, subnqn: &Nqn) -> Result<bool, Refusal> {
+    fn demand(&self, host: &Nqn, subnqn: &Nqn) -> Result<bool, ConnectError> {
         match self.keyring.demand(host, subnqn) {
             Requirement::Nothing => Ok(false),
             Requirement::Proof => Ok(true),
-            Requirement::Impossible => Err(Refusal::host(Cause::NoKey)),
+            Requirement::Impossible => Err(ConnectError::host(Cause::NoKey)),
         }
     }
 
@@ -511,13 +511,13 @@ impl ControllerTable {
         new: &Association,
         subsystem: Option<&Arc<Subsystem>>,
         newcomer: &Candidate,
-    ) -> Result<Evictions, Refusal> {
+    ) -> Result<Evictions, ConnectError> {
         let duplicates = subsystem.map_or(DuplicateHosts::Allow, |s| s.offer.duplicates);
         let replaced: Vec<_> = match duplicates {
             DuplicateHosts::Allow => Vec::new(),
             DuplicateHosts::Replace => self.duplicates(new).cloned().collect(),
             DuplicateHosts::Refuse if self.duplicates(new).next().is_some() => {
-                return Err(Refusal::busy(Cause::DuplicateHost));
+                return Err(ConnectError::busy(Cause::DuplicateHost));
             }
             DuplicateHosts::Refuse => Vec::new(),
         };
@@ -550,7 +550,7 @@ impl ControllerTable {
         of: impl Fn(&&Entry) -> bool,
         limit: &Limit,
         newcomer: &Candidate,
-    ) -> Result<Option<Arc<Association>>, Refusal> {
+    ) -> Result<Option<Arc<Association>>, ConnectError> {
         let Limit { most, claims: most_claims, full } = *limit;
         // Who has been ended is gone in a moment.
         let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
@@ -579,7 +579,7 @@ impl ControllerTable {
         };
         match goes.copied().or_else(missed) {
             Some(entry) => Ok(Some(Arc::clone(&entry.association))),
-            None => Err(Refusal::busy(if is_full { full } else { Cause::TooManyClaims })),
+            None => Err(ConnectError::busy(if is_full { full } else { Cause::TooManyClaims })),
         }
     }
 
@@ -646,7 +646,7 @@ impl ControllerTable {
         subnqn: &Nqn,
         range: RangeInclusive<u16>,
         displaced: &[Arc<Association>],
-    ) -> Result<u16, Refusal> {
+    ) -> Result<u16, ConnectError> {
         let has_one = |e: &&Entry| {
             let a = &e.association;
             let ends = a.is_closed() || displaced.iter().any(|old| old.id == a.id);
@@ -657,25 +657,25 @@ impl ControllerTable {
         let last = self.last_cntlids.entry(*subnqn).or_insert(*range.end());
         let after = range.clone().filter(|id| *id > *last);
         let free = after.chain(range.clone()).find(|id| !taken.contains(id));
-        let found = free.ok_or(Refusal::busy(Cause::NoControllerId))?;
+        let found = free.ok_or(ConnectError::busy(Cause::NoControllerId))?;
         *last = found;
         Ok(found)
     }
 }
 
 /// An I/O queue has no controller.
-fn unknown_controller() -> Refusal {
-    Refusal::parameter(Cause::UnknownController, InvalidParameter::CNTLID)
+fn unknown_controller() -> ConnectError {
+    ConnectError::parameter(Cause::UnknownController, InvalidParameter::CNTLID)
 }
 
 /// An I/O queue has an id that another one has.
-fn queue_in_use() -> Refusal {
-    Refusal::new(Cause::QueueInUse, Status::COMMAND_SEQUENCE_ERROR.with_dnr())
+fn queue_in_use() -> ConnectError {
+    ConnectError::new(Cause::QueueInUse, Status::COMMAND_SEQUENCE_ERROR.with_dnr())
 }
 
 /// The two names of Connect data, each with its own refusal.
-fn names(data: &ConnectData) -> Result<(Nqn, Nqn), Refusal> {
-    let unnamed = |cause, field| Refusal::parameter(cause, field);
+fn names(data: &ConnectData) -> Result<(Nqn, Nqn), ConnectError> {
+    let unnamed = |cause, field| ConnectError::parameter(cause, field);
     let (subnqn, host) = (data.subnqn(), data.hostnqn());
     let subnqn = subnqn.map_err(|_| unnamed(Cause::BadSubsystemName, InvalidParameter::SUBNQN))?;
     let host = match host {

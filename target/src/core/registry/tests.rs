@@ -7,7 +7,7 @@ use nvme::fabrics::{CNTLID_MAX, Connect, ConnectData};
 use nvme::log::AnaState;
 
 use crate::core::auth::Keys;
-use crate::core::command::fabrics::Refusal;
+use crate::core::command::fabrics::ConnectError;
 use crate::core::controller::discovery::Subtype;
 use crate::core::registry::*;
 use crate::core::subsystem::ana::AnaStates;
@@ -81,7 +81,7 @@ pub(crate) fn records(registry: &Registry) -> (u64, usize) {
     (generation, records.iter().filter(|record| record.subtype == Subtype::NVM).count())
 }
 
-fn code(result: Result<Admitted, Refusal>) -> (u16, u32, bool) {
+fn code(result: Result<Admitted, ConnectError>) -> (u16, u32, bool) {
     let refusal = result.unwrap_err();
     (refusal.status.code(), refusal.dw0, refusal.status.dnr())
 }

@@ -7,20 +7,20 @@ use rdma::Source;
 
 /// What waits, of each source in the order in which it came; the sources take turns.
 #[derive(Debug)]
-pub(crate) struct Turns<T> {
+pub(crate) struct FairQueue<T> {
     waiting: BTreeMap<Source, VecDeque<T>>,
     /// Each source of which something waits, once.
     next: VecDeque<Source>,
     len: usize,
 }
 
-impl<T> Default for Turns<T> {
-    fn default() -> Turns<T> {
-        Turns { waiting: BTreeMap::new(), next: VecDeque::new(), len: 0 }
+impl<T> Default for FairQueue<T> {
+    fn default() -> FairQueue<T> {
+        FairQueue { waiting: BTreeMap::new(), next: VecDeque::new(), len: 0 }
     }
 }
 
-impl<T> Turns<T> {
+impl<T> FairQueue<T> {
     pub(crate) fn is_empty(&self) -> bool {
         self.next.is_empty()
     }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn one_of_each_source_has_its_turn() {
-        let mut turns = Turns::default();
+        let mut turns = FairQueue::default();
         (0..100).for_each(|n| turns.push(source(1), n));
         assert_eq!(turns.pop(), Some(0));
         turns.push(source(2), 200);
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_back_has_no_turn() {
-        let mut turns = Turns::default();
+        let mut turns = FairQueue::default();
         [(1, 10), (2, 20), (1, 11)].iter().for_each(|(last, n)| turns.push(source(*last), *n));
         assert_eq!((turns.remove(|n| *n == 20), turns.remove(|n| *n == 20)), (Some(20), None));
         assert_eq!(turns.remove(|n| *n == 10), Some(10));
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_is_put_back_is_next_and_who_has_its_share_makes_room_for_itself() {
-        let mut turns = Turns::default();
+        let mut turns = FairQueue::default();
         [(1, 10), (1, 11), (2, 20), (1, 12)].iter().for_each(|(s, n)| turns.push(source(*s), *n));
         assert_eq!(turns.pop(), Some(10));
         turns.put_back(source(1), 10);

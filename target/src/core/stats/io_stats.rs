@@ -75,7 +75,7 @@ pub struct StatsKey {
 
 /// Commands of one kind, all completed.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct OpStats {
     /// Bytes read or written by those that succeeded.
     pub bytes: AtomicU64,
     /// Those that did not succeed.
@@ -99,7 +99,7 @@ pub struct Batch {
     pub failures: u64,
 }
 
-impl Tally {
+impl OpStats {
     /// Counts commands that were in these stages for so long, and in no other for any time.
     #[inline]
     pub fn count(&self, alike: &Batch, stages: impl IntoIterator<Item = (usize, u64)>) {
@@ -127,7 +127,7 @@ impl Tally {
         (self.spent_ns[stage as usize].load(Ordering::Relaxed), counts)
     }
 
-    fn absorb(&self, other: &Tally) {
+    fn absorb(&self, other: &OpStats) {
         let add = |to: &AtomicU64, from: &AtomicU64| bump(to, from.load(Ordering::Relaxed));
         add(&self.bytes, &other.bytes);
         add(&self.failures, &other.failures);
@@ -143,7 +143,7 @@ pub struct IoStats {
     /// Whose; none: of all who have no row.
     pub pair: Option<StatsKey>,
     /// By [`Kind`].
-    pub kinds: [Tally; Kind::ALL.len()],
+    pub kinds: [OpStats; Kind::ALL.len()],
 }
 
 impl IoStats {
@@ -154,18 +154,18 @@ impl IoStats {
 
 /// All rows of a reactor.
 #[derive(Debug)]
-pub struct Book {
+pub struct StatsTable {
     rows: Vec<Arc<IoStats>>,
     other: Arc<IoStats>,
 }
 
-impl Default for Book {
-    fn default() -> Book {
-        Book { rows: Vec::new(), other: IoStats::new(None) }
+impl Default for StatsTable {
+    fn default() -> StatsTable {
+        StatsTable { rows: Vec::new(), other: IoStats::new(None) }
     }
 }
 
-impl Book {
+impl StatsTable {
     /// The rows of a host for these namespaces. Called by the reactor that owns them.
     pub(super) fn rows(
         &mut self,
@@ -234,7 +234,7 @@ mod tests {
     }
 
     /// Counts a command that was with the disk for so long.
-    fn count(tally: &Tally, bytes: u64, failed: bool, disk_ns: u64) {
+    fn count(tally: &OpStats, bytes: u64, failed: bool, disk_ns: u64) {
         let one = Batch { commands: 1, bytes, failures: failed.into() };
         tally.count(&one, [(Stage::Disk as usize, disk_ns)]);
     }
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_host_that_comes_again_counts_on() {
-        let mut book = Book::default();
+        let mut book = StatsTable::default();
         for _ in 0..3 {
             let rows = book.rows(&Arc::default(), nqn("disk"), nqn("host"), [7, 1].into_iter());
             count(&rows.of(7).kinds[0], 512, false, 9_000);
@@ -266,7 +266,7 @@ mod tests {
     /// Anybody may make up names. The table does not grow, and no count is lost.
     #[test]
     fn rows_are_bounded_and_what_is_folded_is_kept() {
-        let mut book = Book::default();
+        let mut book = StatsTable::default();
         let kept = book.rows(&Arc::default(), nqn("disk"), nqn("stays"), 1..=1);
         for n in 0..MOST_ROWS * 2 {
             let rows = book.rows(&Arc::default(), nqn("disk"), nqn(&format!("host{n}")), 1..=1);
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn who_finds_no_row_is_counted_with_the_others() {
-        let mut book = Book::default();
+        let mut book = StatsTable::default();
         let most = MOST_ROWS as u32;
         let all = book.rows(&Arc::default(), nqn("disk"), nqn("host"), 1..=most + 5);
         count(&all.of(most + 5).kinds[3], 0, false, 1);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nvme::Nqn;
 use rdma::FabricStats;
 
-use super::io_stats::{Book, IoStats, Rows};
+use super::io_stats::{IoStats, Rows, StatsTable};
 use super::slow_log::{SlowCommand, SlowLog};
 use crate::core::diag::log_limiter::Totals;
 
@@ -32,7 +32,7 @@ pub struct PollStats {
 /// readers, who only copy pointers.
 #[derive(Debug)]
 pub struct ReactorStats {
-    book: Mutex<Book>,
+    book: Mutex<StatsTable>,
     slow: Mutex<SlowLog>,
     /// From how many nanoseconds on a command is slow; none is as slow as `u64::MAX`.
     slow_ns: AtomicU64,

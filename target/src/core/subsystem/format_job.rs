@@ -31,7 +31,7 @@ pub struct FormatJob {
     progress: Arc<Progress>,
     reservation: Arc<Reservation>,
     host: HostId,
-    held: Option<(write_protect::Held, reservation::Held)>,
+    held: Option<(write_protect::WriteProtectGuard, reservation::ReservationGuard)>,
 }
 
 impl FormatJob {

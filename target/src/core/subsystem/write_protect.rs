@@ -151,13 +151,13 @@ impl Protection {
     ///
     /// # Errors
     /// Namespace is Write Protected.
-    pub fn hold(self: &Arc<Self>) -> Result<Held, Status> {
+    pub fn hold(self: &Arc<Self>) -> Result<WriteProtectGuard, Status> {
         let mut held = self.held();
         if self.is_on() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
         }
         *held = true;
-        Ok(Held(Arc::clone(self)))
+        Ok(WriteProtectGuard(Arc::clone(self)))
     }
 
     fn held(&self) -> MutexGuard<'_, bool> {
@@ -167,9 +167,9 @@ impl Protection {
 
 /// A state that stays as it is.
 #[derive(Debug)]
-pub struct Held(Arc<Protection>);
+pub struct WriteProtectGuard(Arc<Protection>);
 
-impl Drop for Held {
+impl Drop for WriteProtectGuard {
     fn drop(&mut self) {
         *self.0.held() = false;
     }

@@ -13,7 +13,7 @@ use initiator::{Data, Done, Error, Host, Request};
 use nvme::{IoOpcode, Sqe};
 
 use crate::acks::{Extent, Writer};
-use crate::judge::BLOCK_BYTES;
+use crate::oracle::BLOCK_BYTES;
 
 /// Largest write in blocks.
 const BLOCKS_LIMIT: u64 = 8;

@@ -5,9 +5,9 @@
 //! must hold what it says.
 
 mod acks;
-mod judge;
 mod load;
 mod log;
+mod oracle;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,8 +21,8 @@ use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::rng::Random;
 
 use crate::acks::Writer;
-use crate::judge::{BLOCK_BYTES, Floors, Layout};
 use crate::log::{Entry, Log};
+use crate::oracle::{BLOCK_BYTES, Floors, Layout};
 
 #[derive(Parser)]
 struct Cli {
@@ -170,7 +170,7 @@ fn run(cli: &Cli) -> Result<bool, Error> {
         Command::Replay { log, store_bytes, cut_every } => {
             let layout = Layout { store_bytes: *store_bytes, run: cli.run };
             let found = Log::open(log)
-                .and_then(|mut from| judge::replay(&mut from, layout, *cut_every, &mut random));
+                .and_then(|mut from| oracle::replay(&mut from, layout, *cut_every, &mut random));
             let found = local(log, found)?;
             found.told.iter().for_each(|told| println!("{told}"));
             println!(
@@ -262,7 +262,7 @@ fn restore(args: &RestoreArgs, run: u64, random: &mut Random) -> io::Result<bool
     Ok(true)
 }
 
-/// As [`judge::apply`], on a file.
+/// As [`oracle::apply`], on a file.
 fn put(image: &File, entry: &Entry, run: u64, keeps: impl FnMut(usize) -> bool) -> io::Result<()> {
     let len = entry.data.len().max(entry.discarded_bytes as usize);
     if len == 0 {
@@ -276,7 +276,7 @@ fn put(image: &File, entry: &Entry, run: u64, keeps: impl FnMut(usize) -> bool) 
     let mut window = vec![0; (end - start) as usize];
     image.read_exact_at(&mut window, start)?;
     let entry = Entry { at_bytes: entry.at_bytes - start, ..entry.clone() };
-    judge::apply(&mut window, &entry, run, keeps);
+    oracle::apply(&mut window, &entry, run, keeps);
     image.write_all_at(&window, start)
 }
 

@@ -24,7 +24,7 @@ struct Version {
 }
 
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct Media {
     pub(super) backing: Arc<BackingDevice>,
     pub(super) block_bytes: u32,
     /// As it is read.
@@ -44,11 +44,11 @@ pub(super) struct Store {
     doomed: u64,
 }
 
-impl Store {
-    pub(super) fn new(blocks: u32, block_bytes: u32) -> Store {
+impl Media {
+    pub(super) fn new(blocks: u32, block_bytes: u32) -> Media {
         let size = u64::from(blocks) * u64::from(block_bytes);
         let opened = BackingDevice::simulated(size, block_bytes);
-        Store {
+        Media {
             backing: Arc::new(opened.expect("a store of a possible shape")),
             block_bytes,
             live: vec![0; size as usize],

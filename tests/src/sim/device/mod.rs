@@ -23,18 +23,18 @@ use nix::libc;
 use nvme::Status;
 use nvmfd::blockdev::request::{PendingIo, Step};
 use nvmfd::blockdev::uring::RingLimits;
-use nvmfd::blockdev::uring::pending::{Ask, Flights};
+use nvmfd::blockdev::uring::pending::{Flights, Submission};
 use nvmfd::blockdev::{BlockDevice, CancelRequest, DeviceId, IoCompletion, IoRequest, Space};
 use rdma::soft::sim::Rng;
 use rdma::{Buf, Region, Tag};
 
-use self::media::Store;
+use self::media::Media;
 use super::oracle::blocks::SECTOR_BYTES;
 use super::trace::Trace;
 
 /// What a disk does wrong. Chances are per thousand system calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DiskFaults {
+pub struct DeviceFaults {
     /// Fails.
     pub error: u16,
     /// Moves a part.
@@ -114,9 +114,9 @@ enum Event {
 
 /// The stores of a target.
 #[derive(Debug)]
-pub struct SimDisk {
+pub struct SimDevice {
     /// What it does wrong from now on.
-    pub faults: DiskFaults,
+    pub faults: DeviceFaults,
     /// What is asked for before then takes at least until then.
     pub stalled_until: Instant,
     /// A planted fault: it says that it has made data durable, and has not.
@@ -137,7 +137,7 @@ pub struct SimDisk {
     now: Instant,
     /// The memory of each reactor.
     regions: Vec<Arc<Region>>,
-    stores: Vec<Store>,
+    stores: Vec<Media>,
     /// Which store has, or had, which number.
     numbers: BTreeMap<DeviceId, usize>,
     /// What each reactor's ring knows.
@@ -155,12 +155,12 @@ pub struct SimDisk {
 #[derive(Debug)]
 pub struct SimRing<'a> {
     /// The stores.
-    pub disk: &'a mut SimDisk,
+    pub disk: &'a mut SimDevice,
     /// The reactor.
     pub ring: usize,
 }
 
-impl SimDisk {
+impl SimDevice {
     /// Disks of these sizes, in blocks and bytes of a block, all zeros.
     ///
     /// # Panics
@@ -168,12 +168,12 @@ impl SimDisk {
     #[must_use]
     pub fn new(
         seed: u64,
-        faults: DiskFaults,
+        faults: DeviceFaults,
         shapes: &[(u32, u32)],
         now: Instant,
         trace: Arc<Trace>,
-    ) -> SimDisk {
-        SimDisk {
+    ) -> SimDevice {
+        SimDevice {
             faults,
             stalled_until: now,
             forgets_flushes: false,
@@ -185,7 +185,7 @@ impl SimDisk {
             dice: Rng::new(seed),
             now,
             regions: Vec::new(),
-            stores: shapes.iter().map(|(blocks, bytes)| Store::new(*blocks, *bytes)).collect(),
+            stores: shapes.iter().map(|(blocks, bytes)| Media::new(*blocks, *bytes)).collect(),
             atom_bytes: 4096,
             numbers: BTreeMap::new(),
             rings: Vec::new(),
@@ -229,7 +229,7 @@ impl SimDisk {
     /// # Panics
     /// When its size makes no sense.
     pub fn add_store(&mut self, blocks: u32, block_bytes: u32) -> usize {
-        self.stores.push(Store::new(blocks, block_bytes));
+        self.stores.push(Media::new(blocks, block_bytes));
         self.stores.len() - 1
     }
 
@@ -396,11 +396,11 @@ impl SimDisk {
     }
 
     /// The kernel begins with what it was asked for a slot.
-    fn begin(&mut self, ring: usize, ask: Ask) {
+    fn begin(&mut self, ring: usize, ask: Submission) {
         let slot = ask.slot();
         let id = self.rings[ring].backing_id(slot);
         let Some(&place) = id.and_then(|id| self.numbers.get(&id)) else { return };
-        let Ask::Step(_, step) = ask else {
+        let Submission::Step(_, step) = ask else {
             let call = Call { step: None, ..Call::of(ring, slot, place) };
             self.after(PAUSE, Event::Return(self.number + 1));
             self.calls.insert(self.number, call);
@@ -512,7 +512,7 @@ impl SimDisk {
     }
 }
 
-impl SimDisk {
+impl SimDevice {
     /// The planted fault: a write that will be said to have been given back lands later.
     fn let_go_on(&mut self, number: u64) {
         let Some(call) = self.calls.get(&number) else { return };
@@ -580,7 +580,7 @@ impl Call {
         &self,
         number: u64,
         flight: &mut PendingIo,
-        store: &mut Store,
+        store: &mut Media,
         region: &Region,
         from: u64,
         to: u64,
@@ -605,7 +605,7 @@ mod tests {
     use crate::sim::device::*;
     use rdma::{Pool, PoolPlan};
 
-    const PERFECT: DiskFaults = DiskFaults {
+    const PERFECT: DeviceFaults = DeviceFaults {
         error: 0,
         short: 0,
         sync_error: 0,
@@ -620,11 +620,11 @@ mod tests {
 
     struct Bench {
         pool: Pool,
-        disk: SimDisk,
+        disk: SimDevice,
         now: Instant,
     }
 
-    fn bench(seed: u64, faults: DiskFaults) -> Bench {
+    fn bench(seed: u64, faults: DeviceFaults) -> Bench {
         let plan = PoolPlan {
             cells: 0,
             receives: 0,
@@ -635,7 +635,7 @@ mod tests {
         };
         let (pool, now) = (Pool::new(plan).unwrap(), Instant::now());
         let trace = Arc::new(Trace::new(super::super::trace::Telling::Nothing, now));
-        let mut disk = SimDisk::new(seed, faults, &[(64, 512)], now, trace);
+        let mut disk = SimDevice::new(seed, faults, &[(64, 512)], now, trace);
         disk.open(vec![pool.region().clone()]);
         disk.attach(ID, 0);
         Bench { pool, disk, now }
@@ -701,7 +701,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_in_parts_and_after_failures_that_pass() {
         for seed in 0..50 {
-            let faults = DiskFaults { short: 800, ..PERFECT };
+            let faults = DeviceFaults { short: 800, ..PERFECT };
             let mut bench = bench(seed, faults);
             bench.write(1, 16, 7, false);
             bench.write(3, 2, 8, true);
@@ -761,7 +761,7 @@ mod tests {
 
     #[test]
     fn a_failed_flush_dooms_what_it_was_for() {
-        let faults = DiskFaults { sync_error: 1000, ..PERFECT };
+        let faults = DeviceFaults { sync_error: 1000, ..PERFECT };
         let mut failed = 0;
         for seed in 0..50 {
             let mut bench = bench(seed, faults);

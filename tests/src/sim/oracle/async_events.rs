@@ -29,17 +29,17 @@ struct Owed {
 
 /// All that hosts are to be told.
 #[derive(Debug, Default)]
-pub struct News {
+pub struct ExpectedEvents {
     owed: Vec<Owed>,
     /// For each host the logs that events have named, to be read.
     logs: Vec<Vec<LogId>>,
 }
 
-impl News {
+impl ExpectedEvents {
     /// For so many hosts.
     #[must_use]
-    pub fn new(hosts: usize) -> News {
-        News { owed: Vec::new(), logs: vec![Vec::new(); hosts] }
+    pub fn new(hosts: usize) -> ExpectedEvents {
+        ExpectedEvents { owed: Vec::new(), logs: vec![Vec::new(); hosts] }
     }
 
     /// A host that is connected shall hear of a change.
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_change_is_told_by_the_log_and_not_by_another() {
-        let (start, mut news) = (Instant::now(), News::new(2));
+        let (start, mut news) = (Instant::now(), ExpectedEvents::new(2));
         let late = start + PATIENCE * 2;
         news.owe(1, Change::Namespace(2), 10, start);
         news.read_changed(1, &[1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0]);

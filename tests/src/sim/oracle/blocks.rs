@@ -86,7 +86,7 @@ pub struct Violation(pub String);
 pub(super) struct Entry {
     /// The command that writes it; 0 for what was there before.
     pub(super) op: u32,
-    pub(super) held: Held,
+    pub(super) held: PossibleValue,
     pub(super) began: Moment,
     /// It has taken effect by then, if ever. `NEVER` while it may do so in future.
     pub(super) effect_by: Moment,
@@ -104,7 +104,7 @@ pub(super) struct Entry {
 
 /// What an entry says of the value.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Held {
+pub(super) enum PossibleValue {
     One(Value),
     /// One of these: it was copied.
     Any(Vec<Value>),
@@ -136,7 +136,7 @@ impl Model {
     pub fn new(blocks: &[u32]) -> Model {
         let zeros = Entry {
             op: 0,
-            held: Held::One(Value::Zeros),
+            held: PossibleValue::One(Value::Zeros),
             began: 0,
             effect_by: 0,
             open: false,
@@ -178,7 +178,7 @@ impl Model {
     pub fn write(&mut self, op: u32, span: Span, value: Value) -> Moment {
         let began = self.begin();
         for entries in self.blocks_mut(span) {
-            entries.push(Entry::new(op, Held::One(value), began));
+            entries.push(Entry::new(op, PossibleValue::One(value), began));
         }
         for lba in span.lba..span.lba + span.blocks {
             self.spread(span.space, lba, &[value]);
@@ -318,7 +318,7 @@ impl Model {
                 if power {
                     let mut zeros = 0;
                     entries.retain(|entry| {
-                        let is_zeros = entry.held == Held::One(Value::Zeros);
+                        let is_zeros = entry.held == PossibleValue::One(Value::Zeros);
                         zeros += usize::from(is_zeros);
                         !is_zeros || zeros == 1
                     });
@@ -337,7 +337,7 @@ impl Model {
         if began < self.crashed {
             return Ok(());
         }
-        let fits = |e: &Entry| e.held == Held::One(Value::Unreadable) && e.gone >= began;
+        let fits = |e: &Entry| e.held == PossibleValue::One(Value::Unreadable) && e.gone >= began;
         let mut places = Vec::new();
         for span in spans {
             let lbas = (span.lba..).zip(self.blocks(*span));
@@ -365,7 +365,7 @@ impl Model {
 
 impl Entry {
     /// Of a command that leaves now.
-    pub(super) fn new(op: u32, held: Held, began: Moment) -> Entry {
+    pub(super) fn new(op: u32, held: PossibleValue, began: Moment) -> Entry {
         let (effect_by, gone, buried) = (NEVER, NEVER, NEVER);
         Entry { op, held, began, effect_by, open: true, ordered: NEVER, gone, buried, left: false }
     }
@@ -376,25 +376,25 @@ impl Entry {
     }
 }
 
-impl Held {
+impl PossibleValue {
     fn may_be(&self, value: Value) -> bool {
         match self {
-            Held::One(one) => *one == value,
-            Held::Any(some) => some.contains(&value),
+            PossibleValue::One(one) => *one == value,
+            PossibleValue::Any(some) => some.contains(&value),
         }
     }
 
     fn first(&self) -> Option<Value> {
         match self {
-            Held::One(one) => Some(*one),
-            Held::Any(some) => some.first().copied(),
+            PossibleValue::One(one) => Some(*one),
+            PossibleValue::Any(some) => some.first().copied(),
         }
     }
 
     fn name(&self) -> String {
         match self {
-            Held::One(one) => name(*one),
-            Held::Any(some) => {
+            PossibleValue::One(one) => name(*one),
+            PossibleValue::Any(some) => {
                 let names: Vec<String> = some.iter().map(|value| name(*value)).collect();
                 format!("one of [{}]", names.join(", "))
             }
@@ -414,10 +414,10 @@ fn look(entries: &mut [Entry], began: Moment, now: Moment, value: Value) -> bool
         }
         return true;
     }
-    entries[at].held = Held::One(value);
+    entries[at].held = PossibleValue::One(value);
     let own = entries[at].began;
     // Marks stay until the write is answered, and a read that is older than they are does not see them.
-    let hides = |e: &Entry| e.held == Held::One(Value::Unreadable) && began < e.effect_by;
+    let hides = |e: &Entry| e.held == PossibleValue::One(Value::Unreadable) && began < e.effect_by;
     let is_hidden = entries.iter().any(|e| e.effect_by < own && hides(e));
     if entries[at].effect_by == NEVER && !is_hidden {
         entries[at].effect_by = now;

@@ -1,6 +1,6 @@
 //! Copies: what they may leave follows from what their sources may have held meanwhile.
 
-use super::blocks::{Entry, Held, Model, Moment, NEVER, Span, Value, Violation};
+use super::blocks::{Entry, Model, Moment, NEVER, PossibleValue, Span, Value, Violation};
 
 /// A copy that may still take effect.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Model {
             .map(|(lba, to_lba)| self.held(to.space, *lba, to_lba))
             .collect();
         for (entries, some) in self.blocks_mut(to).iter_mut().zip(&held) {
-            entries.push(Entry::new(op, Held::Any(some.clone()), began));
+            entries.push(Entry::new(op, PossibleValue::Any(some.clone()), began));
         }
         // Those under way have not read what this one leaves, but may do so.
         for (lba, some) in (to.lba..).zip(held) {
@@ -44,7 +44,7 @@ impl Model {
         for (lba, entries) in (to.lba..).zip(self.blocks(to)) {
             // Where the store was exchanged meanwhile there are two: of the old and of the new one.
             let mut own = entries.iter().filter(|entry| entry.op == op).peekable();
-            if own.peek().is_some() && own.all(|own| own.held == Held::Any(Vec::new())) {
+            if own.peek().is_some() && own.all(|own| own.held == PossibleValue::Any(Vec::new())) {
                 let text = format!("block {lba} was copied from one that cannot be read");
                 return Err(Violation(text));
             }
@@ -60,7 +60,9 @@ impl Model {
                 for (_, to) in copying.from.iter().zip(copying.to..).filter(|(at, _)| **at == lba) {
                     let entries = &mut self.spaces[space].blocks[to as usize];
                     let own = entries.iter_mut().find(|e| e.op == copying.op && e.open);
-                    let Some(Held::Any(some)) = own.map(|own| &mut own.held) else { continue };
+                    let Some(PossibleValue::Any(some)) = own.map(|own| &mut own.held) else {
+                        continue;
+                    };
                     let moved = values.iter().filter_map(|value| value.moved(lba, to));
                     let more: Vec<Value> = moved.filter(|value| !some.contains(value)).collect();
                     if !more.is_empty() {
@@ -82,8 +84,8 @@ impl Model {
         let mut held = Vec::new();
         for entry in self.spaces[space].blocks[lba as usize].iter().filter(|e| e.gone == NEVER) {
             let some = match &entry.held {
-                Held::One(one) => std::slice::from_ref(one),
-                Held::Any(some) => some,
+                PossibleValue::One(one) => std::slice::from_ref(one),
+                PossibleValue::Any(some) => some,
             };
             for value in some.iter().filter_map(|value| value.moved(lba, to)) {
                 if !held.contains(&value) {

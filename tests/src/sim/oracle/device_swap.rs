@@ -1,6 +1,6 @@
 //! Another store in the place of one: what may be read follows from when a command left.
 
-use super::blocks::{Entry, Held, Model, NEVER, Value};
+use super::blocks::{Entry, Model, NEVER, PossibleValue, Value};
 
 impl Model {
     /// A namespace gets another store, all zeros, after the one that it had was taken away. Commands
@@ -17,14 +17,14 @@ impl Model {
             for entry in &mut entries {
                 let copies = entry.open && copying(entry.op, self);
                 if copies {
-                    news.push(Entry::new(entry.op, Held::Any(Vec::new()), entry.began));
+                    news.push(Entry::new(entry.op, PossibleValue::Any(Vec::new()), entry.began));
                 }
                 if !entry.open || copies {
                     entry.open = false;
                     (entry.gone, entry.buried) = (entry.gone.min(now), 0);
                 }
             }
-            let zeros = Entry::new(0, Held::One(Value::Zeros), now);
+            let zeros = Entry::new(0, PossibleValue::One(Value::Zeros), now);
             entries.push(Entry { effect_by: now, open: false, ..zeros });
             entries.extend(news);
             self.spaces[space].blocks[lba as usize] = entries;
@@ -34,8 +34,8 @@ impl Model {
             let entries = &self.spaces[space].blocks[lba as usize];
             let there = entries.iter().filter(|entry| entry.gone == NEVER);
             let held = there.filter_map(|entry| match entry.held {
-                Held::One(value) => Some(value),
-                Held::Any(_) => None,
+                PossibleValue::One(value) => Some(value),
+                PossibleValue::Any(_) => None,
             });
             let held: Vec<Value> = held.collect();
             self.spread(space, lba, &held);

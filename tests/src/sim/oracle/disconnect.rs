@@ -8,7 +8,7 @@ use nvme::Status;
 
 /// What is known of queues that go.
 #[derive(Debug)]
-pub struct Departures {
+pub struct DisconnectOracle {
     /// In a thousand commands those that delete a queue.
     chance: u16,
     /// Commands under way, and the queue of a host that each is on.
@@ -17,11 +17,11 @@ pub struct Departures {
     leaving: BTreeSet<(usize, u16)>,
 }
 
-impl Departures {
+impl DisconnectOracle {
     /// With so many of them in a thousand commands.
     #[must_use]
-    pub fn new(chance: u16) -> Departures {
-        Departures { chance, open: BTreeMap::new(), leaving: BTreeSet::new() }
+    pub fn new(chance: u16) -> DisconnectOracle {
+        DisconnectOracle { chance, open: BTreeMap::new(), leaving: BTreeSet::new() }
     }
 
     /// In a thousand commands those that delete a queue.
@@ -73,7 +73,7 @@ impl Departures {
         self.leaving.retain(|(of, _)| *of != host);
     }
 
-    /// Whether this may be why a command is refused; [`Departures::answered`] says more.
+    /// Whether this may be why a command is refused; [`DisconnectOracle::answered`] says more.
     #[must_use]
     pub fn excuses(&self, status: Status) -> bool {
         self.chance > 0 && status.is(Status::ABORTED_SQ_DELETION)
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn the_answer_to_disconnect_is_the_last_one_of_its_queue() {
         for other in [1, 2] {
-            let mut departures = Departures::new(5);
+            let mut departures = DisconnectOracle::new(5);
             departures.leaves(1, (0, other), false);
             departures.leaves(2, (0, 1), true);
             let verdict = departures.answered(2, true, Status::SUCCESS);
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn only_what_is_on_a_queue_that_goes_is_aborted_for_it() {
         let aborted = Status::ABORTED_SQ_DELETION;
-        let mut departures = Departures::new(5);
+        let mut departures = DisconnectOracle::new(5);
         for (op, queue) in [(1, 1), (2, 1), (3, 2)] {
             departures.leaves(op, (0, queue), false);
         }

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use initiator::session::{Answer, EndReason, Lost};
+use initiator::session::{EndReason, Lost, Response};
 use nvme::Status;
 use nvme::cm::RejectStatus;
 use nvme::log::LogId;
@@ -27,18 +27,18 @@ use super::auth_keys::Proofs;
 use super::block_stamp;
 use super::oracle::abort::Aborts;
 use super::oracle::ana::{Paths, is_of_paths};
-use super::oracle::async_events::News;
+use super::oracle::async_events::ExpectedEvents;
 use super::oracle::blocks::{Ending, Model, SECTOR_BYTES, Span, Value};
-use super::oracle::disconnect::Departures;
+use super::oracle::disconnect::DisconnectOracle;
 use super::oracle::format::Formats;
-use super::oracle::ns_management::{Made, Outcome};
+use super::oracle::ns_management::{NsManagementOracle, Outcome};
 use super::oracle::reservation::Fencing;
 use super::oracle::visibility::Scope;
-use super::oracle::write_protect::Shields;
+use super::oracle::write_protect::WriteProtectOracle;
 use super::scenario::Profile;
 use super::trace::Trace;
 use super::workload::command::{Kind, Mistake, Op, Question};
-use super::workload::ns_command::Deed;
+use super::workload::ns_command::NsCommand;
 
 /// With Do Not Retry what whoever reads an unreadable block is told; without it, of the disk.
 const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR;
@@ -71,7 +71,7 @@ pub enum Stage {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Judge {
+pub struct Oracle {
     /// The trace.
     pub trace: Arc<Trace>,
     /// What may be read.
@@ -81,11 +81,11 @@ pub struct Judge {
     /// What is aborted.
     pub aborts: Aborts,
     /// What is protected from writes.
-    pub shields: Shields,
+    pub shields: WriteProtectOracle,
     /// What is formatted.
     pub formats: Formats,
     /// Which queues are deleted.
-    pub departures: Departures,
+    pub departures: DisconnectOracle,
     /// What is going on.
     pub stage: Stage,
     /// Commands sent in the stage of work.
@@ -95,13 +95,13 @@ pub struct Judge {
     /// Until when the end of an association is no wonder, for each host.
     pub excused_until: Vec<Instant>,
     /// What hosts are to be told.
-    pub news: News,
+    pub news: ExpectedEvents,
     /// How namespaces are reached.
     pub paths: Paths,
     /// Which of them there are.
     pub scope: Scope,
     /// Those that hosts have made.
-    pub made: Made,
+    pub made: NsManagementOracle,
     spaces: usize,
     /// A host shall reset its controller.
     pub reset: Vec<bool>,
@@ -126,30 +126,30 @@ pub struct Judge {
     pub(super) sweeping: usize,
 }
 
-impl Judge {
+impl Oracle {
     /// Before the first command.
-    pub fn new(profile: &Profile, commands: u32, trace: &Arc<Trace>, now: Instant) -> Judge {
+    pub fn new(profile: &Profile, commands: u32, trace: &Arc<Trace>, now: Instant) -> Oracle {
         let sectors = (0..profile.shapes.len()).map(|space| profile.sectors(space));
         let blocks: Vec<u32> = sectors.collect();
         let disk = profile.disk;
         // Keep alive as granted, with its margin; then the disk, several times.
         let granted = Duration::from_millis(profile.kato_ms.next_multiple_of(1000).into());
-        Judge {
+        Oracle {
             trace: Arc::clone(trace),
             model: Model::new(&blocks),
             fencing: Fencing::new(blocks.len(), profile.hosts, profile.orders),
             aborts: Aborts::new(profile.aborts),
-            shields: Shields::new(profile.shapes.len(), profile.protections),
+            shields: WriteProtectOracle::new(profile.shapes.len(), profile.protections),
             formats: Formats::new(profile),
-            departures: Departures::new(profile.departures),
+            departures: DisconnectOracle::new(profile.departures),
             stage: Stage::Work,
             sent: 0,
             commands,
             excused_until: vec![now; profile.hosts],
-            news: News::new(profile.hosts),
+            news: ExpectedEvents::new(profile.hosts),
             paths: Paths::new(profile),
             scope: Scope::new(profile.hosts, &blocks),
-            made: Made::new(profile),
+            made: NsManagementOracle::new(profile),
             spaces: blocks.len(),
             reset: vec![false; profile.hosts],
             disabled: vec![false; profile.hosts],
@@ -328,7 +328,7 @@ impl Judge {
     }
 
     /// A command was answered. `data` is what it has read, or sent.
-    pub fn answered(&mut self, op: Op, answer: Answer, data: Option<&[u8]>) {
+    pub fn answered(&mut self, op: Op, answer: Response, data: Option<&[u8]>) {
         let (host, status) = (op.host, answer.status);
         let success = status.is_success();
         if self.stage == Stage::Sweep && op.kind == Kind::Read {
@@ -499,8 +499,8 @@ impl Judge {
     fn check_made(
         &mut self,
         op: &Op,
-        deed: Deed,
-        answer: Answer,
+        deed: NsCommand,
+        answer: Response,
         data: Option<&[u8]>,
     ) -> Result<(), String> {
         let (status, result) = (answer.status, answer.result as u32);
@@ -563,7 +563,7 @@ impl Judge {
     }
 
     /// A command has come home.
-    pub fn note_done(&self, host: usize, op: &Op, outcome: Result<Answer, Lost>) {
+    pub fn note_done(&self, host: usize, op: &Op, outcome: Result<Response, Lost>) {
         let word = outcome.map_or(u64::MAX, |answer| answer.status.field().into());
         self.trace.note([0x71, (host as u64) << 32 | u64::from(op.id), word], || match outcome {
             Ok(answer) => format!("host   {host} {}: {op}", answer.status),

@@ -21,7 +21,7 @@ use super::ns_blocks::Blocks;
 use crate::sim::block_stamp;
 use crate::sim::scenario::Profile;
 
-use crate::sim::workload::ns_command::{Deed, Place};
+use crate::sim::workload::ns_command::{NsCommand, Place};
 
 /// The ids of namespaces that no host has made.
 pub const DECLARED: [u32; 2] = [1, 2];
@@ -60,7 +60,7 @@ struct Case {
 /// An order that was not answered yet.
 #[derive(Debug)]
 struct Pending {
-    deed: Deed,
+    deed: NsCommand,
     machine: usize,
     /// The target has gone down since it left.
     dead: bool,
@@ -77,7 +77,7 @@ enum View {
 /// A question, a read or a write under way.
 #[derive(Debug)]
 struct Watch {
-    deed: Deed,
+    deed: NsCommand,
     machine: usize,
     began: Moment,
     seen: BTreeSet<View>,
@@ -87,7 +87,7 @@ struct Watch {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Made {
+pub struct NsManagementOracle {
     /// In a thousand commands those about such namespaces.
     chance: u16,
     disk_fails: bool,
@@ -116,12 +116,12 @@ pub struct Outcome<'a> {
     pub excused: bool,
 }
 
-impl Made {
+impl NsManagementOracle {
     /// None yet.
     #[must_use]
-    pub fn new(profile: &Profile) -> Made {
+    pub fn new(profile: &Profile) -> NsManagementOracle {
         let hosts = 0..profile.hosts;
-        Made {
+        NsManagementOracle {
             chance: profile.managing,
             disk_fails: profile.disk.error > 0 || profile.disk.sync_error > 0,
             possible: [Case::default()].into(),
@@ -135,14 +135,14 @@ impl Made {
     }
 
     /// What a host does now about such namespaces, if anything.
-    pub fn next_deed(&self, host: usize, dice: &mut Rng) -> Option<Deed> {
+    pub fn next_deed(&self, host: usize, dice: &mut Rng) -> Option<NsCommand> {
         let machine = self.machines[host];
         if self.chance == 0 || !dice.per_mille(self.chance) {
             return None;
         }
         let quiet = !self.pending.values().any(|pending| !pending.dead);
         if quiet && self.possible.len() > 1 && dice.per_mille(600) {
-            return Some(if dice.per_mille(500) { Deed::List } else { Deed::Active });
+            return Some(if dice.per_mille(500) { NsCommand::List } else { NsCommand::Active });
         }
         let spaces = self.possible.first().map(|case| &case.spaces)?;
         let nsid = match dice.below(8) {
@@ -151,18 +151,18 @@ impl Made {
         };
         let cntlid = self.cntlids[host];
         let deed = match dice.below(100) {
-            0..15 => Deed::Create {
+            0..15 => NsCommand::Create {
                 blocks: 4 + dice.below(9) as u32,
                 shift: if dice.per_mille(500) { 9 } else { 12 },
                 private: dice.per_mille(300),
             },
-            15 => Deed::Delete { nsid: NSID_ALL },
-            16..24 => Deed::Delete { nsid },
-            24..42 => Deed::Attach { nsid, cntlid },
-            42..48 => Deed::Detach { nsid, cntlid },
-            48..54 => Deed::List,
-            54..60 => Deed::Active,
-            60..66 => Deed::Look { nsid },
+            15 => NsCommand::Delete { nsid: NSID_ALL },
+            16..24 => NsCommand::Delete { nsid },
+            24..42 => NsCommand::Attach { nsid, cntlid },
+            42..48 => NsCommand::Detach { nsid, cntlid },
+            48..54 => NsCommand::List,
+            54..60 => NsCommand::Active,
+            60..66 => NsCommand::Look { nsid },
             which => {
                 let space = spaces.get(&nsid);
                 let block_bytes = space.map_or(512, |space| 1 << space.shift);
@@ -172,8 +172,8 @@ impl Made {
                 // Who does not have it is refused, and that is enough to see now and then.
                 let has = space.is_some_and(|space| space.machines.contains(&machine));
                 return (has || dice.per_mille(150)).then_some(match which {
-                    66..84 => Deed::Put(place),
-                    _ => Deed::Get(place),
+                    66..84 => NsCommand::Put(place),
+                    _ => NsCommand::Get(place),
                 });
             }
         };
@@ -183,7 +183,7 @@ impl Made {
     }
 
     /// A command leaves.
-    pub fn leaves(&mut self, op: u32, deed: Deed, host: usize, began: Moment) {
+    pub fn leaves(&mut self, op: u32, deed: NsCommand, host: usize, began: Moment) {
         let machine = self.machines[host];
         if deed.is_order() {
             self.pending.insert(op, Pending { deed, machine, dead: false });
@@ -204,7 +204,7 @@ impl Made {
     pub fn answered(
         &mut self,
         op: u32,
-        deed: Deed,
+        deed: NsCommand,
         outcome: Outcome<'_>,
         now: Moment,
     ) -> Result<(), String> {
@@ -219,9 +219,9 @@ impl Made {
     }
 
     /// The association of a command has ended before its answer.
-    pub fn lost(&mut self, op: u32, deed: Deed) {
+    pub fn lost(&mut self, op: u32, deed: NsCommand) {
         match deed {
-            Deed::Put(_) => {}
+            NsCommand::Put(_) => {}
             _ if deed.is_order() => {
                 if self.pending.get(&op).is_some_and(|pending| pending.dead) {
                     self.forget(op);
@@ -232,9 +232,9 @@ impl Made {
     }
 
     /// Nothing of a lost command is left at the target.
-    pub fn is_over(&mut self, op: u32, deed: Deed, now: Moment) {
+    pub fn is_over(&mut self, op: u32, deed: NsCommand, now: Moment) {
         self.watches.remove(&op);
-        if let Deed::Put(place) = deed {
+        if let NsCommand::Put(place) = deed {
             self.blocks.ended(op, place.lba, false, now);
         }
         if deed.is_order() {
@@ -275,13 +275,18 @@ impl Made {
         format!("and possible was: {}", cases.join(" or "))
     }
 
-    fn order_answered(&mut self, op: u32, deed: Deed, outcome: Outcome<'_>) -> Result<(), String> {
+    fn order_answered(
+        &mut self,
+        op: u32,
+        deed: NsCommand,
+        outcome: Outcome<'_>,
+    ) -> Result<(), String> {
         let Outcome { status, result, excused, .. } = outcome;
         if !self.pending.contains_key(&op) {
             return Ok(());
         }
         let ending = match status.is_success() {
-            true => Ok(if matches!(deed, Deed::Create { .. }) { result } else { 0 }),
+            true => Ok(if matches!(deed, NsCommand::Create { .. }) { result } else { 0 }),
             false => Err(kind(status)),
         };
         let by_rule = RULES.iter().any(|rule| status.is(*rule));
@@ -311,14 +316,14 @@ impl Made {
     ) -> Result<(), String> {
         let Outcome { status, data, excused, .. } = outcome;
         let births = watch.births();
-        if let Deed::Put(place) = watch.deed {
+        if let NsCommand::Put(place) = watch.deed {
             let surely = status.is_success() && births.len() == 1;
             self.blocks.ended(op, place.lba, surely, now);
         }
         if !status.is_success() {
             return match watch.deed {
                 _ if excused => Ok(()),
-                Deed::Put(place) | Deed::Get(place) => {
+                NsCommand::Put(place) | NsCommand::Get(place) => {
                     let absent = watch.seen.contains(&View::Reached(None));
                     // Its blocks may be of another size.
                     let other = births.iter().any(|birth| *birth != place.birth);
@@ -333,12 +338,12 @@ impl Made {
             };
         }
         let found = match watch.deed {
-            Deed::List | Deed::Active => {
+            NsCommand::List | NsCommand::Active => {
                 let page = data.first_chunk().ok_or("the page is short")?;
                 View::Ids(namespaces(page).filter(|nsid| !DECLARED.contains(nsid)).collect())
             }
-            Deed::Look { .. } => return self.looked(watch, data),
-            Deed::Get(place) => {
+            NsCommand::Look { .. } => return self.looked(watch, data),
+            NsCommand::Get(place) => {
                 let value = block_stamp::identify(place.nsid as u8, place.lba, data);
                 let value = value.map_err(|spoilt| spoilt.to_string())?;
                 let fits = |birth: &u32| self.blocks.may_be(*birth, place.lba, value, watch.began);
@@ -429,7 +434,7 @@ impl Made {
         for (op, watch) in &mut self.watches {
             for case in &self.possible {
                 let view = case.view(watch.deed, watch.machine);
-                if let (Deed::Put(place), View::Reached(Some(birth))) = (watch.deed, &view) {
+                if let (NsCommand::Put(place), View::Reached(Some(birth))) = (watch.deed, &view) {
                     self.blocks.may_reach((*birth, place.lba), *op, watch.began);
                 }
                 watch.seen.insert(view);
@@ -461,7 +466,7 @@ impl Case {
     fn carry_out(&mut self, op: u32, pending: &Pending) -> Ending {
         let machine = pending.machine;
         match pending.deed {
-            Deed::Create { blocks, shift, private } => {
+            NsCommand::Create { blocks, shift, private } => {
                 if self.spaces.len() >= MOST {
                     return Err(kind(Status::NAMESPACE_ID_UNAVAILABLE));
                 }
@@ -477,15 +482,15 @@ impl Case {
                 self.spaces.insert(nsid, space);
                 Ok(nsid)
             }
-            Deed::Delete { nsid: NSID_ALL } => {
+            NsCommand::Delete { nsid: NSID_ALL } => {
                 self.spaces.clear();
                 Ok(0)
             }
-            Deed::Delete { nsid } => match self.spaces.remove(&nsid) {
+            NsCommand::Delete { nsid } => match self.spaces.remove(&nsid) {
                 Some(_) => Ok(0),
                 None => Err(kind(Status::INVALID_NAMESPACE)),
             },
-            Deed::Attach { nsid, .. } => match self.spaces.get_mut(&nsid) {
+            NsCommand::Attach { nsid, .. } => match self.spaces.get_mut(&nsid) {
                 None => Err(kind(Status::INVALID_NAMESPACE)),
                 Some(space) if space.machines.contains(&machine) => {
                     Err(kind(Status::NAMESPACE_ALREADY_ATTACHED))
@@ -498,7 +503,7 @@ impl Case {
                     Ok(0)
                 }
             },
-            Deed::Detach { nsid, .. } => match self.spaces.get_mut(&nsid) {
+            NsCommand::Detach { nsid, .. } => match self.spaces.get_mut(&nsid) {
                 None => Err(kind(Status::INVALID_NAMESPACE)),
                 Some(space) => match space.machines.remove(&machine) {
                     true => Ok(0),
@@ -510,18 +515,18 @@ impl Case {
     }
 
     /// What a command meets that asks, reads or writes.
-    fn view(&self, deed: Deed, machine: usize) -> View {
+    fn view(&self, deed: NsCommand, machine: usize) -> View {
         let has = |space: &Space| space.machines.contains(&machine);
         match deed {
-            Deed::Active => {
+            NsCommand::Active => {
                 let own = self.spaces.iter().filter(|(_, space)| has(space));
                 View::Ids(own.map(|(nsid, _)| *nsid).collect())
             }
-            Deed::Look { nsid } => {
+            NsCommand::Look { nsid } => {
                 let space = self.spaces.get(&nsid);
                 View::Space(space.map(|space| (space.birth, space.blocks, space.shift)))
             }
-            Deed::Put(place) | Deed::Get(place) => {
+            NsCommand::Put(place) | NsCommand::Get(place) => {
                 let space = self.spaces.get(&place.nsid).filter(|space| has(space));
                 View::Reached(space.map(|space| space.birth))
             }

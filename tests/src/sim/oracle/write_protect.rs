@@ -29,7 +29,7 @@ struct Shield {
 
 /// What is known of all namespaces.
 #[derive(Debug)]
-pub struct Shields {
+pub struct WriteProtectOracle {
     shields: Vec<Shield>,
     /// In a thousand commands those that protect, or no longer.
     chance: u16,
@@ -37,12 +37,16 @@ pub struct Shields {
     open: BTreeMap<u32, Vec<Span>>,
 }
 
-impl Shields {
+impl WriteProtectOracle {
     /// So many namespaces, all unprotected.
     #[must_use]
-    pub fn new(spaces: usize, chance: u16) -> Shields {
+    pub fn new(spaces: usize, chance: u16) -> WriteProtectOracle {
         let shield = |_| Shield { known: Some(false), order: None, settled: 0, ended: Vec::new() };
-        Shields { shields: (0..spaces).map(shield).collect(), chance, open: BTreeMap::new() }
+        WriteProtectOracle {
+            shields: (0..spaces).map(shield).collect(),
+            chance,
+            open: BTreeMap::new(),
+        }
     }
 
     /// Whether to protect a namespace now, or no longer; none: neither.
@@ -148,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_protected_is_not_written_and_nothing_else_is_refused() {
-        let mut shields = Shields::new(1, 10);
+        let mut shields = WriteProtectOracle::new(1, 10);
         let write = |began| op(9, began, Kind::Write { fua: false });
         let order = op(1, 10, Kind::Protect(true));
         let before = write(5);
@@ -174,7 +178,7 @@ mod tests {
 
     #[test]
     fn an_order_without_an_answer_leaves_it_open() {
-        let mut shields = Shields::new(1, 10);
+        let mut shields = WriteProtectOracle::new(1, 10);
         let order = op(1, 10, Kind::Protect(true));
         shields.leaves(&order);
         shields.crash(11);

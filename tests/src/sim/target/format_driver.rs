@@ -19,8 +19,8 @@ use rdma::Tag;
 use tempfile::TempDir;
 
 use super::{Target, subnqn};
-use crate::sim::device::SimDisk;
-use crate::sim::mutants::Plant;
+use crate::sim::device::SimDevice;
+use crate::sim::mutants::SeededBug;
 use crate::sim::oracle::blocks::SECTOR_BYTES;
 use crate::sim::scenario::Profile;
 
@@ -66,7 +66,7 @@ enum Stage {
 
 /// What has come of going on with formats.
 #[derive(Default)]
-pub struct News {
+pub struct FormatProgress {
     /// Formats that erase, and the next step is to come: namespaces, and which format it is.
     pub erasing: Vec<(usize, u64)>,
     /// Namespaces that have blocks of another size now.
@@ -87,7 +87,7 @@ impl Target {
             self.formatter.formats = (0..spaces).map(fixed).collect();
             return Ok(());
         }
-        if self.formatter.kept.is_none() || self.plant == Some(Plant::LostFormat) {
+        if self.formatter.kept.is_none() || self.plant == Some(SeededBug::LostFormat) {
             let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
             self.formatter.kept = Some(folder);
         }
@@ -131,7 +131,7 @@ impl Target {
     }
 
     /// A namespace goes: nobody erases it any more.
-    pub(super) fn interrupt_format(&mut self, space: usize, disk: &mut SimDisk) {
+    pub(super) fn interrupt_format(&mut self, space: usize, disk: &mut SimDevice) {
         if let Some(progress) = self.format(space).under_way() {
             progress.stop();
         }
@@ -153,8 +153,12 @@ impl Target {
     ///
     /// # Errors
     /// Blocks are in use that must not be any more.
-    pub fn go_on(&mut self, profile: &Profile, disk: &mut SimDisk) -> Result<News, String> {
-        let mut news = News::default();
+    pub fn go_on(
+        &mut self,
+        profile: &Profile,
+        disk: &mut SimDevice,
+    ) -> Result<FormatProgress, String> {
+        let mut news = FormatProgress::default();
         while let Some(order) = self.formatter.orders.pop_front() {
             news.told = true;
             if let Err(status) = self.begin(&order, profile) {
@@ -230,9 +234,9 @@ impl Target {
         space: usize,
         number: u64,
         profile: &Profile,
-        disk: &mut SimDisk,
-    ) -> News {
-        let mut news = News::default();
+        disk: &mut SimDevice,
+    ) -> FormatProgress {
+        let mut news = FormatProgress::default();
         let is_it = |format: &mut Running| {
             format.number == number && matches!(format.stage, Stage::Erasing(..))
         };
@@ -242,7 +246,7 @@ impl Target {
         let block = u64::from(format.block_bytes);
         let blocks = u64::from(format.sectors) * u64::from(SECTOR_BYTES) / block;
         let last = match self.plant {
-            Some(Plant::HalfFormat) => blocks.saturating_sub(LEFT),
+            Some(SeededBug::HalfFormat) => blocks.saturating_sub(LEFT),
             _ => blocks,
         };
         let at = |piece: u64| (blocks * piece / PIECES).min(last) * block;
@@ -270,8 +274,8 @@ impl Target {
         format: Running,
         erased: Result<(), Status>,
         profile: &Profile,
-        disk: &mut SimDisk,
-        news: &mut News,
+        disk: &mut SimDevice,
+        news: &mut FormatProgress,
     ) {
         let Running { stage: Stage::Erasing(course, _), .. } = format else { return };
         let Running { number, asker, backing, sectors, block_bytes, .. } = format;

@@ -31,8 +31,8 @@ use nvmfd::worker::ns_management::WorkerMessage;
 use rdma::soft::sim::Rng;
 
 use super::{Target, subnqn};
-use crate::sim::device::SimDisk;
-use crate::sim::mutants::Plant;
+use crate::sim::device::SimDevice;
+use crate::sim::mutants::SeededBug;
 use crate::sim::oracle::ns_management::{DECLARED, GROUP, MOST, QUOTA_BYTES};
 use crate::sim::scenario::Profile;
 
@@ -80,7 +80,7 @@ struct Work {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Steward {
+pub struct NsManagementDriver {
     granted: Option<Arc<ManagedConfig>>,
     words: Receiver<WorkerMessage>,
     sender: Sender<WorkerMessage>,
@@ -96,12 +96,12 @@ pub struct Steward {
 }
 
 /// A namespace that is another one now for these hosts.
-pub type News = (u32, BTreeSet<Nqn>);
+pub type NamespaceChange = (u32, BTreeSet<Nqn>);
 
-impl Steward {
+impl NsManagementDriver {
     /// One with an empty folder.
     #[must_use]
-    pub fn new(profile: &Profile, seed: u64) -> Steward {
+    pub fn new(profile: &Profile, seed: u64) -> NsManagementDriver {
         let (sender, words) = channel();
         let granted = ManagedConfig {
             directory: "/managed".into(),
@@ -110,7 +110,7 @@ impl Steward {
             any_host: true,
             hosts: BTreeSet::new(),
         };
-        Steward {
+        NsManagementDriver {
             granted: (profile.managing > 0).then(|| Arc::new(granted)),
             words,
             sender,
@@ -144,7 +144,7 @@ impl Steward {
     }
 
     /// The target is gone, in the middle of whatever it did; with `power` also what was not synced.
-    pub fn crash(&mut self, power: bool, disk: &mut SimDisk) {
+    pub fn crash(&mut self, power: bool, disk: &mut SimDevice) {
         let (folder, dice) = (&mut self.folder, &mut self.dice);
         match self.at_work.take().map(|work| work.step) {
             Some(Step::Keep(record)) if dice.per_mille(500) => {
@@ -202,7 +202,7 @@ impl Steward {
     }
 
     /// Takes one of the steps on files; false when the disk fails.
-    fn on_files(&mut self, step: &Step, disk: &mut SimDisk, plant: Option<Plant>) -> bool {
+    fn on_files(&mut self, step: &Step, disk: &mut SimDevice, plant: Option<SeededBug>) -> bool {
         let fails = self.dice.per_mille(self.errors);
         let folder = &mut self.folder;
         match step {
@@ -210,7 +210,7 @@ impl Steward {
             Step::Keep(_) if fails => return false,
             Step::Keep(record) => {
                 folder.now.record = Some(seal::<NamespaceCatalogRecord>(record).into_bytes());
-                if plant != Some(Plant::LostRecord) {
+                if plant != Some(SeededBug::LostRecord) {
                     folder.durable = folder.now.clone();
                 }
                 self.record = NamespaceCatalogRecord::clone(record);
@@ -255,7 +255,7 @@ impl Folder {
 }
 
 /// A new file: zeros.
-fn image(entry: &Entry, disk: &mut SimDisk) -> usize {
+fn image(entry: &Entry, disk: &mut SimDevice) -> usize {
     let blocks = entry.bytes / u64::from(entry.block_size_bytes);
     disk.add_store(blocks as u32, entry.block_size_bytes)
 }
@@ -265,7 +265,7 @@ impl Target {
     ///
     /// # Errors
     /// The record makes no sense, or a file is missing.
-    pub(super) fn open_made(&mut self, disk: &mut SimDisk) -> Result<(), String> {
+    pub(super) fn open_made(&mut self, disk: &mut SimDevice) -> Result<(), String> {
         let steward = &mut self.steward;
         steward.record = match &steward.folder.now.record {
             Some(bytes) => unseal(bytes)?,
@@ -288,7 +288,7 @@ impl Target {
     }
 
     /// Opens the file of a namespace.
-    fn open_one(&mut self, nsid: u32, entry: &Entry, disk: &mut SimDisk) -> Result<(), String> {
+    fn open_one(&mut self, nsid: u32, entry: &Entry, disk: &mut SimDevice) -> Result<(), String> {
         let uuid = entry.uuid.into_bytes();
         let store = self.steward.folder.now.images.get(&uuid).copied();
         let store = store.ok_or("the file of a namespace that a host made is gone")?;
@@ -357,9 +357,9 @@ impl Target {
     pub fn manage(
         &mut self,
         profile: &Profile,
-        disk: &mut SimDisk,
+        disk: &mut SimDevice,
         now: Instant,
-    ) -> Option<Vec<News>> {
+    ) -> Option<Vec<NamespaceChange>> {
         let mut news = None;
         while let Some(mut work) = self.steward.at_work.take().or_else(|| self.take_order(now)) {
             let waits = |each: &mut Receiver<()>| each.try_recv() == Err(TryRecvError::Empty);
@@ -447,8 +447,8 @@ impl Target {
         &mut self,
         step: &Step,
         profile: &Profile,
-        disk: &mut SimDisk,
-        news: &mut Vec<News>,
+        disk: &mut SimDevice,
+        news: &mut Vec<NamespaceChange>,
     ) -> bool {
         match step {
             Step::Keep(_) | Step::Make { .. } | Step::Remove(_) => {
@@ -475,7 +475,7 @@ impl Target {
     }
 
     /// Closes what is no namespace.
-    fn close_strangers(&mut self, disk: &mut SimDisk) {
+    fn close_strangers(&mut self, disk: &mut SimDevice) {
         let steward = &mut self.steward;
         let known: BTreeSet<Uuid> = steward.uuids(&steward.served).collect();
         steward.opened.retain(|uuid, opened| {
@@ -489,7 +489,7 @@ impl Target {
 }
 
 /// For whom which namespaces have changed.
-fn changes(old: &NamespaceCatalogRecord, new: &NamespaceCatalogRecord) -> Vec<News> {
+fn changes(old: &NamespaceCatalogRecord, new: &NamespaceCatalogRecord) -> Vec<NamespaceChange> {
     let nsids: BTreeSet<u32> = old.entries.keys().chain(new.entries.keys()).copied().collect();
     let hosts = |record: &NamespaceCatalogRecord, nsid| {
         let entry: Option<&Entry> = record.entries.get(&nsid);

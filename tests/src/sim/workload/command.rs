@@ -11,7 +11,7 @@ use nvme::property::Property;
 use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, IoOpcode, PAGE_BYTES, Sgl, Sqe};
 
-use super::ns_command::Deed;
+use super::ns_command::NsCommand;
 use super::reservation::Order;
 use crate::sim::block_stamp;
 use crate::sim::oracle::blocks::{Moment, SECTOR_BYTES, Span, Value};
@@ -75,7 +75,7 @@ pub enum Kind {
     /// Property Set, CC.EN = 0, whatever is under way.
     Disable,
     /// About namespaces that hosts make, or on one. Its span says nothing.
-    Made(Deed),
+    Made(NsCommand),
     /// A command that must be refused.
     Wrong(Mistake),
 }

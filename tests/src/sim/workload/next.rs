@@ -5,7 +5,7 @@ use nvme::sqe::Flags;
 use rdma::soft::sim::Rng;
 
 use crate::sim::oracle::blocks::{SECTOR_BYTES, Span, Value};
-use crate::sim::oracle::{Judge, Stage};
+use crate::sim::oracle::{Oracle, Stage};
 use crate::sim::scenario::Profile;
 use crate::sim::workload::command::{Kind, Mistake, Op, Question};
 
@@ -14,7 +14,7 @@ const CROWD: usize = 4;
 /// Blocks of a command in the last reading of everything, at most.
 const SWEEP_BLOCKS: u32 = 16;
 
-impl Judge {
+impl Oracle {
     /// The next command of a host, if it shall send one.
     pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Rng) -> Option<Op> {
         self.next_id += 1;

@@ -26,7 +26,7 @@ pub struct Place {
 
 /// What a host does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Deed {
+pub enum NsCommand {
     /// A new namespace.
     Create {
         /// Blocks.
@@ -70,17 +70,17 @@ pub enum Deed {
     Get(Place),
 }
 
-impl Deed {
+impl NsCommand {
     /// Whether it goes to the admin queue.
     #[must_use]
     pub fn is_admin(&self) -> bool {
-        !matches!(self, Deed::Put(_) | Deed::Get(_))
+        !matches!(self, NsCommand::Put(_) | NsCommand::Get(_))
     }
 
     /// Whether it changes which namespaces there are, or who has them.
     #[must_use]
     pub fn is_order(&self) -> bool {
-        use Deed::{Attach, Create, Delete, Detach};
+        use NsCommand::{Attach, Create, Delete, Detach};
         matches!(self, Create { .. } | Delete { .. } | Attach { .. } | Detach { .. })
     }
 
@@ -88,8 +88,8 @@ impl Deed {
     #[must_use]
     pub fn data_bytes(&self) -> u32 {
         match self {
-            Deed::Delete { .. } => 0,
-            Deed::Put(place) | Deed::Get(place) => place.block_bytes,
+            NsCommand::Delete { .. } => 0,
+            NsCommand::Put(place) | NsCommand::Get(place) => place.block_bytes,
             _ => PAGE_BYTES as u32,
         }
     }
@@ -103,22 +103,22 @@ impl Deed {
         let identify = |cns, nsid| Identify::new(cns, nsid).emit(Sgl::NONE);
         let io = |opcode, place: Place| Sqe::io(opcode, place.nsid).with_range(place.lba.into(), 0);
         match *self {
-            Deed::Create { .. } => management(ManagementSelect::CREATE, 0),
-            Deed::Delete { nsid } => management(ManagementSelect::DELETE, nsid),
-            Deed::Attach { nsid, .. } => attachment(AttachmentSelect::ATTACH, nsid),
-            Deed::Detach { nsid, .. } => attachment(AttachmentSelect::DETACH, nsid),
-            Deed::List => identify(Cns::ALLOCATED_NAMESPACES, 0),
-            Deed::Active => identify(Cns::ACTIVE_NAMESPACES, 0),
-            Deed::Look { nsid } => identify(Cns::ALLOCATED_NAMESPACE, nsid),
-            Deed::Put(place) => io(IoOpcode::WRITE, place).with_fua(true),
-            Deed::Get(place) => io(IoOpcode::READ, place),
+            NsCommand::Create { .. } => management(ManagementSelect::CREATE, 0),
+            NsCommand::Delete { nsid } => management(ManagementSelect::DELETE, nsid),
+            NsCommand::Attach { nsid, .. } => attachment(AttachmentSelect::ATTACH, nsid),
+            NsCommand::Detach { nsid, .. } => attachment(AttachmentSelect::DETACH, nsid),
+            NsCommand::List => identify(Cns::ALLOCATED_NAMESPACES, 0),
+            NsCommand::Active => identify(Cns::ACTIVE_NAMESPACES, 0),
+            NsCommand::Look { nsid } => identify(Cns::ALLOCATED_NAMESPACE, nsid),
+            NsCommand::Put(place) => io(IoOpcode::WRITE, place).with_fua(true),
+            NsCommand::Get(place) => io(IoOpcode::READ, place),
         }
     }
 
     /// Fills the data that command `id` sends; false when it sends none.
     pub fn fill(&self, id: u32, bytes: &mut [u8]) -> bool {
         match *self {
-            Deed::Create { blocks, shift, private } => {
+            NsCommand::Create { blocks, shift, private } => {
                 let nsze = blocks.into();
                 let nmic = u8::from(!private);
                 let (flbas, anagrpid) = (u8::from(shift == 12), GROUP);
@@ -126,34 +126,38 @@ impl Deed {
                     NewNamespace { nsze, ncap: nsze, flbas, nmic, anagrpid, ..Default::default() };
                 bytes.first_chunk_mut().into_iter().for_each(|page| new.emit(page));
             }
-            Deed::Attach { cntlid, .. } | Deed::Detach { cntlid, .. } => {
+            NsCommand::Attach { cntlid, .. } | NsCommand::Detach { cntlid, .. } => {
                 let page = bytes.first_chunk_mut().into_iter();
                 page.for_each(|page| emit_controllers(page, 0, [cntlid]));
             }
-            Deed::Put(Place { nsid, lba, .. }) => block_stamp::fill(id, nsid as u8, lba, bytes),
+            NsCommand::Put(Place { nsid, lba, .. }) => {
+                block_stamp::fill(id, nsid as u8, lba, bytes)
+            }
             _ => return false,
         }
         true
     }
 }
 
-impl fmt::Display for Deed {
+impl fmt::Display for NsCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Deed::Create { blocks, shift, private } => {
+            NsCommand::Create { blocks, shift, private } => {
                 let private = if *private { ", private" } else { "" };
                 write!(f, "create a namespace of {blocks} blocks of {}{private}", 1 << shift)
             }
-            Deed::Delete { nsid } => write!(f, "delete namespace {nsid}"),
-            Deed::Attach { nsid, cntlid } => write!(f, "attach namespace {nsid} to {cntlid}"),
-            Deed::Detach { nsid, cntlid } => write!(f, "detach namespace {nsid} from {cntlid}"),
-            Deed::List => f.write_str("list what is allocated"),
-            Deed::Active => f.write_str("list what is attached"),
-            Deed::Look { nsid } => write!(f, "identify allocated namespace {nsid}"),
-            Deed::Put(Place { nsid, birth, lba, .. }) => {
+            NsCommand::Delete { nsid } => write!(f, "delete namespace {nsid}"),
+            NsCommand::Attach { nsid, cntlid } => write!(f, "attach namespace {nsid} to {cntlid}"),
+            NsCommand::Detach { nsid, cntlid } => {
+                write!(f, "detach namespace {nsid} from {cntlid}")
+            }
+            NsCommand::List => f.write_str("list what is allocated"),
+            NsCommand::Active => f.write_str("list what is attached"),
+            NsCommand::Look { nsid } => write!(f, "identify allocated namespace {nsid}"),
+            NsCommand::Put(Place { nsid, birth, lba, .. }) => {
                 write!(f, "write block {lba} of namespace {nsid}, made by {birth}")
             }
-            Deed::Get(Place { nsid, birth, lba, .. }) => {
+            NsCommand::Get(Place { nsid, birth, lba, .. }) => {
                 write!(f, "read block {lba} of namespace {nsid}, made by {birth}")
             }
         }

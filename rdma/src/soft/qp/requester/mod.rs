@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 
 use super::responder::packets_of;
 use super::{Io, Settings};
-use crate::soft::stats::link_errors::{LinkError, Troubles};
+use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
 use crate::soft::wire::header::{Bth, Extended, Reth};
 use crate::soft::wire::opcode::Opcode;
 use crate::soft::wire::psn::{Psn, Qpn};
@@ -169,7 +169,7 @@ pub(crate) struct Requester {
     pause: Option<Instant>,
     rnr_left: u8,
     /// What it has met.
-    pub(super) troubles: Troubles,
+    pub(super) troubles: LinkErrorCounts,
 }
 
 impl Requester {
@@ -207,7 +207,7 @@ impl Requester {
             missed: None,
             pause: None,
             rnr_left: 0,
-            troubles: Troubles::default(),
+            troubles: LinkErrorCounts::default(),
         }
     }
 

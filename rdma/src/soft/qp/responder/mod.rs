@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use super::memory_region::{Denied, Memory, Rights};
 use super::{Io, Settings};
 use crate::soft::stats::datagrams::DatagramOutcome;
-use crate::soft::stats::link_errors::Troubles;
+use crate::soft::stats::link_errors::LinkErrorCounts;
 use crate::soft::wire::header::{
     MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer, Syndrome, padding,
 };
@@ -487,7 +487,7 @@ impl Responder {
     }
 
     /// What it has met.
-    pub(crate) fn troubles(&self) -> &Troubles {
+    pub(crate) fn troubles(&self) -> &LinkErrorCounts {
         &self.answers.troubles
     }
 

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use super::out_of_order::OutOfOrder;
 use super::packets_of;
 use crate::soft::qp::memory_region::{Denied, Memory, Rights};
-use crate::soft::stats::link_errors::{LinkError, Troubles};
+use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
 use crate::soft::wire::header::{Aeth, Bth, Extended, Nak, Packet, Reth, Syndrome};
 use crate::soft::wire::opcode::{Opcode, Position};
 use crate::soft::wire::psn::{Msn, Psn, Qpn};
@@ -80,7 +80,7 @@ pub(super) struct ResponseQueue {
     depth: usize,
     queue: VecDeque<Answer>,
     kept: VecDeque<Kept>,
-    pub(super) troubles: Troubles,
+    pub(super) troubles: LinkErrorCounts,
 }
 
 impl ResponseQueue {
@@ -88,7 +88,7 @@ impl ResponseQueue {
     /// the first comes: to most queue pairs none ever does.
     pub(super) fn new(mtu: u32, depth: usize) -> ResponseQueue {
         let (queue, kept) = (VecDeque::with_capacity(1), VecDeque::new());
-        ResponseQueue { mtu, depth, queue, kept, troubles: Troubles::default() }
+        ResponseQueue { mtu, depth, queue, kept, troubles: LinkErrorCounts::default() }
     }
 
     /// Whether the peer has as many reads and atomics outstanding as it may.

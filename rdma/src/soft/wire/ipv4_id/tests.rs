@@ -31,7 +31,7 @@ impl Linux {
 }
 
 /// A pair whose sender is held to what it counts.
-fn strict(linux: &mut Linux) -> (Pair, Option<Seen>) {
+fn strict(linux: &mut Linux) -> (Pair, Option<LastId>) {
     let (pair, mut own) = (Pair::new(1), None);
     for _ in 0..=PROBATION + 1 {
         let (id, now_ms) = linux.send(0);
@@ -219,7 +219,9 @@ fn of_real_sessions_no_packet_is_implausible() {
             pair.views[0].weight.store(STRICT, Relaxed);
             let id = u16::from_be_bytes([ip[4], ip[5]]);
             if pair.views[0].last.load(Relaxed) == 0 {
-                pair.views[0].last.store(Seen { count: id.into(), at_ms: now_ms }.pack(), Relaxed);
+                pair.views[0]
+                    .last
+                    .store(LastId { count: id.into(), at_ms: now_ms }.pack(), Relaxed);
             }
             let own = owns.entry((&ip[12..20], &ip[33..36])).or_default();
             let judgement = pair.judge(0, own, id, now_ms);
@@ -250,7 +252,7 @@ fn the_changes_of_byte_93_that_the_crc_cannot_see_are_known_and_no_more_at_any_l
             match verdict {
                 Verdict::Solved(id) => {
                     assert!(masks.contains(&mask), "{mask:02x} of {bytes}");
-                    let last = Seen { count: 0x1234, at_ms: 7 };
+                    let last = LastId { count: 0x1234, at_ms: 7 };
                     assert!(last.next(id, last.limit(7)).is_none(), "{mask:02x} of {bytes}");
                     assert!(
                         usize::from(id) >= crate::soft::udp::train::MOST_SEGMENTS,

@@ -66,7 +66,7 @@ pub(super) struct Subsystem {
 #[derive(Default)]
 pub(super) struct Namespace {
     pub(super) nsid: u64,
-    pub(super) store: Store,
+    pub(super) store: BackingStore,
     pub(super) block_size_bytes: u64,
     pub(super) read_only: bool,
     pub(super) uuid: Option<String>,
@@ -86,15 +86,15 @@ pub(super) struct Limit {
 }
 
 #[derive(Clone)]
-pub(super) enum Store {
+pub(super) enum BackingStore {
     File(String),
     Ram { size_bytes: u64 },
     Null { size_bytes: u64 },
 }
 
-impl Default for Store {
+impl Default for BackingStore {
     fn default() -> Self {
-        Store::File(String::new())
+        BackingStore::File(String::new())
     }
 }
 
@@ -507,9 +507,9 @@ impl Listener {
     }
 }
 
-fn store(store: &Store, block_bytes: u64, seen: &mut Seen) -> Result<String, String> {
+fn store(store: &BackingStore, block_bytes: u64, seen: &mut Seen) -> Result<String, String> {
     let (kind, size_bytes) = match store {
-        Store::File(path) => {
+        BackingStore::File(path) => {
             let plain: PathBuf = PathBuf::from(path).components().collect();
             if !plain.is_absolute() || plain.file_name().is_none() || path.contains('\0') {
                 return Err(format!("{path:?} is no absolute path of a file or device"));
@@ -519,8 +519,8 @@ fn store(store: &Store, block_bytes: u64, seen: &mut Seen) -> Result<String, Str
             }
             return Ok(format!("path = {}\n", quoted(path)));
         }
-        Store::Ram { size_bytes } => ("ram", *size_bytes),
-        Store::Null { size_bytes } => ("null", *size_bytes),
+        BackingStore::Ram { size_bytes } => ("ram", *size_bytes),
+        BackingStore::Null { size_bytes } => ("null", *size_bytes),
     };
     let possible = size_bytes > 0 && size_bytes <= i64::MAX as u64;
     if !possible || !size_bytes.is_multiple_of(block_bytes) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ImportError;
-use super::builder::{ConfigBuilder, Namespace, Store, Subsystem};
+use super::builder::{BackingStore, ConfigBuilder, Namespace, Subsystem};
 use super::json::{at, flag, list, number, text};
 
 /// I/O queues that the kernel's target grants when nobody says.
@@ -191,7 +191,7 @@ fn namespace(
     };
     Some(Namespace {
         nsid,
-        store: Store::File(path),
+        store: BackingStore::File(path),
         block_size_bytes: block_size_bytes.into(),
         uuid: text(device, "uuid"),
         nguid: text(device, "nguid"),

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ImportError;
-use super::builder::{ConfigBuilder, Limit, Namespace, Store, Subsystem};
+use super::builder::{BackingStore, ConfigBuilder, Limit, Namespace, Subsystem};
 use super::json::{at, flag, list, number, text};
 
 /// The call that limits a block device.
@@ -14,7 +14,7 @@ const SET_LIMIT: &str = "bdev_set_qos_limit";
 
 /// A block device of SPDK that can be one of ours.
 struct Bdev {
-    store: Store,
+    store: BackingStore,
     block_size_bytes: u64,
     read_only: bool,
     /// What hosts know a namespace of it by, unless that has its own.
@@ -80,7 +80,7 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
             let path = text(params, "filename").unwrap_or_default();
             let block = number(params, "block_size").filter(|bytes| *bytes > 0);
             let block = block.or_else(|| look(Path::new(&path)).map(u64::from));
-            let store = Store::File(path);
+            let store = BackingStore::File(path);
             if block.is_none() {
                 names.guessed.insert(name.clone());
             }
@@ -94,7 +94,11 @@ fn define(call: &Value, look: Look<'_>, names: &mut Names) {
             let blocks = number(params, "num_blocks").unwrap_or(0);
             let size_bytes = blocks.saturating_mul(block_size_bytes);
             let malloc = method == "bdev_malloc_create";
-            let store = if malloc { Store::Ram { size_bytes } } else { Store::Null { size_bytes } };
+            let store = if malloc {
+                BackingStore::Ram { size_bytes }
+            } else {
+                BackingStore::Null { size_bytes }
+            };
             let (read_only, uuid, limit) = (false, text(params, "uuid"), Limit::default());
             names.bdevs.insert(name, Bdev { store, block_size_bytes, read_only, uuid, limit });
         }
@@ -267,7 +271,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut ConfigBuilder) {
         return;
     };
     if names.guessed.contains(&bdev)
-        && let Store::File(path) = &found.store
+        && let BackingStore::File(path) = &found.store
     {
         draft.remark(format_args!(
             "{path} is not on this machine: 512 bytes a block are a guess; compare with what SPDK \

@@ -45,7 +45,7 @@ const LANES: usize = u64::BITS as usize;
 
 /// A command that stands in line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Waiter {
+pub struct QueuedCommand {
     /// Its queue.
     pub key: u32,
     /// Its slot.
@@ -81,7 +81,7 @@ pub struct PoolState {
 
 impl PoolState {
     /// Whether a command surely finds buffers.
-    fn has(&self, waiter: &Waiter, is_admin: bool) -> bool {
+    fn has(&self, waiter: &QueuedCommand, is_admin: bool) -> bool {
         let whole_bytes =
             if is_admin { self.whole_bytes.max(self.aside_bytes) } else { self.whole_bytes };
         u64::from(waiter.block_bytes) <= whole_bytes
@@ -118,7 +118,7 @@ pub struct BufferDemand {
 
 /// A command whose turn it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Turn {
+pub struct PickedCommand {
     /// Its queue.
     pub key: u32,
     /// Its slot.
@@ -128,7 +128,7 @@ pub struct Turn {
     /// The share that it waits for; none: an admin command.
     share: Option<u32>,
     /// How it stood in its line.
-    waiter: Waiter,
+    waiter: QueuedCommand,
 }
 
 /// What has come of a command's attempt to take buffers.
@@ -145,7 +145,7 @@ pub enum TryAlloc {
 /// The lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
 #[derive(Debug, Default)]
 pub struct BufferScheduler {
-    admin: VecDeque<Waiter>,
+    admin: VecDeque<QueuedCommand>,
     /// How many commands of queues without a share can wait at once.
     admin_room: usize,
     shares: Vec<Tenant>,
@@ -321,7 +321,7 @@ impl BufferScheduler {
     }
 
     /// Puts a command at the end of its line; of one that has just tried, what has come of it.
-    pub fn push(&mut self, share: Option<u32>, waiter: Waiter, tried: Option<TryAlloc>) {
+    pub fn push(&mut self, share: Option<u32>, waiter: QueuedCommand, tried: Option<TryAlloc>) {
         self.claiming += usize::from(waiter.claims);
         let Some(number) = share else {
             return self.admin.push_back(waiter);
@@ -384,8 +384,8 @@ impl BufferScheduler {
     }
 
     /// Whether a command would be let have buffers, of all that are free.
-    fn would_allow(&self, share: u32, waiter: &Waiter, room: &PoolState) -> bool {
-        let Waiter { lane, store, wanted_bytes, .. } = *waiter;
+    fn would_allow(&self, share: u32, waiter: &QueuedCommand, room: &PoolState) -> bool {
+        let QueuedCommand { lane, store, wanted_bytes, .. } = *waiter;
         let (free_bytes, largest_bytes) = (room.all_free_bytes, room.largest_bytes);
         let wanted_bytes = wanted_bytes.into();
         self.allows(share, &BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes })
@@ -393,7 +393,7 @@ impl BufferScheduler {
 
     /// The command whose turn it is, out of its line, of those whose namespaces and stores do not
     /// hold too much. What comes of it goes to [`BufferScheduler::settle`].
-    pub fn next_turn(&mut self, room: &PoolState) -> Option<Turn> {
+    pub fn next_turn(&mut self, room: &PoolState) -> Option<PickedCommand> {
         let turn = self.take_turn(room);
         match &turn {
             Some(turn) => self.claiming -= usize::from(turn.waiter.claims),
@@ -405,17 +405,17 @@ impl BufferScheduler {
         turn
     }
 
-    fn take_turn(&mut self, room: &PoolState) -> Option<Turn> {
-        let turn = |share, waiter: Waiter, aside| {
-            let Waiter { key, slot, .. } = waiter;
-            Turn { key, slot, aside, share, waiter }
+    fn take_turn(&mut self, room: &PoolState) -> Option<PickedCommand> {
+        let turn = |share, waiter: QueuedCommand, aside| {
+            let QueuedCommand { key, slot, .. } = waiter;
+            PickedCommand { key, slot, aside, share, waiter }
         };
-        if let Some((share, Waiter { key, slot, .. })) = self.claims.ready(room) {
+        if let Some((share, QueuedCommand { key, slot, .. })) = self.claims.ready(room) {
             let line = match share {
                 None => Some(&mut self.admin),
                 Some(number) => self.shares.get_mut(number as usize).map(|share| &mut share.line),
             };
-            let is_it = |it: &Waiter| (it.key, it.slot) == (key, slot);
+            let is_it = |it: &QueuedCommand| (it.key, it.slot) == (key, slot);
             let taken = line.and_then(|line| line.remove(line.iter().position(is_it)?));
             if let Some(waiter) = taken {
                 return Some(turn(share, waiter, true));
@@ -484,8 +484,8 @@ impl BufferScheduler {
     }
 
     /// Puts a command back that has got nothing. Whether anybody else may get something now.
-    pub fn settle(&mut self, turn: Turn, take: TryAlloc, now: Instant) -> bool {
-        let Turn { aside, share, mut waiter, .. } = turn;
+    pub fn settle(&mut self, turn: PickedCommand, take: TryAlloc, now: Instant) -> bool {
+        let PickedCommand { aside, share, mut waiter, .. } = turn;
         let (mut held_up, mut goes_on) = (false, take == TryAlloc::Done);
         match take {
             TryAlloc::Done => self.claims.served(&waiter),
@@ -584,8 +584,8 @@ mod tests {
     }
 
     /// A command of an association with one namespace.
-    fn waiter(key: u32, slot: u16) -> Waiter {
-        Waiter {
+    fn waiter(key: u32, slot: u16) -> QueuedCommand {
+        QueuedCommand {
             key,
             slot,
             lane: None,
@@ -756,7 +756,7 @@ mod tests {
     #[test]
     fn commands_of_other_namespaces_pass_those_whose_namespace_holds_too_much() {
         let (mut waiters, a, b) = waiters();
-        let of = |nsid, slot| Waiter { lane: Some(NsIndex::of(nsid)), ..waiter(1, slot) };
+        let of = |nsid, slot| QueuedCommand { lane: Some(NsIndex::of(nsid)), ..waiter(1, slot) };
         waiters.charge(a, NsIndex::of(1), None, 50);
         (0..3).for_each(|slot| waiters.push(Some(a), of(1, slot), Some(TryAlloc::Over)));
         waiters.push(Some(a), of(2, 3), None);
@@ -777,7 +777,7 @@ mod tests {
     fn who_has_passed_and_gets_nothing_ends_the_asking() {
         let (mut waiters, a, b) = waiters();
         waiters.charge(a, NsIndex::of(1), None, 50);
-        let hung = Waiter { lane: Some(NsIndex::of(1)), ..waiter(1, 0) };
+        let hung = QueuedCommand { lane: Some(NsIndex::of(1)), ..waiter(1, 0) };
         waiters.push(Some(a), hung, Some(TryAlloc::Over));
         waiters.push(Some(b), waiter(2, 0), Some(TryAlloc::Over));
         let mut asked = 0;
@@ -868,7 +868,7 @@ mod tests {
         waiters.charge(b, NsIndex::of(1), hung, 60);
         waiters.abandon(b);
         for slot in 0..1000 {
-            waiters.push(Some(a), Waiter { lane, store: hung, ..waiter(1, slot) }, None);
+            waiters.push(Some(a), QueuedCommand { lane, store: hung, ..waiter(1, slot) }, None);
         }
         waiters.charge(a, NsIndex::of(1), hung, 1);
         let look = |waiters: &mut BufferScheduler| {
@@ -883,11 +883,11 @@ mod tests {
         };
         assert_eq!(look(&mut waiters), (None, 1));
         // Its namespace has another store by now: those who came for that do not wait.
-        waiters.push(Some(a), Waiter { store: well, ..waiter(1, 1000) }, None);
+        waiters.push(Some(a), QueuedCommand { store: well, ..waiter(1, 1000) }, None);
         assert_eq!(look(&mut waiters), (Some(1000), 1001));
         // Nor does who needs none, wherever it stands.
-        waiters.push(Some(a), Waiter { store: None, ..waiter(1, 1001) }, None);
-        waiters.push(Some(a), Waiter { store: hung, ..waiter(1, 1002) }, None);
+        waiters.push(Some(a), QueuedCommand { store: None, ..waiter(1, 1001) }, None);
+        waiters.push(Some(a), QueuedCommand { store: hung, ..waiter(1, 1002) }, None);
         assert_eq!(look(&mut waiters).0, Some(1001));
         assert_eq!(look(&mut waiters).0, None);
     }
@@ -895,7 +895,7 @@ mod tests {
     #[test]
     fn a_small_command_does_not_pass_a_large_one_of_its_namespace() {
         let (mut waiters, a, _) = waiters();
-        let of = |nsid, slot, wanted_bytes| Waiter {
+        let of = |nsid, slot, wanted_bytes| QueuedCommand {
             lane: Some(NsIndex::of(nsid)),
             wanted_bytes,
             ..waiter(1, slot)
@@ -945,7 +945,7 @@ mod tests {
     fn who_is_waited_for_in_vain_lets_others_pass_and_is_served_from_what_is_set_aside() {
         let (mut waiters, a, b) = waiters();
         let mut room = PoolState { whole_bytes: 4, ..room(100) };
-        let large = Waiter { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
+        let large = QueuedCommand { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
         waiters.push(Some(a), large, Some(TryAlloc::Short));
         waiters.push(Some(a), waiter(1, 1), None);
         waiters.push(Some(b), waiter(2, 0), None);
@@ -965,7 +965,7 @@ mod tests {
         assert_eq!((waiters.next_turn(&room), waiters.len()), (None, 1));
         assert!(waiters.may_try(Some(b), None), "and nobody waits for it any more");
         // Another one that lacks the same is not waited for: it is known what comes of it.
-        waiters.push(Some(b), Waiter { key: 2, ..large }, Some(TryAlloc::Short));
+        waiters.push(Some(b), QueuedCommand { key: 2, ..large }, Some(TryAlloc::Short));
         let turn = waiters.next_turn(&room).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Short, room.now)), (2, true));
         assert_eq!(waiters.next_turn(&room), None);
@@ -989,7 +989,7 @@ mod tests {
         let (mut waiters, a, b) = waiters();
         let (hung, well) = (Some(DeviceSlot::of(DeviceId(3))), Some(DeviceSlot::of(DeviceId(4))));
         let room = PoolState { whole_bytes: 4, ..room(40) };
-        let large = Waiter { wanted_bytes: 8, block_bytes: 8, claims: true, ..waiter(1, 0) };
+        let large = QueuedCommand { wanted_bytes: 8, block_bytes: 8, claims: true, ..waiter(1, 0) };
         waiters.charge(b, NsIndex::of(1), hung, 60);
         waiters.abandon(b);
         waiters.charge(a, NsIndex::of(1), hung, 1);
@@ -999,10 +999,10 @@ mod tests {
             (claim, waiters.claims.unserved(later + Duration::from_secs(60)).map(|it| it.1.slot))
         };
         for slot in 0..3 {
-            waiters.push(Some(a), Waiter { slot, store: hung, ..large }, None);
+            waiters.push(Some(a), QueuedCommand { slot, store: hung, ..large }, None);
         }
         assert_eq!(claimant(&mut waiters, 0), (Starved::None, None));
-        waiters.push(Some(a), Waiter { slot: 3, store: well, ..large }, None);
+        waiters.push(Some(a), QueuedCommand { slot: 3, store: well, ..large }, None);
         assert_eq!(claimant(&mut waiters, 0), (Starved::First(8), Some(3)));
         // Its own store hangs as well, meanwhile: it keeps the part until its turn is over.
         waiters.charge(a, NsIndex::of(1), well, 1);
@@ -1014,7 +1014,7 @@ mod tests {
         assert_eq!(claimant(&mut waiters, 1000), (Starved::First(8), Some(0)));
         // An admin command is for no store.
         waiters.remove(1, 0);
-        waiters.push(None, Waiter { slot: 4, ..large }, None);
+        waiters.push(None, QueuedCommand { slot: 4, ..large }, None);
         assert_eq!(claimant(&mut waiters, 1000), (Starved::First(8), Some(4)));
     }
 
@@ -1022,9 +1022,9 @@ mod tests {
     fn who_claims_is_served_as_any_other_when_there_is_a_buffer_and_leaves_no_claim() {
         let (mut waiters, a, _) = waiters();
         let room = PoolState { whole_bytes: 4, ..room(100) };
-        let large = Waiter { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
+        let large = QueuedCommand { wanted_bytes: 8, block_bytes: 8, ..waiter(1, 0) };
         for (share, slot) in [(Some(a), 0), (Some(a), 1), (None, 2)] {
-            waiters.push(share, Waiter { slot, claims: true, ..large }, None);
+            waiters.push(share, QueuedCommand { slot, claims: true, ..large }, None);
         }
         assert_eq!(waiters.claim(room.now, || room), Starved::First(8));
         let later = room.now + Duration::from_secs(1);

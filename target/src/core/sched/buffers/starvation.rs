@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{PoolState, Waiter};
+use super::{PoolState, QueuedCommand};
 
 /// How long one that lacks buffers is waited for.
 const HOLD: Duration = Duration::from_millis(250);
@@ -33,7 +33,7 @@ pub enum Starved {
 }
 
 /// A command that claims, and the share that it waits for; none: an admin command.
-pub(super) type Claimant = (Option<u32>, Waiter);
+pub(super) type Claimant = (Option<u32>, QueuedCommand);
 
 #[derive(Debug, Default)]
 pub(super) struct StarvationGuard {
@@ -67,7 +67,7 @@ impl StarvationGuard {
     }
 
     /// A command has got its buffers.
-    pub(super) fn served(&mut self, waiter: &Waiter) {
+    pub(super) fn served(&mut self, waiter: &QueuedCommand) {
         self.held_until = None;
         if waiter.claims {
             self.retain(|name| name != (waiter.key, waiter.slot));

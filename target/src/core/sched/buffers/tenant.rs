@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{DeviceSlot, LANES, NsIndex, Waiter};
+use super::{DeviceSlot, LANES, NsIndex, QueuedCommand};
 
 /// An association may hold this many times the bytes that are free.
 const TIMES_FREE: u64 = 4;
@@ -24,7 +24,7 @@ pub(super) struct Tenant {
     pub(super) by_lane: [u64; LANES],
     /// The same by store.
     pub(super) by_store: [u64; LANES],
-    pub(super) line: VecDeque<Waiter>,
+    pub(super) line: VecDeque<QueuedCommand>,
     /// Not all of them wait for one store. May be true for longer than it is so.
     pub(super) mixed: bool,
 }
@@ -49,8 +49,8 @@ impl Default for Tenant {
 
 impl Tenant {
     /// One more stands in line.
-    pub(super) fn stand(&mut self, waiter: Waiter, in_front: bool) {
-        let unlike = |it: &Waiter| (it.lane, it.store) != (waiter.lane, waiter.store);
+    pub(super) fn stand(&mut self, waiter: QueuedCommand, in_front: bool) {
+        let unlike = |it: &QueuedCommand| (it.lane, it.store) != (waiter.lane, waiter.store);
         self.mixed = self.line.front().is_some_and(|it| self.mixed || unlike(it));
         match in_front {
             true => self.line.push_front(waiter),

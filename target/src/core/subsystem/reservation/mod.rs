@@ -3,9 +3,9 @@
 //! * [`state`] decides: a pure state machine per namespace.
 //! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
 //!   ([`NamespaceFile`]) before it answers, and it alone changes a state.
-//! * [`Standing`](crate::controller::Standing) is what I/O looks at: a byte per controller and
+//! * [`ReservationView`](crate::core::controller::ReservationView) is what I/O looks at: a byte per controller and
 //!   namespace, one relaxed load a command. The registry writes it when a reservation changes and when a host connects.
-//! * A [`DrainBarrier`](crate::sched::Fence) is how Preempt and Abort waits for commands that are under way.
+//! * A [`DrainBarrier`](crate::core::sched::DrainBarrier) is how Preempt and Abort waits for commands that are under way.
 
 pub mod state;
 
@@ -113,13 +113,13 @@ impl Reservation {
     ///
     /// # Errors
     /// Reservation Conflict.
-    pub fn hold(self: &Arc<Self>, host: &HostId) -> Result<Held, Status> {
+    pub fn hold(self: &Arc<Self>, host: &HostId) -> Result<ReservationGuard, Status> {
         let mut held = self.held();
         if self.barred(host).has(Barred::WRITE) {
             return Err(Status::RESERVATION_CONFLICT.with_dnr());
         }
         *held = Some(*host);
-        Ok(Held(Arc::clone(self)))
+        Ok(ReservationGuard(Arc::clone(self)))
     }
 
     /// Carries out an order: decides, keeps the new state where it shall outlast a power loss, and
@@ -159,9 +159,9 @@ impl Reservation {
 
 /// A reservation that does not bar a host.
 #[derive(Debug)]
-pub struct Held(Arc<Reservation>);
+pub struct ReservationGuard(Arc<Reservation>);
 
-impl Drop for Held {
+impl Drop for ReservationGuard {
     fn drop(&mut self) {
         *self.0.held() = None;
     }

@@ -1,14 +1,14 @@
 use crate::sim::oracle::blocks::Value;
 use crate::sim::oracle::ns_management::*;
 
-const CREATE: Deed = Deed::Create { blocks: 4, shift: 12, private: false };
+const CREATE: NsCommand = NsCommand::Create { blocks: 4, shift: 12, private: false };
 const PLACE: Place = Place { nsid: 3, birth: 1, lba: 0, block_bytes: 4096 };
 
-fn made() -> Made {
+fn made() -> NsManagementOracle {
     let mut profile = Profile::new(1, 100);
     (profile.hosts, profile.managing, profile.twins) = (2, 100, false);
     (profile.disk.error, profile.disk.sync_error) = (0, 0);
-    Made::new(&profile)
+    NsManagementOracle::new(&profile)
 }
 
 fn outcome(status: Status, result: u32) -> Outcome<'static> {
@@ -16,37 +16,43 @@ fn outcome(status: Status, result: u32) -> Outcome<'static> {
 }
 
 /// A command that leaves and is answered at once.
-fn answer(made: &mut Made, op: u32, deed: Deed, status: Status, result: u32) -> bool {
+fn answer(
+    made: &mut NsManagementOracle,
+    op: u32,
+    deed: NsCommand,
+    status: Status,
+    result: u32,
+) -> bool {
     let now = Moment::from(op) * 10;
     made.leaves(op, deed, 0, now);
     made.answered(op, deed, outcome(status, result), now + 1).is_ok()
 }
 
-fn done(made: &mut Made, op: u32, deed: Deed, result: u32) -> bool {
+fn done(made: &mut NsManagementOracle, op: u32, deed: NsCommand, result: u32) -> bool {
     answer(made, op, deed, Status::SUCCESS, result)
 }
 
-fn found(made: &mut Made, op: u32, value: Value) -> bool {
+fn found(made: &mut NsManagementOracle, op: u32, value: Value) -> bool {
     let now = Moment::from(op) * 10;
     let mut data = [0; 4096];
     if let Value::Write(write) = value {
         block_stamp::fill(write, 3, 0, &mut data);
     }
-    made.leaves(op, Deed::Get(PLACE), 0, now);
+    made.leaves(op, NsCommand::Get(PLACE), 0, now);
     let outcome = Outcome { data: &data, ..outcome(Status::SUCCESS, 0) };
-    made.answered(op, Deed::Get(PLACE), outcome, now + 1).is_ok()
+    made.answered(op, NsCommand::Get(PLACE), outcome, now + 1).is_ok()
 }
 
-fn listed(made: &mut Made, op: u32, nsids: &[u32]) -> bool {
+fn listed(made: &mut NsManagementOracle, op: u32, nsids: &[u32]) -> bool {
     let mut page = [0; 4096];
     let all: BTreeSet<u32> = DECLARED.iter().chain(nsids).copied().collect();
     nvme::identify::emit_namespaces(&mut page, 0, all);
-    made.leaves(op, Deed::List, 0, op.into());
+    made.leaves(op, NsCommand::List, 0, op.into());
     let outcome = Outcome { data: &page, ..outcome(Status::SUCCESS, 0) };
-    made.answered(op, Deed::List, outcome, op.into()).is_ok()
+    made.answered(op, NsCommand::List, outcome, op.into()).is_ok()
 }
 
-const ATTACH: Deed = Deed::Attach { nsid: 3, cntlid: 1 };
+const ATTACH: NsCommand = NsCommand::Attach { nsid: 3, cntlid: 1 };
 
 #[test]
 fn what_was_answered_is_there_and_no_id_is_given_twice() {
@@ -75,7 +81,7 @@ fn an_order_without_an_answer_is_done_or_not_until_somebody_looks() {
 #[test]
 fn rules_and_quota_are_as_things_are() {
     let mut made = made();
-    let large = Deed::Create { blocks: 20, shift: 12, private: true };
+    let large = NsCommand::Create { blocks: 20, shift: 12, private: true };
     assert!(done(&mut made, 1, large, 3));
     assert!(answer(&mut made, 2, CREATE, Status::SUCCESS, 4));
     assert!(answer(&mut made, 3, CREATE, Status::NAMESPACE_INSUFFICIENT_CAPACITY, 0));
@@ -83,7 +89,7 @@ fn rules_and_quota_are_as_things_are() {
     assert!(answer(&mut made, 5, ATTACH, Status::NAMESPACE_ALREADY_ATTACHED, 0));
     made.leaves(6, ATTACH, 1, 60);
     assert!(made.answered(6, ATTACH, outcome(Status::NAMESPACE_IS_PRIVATE, 0), 61).is_ok());
-    assert!(done(&mut made, 7, Deed::Delete { nsid: 3 }, 0));
+    assert!(done(&mut made, 7, NsCommand::Delete { nsid: 3 }, 0));
     assert!(!answer(&mut made, 8, CREATE, Status::NAMESPACE_INSUFFICIENT_CAPACITY, 0), "free");
 }
 
@@ -91,12 +97,12 @@ fn rules_and_quota_are_as_things_are() {
 fn blocks_hold_what_was_written_and_nothing_of_a_namespace_before() {
     let mut made = made();
     assert!(done(&mut made, 1, CREATE, 3));
-    assert!(!done(&mut made, 2, Deed::Put(PLACE), 0), "it is attached to nobody");
+    assert!(!done(&mut made, 2, NsCommand::Put(PLACE), 0), "it is attached to nobody");
     assert!(done(&mut made, 3, ATTACH, 0));
     assert!(found(&mut made, 4, Value::Zeros));
-    assert!(done(&mut made, 5, Deed::Put(PLACE), 0));
+    assert!(done(&mut made, 5, NsCommand::Put(PLACE), 0));
     assert!(found(&mut made, 6, Value::Write(5)) && !found(&mut made, 7, Value::Zeros));
-    assert!(done(&mut made, 8, Deed::Delete { nsid: 3 }, 0));
+    assert!(done(&mut made, 8, NsCommand::Delete { nsid: 3 }, 0));
     assert!(!found(&mut made, 9, Value::Write(5)));
     assert!(done(&mut made, 10, CREATE, 3) && done(&mut made, 11, ATTACH, 0));
     assert!(found(&mut made, 12, Value::Zeros) && !found(&mut made, 13, Value::Write(5)));

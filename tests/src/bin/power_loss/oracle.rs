@@ -250,8 +250,8 @@ pub(crate) fn replay<R: Read + Seek>(
 
 #[cfg(test)]
 mod tests {
-    use crate::judge::*;
     use crate::log::tests::{A_FLUSH, A_FUA, A_MARK, NONE, log_of};
+    use crate::oracle::*;
 
     const LAYOUT: Layout = Layout { store_bytes: 1 << 16, run: 7 };
 
