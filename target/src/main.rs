@@ -81,7 +81,7 @@ fn serve(file: PathBuf) -> bool {
 fn install_files(share: &Path) -> bool {
     let written = nvmfd::manpages::write(Arguments::command(), "8", share);
     if let Err(error) = &written {
-        tracing::error!("files below {} cannot be written: {error}", share.display());
+        tracing::error!("cannot write files below {}: {error}", share.display());
     }
     written.is_ok()
 }
@@ -91,7 +91,7 @@ fn raise_limits() {
     for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
         let raised = getrlimit(resource).and_then(|(_, hard)| setrlimit(resource, hard, hard));
         if let Err(error) = raised {
-            tracing::debug!("{resource:?} stays as it is: {error}");
+            tracing::debug!("cannot set {resource:?}: {error}");
         }
     }
 }

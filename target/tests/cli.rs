@@ -52,7 +52,7 @@ fn a_good_configuration_is_printed_with_its_defaults() {
         let (code, out, err) = nvmfd(arguments);
         assert_eq!(code, Some(0), "{err}");
         assert!(out.contains("4096 receives"), "{out}");
-        assert!(err.contains("it will be made, sparse"), "{err}");
+        assert!(err.contains("it will be created as a sparse file"), "{err}");
     }
     assert!(!disk.exists(), "a check makes nothing");
 }
@@ -95,7 +95,7 @@ fn a_state_directory_that_is_not_there_is_a_mistake() {
     let missing = folder.path().join("missing");
     let (code, _, err) = with(&missing);
     assert_eq!(code, Some(1));
-    assert!(err.contains("missing is no folder that can be used: make it"), "{err}");
+    assert!(err.contains("missing is not a usable directory: create it"), "{err}");
     let (code, _, err) = with(&file);
     assert!(code == Some(1) && err.contains("is no folder"), "{err}");
 }

@@ -117,8 +117,8 @@ impl Capture {
         let name = path.display().to_string();
         thread::Builder::new().name("capture".into()).spawn(move || {
             match write(writer, &received, limit_bytes) {
-                Ok(written) => info!(file = name, packets = written, "the capture has ended"),
-                Err(error) => warn!(file = name, %error, "the capture has ended early"),
+                Ok(written) => info!(file = name, packets = written, "capture ended"),
+                Err(error) => warn!(file = name, %error, "capture failed"),
             }
         })?;
         Ok(Capture { packets, keep, missing: Arc::default() })

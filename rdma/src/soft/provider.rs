@@ -318,25 +318,25 @@ impl Soft {
     fn tell_troubles(&mut self, now: Instant) {
         if let Some(address) = self.endpoint.take_erratic() {
             tracing::warn!(
-                "the IPv4 identifications of packets from {address} follow no order: damaged packets \
-                 from there are found by a CRC of 16 bits only (IPv6 has no such field)"
+                "IPv4 identifications of packets from {address} are not sequential: corruption is \
+                 detected by a 16-bit CRC only (IPv6 has no such field)"
             );
         }
         if let Some((from, to)) = self.endpoint.take_without_trains() {
             let device = device(from).unwrap_or_else(|| "DEV".to_owned());
             tracing::warn!(
-                "of packets that leave for {to} together only the first arrives: {device}, or a device \
-                 behind it, numbers the segments of UDP otherwise than the kernel. They leave one by \
-                 one as long as there are connections to {to}, which costs CPU time; `ethtool -K \
-                 {device} tx-udp-segmentation off` mends it"
+                "only the first segment of each UDP GSO send to {to} arrives: {device}, or a device \
+                 behind it, numbers IPv4 identifications of segments differently from the \
+                 kernel. Datagrams to {to} are sent one by one while connections to it exist, which \
+                 costs CPU time; `ethtool -K {device} tx-udp-segmentation off` fixes it"
             );
         }
         if let Some(address) = self.endpoint.take_barred()
             && is_due(&mut self.told, now)
         {
             tracing::warn!(
-                "requests to connect from {address} are passed over for some seconds: too many \
-                 connections from there have ended before a host was let in"
+                "connection requests from {address} are ignored for some seconds: too many \
+                 connections from there ended before NVMe Connect"
             );
         }
     }

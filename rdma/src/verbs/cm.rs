@@ -380,7 +380,7 @@ impl Verbs {
         attached.removed = true;
         // Its announcements would never end, or never come.
         let _ = self.epoll.delete(attached.device.fd());
-        tracing::error!(device = %attached.device.ability.name, "the RDMA device is gone");
+        tracing::error!(device = %attached.device.ability.name, "RDMA device removed");
         self.count_queue_pairs();
         for index in 0..self.connections.len() {
             let qp = Qp(index as u32);

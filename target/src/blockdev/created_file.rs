@@ -69,7 +69,7 @@ impl Drop for CreatedFile {
     fn drop(&mut self) {
         if !self.is_kept && self.is_untouched() && fs::remove_file(&self.path).is_ok() {
             let shown = self.path.display();
-            info!("{shown} was made for what is not served after all, and is removed again");
+            info!("{shown} was created for a rejected change and is removed");
         }
     }
 }

@@ -519,9 +519,9 @@ impl BackingDevice {
     pub(crate) fn fail_sync(&self, status: Status) {
         if self.health.fail_sync(status) {
             tracing::error!(
-                "{}: making data durable failed ({status}); what was written since the last \
-                 successful flush may be lost, so every flush fails from now on, also after a \
-                 restart: check the disk and the data, then `nvmfctl namespace trust`",
+                "{}: fsync failed ({status}); data written since the last successful flush may be \
+                 lost, so every flush fails from now on, also after a restart: check \
+                 the device and the data, then `nvmfctl namespace trust`",
                 self.name
             );
         }
@@ -615,7 +615,7 @@ impl BackingDevice {
     /// Takes the store out of service until it is back.
     pub(crate) fn set_down(&self, why: &str) {
         if self.health.set_down() {
-            tracing::error!("{}: {why}; hosts are told that the namespace is not ready", self.name);
+            tracing::error!("{}: {why}; hosts get Namespace Not Ready", self.name);
         }
     }
 }

@@ -357,7 +357,7 @@ fn inspect(
     let mut bytes = found_bytes;
     let may_be_longer = before.is_none_or(|before| before == found_bytes);
     if let Some(wanted) = size.filter(|wanted| may_be_longer && *wanted < bytes) {
-        warn!("{name} has {bytes} bytes, and {wanted} of them are served");
+        warn!("{name} has {bytes} bytes, of which {wanted} are exported");
         bytes = wanted;
     }
     if let Some(wanted) = size

@@ -171,7 +171,7 @@ impl Owner {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let path = path_of(image).map_err(|error| unusable(image, &error))?;
         if let Some(stale) = foreign(&path, daemon)? {
-            info!("{} was left behind by {stale}, and is taken over", path.display());
+            info!("{} is a stale owner file of {stale}: taking it over", path.display());
             durable::remove_file(&path).map_err(|error| unusable(&path, &error))?;
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

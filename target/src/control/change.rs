@@ -45,10 +45,10 @@ impl Order {
 /// Says which changes are not in force any more.
 pub(super) fn tell(changes: &Changes) {
     if !changes.kept.is_empty() {
-        info!("{} changes are in force that the file does not have", changes.kept.len());
+        info!("unsaved changes in force: {}", changes.kept.len());
     }
     for SetAside { kept, why } in &changes.set_aside {
-        warn!("a change is set aside, because it does not fit any more ({}): {why}", kept.change);
+        warn!("skipped a saved change that no longer applies ({}): {why}", kept.change);
     }
 }
 
@@ -78,7 +78,7 @@ impl<T: Serve> RunningDaemon<T> {
         let persist = || prepared.persist(&self.declared);
         let lines = self.target.change(next.config().clone(), persist)?;
         let who = uid.map_or_else(|| "somebody".to_owned(), |uid| format!("user {uid}"));
-        wanted.changes.iter().for_each(|change| info!("{who} had it changed: {change}"));
+        wanted.changes.iter().for_each(|change| info!("configuration changed by {who}: {change}"));
         lines.iter().for_each(|line| info!("{line}"));
         self.adopt(next);
         Ok(outcome)
@@ -99,7 +99,7 @@ impl<T: Serve> RunningDaemon<T> {
             }
             Err(sentences) => {
                 sentences.iter().for_each(|sentence| error!("{sentence}"));
-                error!("reload refused: everything stays as it was");
+                error!("reload rejected: the running configuration is unchanged");
                 Err(ChangeError::Unservable(sentences.join("; ")))
             }
         }

@@ -57,7 +57,7 @@ fn state_directory(config: &Config) -> bool {
     if let Some(folder) = &config.state_directory
         && !fs::metadata(folder).is_ok_and(|found| found.is_dir())
     {
-        error!("state_directory {} is no folder that can be used: make it", folder.display());
+        error!("state_directory {} is not a usable directory: create it", folder.display());
         good = false;
     }
     let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
@@ -75,7 +75,7 @@ fn addresses(config: &Config) -> bool {
     for at in config.addresses() {
         if let Some(why) = availability::address(at.ip()) {
             match config.missing {
-                Missing::Wait => warn!("listener {at}: {why}: it would be awaited"),
+                Missing::Wait => warn!("listener {at}: {why}: it would be pending"),
                 Missing::Fail => {
                     error!("listener {at}: {why}: give it to one, or correct the [[listener]]");
                     good = false;
@@ -102,7 +102,7 @@ fn backing_stores(config: &Config) -> bool {
         torn.extend(Torn::of(place.clone(), block_bytes, below.power_fail_atomic_bytes));
         match seen {
             Ok(None) => {}
-            Ok(Some(why)) => warn!("{place}: {why}: it would be awaited"),
+            Ok(Some(why)) => warn!("{place}: {why}: it would be pending"),
             Err(sentence) => {
                 error!("{place}: {sentence}");
                 good = false;
@@ -194,13 +194,13 @@ fn declared(file: &Path) -> Result<(EffectiveConfig, bool), ConfigErrors> {
 struct Look {
     /// What it is called, to people.
     place: String,
-    /// It can be served, or why it would be awaited.
+    /// It can be served, or why it would be pending.
     seen: Result<Option<String>, String>,
     below: Below,
     block_bytes: u32,
 }
 
-/// Whether each namespace can be served, or why it would be awaited. All are looked at together:
+/// Whether each namespace can be served, or why it would be pending. All are looked at together:
 /// what hangs keeps nobody for longer than [`PATIENCE`]. `is_served`: a daemon has them locked.
 fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<Look> {
     let served = Served::load(config.state_directory.as_deref());
@@ -277,7 +277,7 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
         )),
         size => {
             if let Some(size) = size.filter(|size| *size < found) {
-                warn!("{shown} has {found} bytes, and {size} of them would be served");
+                warn!("{shown} has {found} bytes, of which {size} would be exported");
             }
             let is_locked =
                 !is_served && matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock));
@@ -308,10 +308,12 @@ fn absent(namespace: &NamespaceConfig, path: &Path, size: Option<u64>) -> Result
     match (size, fs::metadata(folder)) {
         (None, _) => Err(format!("{shown} does not exist: give a `size`, and it will be made")),
         (Some(size), Ok(metadata)) if metadata.is_dir() => {
-            warn!("{shown} does not exist: it will be made, sparse, with {}", Size(size));
+            warn!("{shown} does not exist: it will be created as a sparse file of {}", Size(size));
             Ok(())
         }
-        (Some(_), _) => Err(format!("the folder {} does not exist: make it", folder.display())),
+        (Some(_), _) => {
+            Err(format!("the directory {} does not exist: create it", folder.display()))
+        }
     }
 }
 

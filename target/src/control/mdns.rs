@@ -59,7 +59,7 @@ impl Announcer {
                     info!(name, port = service.port, "announced by multicast DNS");
                     self.names.push(name);
                 }
-                Err(error) => warn!("discovery cannot be announced by multicast DNS: {error}"),
+                Err(error) => warn!("cannot announce discovery by multicast DNS: {error}"),
             }
         }
         self.services = wanted;

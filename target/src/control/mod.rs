@@ -248,7 +248,7 @@ impl<T: Serve> RunningDaemon<T> {
             }
             Err(sentences) => {
                 sentences.iter().for_each(|sentence| error!("{sentence}"));
-                error!("reload refused: everything stays as it was");
+                error!("reload rejected: the running configuration is unchanged");
             }
         }
         self
@@ -358,7 +358,7 @@ impl Control {
                     if alive {
                         self.manager.watchdog();
                     } else if !stuck {
-                        error!("a reactor has not turned since the last look");
+                        error!("a reactor stalled: no poll iteration since the last watchdog check");
                     }
                     stuck = !alive;
                 }
@@ -406,7 +406,7 @@ impl Control {
                     done = &mut work => break done.map_err(|_| panicked())?,
                     ask = asks.recv() => match ask {
                         Some(ControlRequest::Reload) => {
-                            info!("a change is under way: a reload will follow");
+                            info!("a change is in progress: the reload follows");
                             again = true;
                         }
                         Some(ControlRequest::Stop) | None => return self.outwait(work, pulse, asks).await,
@@ -419,7 +419,7 @@ impl Control {
     }
 
     fn reload<T: Serve>(&self, served: RunningDaemon<T>) -> Work<T> {
-        info!("reading {} again", served.declared.file().display());
+        info!("reloading {}", served.declared.file().display());
         self.manager.reloading();
         spawn_blocking(move || served.reload())
     }
@@ -439,13 +439,13 @@ impl Control {
         pulse: impl Pulse,
         asks: &mut mpsc::Receiver<ControlRequest>,
     ) -> Result<Option<RunningDaemon<T>>, String> {
-        info!("stopping: the reload under way has {} s", RELOAD_GRACE.as_secs());
+        info!("shutting down: waiting up to {} s for the reload", RELOAD_GRACE.as_secs());
         self.manager.stopping("stopping after the reload");
         let ending = async {
             match timeout(RELOAD_GRACE, reload).await {
                 Ok(Ok(served)) => return Ok(Some(served)),
                 Ok(Err(_)) => return Err(panicked()),
-                Err(_) => warn!("the reload takes too long: stopping without it"),
+                Err(_) => warn!("reload timed out: shutting down without it"),
             }
             let work = spawn_blocking(move || pulse.part(Instant::now() + STOP_BUDGET));
             let _ = timeout(STOP_BUDGET + STOP_GRACE, work).await;
@@ -469,21 +469,21 @@ impl Control {
         if farewell.is_zero() {
             self.manager.stopping("stopping");
         } else {
-            info!("leaving: hosts have {} ms to go on by other paths", farewell.as_millis());
+            info!("draining: hosts have {} ms to switch to other paths", farewell.as_millis());
             self.manager.leaving(farewell + STOP_BUDGET + STOP_GRACE);
         }
         let work = spawn_blocking(move || {
             if !farewell.is_zero() {
                 target.leave(Instant::now() + farewell);
             }
-            info!("stopping: what is in flight has {} s", STOP_BUDGET.as_secs());
+            info!("shutting down: waiting up to {} s for in-flight I/O", STOP_BUDGET.as_secs());
             target.stop(Instant::now() + STOP_BUDGET);
         });
         tokio::select! {
             done = timeout(farewell + STOP_BUDGET + STOP_GRACE, work) => match done {
                 Ok(Ok(())) => info!("stopped"),
-                Ok(Err(_)) => error!("the stop has panicked; this is a bug"),
-                Err(_) => warn!("the stop takes too long: leaving now"),
+                Ok(Err(_)) => error!("shutdown panicked (bug)"),
+                Err(_) => warn!("shutdown timed out: exiting"),
             },
             () = once_more(&mut asks) => {}
         }
@@ -493,11 +493,11 @@ impl Control {
 /// Waits until somebody who has asked to stop asks again.
 async fn once_more(asks: &mut mpsc::Receiver<ControlRequest>) {
     while asks.recv().await == Some(ControlRequest::Reload) {}
-    warn!("asked to stop once more: leaving now");
+    warn!("second stop request: exiting");
 }
 
 fn panicked() -> String {
-    "the reload has panicked; this is a bug".to_owned()
+    "reload panicked (bug)".to_owned()
 }
 
 /// What is added to a line for `systemctl status` while the last reload is one that was refused.

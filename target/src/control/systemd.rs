@@ -17,7 +17,7 @@ impl ServiceNotifier {
         Self::new(|states| {
             // Nobody to tell, or gone away: serving goes on.
             if let Err(error) = sd_notify::notify(states) {
-                tracing::debug!("the service manager cannot be told: {error}");
+                tracing::debug!("cannot notify the service manager: {error}");
             }
         })
     }

@@ -353,8 +353,8 @@ impl Prepared {
         let Err(mut sentence) = self.0.persist() else { return Ok(()) };
         // They may have the name already: what is refused must not be in force after a restart.
         if let Err(worse) = before.keep() {
-            error!("a change that was refused may be in force after a restart: {worse}");
-            sentence += "; it may be in force after a restart";
+            error!("a rejected change may take effect after a restart: {worse}");
+            sentence += "; it may take effect after a restart";
         }
         Err(sentence)
     }

@@ -276,10 +276,10 @@ impl DeviceTable {
         });
         let was_owed = std::mem::replace(&mut self.owes_memory, kept.is_err());
         match kept {
-            Ok(()) if was_owed => info!("{} remembers what is served again", folder.display()),
+            Ok(()) if was_owed => info!("{} lists all served devices again", folder.display()),
             Err(sentence) if !was_owed => error!(
-                "{sentence}; a file that is not there at the next start may be made anew, empty: \
-                 it is tried again each second"
+                "{sentence}; a file missing at the next start may be created anew, empty: the write \
+                 is retried each second"
             ),
             _ => {}
         }

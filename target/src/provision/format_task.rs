@@ -62,7 +62,7 @@ pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a ServedDevice>) {
     under_way.iter().for_each(|progress| progress.stop());
     let deadline = Instant::now() + PATIENCE;
     if !under_way.iter().all(|progress| progress.wait_until_idle(deadline)) {
-        warn!("a store that is no longer served is still being erased: its disk does not answer");
+        warn!("a removed namespace is still being erased: its device does not respond");
     }
 }
 
@@ -107,7 +107,7 @@ impl Provisioner {
         let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
         let namespace = served.ok_or(gone)?;
         let course = FormatJob::begin(wish, namespace, &store.format)?;
-        info!(subsystem = %nqn, nsid, "a host begins to format it");
+        info!(subsystem = %nqn, nsid, "format started by a host");
         self.publish_again(&nqn);
         // Behind the news: whatever comes after it is refused.
         self.registry.fence(&Arc::new(DrainBarrier::around(nqn, nsid, waiting)));
@@ -135,7 +135,7 @@ impl Provisioner {
             }
             error!(
                 subsystem = %nqn, nsid,
-                "its store is not the one any more that was erased: format it again"
+                "its backing device was replaced during the erase: format it again"
             );
             Err(Health::NOT_READY)
         })

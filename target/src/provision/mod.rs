@@ -575,7 +575,7 @@ impl Provisioner {
                 Err(_) => return Err(Fatal(format!("reactor {index} does not answer"))),
             }
         }
-        info!(store = name, blocks = backing.blocks(), "store opened");
+        info!(store = name, blocks = backing.blocks(), "backing store opened");
         self.tender.tend(Arc::clone(&store.tended));
         Ok(())
     }

@@ -152,14 +152,14 @@ impl NamespaceDirectory {
         match kept {
             Ok(()) => {
                 if owed.take().is_some() {
-                    info!("{shown}/{RECORD} says what hosts were told again");
+                    info!("{shown}/{RECORD} matches the state reported to hosts again");
                 }
             }
             Err(error) => {
                 if owed.is_none() {
                     error!(
-                        "{shown}/{RECORD} may say something else than hosts were told, and a start \
-                         would go by it: {error}; it is written again as soon as that is possible"
+                        "{shown}/{RECORD} may differ from the state reported to hosts and would be \
+                         used at the next start: {error}; the write is retried"
                     );
                 }
                 *owed = Some(record.clone());

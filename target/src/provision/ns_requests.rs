@@ -58,7 +58,7 @@ pub(crate) fn carry_out(shelf: &Mutex<Provisioner>, order: &NamespaceJob) -> Res
         move || Ok(free_bytes(folder.path()))
     });
     let free_bytes = measured.by(Instant::now() + ANSWER).map_err(|why| {
-        warn!("an order about namespaces of {nqn} is refused: {why}");
+        warn!("namespace request for {nqn} rejected: {why}");
         FAILED
     })?;
     let mut held = lock(shelf);
@@ -138,7 +138,7 @@ impl<'s> RequestRunner<'s> {
                 let removed = self.folder.remove(&uuids);
                 if let Err(error) = &removed {
                     let nqn = self.nqn;
-                    warn!("files that are no namespaces of {nqn} cannot be removed yet: {error}");
+                    warn!("leftover namespace files of {nqn} cannot be removed yet: {error}");
                 }
                 return (lock(self.shelf), removed.is_ok());
             }
@@ -186,7 +186,7 @@ impl<'s> RequestRunner<'s> {
         let kept = self.folder.keep(record, before);
         if let Err(error) = &kept {
             let folder = self.folder.path().display();
-            error!("the record of managed namespaces in {folder} cannot be kept: {error}");
+            error!("cannot persist the catalog of managed namespaces in {folder}: {error}");
         }
         kept.is_ok()
     }
@@ -196,7 +196,7 @@ impl<'s> RequestRunner<'s> {
         let in_place = self.folder.is_in_place().map_err(|error| error.to_string());
         let made = in_place.and_then(|()| devices::make(namespace));
         if let Err(why) = &made {
-            error!("a namespace of {} cannot be made: {why}", self.nqn);
+            error!("cannot create a namespace of {}: {why}", self.nqn);
         }
         made.is_ok()
     }
@@ -322,7 +322,7 @@ impl Provisioner {
             // Its file may be there in a moment, and with it who relies on it.
             None if self.stores.why_awaited(nqn, nsid).is_some() => return Err(Health::NOT_READY),
             None => self.stores.guards(place, entry.uuid).map_err(|why| {
-                error!("namespace {nsid} of {nqn} is not deleted: {why}");
+                error!("cannot delete namespace {nsid} of {nqn}: {why}");
                 FAILED
             })?,
         };
@@ -337,7 +337,7 @@ impl Provisioner {
                 true
             }
             Err(why) => {
-                error!("an order about namespaces of {nqn} cannot be carried out: {why}");
+                error!("namespace request for {nqn} failed: {why}");
                 false
             }
         }

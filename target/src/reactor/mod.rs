@@ -116,7 +116,7 @@ impl Reactor {
             }
         }
         if !self.parts.pool.is_full() {
-            warn!(free = ?self.parts.pool.free(), "buffers are missing at the end: please report");
+            warn!(free = ?self.parts.pool.free(), "buffer leak at shutdown (bug)");
         }
     }
 

@@ -36,10 +36,10 @@ impl Pending {
             error!("not served: {sentence}");
         }
         for sentence in sentences.iter().filter(|each| !told.sentences.contains(each)) {
-            warn!("waiting: {sentence}");
+            warn!("pending: {sentence}");
         }
         if sentences.is_empty() && !told.sentences.is_empty() {
-            info!("everything that was awaited is there");
+            info!("all configured devices and addresses are available");
         }
         let (hindrance, lost) = (String::new(), take(&mut told.lost));
         *told = Told { sentences, held, hindrance, lost };
@@ -64,7 +64,7 @@ impl Pending {
     pub fn hinder(&self, why: String) {
         let mut told = self.lock();
         if told.hindrance != why {
-            warn!("still waiting: {why}");
+            warn!("still pending: {why}");
             told.hindrance = why;
         }
     }

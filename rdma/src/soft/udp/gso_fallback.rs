@@ -34,7 +34,7 @@ impl Singles {
                 self.0.push((from, until));
                 tracing::info!(
                     address = %from,
-                    "no trains of datagrams here: the device takes single ones"
+                    "UDP GSO unavailable on this device: datagrams are sent one by one"
                 );
             }
             None => {}

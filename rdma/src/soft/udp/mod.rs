@@ -287,8 +287,8 @@ impl Udp {
         if short && asked <= most && leaves(from, to, asked) {
             if is_due(&mut self.doubted, Instant::now()) {
                 tracing::warn!(
-                    "the way to {} is said to carry only {told} bytes (see `ip route get`), but our \
-                     link carries more: packets have the {asked} bytes that the host asks for",
+                    "the path MTU to {} is reported as {told} bytes (see `ip route get`), the link \
+                     MTU is larger: packets carry the {asked} bytes requested by the host",
                     to.ip()
                 );
             }
@@ -562,7 +562,7 @@ impl Udp {
         if let Err(errno) = sent
             && self.is_news(errno, Instant::now())
         {
-            tracing::warn!("a datagram was not sent: {}", errno.desc());
+            tracing::warn!("cannot send a datagram: {}", errno.desc());
         }
     }
 

@@ -203,8 +203,8 @@ impl Shared {
         tracing::info!(address = %ip, receive_bytes, send_bytes, "UDP port 4791 opened");
         if receive_bytes < window_bytes {
             tracing::warn!(
-                "the receive buffer of {ip} has {receive_bytes} bytes, but one connection may fill \
-                 {window_bytes}: packets will get lost; `sysctl -w net.core.rmem_max={asked}`"
+                "the receive buffer of {ip} is {receive_bytes} bytes, one connection may fill \
+                 {window_bytes}: packets will be dropped; `sysctl -w net.core.rmem_max={asked}`"
             );
         }
     }

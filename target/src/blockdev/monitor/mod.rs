@@ -147,7 +147,7 @@ impl MonitoredDevice {
         }
         let (place, name) = (&self.place, backing.name());
         match detached {
-            None => info!("{place}: {name} leads to the file or device that is served again"),
+            None => info!("{place}: {name} refers to the served file or device again"),
             Some(detached) => warn!("{place}: {}", detachment(backing, detached)),
         }
     }
@@ -428,7 +428,7 @@ impl DeviceMonitor {
             Ok(outcome) => outcome,
         };
         outcome.map_err(Untrusted::Failing)?;
-        warn!("{}: trusted again by the administrator: flushes are served", tended.place);
+        warn!("{}: trusted again by the administrator: flushes succeed", tended.place);
         Ok(())
     }
 
@@ -581,7 +581,7 @@ impl Shared {
                     backing.fail_sync(Status::WRITE_FAULT);
                 }
                 if health.set_up() {
-                    info!("{}: {} is back and served again", tended.place, backing.name());
+                    info!("{}: {} is available again, I/O resumed", tended.place, backing.name());
                 }
                 return;
             }
@@ -616,7 +616,7 @@ impl Shared {
         self.exchange(tended, gone, fresh)?;
         tended.health.clear_suspicion();
         tended.health.set_up();
-        info!("{}: {} is there again and served again", tended.place, gone.name());
+        info!("{}: {} is available again, I/O resumed", tended.place, gone.name());
         Ok(())
     }
 
@@ -672,7 +672,7 @@ impl Shared {
         self.put(tended, &old, fresh).inspect_err(|_| {
             old.set_lost(false);
             if let Some(Err(error)) = tended.record.as_ref().map(|(_, it)| it.set(distrust)) {
-                error!("{}: that it is not trusted cannot be kept: {error}", tended.place);
+                error!("{}: cannot persist that the device is not trusted: {error}", tended.place);
             }
         })?;
         tell();

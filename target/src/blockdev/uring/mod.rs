@@ -200,7 +200,9 @@ impl Ring {
     fn vacate(&mut self) {
         while let Some(id) = self.flights.next_vacated() {
             if let Err(error) = self.io.submitter().register_files_update(id, &[-1]) {
-                tracing::warn!("the ring keeps the file of backing {id} open: {error}");
+                tracing::warn!(
+                    "cannot unregister the file of backing device {id} from io_uring: {error}"
+                );
             }
         }
     }
@@ -437,7 +439,7 @@ impl Drop for Ring {
             self.reap(&mut done, &mut woken);
         }
         tracing::error!(
-            "{} disk operations did not come back within {FAREWELL:?}: their memory stays taken",
+            "{} device operations did not complete within {FAREWELL:?}: their buffers stay allocated",
             self.flights.in_kernel()
         );
         std::mem::forget((Arc::clone(&self.memory.region), Arc::clone(&self.memory.zeros)));
@@ -507,8 +509,8 @@ fn register_region(io: &IoUring, region: &Region) -> io::Result<bool> {
         Ok(()) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM)) => {
             tracing::warn!(
-                "the pool of {} bytes is not registered with the ring: {error}; disk transfers \
-                 cost a little more until the limit of locked memory is raised (ulimit -l, \
+                "cannot register the pool of {} bytes with io_uring: {error}; device I/O is \
+                 slightly slower until the limit of locked memory is raised (ulimit -l, \
                  systemd: LimitMEMLOCK=infinity)",
                 region.len()
             );

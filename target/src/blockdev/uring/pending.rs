@@ -230,7 +230,9 @@ impl Flights {
 
     /// It cannot be asked at all.
     pub(super) fn astray(&mut self, slot: u32) {
-        tracing::error!("a buffer that is not of this ring's pool, or an operation astray");
+        tracing::error!(
+            "invalid request: buffer outside the registered region or unknown device (bug)"
+        );
         self.take_sync_back(slot);
         let done = self.land(slot, Err(Status::INTERNAL_ERROR.with_dnr()));
         self.ready.extend(done);

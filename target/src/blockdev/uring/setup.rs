@@ -65,7 +65,7 @@ fn explained(error: &io::Error) -> io::Error {
 /// each operation keeps one, and other stores need some as well.
 pub(crate) fn allow_workers(io: &IoUring) {
     if let Err(error) = io.submitter().register_iowq_max_workers(&mut [MOST_WORKERS, 0]) {
-        tracing::info!("the ring works with few workers: {error}");
+        tracing::info!("io_uring runs with few workers: {error}");
     }
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn register_files(io: &IoUring, backings: u32) -> u32 {
     match io.submitter().register_files_sparse(files) {
         Ok(()) => files,
         Err(error) => {
-            tracing::info!("the ring works without registered files: {error}");
+            tracing::info!("io_uring runs without registered files: {error}");
             0
         }
     }

@@ -75,7 +75,7 @@ fn missing(id: u64) -> ApiError {
 fn done(of: &registry::Controller, sign: &str, what: &str) -> Json<Outcome> {
     let a = &of.association;
     tracing::info!(host = %a.host, subsystem = %a.subsystem, cntlid = a.cntlid,
-                   "somebody had it so: the controller {what}");
+                   "by request of the administrator, the controller {what}");
     let line = format!("{sign} controller {} of {} for {} {what}", a.cntlid, a.subsystem, a.host);
     Json(Outcome { differences: vec![line], needs_restart: Vec::new(), kept: true })
 }

@@ -44,7 +44,7 @@ async fn set(Body(wanted): Body<Log>) -> Result<Json<Log>, ApiError> {
     if !logging::set_level(level) {
         return Err(wrong("nothing is logged here".to_owned()));
     }
-    info!("the log level is {level} now");
+    info!("log level set to {level}");
     Ok(Json(now()))
 }
 

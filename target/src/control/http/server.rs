@@ -68,7 +68,7 @@ impl Server {
         let unix = match given()? {
             Some(listener) => Ok(listener),
             None => bind(&path, config).inspect(|_| {
-                info!("the management interface is {}", path.display());
+                info!("management interface at {}", path.display());
                 server.socket = Some(path);
             }),
         };
@@ -79,13 +79,13 @@ impl Server {
             }
             Err(sentence) if config.socket.is_some() => return Err(sentence),
             Err(sentence) => warn!(
-                "there is no management interface: {sentence}; name another path as `socket` in \
+                "no management interface: {sentence}; name another path as `socket` in \
                  [management]"
             ),
         }
         if let Some(at) = config.http {
             let listener = bind_loopback(at)?;
-            info!("the management interface can be read at http://{at}");
+            info!("read-only management interface at http://{at}");
             let router = router(managed.clone(), false).layer(middleware::from_fn(only_by_address));
             server.accept(move || accept_loopback(listener, router));
         }
@@ -103,7 +103,7 @@ impl Drop for Server {
         if let Some(path) = &self.socket
             && let Err(error) = fs::remove_file(path)
         {
-            debug!("{} stays behind: {error}", path.display());
+            debug!("cannot remove {}: {error}", path.display());
         }
     }
 }
@@ -143,7 +143,7 @@ async fn accept_loopback(listener: TcpListener, router: Router) {
 
 /// Out of descriptors, as a rule: others may give some back.
 async fn not_accepted(error: &io::Error) {
-    debug!("a management connection was not accepted: {error}");
+    debug!("cannot accept a management connection: {error}");
     sleep(Duration::from_millis(100)).await;
 }
 
@@ -156,7 +156,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await;
     if let Err(error) = served {
-        debug!("a management connection has ended: {error}");
+        debug!("management connection failed: {error}");
     }
 }
 
@@ -185,7 +185,7 @@ fn given() -> Result<Option<UnixListener>, String> {
     listener.set_nonblocking(true).map_err(refuse)?;
     let at = listener.local_addr().ok();
     let path = at.as_ref().and_then(|at| at.as_pathname()).unwrap_or(Path::new("unnamed"));
-    info!("the management interface is {}, from the service manager", path.display());
+    info!("management interface at {}, from the service manager", path.display());
     UnixListener::from_std(listener).map(Some).map_err(refuse)
 }
 
