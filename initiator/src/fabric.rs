@@ -1,4 +1,4 @@
-//! Which fabric a host uses, and how it sleeps on it.
+//! The fabric of a host: choice of provider, and sleeping on its descriptors.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};

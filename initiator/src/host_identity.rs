@@ -1,4 +1,4 @@
-//! Who we are: the names in `/etc/nvme`, as nvme-cli has them.
+//! Host NQN and host id from `/etc/nvme`, as nvme-cli has them.
 
 use std::fs;
 use std::path::Path;

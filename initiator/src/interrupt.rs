@@ -1,4 +1,4 @@
-//! Ctrl-C and its like, as something to wait for: long work ends early and in order.
+//! Ctrl-C and other signals as a descriptor to poll: long-running commands end early and in order.
 
 use std::os::fd::AsFd;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! The options of `nvmf` that say which target is meant and how to reach it: nvme-cli's names,
-//! where it has them. Their short forms are those of `nvme connect`; so what a command of nvme-cli
-//! abbreviates otherwise (`-n` for the namespace, `-s` for the first block) has no short form here.
+//! Options of `nvmf` that select the target and the connection, named as in nvme-cli. Their short
+//! forms are those of `nvme connect`; so what a command of nvme-cli abbreviates otherwise (`-n` for
+//! the namespace, `-s` for the first block) has no short form here.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;

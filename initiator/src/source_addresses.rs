@@ -1,4 +1,4 @@
-//! Addresses of several hosts in one process.
+//! Source addresses of several hosts in one process.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Copy: what the command says in its dwords, and the ranges that it brings.
+//! The Copy command: its dwords, and the source ranges in its data.
 //!
 //! Source: NVM Command Set Specification 1.0, "Copy command".
 

@@ -1,4 +1,4 @@
-//! What the NVMe documents say, as formats and names: no I/O, no clock, no allocation, no `unsafe`.
+//! Formats and names of the NVMe specifications: no I/O, no clock, no allocation, no `unsafe`.
 //!
 //! * **Revisions.** NVM Express Base Specification 2.0 (with the 1.4 fields that hosts still send),
 //!   NVM Command Set Specification 1.0, NVMe over Fabrics 1.1 and the NVMe RDMA Transport

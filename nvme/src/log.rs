@@ -1,4 +1,4 @@
-//! Log pages, and the command that reads them.
+//! Log pages, and the Get Log Page command.
 //!
 //! Source: NVMe Base Specification 2.0, "Get Log Page command" and the log page sections below it.
 

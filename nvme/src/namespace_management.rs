@@ -1,4 +1,4 @@
-//! Namespace Management and Namespace Attachment: what a host orders.
+//! Namespace Management and Namespace Attachment commands.
 //!
 //! Source: NVMe Base Specification 2.0, "Namespace Management command" and "Namespace Attachment
 //! command"; NVM Command Set Specification 1.0 for the data of the former.

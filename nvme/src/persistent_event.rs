@@ -1,4 +1,4 @@
-//! The Persistent Event log (0Dh): what has happened to an NVM subsystem over its life.
+//! The Persistent Event log (0Dh): events in the life of an NVM subsystem.
 //!
 //! A host establishes a reporting context, which freezes what the log says; reads it in pieces; and
 //! releases the context. The header is followed by the events, the newest first, each with a header

@@ -1,4 +1,4 @@
-//! Controller properties: what a PCIe controller has as registers.
+//! Controller properties: the registers of a PCIe controller.
 //!
 //! Source: NVMe Base Specification 2.0, "Controller Properties".
 

@@ -1,4 +1,4 @@
-//! What a fabric tells its driver.
+//! Events that a fabric reports to its driver.
 
 use std::any::Any;
 use std::net::SocketAddr;

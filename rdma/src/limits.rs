@@ -1,5 +1,4 @@
-//! What connections may take of a fabric before their peers have shown who they are, whichever provider
-//! makes them.
+//! Limits for connections whose peers are not verified yet, common to all providers.
 
 /// Queue pairs at once.
 pub const QUEUE_PAIRS: u32 = 2048;

@@ -1,4 +1,4 @@
-//! Memory that peers may read and write: what a host offers to its target.
+//! Memory that peers may read and write remotely: buffers that a host exposes to its target.
 
 use std::any::Any;
 use std::marker::PhantomData;

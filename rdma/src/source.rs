@@ -1,4 +1,4 @@
-//! Where something comes from, as far as shares and limits go.
+//! Source of a request, for fair shares and rate limits.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

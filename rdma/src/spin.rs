@@ -1,4 +1,4 @@
-//! Whether an idle driver of a fabric looks for work a little longer or sleeps at once.
+//! Adaptive polling: decides whether an idle driver of a fabric keeps polling or sleeps.
 //!
 //! Waking a sleeping CPU costs tens of microseconds, so looking for about that long pays when work
 //! comes soon, and is heat when it does not. The spinner learns which: after a few vain spins in a

@@ -1,4 +1,4 @@
-//! The running target: reactors on their threads, and what the control plane may ask of them.
+//! The running target: reactor threads, and the operations of the control plane on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

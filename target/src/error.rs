@@ -1,4 +1,4 @@
-//! Why the daemon does not serve what it is told to.
+//! Errors that stop the daemon or refuse a change.
 
 /// The daemon cannot serve: one sentence for a person.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

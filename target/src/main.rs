@@ -1,4 +1,4 @@
-//! The daemon `nvmfd`: arguments, logging, and which of its two jobs to do.
+//! The daemon `nvmfd`: arguments, logging, and the choice between serving and checking.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Manual pages and shell completions of a program, from its own command line.
+//! Manual pages and shell completions, generated from the command line of a program.
 
 use std::fs;
 use std::io;

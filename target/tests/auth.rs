@@ -276,7 +276,7 @@ fn a_proof_for_a_controller_that_is_gone_finds_none() {
     world.end(admin);
 }
 
-/// The thread that computes is busy until the mailbox is read that it writes to.
+/// The thread that computes is busy until the channel is read that it writes to.
 struct Busy {
     to: Sender,
     inbox: Mailbox,

@@ -1,6 +1,6 @@
-//! Functions that take any bytes, make something of them that a peer could send (or a person could
-//! write), and look for a rule that is broken. `make fuzz` lets a fuzzer choose the bytes; a test
-//! runs all of them over bytes of real hosts and over mutations of these.
+//! Fuzz targets: functions that turn arbitrary bytes into the input of a peer or a user, and check
+//! invariants. `make fuzz` lets a fuzzer choose the bytes; a test runs all of them over bytes of
+//! real hosts and over mutations of these.
 //!
 //! Each says whether the bytes got past the first look, so that the test sees that they are not
 //! refused at the door.

@@ -1,4 +1,4 @@
-//! What no single crate can test: the whole system, simulated from one seed.
+//! Tests of the whole system: simulation from one seed, fuzz targets, rules of the source tree.
 
 pub mod fuzz;
 pub mod sim;

@@ -1,4 +1,4 @@
-//! `nvmf bench`: how fast a namespace is, asked and told like `fio` does.
+//! `nvmf bench`: measures a namespace, with the options and the report of `fio`.
 //!
 //! One thread drives one association with all its queues: it takes every answer that is there,
 //! submits as much again, and rings once. When nothing has happened it looks again for a while,

@@ -1,4 +1,4 @@
-//! Which command comes next: pure, from a seed.
+//! Generates the next command: pure, from a seed.
 
 use crate::rng::Random;
 

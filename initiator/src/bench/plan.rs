@@ -1,4 +1,4 @@
-//! What a benchmark does, worked out and checked before it starts.
+//! Plan of a benchmark, computed and validated before it starts.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! One thread's loop: every answer that is there, as many new commands, one ring of the doorbell.
+//! The loop of one thread: reaps all completions, submits as many commands, rings the doorbell
+//! once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Where in a namespace the blocks are that a command is about.
+//! Arguments for the block range of a command.
 
 use clap::Args;
 use initiator::host::Range;

@@ -1,4 +1,4 @@
-//! `nvmf list`: every namespace that a target offers us.
+//! `nvmf list`: lists every namespace that a target exports to this host.
 
 use clap::Args as ClapArgs;
 use initiator::options::{OptionDefaults, TargetArgs};

@@ -1,4 +1,4 @@
-//! The commands of `nvmf`, one file a family. Each connects, acts and disconnects.
+//! Commands of `nvmf`, one file per family. Each connects, acts and disconnects.
 
 pub(crate) mod data_management;
 pub(crate) mod discover;

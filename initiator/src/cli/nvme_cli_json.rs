@@ -1,4 +1,4 @@
-//! Pages of the NVMe documents as JSON: the fields of nvme-cli 2.3, in its order.
+//! Structures of the NVMe specifications as JSON: the fields of nvme-cli 2.3, in its order.
 //!
 //! Numbers of up to 64 bits are numbers, those of 128 bits are text. Where nvme-cli 2.3 prints a
 //! large number of 32 bits as a negative one, this prints it as it is.

@@ -1,4 +1,4 @@
-//! What is printed: JSON for programs, text for people, bytes for whoever asks for them.
+//! Output: JSON for programs, text for people, raw bytes on request.
 
 use std::io::{self, ErrorKind, Write};
 

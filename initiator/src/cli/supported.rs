@@ -1,5 +1,5 @@
-//! `nvmf effects-log`, `supported-log-pages`, `fid-support-effects-log`: what a controller says that
-//! it can do.
+//! `nvmf effects-log`, `supported-log-pages`, `fid-support-effects-log`: capabilities reported by a
+//! controller.
 
 use clap::Args as ClapArgs;
 use initiator::Error;

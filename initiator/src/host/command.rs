@@ -1,4 +1,4 @@
-//! Single commands, one after another, each awaited.
+//! Single commands, executed one after another.
 
 use nvme::copy::{Copy, CopyRange};
 use nvme::fabrics::{PropertyGet, PropertySet};

@@ -1,4 +1,4 @@
-//! The discovery service: its log page, read so that it is all of one state.
+//! Discovery: reads the log page consistently (one generation).
 
 use nvme::log::{DiscoveryEntry, DiscoveryHeader, GetLogPage, LogId};
 

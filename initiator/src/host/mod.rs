@@ -1,4 +1,4 @@
-//! A host that blocks: a pool, a fabric and one session, driven until things are done.
+//! A blocking host: a pool, a fabric and one session, polled until a call completes.
 //!
 //! One [`Host`] is one association. It belongs to one thread; several threads have one each.
 

@@ -1,4 +1,4 @@
-//! Namespaces made, deleted, attached, detached and formatted.
+//! Namespace Management, Namespace Attachment and Format NVM.
 
 use nvme::identify::{Cns, Csi, Identify, NAMESPACES_PER_PAGE, emit_controllers, namespaces};
 use nvme::namespace_management::{

@@ -1,5 +1,5 @@
-//! Reading, writing and comparing any number of blocks: cut into commands that the controller
-//! takes, several of them under way at once on all queues.
+//! Read, write and compare of any number of blocks: split by the limits of the controller, with
+//! several commands in flight on all queues.
 
 use nvme::{IoOpcode, Sqe};
 

@@ -1,4 +1,5 @@
-//! In-band authentication, the host's side: what a target demands in its answer to Connect.
+//! In-band authentication, the host's side: the exchange that a target requires in its response to
+//! Connect.
 //!
 //! The arithmetic of the large groups runs here and now: nobody else waits for this thread.
 

@@ -1,5 +1,5 @@
-//! Bring-up, as Linux does it: admin connection, Connect, CAP, enable, ready, Identify, number of
-//! queues, all I/O connections, Connect on each, events.
+//! Controller initialization in the order of Linux: admin connection, Connect, CAP, enable, ready,
+//! Identify, number of queues, all I/O connections, Connect on each, events.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Why an association ended, as sentences for a person.
+//! The reason why an association ended, as a sentence for the user.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Time: keep alive, commands that hang, and the events that the controller reports meanwhile.
+//! Timers: keep alive and command timeouts; and asynchronous events of the controller.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What a session borrows, takes and gives back.
+//! Requests and responses of a session.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The end: an orderly shut-down, or a death with a reason; and that of one queue alone. Either way
+//! Shutdown: orderly, or after an error with its reason; and deletion of a single queue. Either way
 //! every request comes home.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! What each block may contain: the possible values, and which of them a crash may bring back.
+//! History of a block: its possible values, and which of them may reappear after a crash.
 //!
 //! A block is a register. Each write of it is an [`Entry`] with three moments of a logical clock:
 //! its submission, its end (answered, or given up), and when it was surely overwritten. A read may

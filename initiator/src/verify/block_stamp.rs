@@ -1,5 +1,5 @@
-//! `Stamp`: what `nvmf verify` writes into every block, so that a block says by itself where it
-//! belongs and which write brought it.
+//! `Stamp`: the content that `nvmf verify` writes into every block; it identifies the block and the
+//! write.
 //!
 //! ```text
 //! 0  magic       8 bytes  "nvmf-blk"

@@ -1,4 +1,4 @@
-//! Drives clients and their model: operations out, answers in, each told to the model.
+//! Drives clients and the model: submits operations and reports their completions to the model.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

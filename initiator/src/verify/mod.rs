@@ -1,4 +1,4 @@
-//! `nvmf verify`: does a namespace keep what it promised.
+//! `nvmf verify`: checks that a namespace returns what was written and flushed.
 //!
 //! Every block that is written is [stamped](block_stamp), and a [`Model`] knows what each may
 //! contain: what was acknowledged, what is under way, what is durable. Every read is checked. At

@@ -1,4 +1,4 @@
-//! `Model`: what a namespace must contain, from what was asked of it and what it answered.
+//! `Model`: the contents that a namespace must have, derived from requests and their completions.
 //!
 //! Pure: no clock, no I/O, nothing of the target. Whoever drives it announces each operation
 //! before it is submitted ([`Model::write`], [`Model::read`], [`Model::flush`]) and says how it

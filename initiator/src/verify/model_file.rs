@@ -1,4 +1,4 @@
-//! A model as a file, so that another process can check what a target kept.
+//! A model stored as a file, so that another process can check the target after a restart.
 //!
 //! ```text
 //! magic 8 | version u32 | block_bytes u32 | first_lba u64 | blocks u64 | run u64 | clock u64

@@ -1,4 +1,4 @@
-//! What a verification has found, for people and for programs.
+//! Result of a verification, as text and JSON.
 
 use std::fmt::{self, Write};
 use std::time::Duration;

@@ -1,5 +1,4 @@
-//! `Violation`: a block that has a content it must not have, told so that a person can see what
-//! happened to it.
+//! `Violation`: a block with an invalid content, with the history that explains it.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Which operation comes next: pure, from a seed.
+//! Generates the next operation: pure, from a seed.
 
 use std::ops::Range;
 

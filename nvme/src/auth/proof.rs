@@ -1,4 +1,4 @@
-//! What the two sides prove with: keyed digests over both names and the challenge.
+//! Responses of both sides: keyed digests over both names and the challenge.
 
 use hmac::digest::block_api::EagerHash;
 use hmac::{Hmac, KeyInit, Mac};

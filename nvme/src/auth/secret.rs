@@ -1,4 +1,4 @@
-//! The text form of a secret, and the key that is made of it.
+//! The text form of a secret, and the key derived from it.
 
 use base64ct::{Base64, Encoding};
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};

@@ -1,4 +1,4 @@
-//! What Identify says of namespaces.
+//! Identify Namespace data structures.
 //!
 //! Source: NVMe Base Specification 2.0, "Identify Namespace data structure", NVM Command Set
 //! Specification 1.0.

@@ -1,5 +1,5 @@
-//! Free space of the data section: a buddy allocator on doubly linked lists in arrays, so that
-//! taking, giving and joining take constant time and no allocation.
+//! Buddy allocator for the data section: doubly linked free lists in arrays, so allocation, release
+//! and merging take constant time and never allocate.
 //!
 //! Whoever takes little takes it anywhere, so what is large may never come together again. So some
 //! blocks of the largest size can be *set aside*: their free pieces are on lists of their own, from

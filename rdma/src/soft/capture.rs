@@ -1,5 +1,5 @@
-//! A capture from inside: what is sent and received, as a pcapng file that Wireshark reads as
-//! RoCEv2 (IETF draft-ietf-opsawg-pcapng).
+//! Packet capture of the provider: sent and received packets as a pcapng file that Wireshark
+//! decodes as RoCEv2 (IETF draft-ietf-opsawg-pcapng).
 //!
 //! The thread that moves packets only copies what is kept and hands it over; another one writes.
 //! When that one cannot keep up, packets are missing in the file (their number is with the next

@@ -1,4 +1,4 @@
-//! What an endpoint is to be, and the way to a peer.
+//! Configuration of an endpoint, and the path to a peer.
 
 use std::net::IpAddr;
 use std::time::Duration;

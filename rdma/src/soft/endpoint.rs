@@ -1,5 +1,5 @@
-//! One address's worth of the transport: takes datagrams apart, finds their queue pair, and runs
-//! connection management. It owns the queue pairs and borrows the world: time, datagrams, memory.
+//! The transport of one address: parses datagrams, finds their queue pair, and runs connection
+//! management. It owns the queue pairs and borrows the world: time, datagrams, memory.
 //!
 //! After every call that changes something the driver drains [`Endpoint::poll_transmit`] and
 //! [`Endpoint::poll_event`], and calls [`Endpoint::handle_timeout`] when

@@ -1,5 +1,5 @@
-//! Our own RoCEv2 reliable connection and InfiniBand connection management, as state machines
-//! without a socket, clock or lock (IBTA volume 1, chapters 9, 12 and 13; annex A17 "RoCEv2").
+//! RoCEv2 reliable connections and InfiniBand connection management, as state machines without a
+//! socket, clock or lock (IBTA volume 1, chapters 9, 12 and 13; annex A17 "RoCEv2").
 //!
 //! ```text
 //! datagram ──► endpoint ──► icrc ──► qp ──► responder ──► receives, exposed memory (one copy)

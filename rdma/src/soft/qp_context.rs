@@ -1,5 +1,5 @@
-//! What an endpoint has of one queue pair: the queue pair itself, its connection, and what its packets
-//! have to look like to be the peer's.
+//! State of one queue pair in an endpoint: the queue pair, its connection, and the addresses and ports
+//! its packets must have.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,7 +1,7 @@
-//! Which of many queue pairs has to look at the clock first. An endpoint has as many as its peers
-//! have brought it to make, and is asked this at every turn; so the answer may not cost a look at
-//! each. A binary heap, in which every number knows its place: the earliest is on top, and to move
-//! one costs a logarithm of how many there are.
+//! Timer heap: the queue pair whose timer expires first. An endpoint has as many as its peers have
+//! brought it to make, and is asked this at every turn; so the answer may not cost a look at each.
+//! A binary heap, in which every number knows its place: the earliest is on top, and to move one
+//! costs a logarithm of how many there are.
 
 use std::time::Instant;
 

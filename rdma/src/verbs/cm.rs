@@ -1,4 +1,4 @@
-//! Connections: librdmacm's events, and the life of a queue pair from request to `Gone`.
+//! Connections: librdmacm events, and the lifetime of a queue pair from request to `Gone`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

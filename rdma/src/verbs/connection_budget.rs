@@ -1,6 +1,6 @@
-//! How much of its time a fabric gives to connections: to make and to destroy a queue pair are system
-//! calls, and commands to an adapter, while the data of everybody else wait. A storm of connections
-//! may have a quarter; what it asks for beyond that waits.
+//! Time budget for connection setup: creating and destroying a queue pair takes system calls and
+//! adapter commands, during which I/O waits. A storm of connections may have a quarter; what it asks
+//! for beyond that waits.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
-//! One RDMA device as one fabric uses it: a protection domain, the registered region and two
-//! completion queues on one channel, one for receives and one for everything else: so a sleeper
-//! can leave the completions of its responses for later.
+//! One RDMA device as used by one fabric: a protection domain, the registered region and two
+//! completion queues on one channel, one for receives and one for everything else, so that a
+//! sleeping driver can defer completions of responses.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;

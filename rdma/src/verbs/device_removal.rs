@@ -1,4 +1,4 @@
-//! Devices that the system takes away, and addresses that it gives to another one.
+//! Removal of devices, and addresses that move to another device.
 //!
 //! Of most adapters the system takes what programs have of them, and says so. `rdma_rxe` and `siw` stay
 //! until the last program has closed them, and their removal (`rdma link delete`, an interface that

@@ -1,4 +1,4 @@
-//! Posted work on its way: who posted it where, until its completion comes.
+//! Posted work requests until their completion.
 
 use super::ffi::Mr;
 use crate::{Qp, Tag, Work};

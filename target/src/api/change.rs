@@ -1,4 +1,4 @@
-//! Changes of what is served, while it is served.
+//! Types of configuration changes at run time.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Who is there.
+//! Types of connected controllers.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

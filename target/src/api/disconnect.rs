@@ -1,4 +1,4 @@
-//! Why hosts were refused or have lost their connection.
+//! Types of recent disconnects and refused hosts, with their causes.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! What happens, as it happens.
+//! Types of events, as streamed by `/v1/watch`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

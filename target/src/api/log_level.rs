@@ -1,4 +1,4 @@
-//! How much the daemon logs.
+//! Types of the log level.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

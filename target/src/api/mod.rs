@@ -1,5 +1,5 @@
-//! What the daemon and its tool say to each other: the types of the management interface, once
-//! for both. JSON, names of the fields as here; the OpenAPI document is derived from these types.
+//! Types of the management interface, shared by the daemon and its tool. JSON, names of the fields
+//! as here; the OpenAPI document is derived from these types.
 //!
 //! One file for each area. The daemon fills them in (`control/http/`), `nvmfctl` prints them
 //! (`bin/nvmfctl/`), and neither has a type of its own for what travels.

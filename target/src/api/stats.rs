@@ -1,4 +1,4 @@
-//! Counts, latencies and loads: what `/v1/stats` and `/v1/slow` say.
+//! Types of counters, latencies and utilization: `/v1/stats` and `/v1/slow`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! The daemon as a whole.
+//! Types of the daemon's status.
 
 use std::collections::BTreeMap;
 

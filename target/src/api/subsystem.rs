@@ -1,4 +1,4 @@
-//! What is served: subsystems, their namespaces, and who may use them.
+//! Types of subsystems, namespaces, and access of hosts.
 
 use std::collections::BTreeSet;
 

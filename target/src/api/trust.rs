@@ -1,4 +1,4 @@
-//! Stores that are to be trusted again.
+//! Types for trusting a backing store again after a failed flush.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! Write protection of namespaces.
+//! Types of write protection of namespaces.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! Sizes of logical blocks that a store can have.
+//! Logical block sizes that a backing store supports.
 
 /// log2 of the block sizes that there are, in the order of LBA formats.
 pub const SHIFTS: [u8; 2] = [9, 12];

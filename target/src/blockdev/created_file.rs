@@ -1,5 +1,4 @@
-//! A file that was made for a namespace, until it is served: an attempt that comes to nothing leaves
-//! none behind.
+//! A file created for a namespace: removed again unless the change is committed.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;

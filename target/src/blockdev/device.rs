@@ -1,4 +1,4 @@
-//! `BackingDevice`: an opened store, shared by all reactors.
+//! `BackingDevice`: an opened backing store, shared by all reactors.
 //!
 //! Opening is where a store can still be refused with a sentence that a person can act upon, so
 //! everything that can be found out beforehand is found out here: direct I/O, the alignment it

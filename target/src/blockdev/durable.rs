@@ -1,7 +1,7 @@
-//! What is to survive a power loss: files written and synchronised, names put in place, directories
-//! synchronised. Everything that does so, beside the I/O of hosts, does it here, so that tests see
-//! what is done, and in which order: a process that is killed loses nothing of what it has not
-//! synchronised, so only a record of the calls can show that one is missing.
+//! Durable file operations: write and fsync, rename, fsync of the directory. Everything that does
+//! so, beside the I/O of hosts, does it here, so that tests see what is done, and in which order: a
+//! process that is killed loses nothing of what it has not synchronised, so only a record of the
+//! calls can show that one is missing.
 
 use std::cell::RefCell;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! A store is erased and gets blocks of another size: Format NVM. May wait for the disk, so this is
+//! Erases a backing store and changes its block size: Format NVM. May wait for the disk, so this is
 //! for threads that nobody waits for.
 
 use std::os::fd::AsFd;

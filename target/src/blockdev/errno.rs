@@ -1,4 +1,4 @@
-//! What the system said, as what the host is told: the one table from errno to [`Status`].
+//! The table from errno to [`Status`].
 
 use nix::errno::Errno;
 use nvme::status::Status;

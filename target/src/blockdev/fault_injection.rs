@@ -1,4 +1,4 @@
-//! Faults that a store is told to show: what tests need and real disks seldom do when asked.
+//! Fault injection for tests: errors that real devices rarely produce on demand.
 //!
 //! They take the place of the kernel's answer and nothing else, so whatever follows from one is
 //! what follows from the real thing. Set by the key `fault` of a namespace, also by a reload.

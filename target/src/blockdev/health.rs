@@ -1,5 +1,5 @@
-//! `Health`: how a store fares. Shared by the rings of all reactors, and kept when the store is
-//! opened again: what has failed does not become good by that.
+//! `Health`: the state of a backing store. Shared by the rings of all reactors, and kept when the
+//! store is opened again: what has failed does not become good by that.
 //!
 //! While nothing is wrong, an operation costs one relaxed load here. Reactors only note what they
 //! meet; looking closer, and opening again, is the business of a thread that may wait

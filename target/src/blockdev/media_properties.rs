@@ -1,5 +1,5 @@
-//! What lies below a store: what of it is written whole when the power fails, and whether it is
-//! still there after the machine has started anew. Asked when a store is opened, and by `nvmfd check`.
+//! Properties of the medium below a backing store: its power-fail write unit, and whether its contents
+//! survive a restart of the machine. Asked when a store is opened, and by `nvmfd check`.
 //!
 //! An NVMe controller promises that one block at least is written whole or not at all (AWUPF is
 //! 0's based, so less cannot be said). That holds only where the device below writes as much whole.

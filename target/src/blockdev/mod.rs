@@ -1,11 +1,5 @@
-//! The disk seam: what a queue asks of the backing store of a namespace.
-//!
-//! `backing` is an opened store, `block_sizes` what its blocks can be, `open` how it gets opened, `below` what it lies on, `owner` which machine has it, `resize` how it
-//! gets another size, `made` one that is not served after all, `erase` other blocks, `health` how it
-//! fares, `errno` what failures are called, `crash_point` where tests kill it. What the ring is made of and needs no unsafe code is here as well: `flight` is the life of one operation as a
-//! state machine without I/O, `entry` says it in the kernel's terms, `syncs` whose synchronisation
-//! is under way, `watch` keeps the descriptors that end a sleep, `recall` the wishes to have an
-//! operation back, `setup` makes the ring.
+//! The block device interface: operations that a queue pair submits to the backing store of a
+//! namespace.
 
 mod block_sizes;
 pub(crate) mod blocking;

@@ -1,4 +1,4 @@
-//! Opening files and devices, and the sentences for when that cannot be done.
+//! Opens files and devices; errors as sentences.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};

@@ -1,6 +1,6 @@
-//! Which machine serves an image, where locks do not tell other machines: a file beside it,
-//! `IMAGE.nvmfd-owner`, on network and cluster file systems. Their locks may be local to a machine,
-//! or be lost with a server, and then two daemons would write one image.
+//! Owner file of an image on network and cluster file systems (`IMAGE.nvmfd-owner`): prevents two
+//! machines from serving one image where locks are local. Locks of
+//! such file systems may be local to a machine, or be lost with a server.
 //!
 //! It is made with `O_EXCL`, which such file systems keep. It never expires: a daemon that hangs for
 //! an hour and goes on then has still what it had. One that is left behind by this machine is known

@@ -1,4 +1,4 @@
-//! `PendingIo`: the life of one operation between submission and completion, without I/O.
+//! `PendingIo`: the state machine of one operation between submission and completion, without I/O.
 //!
 //! [`PendingIo::step`] says what the kernel shall do next, [`PendingIo::advance`] takes what it
 //! answered: done, failed, or on to the next step (the rest of a short transfer, the same once

@@ -1,4 +1,4 @@
-//! Another size for a store that is being served.
+//! Resizes a backing store in service.
 //!
 //! A file or a device is made larger or smaller by its administrator, never by us: here we look
 //! how large it is by now, and take that over. A namespace grows when its store has grown. It

@@ -1,4 +1,4 @@
-//! What the system tells of a block device (`/sys/dev/block`).
+//! Properties of a block device from sysfs (`/sys/dev/block`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Opening real files, and the life of an operation without a kernel.
+//! Tests of opening real files, and of operations without a kernel.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};

@@ -1,4 +1,4 @@
-//! What the text says of where and to whom subsystems are offered, and of discovery.
+//! Access of hosts to subsystems by listener, and discovery, as configured.
 
 use std::collections::BTreeSet;
 use std::fmt;

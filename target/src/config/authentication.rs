@@ -1,4 +1,4 @@
-//! `[authentication]` and `[[host]]`: who must prove what, and where the secrets are.
+//! `[authentication]` and `[[host]]`: hosts that must authenticate, and their key files.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,5 +1,4 @@
-//! What hosts know subsystems and namespaces by: as the text says, else derived from names that do
-//! not change.
+//! Identifiers of subsystems and namespaces: as configured, else derived from stable names.
 
 use nvme::Nqn;
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! A configuration for a person to read, with every default filled in.
+//! Displays a configuration for a person, with every default filled in.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The texts that a configuration consists of: its file, and the files of the folder beside it.
+//! Source files of a configuration: the main file, and the files of the directory beside it.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The secrets of hosts, read from files that nobody else may read.
+//! Reads secrets of hosts from files that only their owner may read.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! A configuration as a tree of keys and values, named as the text names them. Two configurations
-//! are compared by their trees, so that what compares them need not know the keys.
+//! A configuration as a tree of keys and values, named as in the text. Two configurations are
+//! compared by their trees, so that what compares them need not know the keys.
 
 use std::fmt::Display;
 

@@ -1,5 +1,4 @@
-//! Which keys a configuration may have: asked of the parser itself, so that nothing else has to be
-//! kept true.
+//! The set of valid keys, derived from the parser itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,4 @@
-//! Where the lines of edited texts come from: a line of a file as somebody sees it, or the change
-//! that has written it.
+//! Origin of each line of an edited text: a line of the file on disk, or the change that added it.
 
 use std::path::PathBuf;
 use std::sync::Arc;

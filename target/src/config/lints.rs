@@ -1,4 +1,4 @@
-//! What a configuration may say and hardly means.
+//! Warnings about valid settings that are probably unintended.
 
 use std::path::Path;
 

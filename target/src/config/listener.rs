@@ -1,4 +1,4 @@
-//! `[[listener]]`: where connections are accepted, and how well namespaces are reached there.
+//! `[[listener]]`: addresses that accept connections, and their ANA states.
 
 use std::collections::BTreeMap;
 use std::fmt;

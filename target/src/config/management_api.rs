@@ -1,4 +1,4 @@
-//! `[management]`: where the daemon can be asked and changed while it runs.
+//! `[management]`: the interface to query and change the running daemon.
 
 use std::ffi::OsStr;
 use std::fmt;

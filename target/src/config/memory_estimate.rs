@@ -1,5 +1,5 @@
-//! What connected hosts cost beside the pools: the formula that `nvmfd check` and the start print,
-//! and that a test of the whole target holds against a counting allocator.
+//! Memory estimate of connected hosts besides the pools: the formula that `nvmfd check` and the
+//! start print, checked by a test with a counting allocator.
 //!
 //! It counts what is allocated on the provider `soft`. Some of that is room that is touched only
 //! when it is needed, so less is resident as long as hosts are idle. With `verbs` the memory of the

@@ -1,4 +1,4 @@
-//! `missing`: what becomes of addresses, devices and files that are not there.
+//! `missing`: policy for addresses, devices and files that are unavailable.
 
 use std::fmt;
 

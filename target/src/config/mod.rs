@@ -1,4 +1,4 @@
-//! The configuration: TOML text to types that are known to be good.
+//! The configuration: TOML text to validated types.
 //!
 //! [`Config::parse`] finds every mistake of a text in one reading, each with its line, its column
 //! and what to write instead. What it returns needs no further checks, except those that only the

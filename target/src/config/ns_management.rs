@@ -1,4 +1,4 @@
-//! `[subsystem.managed]`: what hosts are granted that make and delete namespaces themselves.
+//! `[subsystem.managed]`: permission and quota for namespaces that hosts create and delete.
 
 use std::collections::BTreeSet;
 use std::fmt;

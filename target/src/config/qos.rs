@@ -1,5 +1,5 @@
-//! Limits of operations and bytes a second: of a namespace, and those that hosts and namespaces
-//! share.
+//! Rate limits of operations and bytes per second: of a namespace, or shared by hosts and
+//! namespaces.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! New texts for several files at once, all of them or none, whenever the power goes.
+//! Replaces several files atomically, also across a power loss.
 //!
 //! ```text
 //! new texts beside the files ─► the record ─► rename, rename, .. ─► no record

@@ -1,4 +1,4 @@
-//! From the text to the checked types: every rule of the configuration is here.
+//! From text to validated types: every rule of the configuration is here.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

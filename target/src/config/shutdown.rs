@@ -1,4 +1,4 @@
-//! `[stop]`: how the daemon takes leave of its hosts.
+//! `[stop]`: how the daemon drains before it stops.
 
 use std::fmt;
 

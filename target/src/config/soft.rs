@@ -1,4 +1,4 @@
-//! `[soft]`: how the provider `soft` sends.
+//! `[soft]`: sending parameters of the provider `soft`.
 
 use std::fmt;
 

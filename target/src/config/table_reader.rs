@@ -1,4 +1,4 @@
-//! A table of the text, taken apart key by key, so that one reading finds every mistake.
+//! Reads a table of the text key by key, so that one pass finds every error.
 //!
 //! serde converts each value; a table as a whole is never given to serde, because that would stop
 //! at the first mistake.

@@ -1,4 +1,4 @@
-//! `[observe]`: what is remembered of what the target does.
+//! `[observe]`: recording of slow commands and disconnects.
 
 use std::fmt;
 

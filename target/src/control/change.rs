@@ -1,4 +1,4 @@
-//! Changes that the management interface wants: all or nothing, and kept before any host sees them.
+//! Changes through the management interface: atomic, and persisted before any host sees them.
 
 use std::time::SystemTime;
 

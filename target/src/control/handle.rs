@@ -1,4 +1,4 @@
-//! `ControlHandle`: the running target in the hands of whoever asks or changes it from outside.
+//! `ControlHandle`: access of the management interface to the running target.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

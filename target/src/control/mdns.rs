@@ -1,5 +1,5 @@
-//! Tells the network where discovery is: a service `_nvme-disc._udp` of multicast DNS for each
-//! listener, with the name of the discovery subsystem (`nqn`) and the transport (`p=roce`).
+//! Announces discovery by multicast DNS: a service `_nvme-disc._udp` for each listener, with the
+//! name of the discovery subsystem (`nqn`) and the transport (`p=roce`).
 //!
 //! The library has a thread of its own, which is there only while something is announced. What
 //! goes wrong is a line in the log: the target serves all the same.

@@ -1,5 +1,5 @@
-//! The control plane: one tokio thread that starts the target, listens to signals, and reports to
-//! the service manager. Nothing of it is on the way of an I/O.
+//! The control plane: one tokio thread that starts the target, handles signals, and reports to the
+//! service manager. Nothing of it is on the way of an I/O.
 //!
 //! Calls into the target may wait for reactors or for disks, so each runs on tokio's blocking
 //! threads, and takes the target along. What stays here is its [`Pulse`](crate::Pulse), which only

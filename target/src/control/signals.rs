@@ -1,4 +1,4 @@
-//! Signals, as what they ask for.
+//! Signals as requests to the control plane.
 
 use std::io;
 

@@ -1,4 +1,5 @@
-//! What the service manager hears from us (sd_notify). Without one, every call does nothing.
+//! Notifications to the service manager (sd_notify). Without a service manager,
+//! every call does nothing.
 
 use std::time::Duration;
 

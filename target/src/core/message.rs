@@ -1,4 +1,4 @@
-//! The mailbox of a reactor: a bounded channel, and an eventfd that wakes it from its ring.
+//! The channel of a reactor: a bounded message queue, and an eventfd that wakes it.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -74,7 +74,7 @@ impl Sender {
     /// Sends if there is room. For reactors. Gives the letter back otherwise.
     ///
     /// # Errors
-    /// The letter, when the mailbox is full or its reactor has ended.
+    /// The letter, when the channel is full or its reactor has ended.
     pub fn try_send(&self, mail: Message) -> Result<(), Message> {
         let result = self.letters.try_send(mail).map_err(|e| match e {
             std::sync::mpsc::TrySendError::Full(mail)

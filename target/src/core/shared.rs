@@ -1,4 +1,4 @@
-//! What the poll groups of a target share.
+//! State shared by the poll groups of a target.
 
 use std::sync::Arc;
 use std::time::Duration;

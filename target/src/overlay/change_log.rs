@@ -1,5 +1,4 @@
-//! The file of kept changes: the whole of it is written anew for each, so that whenever the power
-//! goes it is as before or as after.
+//! The file of unsaved changes, replaced atomically for each change.
 
 use std::fmt::Display;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What is different between two configurations, in words: `+` comes, `-` goes, `~` changes.
+//! Differences between two configurations, as text: `+` added, `-` removed, `~` changed.
 //!
 //! What has a name of its own (listeners, subsystems, their namespaces and hosts, keys of hosts) is
 //! told of as a thing. Everything else is compared key by key in the trees of both, so that no key

@@ -1,4 +1,4 @@
-//! One change, made in the texts of a configuration. Everything else of them stays as it is.
+//! Applies one change to the text of a configuration. Everything else of them stays as it is.
 //!
 //! What is there is changed where it stands. What is new goes into the first text.
 

@@ -1,6 +1,6 @@
-//! Which listeners a kept change is about. Changes name them by number, and a listener without `id`
-//! has its place as its number, which is another one when others come or go. So a kept change has
-//! their addresses as well, and is made again at the listeners that have these.
+//! References of unsaved changes to listeners. Changes name them by number, and a listener without
+//! `id` has its place as its number, which is another one when others come or go. So a kept change
+//! has their addresses as well, and is made again at the listeners that have these.
 
 use std::net::{IpAddr, SocketAddr};
 

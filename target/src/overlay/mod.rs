@@ -1,5 +1,4 @@
-//! What the operator has declared: the configuration file, and the changes that were made since
-//! while the daemon served.
+//! The effective configuration: the files, and the changes applied at run time.
 //!
 //! ```text
 //! nvmfd.toml, conf.d ──(kept changes, in order)──► the texts ──(the rules)──► what is served

@@ -1,6 +1,6 @@
-//! What the configuration names and the machine does not have yet: addresses, devices, files whose
-//! file system is not mounted. Boot brings them late; whoever waits for them must neither give up
-//! nor make a file in the place of one that is about to appear.
+//! Configured addresses, devices and files that are unavailable on this machine. Boot brings them
+//! late; whoever waits for them must neither give up nor make a file in the place of one that is
+//! about to appear.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

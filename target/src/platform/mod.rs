@@ -1,4 +1,4 @@
-//! What the machine has and lacks.
+//! The machine: availability of configured devices, mounts, and the doctor's checks.
 
 pub(crate) mod availability;
 pub mod doctor;

@@ -1,4 +1,4 @@
-//! The file systems of `/etc/fstab`, and whether they are mounted where it says.
+//! File systems of `/etc/fstab`, and whether they are mounted.
 
 use std::path::{Path, PathBuf};
 

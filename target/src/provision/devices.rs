@@ -1,4 +1,4 @@
-//! The opened backing stores and the subsystems made of them: what a configuration becomes.
+//! The device table: opened backing stores, and the subsystems that use them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -955,7 +955,7 @@ pub(super) mod tests {
         assert!(third.store(config.nqn, 1).unwrap().protection.is_on(), "as the remedy says");
     }
 
-    /// A command of before is at its disk, or its order with the keeper, when its namespace goes and
+    /// A command of before is at its disk, or its order with the state worker, when its namespace goes and
     /// comes back: what becomes of marks then is so for everybody, and in the file.
     #[test]
     fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
@@ -998,7 +998,7 @@ pub(super) mod tests {
         assert!(std::fs::read_dir(&state).unwrap().next().is_none());
     }
 
-    /// The same of what hosts have settled: an order of before is with the keeper.
+    /// The same of what hosts have settled: an order of before is with the state worker.
     #[test]
     fn a_namespace_that_comes_back_has_what_orders_of_before_settle() {
         let (_folder, state, config) = one_with_state();

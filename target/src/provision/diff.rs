@@ -1,5 +1,4 @@
-//! From the stores of one configuration to those of the next: what stays, what is looked at, and
-//! what is opened.
+//! Transition between the devices of two configurations: unchanged, to probe, to open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

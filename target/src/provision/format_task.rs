@@ -1,8 +1,8 @@
-//! A host formats a namespace: no I/O from the moment it begins, everything erased, and perhaps
-//! blocks of another size afterwards. See [`crate::core::subsystem::lba_format`] for the steps and what a kill leaves;
-//! this is the thread that waits and erases between them.
+//! Runs Format NVM on the devices: stops I/O, erases, and changes the block size. See
+//! [`crate::core::subsystem::lba_format`] for the steps and what a kill leaves; this is the thread that waits and
+//! erases between them.
 //!
-//! The shelf is locked at both ends only: a reload goes on while a store is erased.
+//! The provisioner is locked at both ends only: a reload goes on while a store is erased.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,6 @@
-//! What hosts have settled about namespaces and what is kept of it: one object for each UUID, for as
-//! long as anybody has it.
+//! Persistent state of namespaces, interned: one object per UUID, while it is in use.
 //!
-//! A namespace may be removed and added again while an order of before is with the keeper. With two
+//! A namespace may be removed and added again while an order of before is with the state worker. With two
 //! objects for one file that order would be granted and kept, and unknown to all that come after it,
 //! the next of which would overwrite it.
 

@@ -1,8 +1,7 @@
-//! The blocks that hosts have made unreadable, as objects: one for each UUID, for as long as anybody
-//! has it.
+//! Uncorrectable blocks, interned: one object per UUID, while it is in use.
 //!
 //! A namespace may be removed and added again while a command of before is at its disk, or its order
-//! with the keeper. Two objects for one file would each keep what it knows, and undo the other's: a
+//! with the state worker. Two objects for one file would each keep what it knows, and undo the other's: a
 //! mark would be lost, and old data could be read, or it would stay on what was written since.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! The limiters that a configuration wants: kept as long as their limits stay the same, so that a
-//! reload of something else gives nobody a new burst.
+//! Rate limiters of a configuration: retained while their limits are unchanged, so that a reload
+//! grants no new burst.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! What is served right now: the configuration, the namespaces that hosts have made besides, and
-//! the opened stores of all; and how they become what the reactors have. Whoever changes it holds
-//! its lock and may wait for disks and reactors; reactors never do.
+//! The provisioner: turns the configuration and host-created namespaces into opened devices and
+//! subsystems, and publishes them to the reactors. Whoever changes it holds its lock and may wait
+//! for disks and reactors; reactors never do.
 
 pub mod devices;
 mod diff;

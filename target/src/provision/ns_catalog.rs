@@ -1,4 +1,4 @@
-//! Namespaces that hosts make: a layer over the configuration.
+//! Catalog of host-created namespaces: a layer over the configuration.
 //!
 //! A [`Catalog`] holds those of one subsystem. It keeps its record in the folder that the
 //! configuration grants, beside the files of the namespaces, which are sparse and named by UUID.

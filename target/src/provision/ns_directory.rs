@@ -1,5 +1,5 @@
-//! The folder of a catalog. What is done in it may wait for its disk or server for ever: whoever does
-//! it keeps nobody waiting, and has no lock but the one that keeps two from doing it at once.
+//! The directory of a catalog. What is done in it may wait for its disk or server for ever: whoever
+//! does it keeps nobody waiting, and has no lock but the one that keeps two from doing it at once.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

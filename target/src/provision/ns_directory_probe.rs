@@ -1,5 +1,5 @@
-//! The folders of the namespaces that hosts make: looked at all at once, and no longer than a
-//! person would wait. The server that one is on may be away for as long as it likes.
+//! Probes the directories of host-created namespaces, all at once and with a timeout. The server
+//! that one is on may be away for as long as it likes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

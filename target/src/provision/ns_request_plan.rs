@@ -1,6 +1,6 @@
-//! What is to be done about an order, step by step, as a state machine without files, disks and
-//! reactors: whoever drives it takes each step and says whether that was possible. The order of the
-//! steps is what makes an order whole or not done at all, whenever the process ends or the power goes:
+//! Plan of a namespace request with rollback, as a state machine without files, devices and reactors:
+//! its driver executes each step and reports the result. The order of the steps is what makes an order
+//! whole or not done at all, whenever the process ends or the power goes:
 //!
 //! * create: announce the file in the record, make it, enter the namespace in the record, open and
 //!   serve it;
@@ -100,7 +100,7 @@ impl RequestPlan {
             NamespaceRequest::Detach { nsid, cntlids } => {
                 change_hosts(*nsid, cntlids, false, record, situation)?
             }
-            // Takes long, and is nobody's who has the shelf: `provision/format_task.rs`.
+            // Takes long, and is nobody's who has the provisioner: `provision/format_task.rs`.
             NamespaceRequest::Format(_) => return Err(FAILED),
         };
         Ok(RequestPlan { rest: plan.into(), otherwise: Vec::new() })

@@ -1,6 +1,6 @@
-//! What hosts order that manage namespaces, carried out on what is served. Each order is in the
-//! record of its catalog, and known to all reactors, before it is answered. Which steps that takes, and
-//! in which order, `provision/ns_request_plan.rs` says; here they are taken.
+//! Executes Namespace Management requests of hosts. Each order is in the record of its catalog, and
+//! known to all reactors, before it is answered. Which steps that takes, and in which order,
+//! `provision/ns_request_plan.rs` says; here they are taken.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -39,7 +39,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 
 /// Carries out an order. Returns the id of the namespace that was made, or 0. What is done in the
-/// folder of its subsystem may take for ever: nobody has the shelf meanwhile, and others may have
+/// folder of its subsystem may take for ever: nobody has the provisioner's lock meanwhile, and others may have
 /// changed what is served by then.
 ///
 /// # Errors
@@ -114,7 +114,7 @@ struct RequestRunner<'s> {
 }
 
 impl<'s> RequestRunner<'s> {
-    /// Takes a step, which may wait for disks and reactors; false when it is not possible. The shelf
+    /// Takes a step, which may wait for disks and reactors; false when it is not possible. The provisioner
     /// is let go as long as it waits for the folder.
     fn take(
         &mut self,

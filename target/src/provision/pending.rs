@@ -1,4 +1,4 @@
-//! What the configuration names and is not there yet.
+//! Configured devices that are not available yet.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is found out about the path of a namespace before it is opened.
+//! Probes the path of a namespace before it is opened.
 
 use std::fs;
 use std::io::ErrorKind::{self, NotADirectory, NotFound};

@@ -1,4 +1,4 @@
-//! Waiting for addresses and stores that are configured and not there yet, beside what is served.
+//! Retries unavailable addresses and devices while the rest is served.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

@@ -1,5 +1,4 @@
-//! What an attempt to serve something has made on the way, and takes away again where it comes to
-//! nothing.
+//! Rollback of a failed change: removes what it has created.
 
 use std::mem::take;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Which fabric provider moves the data, and its fabrics.
+//! Choice of the fabric provider, and its fabrics.
 
 use std::fmt;
 use std::net::SocketAddr;

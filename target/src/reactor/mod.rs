@@ -1,9 +1,9 @@
-//! The reactor: one pinned thread that owns a ring, a fabric, a pool and the queues placed on it
-//! (`poll_group/mod.rs`, which does without the thread).
+//! The reactor: one pinned thread with a ring, a fabric, a pool and its queue pairs
+//! (`poll_group/mod.rs` is the part without the thread).
 //!
 //! One turn: reap the ring, poll the fabric, step the queues, serve who waits for buffers, flush
 //! the fabric and submit to the ring. When nothing happened it spins for a budget, then sleeps in
-//! the ring: disk completions, the fabric's descriptor, the mailbox and the next deadline all end
+//! the ring: disk completions, the fabric's descriptor, the channel and the next deadline all end
 //! that sleep.
 //!
 //! A turn answers no more than the fabric sends at once. So the host has something to do while we do

@@ -1,4 +1,4 @@
-//! What may be seen of a running target.
+//! Monitoring of a running target.
 
 pub(crate) mod pending;
 pub(crate) mod prometheus;

@@ -1,4 +1,4 @@
-//! What is configured and not served, as far as it is told.
+//! Reports configured devices and listeners that are unavailable.
 
 use std::mem::take;
 use std::net::SocketAddr;

@@ -1,5 +1,4 @@
-//! Everything of a look as OpenMetrics text, for Prometheus and its kin. Computed when somebody
-//! asks.
+//! A snapshot as OpenMetrics text, for Prometheus. Computed when somebody asks.
 //!
 //! Series are bounded: a namespace has as many as there are states, rows are ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds
 //! of commands, and the buckets of a latency are one to each power of four.

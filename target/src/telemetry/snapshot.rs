@@ -1,5 +1,5 @@
-//! A look at everything that the reactors make known, put together for whoever asks. Not on the
-//! reactors' threads; it takes their locks for as long as it takes to copy pointers.
+//! A snapshot of everything that the reactors publish. Not on the reactors' threads; it takes their
+//! locks for as long as it takes to copy pointers.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,5 +1,4 @@
-//! What may be seen of a running target: shared, so that looking waits for nothing and holds
-//! nothing up.
+//! Read access to a running target, without locks that could delay it.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -98,7 +98,7 @@ fn there_is_a_limit_to_aborts() {
     world.replace(registry, nvmfd::worker::Workers::default());
     world.registry.publish(std::sync::Arc::new(crate::support::subsystem()));
     let (mut queue, _) = admin(&mut world);
-    // The errands wait in the mailbox.
+    // The errands wait in the channel.
     for cid in 1..=4 {
         world.send(&mut queue, &abort(1, 9).with_cid(cid), &[]);
     }

@@ -66,7 +66,7 @@ impl Stage {
         assert!(self.world.shared.offload.submit(Job::Reserve(request)));
     }
 
-    /// The keeper does what it was told. So many answers come first that are nobody's here.
+    /// The state worker does what it was told. So many answers come first that are nobody's here.
     fn carry_out(&mut self, orders: usize) {
         self.keeper.catch_up(&self.world.registry);
         for _ in 0..orders {
@@ -77,13 +77,13 @@ impl Stage {
         }
     }
 
-    /// The keeper keeps what it was told, and everything goes on.
+    /// The state worker keeps what it was told, and everything goes on.
     fn keep(&mut self) {
         self.hear();
         self.world.run(&mut self.queue);
     }
 
-    /// The keeper keeps what it was told; the disk does nothing.
+    /// The state worker keeps what it was told; the disk does nothing.
     fn hear(&mut self) {
         self.hear_keeper();
         while self.world.fabric_step(&mut self.queue) {}
@@ -214,7 +214,7 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     stage.end();
 }
 
-/// It was let through before its host was preempted, and comes to the keeper behind that.
+/// It was let through before its host was preempted, and comes to the state worker behind that.
 #[test]
 fn an_order_that_the_keeper_has_not_begun_is_not_carried_out_when_its_host_is_barred() {
     let folder = tempfile::tempdir().unwrap();
@@ -366,7 +366,7 @@ fn a_write_from_before_the_marks_waits_until_they_are_gone_when_they_are_taken_a
     stage.world.send(&mut stage.queue, &zeroes(4).with_cid(3), &[]);
     stage.world.look(&mut stage.queue);
     while stage.world.disk_step(&mut stage.queue) {}
-    // The zeroes are durable, and the keeper has not noted that. Now the data of the write come.
+    // The zeroes are durable, and the state worker has not noted that. Now the data of the write come.
     stage.world.run(&mut stage.queue);
     assert_eq!(stage.answered(), [2]);
     assert_eq!(stage.read(4), None);

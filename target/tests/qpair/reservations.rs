@@ -34,13 +34,13 @@ fn world() -> (World, Mailbox, NamespaceStateWorker, Arc<Reservation>) {
     (world, mail, keeper, reservation)
 }
 
-/// Has the keeper do what it was asked, and end.
+/// Has the state worker do what it was asked, and end.
 fn keep(keeper: NamespaceStateWorker, registry: &Registry) {
     keeper.sender().send(WorkerMessage::Stop).unwrap();
     keeper.run(registry);
 }
 
-/// Hands the keeper's answers to the queue.
+/// Hands the state worker's answers to the queue.
 fn answers(world: &mut World, queue: &mut QueuePair, mail: &Mailbox) -> usize {
     let mut count = 0;
     while let Some(letter) = mail.take() {

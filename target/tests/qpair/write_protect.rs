@@ -33,7 +33,7 @@ fn set(state: WriteProtectState) -> Sqe {
     SetFeatures { nsid: 1, ..set }.emit(Sgl::NONE).with_cid(7)
 }
 
-/// Everybody hears what the keeper says, until it has nothing more to say.
+/// Everybody hears what the state worker says, until it has nothing more to say.
 fn answers(
     world: &mut World,
     queue: &mut QueuePair,

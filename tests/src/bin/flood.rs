@@ -1,6 +1,6 @@
-//! An enemy of a target on the soft fabric: floods it, from addresses of this machine, with requests
-//! to connect or with mutated packets, at a steady rate, and watches that it is never answered
-//! with more bytes than it has sent. It needs no privilege.
+//! A flood generator against a target on the soft fabric: sends connection requests or mutated
+//! packets from addresses of this machine at a steady rate, and checks that the target never answers
+//! with more bytes than it received. It needs no privilege.
 //!
 //! What it does, and in which order, follows from one seed; what the target answers does not.
 

@@ -1,5 +1,5 @@
-//! What the target does for a command, for whoever counts instructions: a host and a target on one
-//! thread, in simulated air, with a clock of their own, so that every run does exactly the same.
+//! Instruction counts of the target per command: a host and a target on one thread, in a simulated
+//! network with a virtual clock, so that every run is identical.
 //!
 //! ```text
 //! valgrind --tool=callgrind --toggle-collect='*target_turn*' cost --commands 20000

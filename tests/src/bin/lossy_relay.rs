@@ -1,5 +1,5 @@
-//! A bad network between two ends of the soft fabric on one machine: it loses, repeats and
-//! reorders what they send, without privilege.
+//! A lossy UDP relay between two ends of the soft fabric on one machine: loses, repeats and
+//! reorders packets, without privilege.
 //!
 //! ```text
 //! host ──► --listen ══ relay ══ --source ──► --target

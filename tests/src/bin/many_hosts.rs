@@ -1,7 +1,6 @@
-//! Many hosts in one process, each with many queues: what they cost the target when they are
-//! idle, and whether all of them are served alike when some are busy. It fails when a host cannot connect
-//! or is not served to the end, and when they take more memory than `nvmfd check` says. Run by
-//! `tests/bench/scale`.
+//! Many hosts in one process, each with many queues: their cost for the target when idle, and fairness
+//! when some are busy. It fails when a host cannot connect or is not served to the end, and when they
+//! take more memory than `nvmfd check` says. Run by `tests/bench/scale`.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};

@@ -1,4 +1,4 @@
-//! Runs seeds of the simulated world (see `tests::sim`) and says which fail.
+//! Runs seeds of the simulation (see `tests::sim`) and reports failures.
 //!
 //! ```text
 //! sim --seeds 10000                all seeds from 0 on, 1,000 commands each

@@ -1,5 +1,5 @@
-//! Prints what can be measured of the structure of the source tree: `make structure`. With
-//! `upward` or `names`, what the lists of exceptions in `tests/structure` have to have.
+//! Prints measurements of the structure of the source tree: `make structure`. With `upward` or
+//! `names`, what the lists of exceptions in `tests/structure` have to have.
 
 use std::collections::BTreeSet;
 use std::io;

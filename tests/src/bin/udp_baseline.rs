@@ -1,6 +1,6 @@
-//! What this machine's UDP could do at best for the packets of an I/O, without any protocol: two
-//! threads on two CPUs exchange datagrams of the same sizes over loopback, in trains (`UDP_SEGMENT`
-//! and `UDP_GRO`), and look at nothing in them.
+//! Baseline of UDP on this machine for the packets of an I/O, without any protocol: two threads on
+//! two CPUs exchange datagrams of the same sizes over loopback, in trains (`UDP_SEGMENT` and
+//! `UDP_GRO`), without reading them.
 //!
 //! Prints one `name value` a line: what `make bench` puts the real thing beside.
 

@@ -1,4 +1,4 @@
-//! Messages of DH-HMAC-CHAP, and the text of a secret.
+//! Fuzzes messages of DH-HMAC-CHAP, and the text of a secret.
 
 use nvme::auth::Secret;
 use nvme::auth::{Challenge, Kind, Negotiate, Notice, Reply, Success1};

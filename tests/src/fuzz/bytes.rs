@@ -1,4 +1,4 @@
-//! Choices out of bytes: whoever changes a byte changes one choice. At the end all are 0.
+//! Choices derived from bytes: a changed byte changes one choice. At the end all are 0.
 
 /// The bytes that are left.
 pub(super) struct Bytes<'a>(&'a [u8]);

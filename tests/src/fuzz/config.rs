@@ -1,4 +1,4 @@
-//! The texts of a configuration.
+//! Fuzzes the text of a configuration.
 
 use nvmfd::config::{Config, ConfigFiles, Source};
 

@@ -1,4 +1,5 @@
-//! Two endpoints with a connection, and somebody between them who delays, loses, repeats and forges.
+//! Fuzzes two connected endpoints with an attacker between them that delays, loses, repeats and
+//! forges packets.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! What NVMe structures are read from: commands and answers, and pages.
+//! Fuzzes parsers of NVMe structures: commands, completions and pages.
 
 use std::fmt::{Debug, Display};
 

@@ -1,4 +1,4 @@
-//! The target's queue: a host that sends what it likes, a fabric and a disk that take their time or
+//! Fuzzes the target's queue pair: an arbitrary host, with a fabric and a device that delay or
 //! fail.
 
 use std::collections::HashMap;

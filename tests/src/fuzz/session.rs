@@ -1,4 +1,4 @@
-//! The host's session: a target that answers what it likes, when it likes.
+//! Fuzzes the host's session: a target with arbitrary responses at arbitrary times.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the soft transport reads from the wire, one datagram at a time.
+//! Fuzzes the parsers of the soft transport, one datagram at a time.
 
 use std::net::SocketAddr;
 

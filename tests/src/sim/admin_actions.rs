@@ -1,4 +1,4 @@
-//! What the administrator changes in the world, and who is to be told of it.
+//! Changes by the simulated administrator, and the hosts that must be notified.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! The administrator, who has the daemon show a namespace to some machines or hide it, and what is
-//! kept of that. Texts, edits, the journal and its steps are the target's own (`nvmfd::overlay`), on
-//! a real directory. Before each step the process may be killed; below it is a file system that may
-//! forget what was not synchronised when the power goes.
+//! The simulated administrator: shows and hides namespaces, and the persistence of such changes.
+//! Texts, edits, the journal and its steps are the target's own (`nvmfd::overlay`), on a real
+//! directory. Before each step the process may be killed; below it is a file system that may forget
+//! what was not synchronised when the power goes.
 //!
 //! After every start that is in force which was acknowledged, or which hosts may have seen. What was
 //! under way is there wholly or not at all.

@@ -1,5 +1,6 @@
-//! Who must prove itself (DH-HMAC-CHAP), and with what. Without a group, so that the arithmetic needs
-//! no thread of its own, and all of it runs on the world's clock.
+//! Simulated authentication (DH-HMAC-CHAP): keys of hosts, and which hosts must authenticate. Without
+//! a group, so that the arithmetic needs no thread of its own, and all of it runs on the world's
+//! clock.
 
 use nvme::auth::{GroupId, HashId, Secret};
 use nvmfd::core::auth::{Keyring, Keys, Policy};

@@ -1,4 +1,4 @@
-//! What the blocks of the simulated hosts contain: who wrote them and where to, all over.
+//! Contents of blocks in the simulation: the writer and the address, repeated over the block.
 
 use super::oracle::blocks::Value;
 

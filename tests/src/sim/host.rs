@@ -1,5 +1,5 @@
-//! A simulated host: an association on a simulated fabric, commands of every kind, and what it
-//! makes of the answers.
+//! A simulated host: an association on a simulated fabric, commands of every kind, and processing
+//! of their completions.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};

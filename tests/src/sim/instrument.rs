@@ -1,6 +1,5 @@
-//! The seam between a state machine and its provider, watched: each buffer that crosses it is
-//! entered in a ledger, so that one which is in two hands shows at once, and each crossing is a
-//! line of the trace.
+//! Instrumentation between a state machine and its provider: tracks the owner of each buffer, so
+//! that a buffer with two owners is found immediately, and adds each call to the trace.
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;

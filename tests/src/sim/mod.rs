@@ -1,4 +1,5 @@
-//! Hosts, a network, a target and its disks in one thread, on a clock of their own, from one seed.
+//! Simulation of hosts, a network, a target and its devices in one thread, with a virtual clock,
+//! from one seed.
 //!
 //! ```text
 //! hosts (initiator) ── fabric (soft) ── air ── fabric (soft) ── target (queues) ── disks

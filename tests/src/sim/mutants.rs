@@ -1,5 +1,5 @@
-//! Faults that are planted to see that they are found. None of them is something that a network or
-//! a disk may do; each is what a defect of ours would look like from outside.
+//! Seeded bugs that the oracles must find. None of them is something that a network or a disk may
+//! do; each is what a defect of ours would look like from outside.
 
 use std::collections::HashMap;
 

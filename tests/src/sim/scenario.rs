@@ -1,4 +1,4 @@
-//! What a seed stands for: how large everything is, what goes wrong how often, what hosts do.
+//! Scenario of a seed: sizes, fault probabilities, and the workload.
 
 use std::net::IpAddr;
 use std::time::Duration;

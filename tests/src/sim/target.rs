@@ -1,5 +1,5 @@
-//! The target: the queues of its reactors on simulated fabrics and disks, its book, its death and
-//! its return.
+//! The simulated target: the queues of its reactors on simulated fabrics and devices, its registry,
+//! crash and restart.
 
 pub mod format_driver;
 pub mod ns_management_driver;

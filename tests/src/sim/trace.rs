@@ -1,4 +1,4 @@
-//! What happened, as a number that two equal runs share, and as lines for a person.
+//! Trace of a run: a hash that two equal runs share, and lines for a person.
 
 use std::collections::VecDeque;
 use std::fmt::Display;

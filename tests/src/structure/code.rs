@@ -1,4 +1,4 @@
-//! Rust source as rustfmt leaves it, read line by line.
+//! Reads Rust source, formatted by rustfmt, line by line.
 
 /// A function with a body.
 pub struct Function {

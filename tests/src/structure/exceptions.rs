@@ -1,4 +1,4 @@
-//! Lists of what a rule of the structure does not hold for yet. They may only shrink.
+//! Lists of exceptions from rules of the structure. They may only shrink.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

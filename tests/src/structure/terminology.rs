@@ -1,4 +1,4 @@
-//! Words that no name has, because the field has other ones.
+//! Words that names must not contain, because the field has other terms.
 
 use std::collections::BTreeMap;
 use std::path::Path;

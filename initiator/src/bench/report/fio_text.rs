@@ -1,4 +1,4 @@
-//! The text of fio, line by line.
+//! The text report of fio, line by line.
 
 use std::fmt::{self, Write};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What a benchmark has measured, told like fio tells it: as text and as the JSON of
-//! `fio --output-format=json`, so that whatever reads fio's results reads these.
+//! Report of a benchmark, in the formats of fio: text and the JSON of `fio --output-format=json`,
+//! for tools that parse fio's results.
 //!
 //! Latencies are from the turn in which a command was submitted to the turn in which its answer
 //! was found, so there is no part of it that fio would call submission latency: `slat` is all

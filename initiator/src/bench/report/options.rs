@@ -1,4 +1,4 @@
-//! Options of all long work: how it is told, and how its results are printed.
+//! Options of long-running commands: progress, and output format.
 
 use super::How;
 

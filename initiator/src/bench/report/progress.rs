@@ -1,4 +1,4 @@
-//! The live line on a terminal, or lines of JSON for a program.
+//! Progress: a live line on a terminal, or lines of JSON for a program.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;

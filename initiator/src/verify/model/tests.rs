@@ -1,5 +1,5 @@
-//! The model against a disk in memory that does operations in any order between their submission
-//! and their answer: an honest disk is never accused, and each planted fault is found.
+//! Tests the model against a simulated device that executes operations in any order between
+//! submission and completion: a correct device is never reported, and each seeded bug is found.
 
 use std::collections::HashSet;
 

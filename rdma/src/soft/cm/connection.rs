@@ -1,6 +1,6 @@
-//! The life of one connection as connection management sees it (IBTA volume 1, chapter 12), for
-//! both sides, without queue pair and without I/O: which message is to be sent, again and again
-//! until when, and what one from the peer means.
+//! State machine of one connection in connection management (IBTA volume 1, chapter 12), both
+//! roles, without queue pair and I/O: which message to send, how long to repeat it, and how to
+//! handle one from the peer.
 //!
 //! ```text
 //! passive: Opened ──accept──► ReplySent ──RTU, or any packet──► Established ──► (gone)

@@ -1,5 +1,4 @@
-//! Those who have asked for something and may ask no more than their share: a bounded table whose
-//! room is shared fairly among sources.
+//! A bounded table of half-open requests whose slots are shared fairly among sources.
 //!
 //! When it is full, the oldest entry of the source that has the most makes room. So one source
 //! cannot keep others out, and when very many sources have one entry each, the newest are kept: an

@@ -1,6 +1,5 @@
-//! The envelope of connection management: a management datagram of 256 bytes (IBTA volume 1,
-//! 13.4.3 "Management Datagram Format"), sent as one unreliable datagram from queue pair 1 to
-//! queue pair 1.
+//! The management datagram (MAD) of 256 bytes (IBTA volume 1, 13.4.3 "Management Datagram Format"),
+//! sent as one unreliable datagram from queue pair 1 to queue pair 1.
 
 /// Bytes of every management datagram.
 pub const MAD_BYTES: usize = 256;

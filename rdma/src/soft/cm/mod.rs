@@ -1,6 +1,6 @@
-//! Connection management of an [`Endpoint`]: what its user asks for, and what time brings (IBTA
-//! volume 1, 12.9 "Communication management state machines"; annex A11 "RDMA IP CM Service").
-//! What the peers' messages do is in `peers`.
+//! Connection management of an [`Endpoint`]: requests of its user, and timers (IBTA volume 1, 12.9
+//! "Communication management state machines"; annex A11 "RDMA IP CM Service"). For received messages
+//! see `receive`.
 
 pub mod connection;
 mod half_open;

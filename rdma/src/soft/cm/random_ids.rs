@@ -1,5 +1,5 @@
-//! The numbers that an endpoint chooses at random: names of queue pairs and connections, which are
-//! steered to it as well, and where packets and transactions begin to count.
+//! Random ids of an endpoint: queue pair numbers and communication ids (which also steer packets to
+//! it), and initial packet sequence numbers and transaction ids.
 
 use crate::soft::endpoint::Endpoint;
 use crate::soft::wire::psn::{Psn, Qpn};

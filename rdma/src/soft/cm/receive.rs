@@ -1,6 +1,6 @@
-//! Connection management of an [`Endpoint`]: what the peers' messages do. Nothing in them has been
-//! authenticated by anything but addresses and numbers that are hard to guess, so everything is
-//! bounded, and a message costs one of its own size, or none.
+//! Connection management of an [`Endpoint`]: handling of received messages. Nothing in them has
+//! been authenticated by anything but addresses and numbers that are hard to guess, so everything
+//! is bounded, and a message costs one of its own size, or none.
 //!
 //! # Floods
 //!

@@ -1,6 +1,6 @@
-//! A request to connect in the hands of its user: the [`ConnectRequest`], and a token of what becomes
-//! of it, which it shares with the endpoint where it arrived. The user may carry the request to the
-//! endpoint of another thread and answer it there, or lose it; the latter must reject it.
+//! Handle of a connection request held by its user: the [`ConnectRequest`], and a token for its state
+//! that is shared with the endpoint. The user may carry the request to the endpoint of another thread
+//! and answer it there, or lose it; the latter must reject it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

@@ -1,5 +1,4 @@
-//! Messages of connection management that are sent again until they are answered, ordered by when
-//! that is due.
+//! Retransmission of connection management messages until they are answered, ordered by due time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

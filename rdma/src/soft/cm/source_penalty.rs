@@ -1,5 +1,4 @@
-//! What sources owe for connections that came to nothing: that were confirmed, and ended before
-//! their peers had been let in.
+//! Penalty for sources whose connections were established and ended before the host was admitted.
 //!
 //! To make a queue pair and to end it costs far more than to ask for one, so who has answered and
 //! then says nothing, over and over, from a few addresses, could keep everybody else waiting. Each

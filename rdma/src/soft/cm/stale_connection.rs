@@ -1,6 +1,6 @@
-//! Peers that have forgotten their connections: somebody asks to connect from the very queue pair
-//! that has a connection to us already. Its machine has started anew, or somebody else forges the
-//! request, who wants that connection to end.
+//! Stale connections: a peer requests a connection from a queue pair that already has one with this
+//! endpoint. Its machine has started anew, or somebody else forges the request, who wants that
+//! connection to end.
 //!
 //! Linux believes it at once, tells the peer of the old connection to leave, and refuses the request
 //! as stale (`cm_match_req` of its `ib_cm`). Here the old connection gets a little time to show that

@@ -1,5 +1,5 @@
-//! Memory that peers may read and write: the buffers behind the remote keys (IBTA volume 1, 10.6
-//! "Memory Management"). A target has none; a host exposes the data buffers of its commands.
+//! Memory regions that peers may read and write: the buffers behind the remote keys (IBTA volume 1,
+//! 10.6 "Memory Management"). A target has none; a host exposes the data buffers of its commands.
 //!
 //! A key is the number of a slot and a generation of eight bits, which changes whenever the slot
 //! is used anew, so that a key of yesterday opens nothing today.

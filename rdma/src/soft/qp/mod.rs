@@ -1,4 +1,4 @@
-//! A queue pair: a requester and a responder with one life (IBTA volume 1, 10.3 "Queue Pairs").
+//! A queue pair: a requester and a responder with one lifetime (IBTA volume 1, 10.3 "Queue Pairs").
 //!
 //! ```text
 //! Init ──► ReadyToReceive ──► ReadyToSend ──► Error

@@ -1,5 +1,6 @@
-//! Packets that came before one that is missing. All queue pairs of an endpoint share the room for
-//! them, so that nobody can fill the memory; what finds none is dropped, as if it had been lost.
+//! Reorder buffer for packets received before a missing one. All queue pairs of an endpoint share
+//! the room for them, so that nobody can fill the memory; what finds none is dropped, as if it had
+//! been lost.
 //!
 //! A queue pair may have an eighth of all places, and not more than are still free: when there are
 //! many that take what they can get, whoever comes next still finds some.

@@ -1,6 +1,6 @@
-//! A network of endpoints in one process, in [`Network`] that loses, repeats, delays, reorders and
-//! damages datagrams, on a clock of its own, all from one seed. The same seed and the same calls
-//! give the same run.
+//! A simulated network of endpoints in one process: a [`Network`] that loses, repeats, delays,
+//! reorders and damages datagrams, with a virtual clock, all from one seed. The same seed and the
+//! same calls give the same run.
 
 pub(super) mod network;
 

@@ -1,4 +1,4 @@
-//! What is between simulated endpoints: it loses, repeats, delays, reorders, damages and withholds
+//! The simulated network between endpoints: loses, repeats, delays, reorders, damages and withholds
 //! datagrams, all from one seed. Datagrams keep their buffers: in steady state nothing is
 //! allocated.
 

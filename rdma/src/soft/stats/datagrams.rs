@@ -1,5 +1,5 @@
-//! What became of datagrams: each has exactly one fate, so the counters of all fates add up to
-//! what was received.
+//! Counters of received datagrams by outcome: each datagram has exactly one, so the counters add up
+//! to the number received.
 
 use std::ops::Index;
 

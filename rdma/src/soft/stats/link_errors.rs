@@ -1,5 +1,5 @@
-//! What connections have met of losses, and of peers that were not ready. Each connection counts
-//! in plain numbers, only when there is trouble; they are added up by address when somebody asks.
+//! Counters of link errors: losses, and peers that were not ready. Each connection counts in plain
+//! numbers, only when there is trouble; they are added up by address when somebody asks.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Counters.
+//! Counters of the provider.
 
 pub mod datagrams;
 pub mod link_errors;

@@ -1,5 +1,5 @@
-//! Where trains of datagrams are not taken: a device that does not compute checksums cannot cut
-//! them, and the system does not do it for that device either (`EIO`; some answer `EINVAL`).
+//! Fallback where UDP GSO is unavailable: a device without checksum offload cannot segment trains,
+//! and the kernel does not do it in its place (`EIO`; some return `EINVAL`).
 //!
 //! The same errors have other reasons as well: a datagram that has become too long for its way,
 //! say. So a refused train says nothing by itself. Only when its datagrams then leave one by one

@@ -1,5 +1,5 @@
-//! UDP sockets, and what comes and goes through them: port 4791 of every address that is listened
-//! at or connected from, watched by one epoll instance.
+//! UDP sockets of the provider: port 4791 of every address that listens or connects, polled by one
+//! epoll instance.
 
 mod gso_fallback;
 mod port_users;

@@ -1,4 +1,4 @@
-//! Who else has UDP port 4791 of an address, as the system tells it.
+//! Other users of UDP port 4791 of an address, from the kernel's socket table.
 //!
 //! Fabrics of one group share the port (`SO_REUSEPORT`), and the kernel lets every process of the same
 //! user join: two groups at one address would get each other's datagrams. (Those of other users it

@@ -1,4 +1,4 @@
-//! Which way to a peer: our address, and the largest packet that goes there.
+//! Route to a peer: the source address, and the path MTU.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

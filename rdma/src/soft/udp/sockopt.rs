@@ -1,4 +1,5 @@
-//! Socket options and control messages that no crate has ready (`linux/udp.h`, ip(7), ipv6(7)).
+//! Socket options and control messages without a wrapper in a crate (`linux/udp.h`, ip(7),
+//! ipv6(7)).
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;

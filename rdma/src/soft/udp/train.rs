@@ -1,6 +1,6 @@
-//! Trains: datagrams of one length, only the last one shorter, that go to the kernel in one call
-//! (`UDP_SEGMENT`, udp(7)). The price of sending is that of the call and its socket buffer, not of
-//! the bytes: a train of fifteen costs little more than a single datagram.
+//! Packet trains: datagrams of equal length, the last one possibly shorter, passed to the kernel in
+//! one call (`UDP_SEGMENT`, udp(7)). The price of sending is that of the call and its socket
+//! buffer, not of the bytes: a train of fifteen costs little more than a single datagram.
 //!
 //! Datagrams of several queue pairs may share a train when they take the same way; the order
 //! within a queue pair stays as it is.

@@ -1,4 +1,4 @@
-//! Whether the packets of a train arrive: whether the device that cuts it numbers the segments as the
+//! Checks that all packets of a train arrive, that is, that the device numbers the segments as the
 //! kernel does.
 //!
 //! The CRC covers the IPv4 identification, and the packets of a train are made for 0, 1, 2, ..

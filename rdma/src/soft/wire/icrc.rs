@@ -1,5 +1,5 @@
-//! The invariant CRC that ends every packet (annex A17 of the InfiniBand architecture, "RoCEv2"),
-//! and what an ordinary UDP socket can do about the one field in it that it cannot see.
+//! The invariant CRC of a packet (annex A17 of the InfiniBand architecture, "RoCEv2"), and how a
+//! UDP socket handles the one covered field that it cannot see.
 //!
 //! It is CRC-32 of IEEE 802.3 over eight bytes of ones (in place of a link header that RoCE does
 //! not have), the IP and UDP headers, and the datagram, with all fields that change on the way

@@ -1,5 +1,5 @@
-//! How CRCs begin: that of the IP and UDP headers is the same for all datagrams of one length that
-//! go one way, but for the identification, so it is remembered.
+//! Cache of CRC prefixes: the CRC of the IP and UDP headers is the same for all datagrams of one
+//! length and direction, except for the identification.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

@@ -1,4 +1,5 @@
-//! Whether the IPv4 identification for which a packet's CRC is right is one that its sender uses now.
+//! Checks that the IPv4 identification for which a packet's CRC is valid is near the one that its
+//! sender currently uses.
 //!
 //! A socket does not see that field, so the check of the CRC solves for it ([`super::icrc`]) and has
 //! 16 bits less than it should. Worse, what it cannot see is always at the same place: damage that

@@ -1,4 +1,4 @@
-//! Finding slots by their numbers on the wire.
+//! Lookup of slots by their ids on the wire.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,6 +1,5 @@
-//! The operation codes of the base transport header: one table that says all that the rest of
-//! the transport wants to know of a code (IBTA volume 1, 9.2 "Base Transport Header", table 38,
-//! and annex A17 for the congestion notification of RoCEv2).
+//! Operation codes of the base transport header: one table of their properties (IBTA volume 1, 9.2
+//! "Base Transport Header", table 38, and annex A17 for the congestion notification of RoCEv2).
 
 /// An operation code that this transport knows: reliable connection, the datagrams of connection
 /// management, and congestion notification.

@@ -1,4 +1,4 @@
-//! From which UDP port the packets of a queue pair come.
+//! The UDP source port of a queue pair.
 //!
 //! Senders keep to one for each queue pair, so that the network keeps its packets in order: `rdma_rxe`
 //! takes it from the number of its queue pair, adapters from that or a flow label, our own kind uses

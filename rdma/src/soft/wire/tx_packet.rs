@@ -1,5 +1,4 @@
-//! A datagram on its way out: headers, payload (which lies in the pool), and padding with the
-//! invariant CRC.
+//! An outgoing datagram: headers, payload (in the pool), and padding with the invariant CRC.
 
 use super::PrefixCache;
 use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};

@@ -1,4 +1,4 @@
-//! The foreign types and constants against C, and the promise not to link rdma-core.
+//! Tests of foreign types and constants against C, and that rdma-core is not linked.
 
 use std::fmt::Write as _;
 use std::mem::offset_of;

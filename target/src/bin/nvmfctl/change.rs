@@ -1,4 +1,4 @@
-//! Changes: how they are wanted, made, kept and saved.
+//! Requests for changes: edit, plan, apply, list and save.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! `nvmfctl connect-line`: what to type on a host.
+//! `nvmfctl connect-line`: prints the connect command for a host.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! Rates and percentiles, from two looks at the counts of the daemon.
+//! Rates and percentiles from two snapshots of the daemon's counters.
 
 use nvmfd::api::stats::{Latency, Operations, Stats};
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! `nvmfctl doctor`: looks at this machine, with or without a daemon.
+//! `nvmfctl doctor`: checks this machine, with or without a running daemon.
 
 use std::path::PathBuf;
 

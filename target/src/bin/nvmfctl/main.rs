@@ -1,4 +1,4 @@
-//! The tool `nvmfctl`: asks and changes a running `nvmfd` through its management interface.
+//! The tool `nvmfctl`: queries and manages a running `nvmfd` through its management interface.
 //!
 //! One file for each family of commands. Tables are for people; with `--json`, what the daemon
 //! answered is printed as it is.

@@ -1,4 +1,4 @@
-//! What is printed, and how a failure is told.
+//! Output of results and errors.
 
 use std::fmt::Display;
 use std::io::{self, Write};

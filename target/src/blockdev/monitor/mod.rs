@@ -1,5 +1,5 @@
-//! Who looks after the stores: looks closer where something has failed, sees files that were
-//! shortened, and brings back into service what is there again.
+//! The device monitor: examines backing stores after errors, detects truncated files, and resumes
+//! service when a device is available again.
 //!
 //! All of that may wait for a disk, so it is done by tasks of the blocking pool that nobody waits for: a
 //! file system or device that hangs keeps one of them, however many stores are on it, and the others

@@ -1,4 +1,4 @@
-//! Stores that go and come back, on real files and a real ring.
+//! Tests of devices that disappear and return, on real files and a real ring.
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;

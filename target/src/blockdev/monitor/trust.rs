@@ -1,4 +1,4 @@
-//! Why a store is not trusted, and where that is kept.
+//! Distrust of a backing store after a failed flush, and its persistence.
 
 use std::fmt::Debug;
 use std::io;

@@ -1,4 +1,4 @@
-//! Wishes to have operations back that the kernel has to be asked, as a state machine without I/O.
+//! Cancellation of operations that are with the kernel, as a state machine without I/O.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! What comes home: the kernel's answers to flights, and flights to who has submitted them.
+//! Completions: from the kernel to pending operations, and from those to their submitter.
 
 use std::mem::take;
 use std::sync::Arc;

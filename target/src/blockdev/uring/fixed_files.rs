@@ -1,4 +1,4 @@
-//! The backings that a ring knows, and their slots in the kernel's table of files.
+//! Backing devices of a ring, and their slots in the kernel's table of registered files.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! `Ring`: io_uring, the one thing a reactor sleeps on.
+//! `Ring`: io_uring, the only descriptor that a reactor sleeps on.
 //!
-//! Disk operations, readiness of foreign descriptors (the fabric's, the mailbox's) and the next
+//! Disk operations, readiness of foreign descriptors (the fabric's, the channel's) and the next
 //! deadline are all waited for in one place. Data go between the disk and the very buffers that
 //! the fabric moves: the pool's region is registered with the ring, so nothing is copied.
 //!

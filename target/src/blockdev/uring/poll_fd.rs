@@ -1,4 +1,4 @@
-//! Which descriptors the kernel watches for the ring, as a state machine without I/O.
+//! File descriptors that the kernel polls for the ring, as a state machine without I/O.
 
 use std::os::fd::RawFd;
 

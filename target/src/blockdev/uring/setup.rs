@@ -1,4 +1,4 @@
-//! Making a ring: the best kind that the kernel has, or a sentence that says why not.
+//! Setup of a ring with the best features of the running kernel, or an error sentence.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! From a step to an entry for the kernel: the only maker of addresses.
+//! Builds submission queue entries: the only place that passes addresses to the kernel.
 //!
 //! Making an entry is harmless; what it promises is kept by the ring that submits it.
 

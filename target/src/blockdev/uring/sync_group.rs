@@ -1,4 +1,5 @@
-//! Whose synchronisation of a store the kernel is busy with, and who waits for the next one.
+//! Coalescing of fsync per backing store: the running one, and the operations that wait for the
+//! next.
 //!
 //! The kernel reports a lost writeback to the first synchronisation that asks, and to no other of
 //! the same open file. Two at once could so come home as a success and a failure, in this order,

@@ -1,4 +1,4 @@
-//! Flights that synchronise their store: which of them the kernel gets, and what they vouch for.
+//! Coalesced fsync operations of a ring: which of them is submitted, and which flushes it covers.
 
 use std::mem::take;
 

@@ -1,4 +1,4 @@
-//! The ring on real files, and on a kernel that really is asynchronous.
+//! Tests of the ring on real files, with a kernel that completes asynchronously.
 
 use std::fs::{self, OpenOptions};
 use std::os::fd::AsRawFd;

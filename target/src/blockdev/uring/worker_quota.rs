@@ -1,4 +1,4 @@
-//! How much of a ring one store may have, and so how many of the kernel's workers.
+//! Quota of a backing store in the ring, and so of the kernel's io-wq workers.
 //!
 //! An operation that the kernel cannot do at once (a synchronisation, a deallocation; a transfer that
 //! finds no free tag of its device) goes to a worker and keeps it until it is done. What finds no

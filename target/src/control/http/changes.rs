@@ -1,4 +1,4 @@
-//! `/v1/changes`, `/v1/reload`: what is served is changed, and read anew.
+//! `/v1/changes`, `/v1/reload`: changes and reloads of the configuration.
 
 use axum::Extension;
 use axum::Json;

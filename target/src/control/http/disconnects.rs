@@ -1,4 +1,4 @@
-//! `/v1/why`.
+//! `/v1/why`: recent disconnects.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

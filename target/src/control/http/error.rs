@@ -1,4 +1,4 @@
-//! What a request is answered with when it is not fulfilled.
+//! Error responses.
 
 use axum::Json;
 use axum::http::{Method, StatusCode, Uri};

@@ -1,4 +1,4 @@
-//! `/v1/log`: how much is logged. Not kept: a restart logs as its command line says.
+//! `/v1/log`: the log level. Not kept: a restart logs as its command line says.
 
 use axum::Json;
 use axum::http::StatusCode;

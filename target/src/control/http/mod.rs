@@ -1,5 +1,5 @@
-//! The management interface: HTTP/1.1 with JSON on a Unix socket, and, where that is wanted, to
-//! read only on a loopback address.
+//! The management interface: HTTP/1.1 with JSON on a Unix socket, and optionally read-only on a
+//! loopback address.
 //!
 //! One file for each area has its routes and what they do. Everything is bounded: connections at
 //! once, the length of a request, and how long it may take to arrive.

@@ -1,4 +1,4 @@
-//! `/v1/subsystems/{nqn}/namespaces/{nsid}/trust`: the administrator trusts a store again.
+//! `/v1/subsystems/{nqn}/namespaces/{nsid}/trust`: trusts a backing store again.
 
 use std::sync::Arc;
 

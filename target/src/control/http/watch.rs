@@ -1,4 +1,4 @@
-//! `/v1/watch`: what happens, one JSON object a line, until whoever watches goes.
+//! `/v1/watch`: streams events, one JSON object per line, until the client disconnects.
 //!
 //! Two views of the target a moment apart are compared, so nothing has to be told when it happens
 //! and a watcher costs the target nothing. A controller that comes and goes between two looks is

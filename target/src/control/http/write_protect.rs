@@ -1,5 +1,5 @@
-//! `/v1/subsystems/{nqn}/namespaces/{nsid}/protection`: namespaces are protected from writes, as a
-//! host does it by feature 84h.
+//! `/v1/subsystems/{nqn}/namespaces/{nsid}/protection`: write-protects namespaces, as a host does
+//! by feature 84h.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -137,7 +137,7 @@ fn stopping() -> ApiError {
     ApiError::new(status, "the daemon is stopping", "ask again when it serves")
 }
 
-/// Waits for the keeper, who waits for the writes that are under way.
+/// Waits for the state worker, who waits for the writes that are under way.
 async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Result<(), ApiError> {
     use std::sync::mpsc::RecvTimeoutError::Timeout;
     let outcome = spawn_blocking(move || answer.recv_timeout(PATIENCE)).await;

@@ -1,4 +1,4 @@
-//! Log lines with fields, for the journal: what `journalctl NVMFD_HOST=..` and `-o json` find.
+//! Log lines with fields for the journal, for `journalctl NVMFD_HOST=..` and `-o json`.
 //!
 //! A line is one datagram of `KEY=value` lines, or, where the value has several lines, of a key, its
 //! length as 64 bits, lowest byte first, and the value.

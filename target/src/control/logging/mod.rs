@@ -1,4 +1,4 @@
-//! Logging: lines on stderr, for whoever reads there.
+//! Logging to stderr.
 //!
 //! A terminal gets the time and colours. The journal knows the time, and gets each line with its
 //! fields ([`journald`]), or, where it cannot be reached or before the daemon serves, with the level as

@@ -1,4 +1,4 @@
-//! The arithmetic of an exchange, apart from its states: for the thread that has the time.
+//! The arithmetic of an exchange, separate from its states, for the worker thread.
 
 use std::sync::Arc;
 

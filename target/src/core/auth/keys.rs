@@ -1,4 +1,4 @@
-//! The secrets of hosts, and what may be agreed on with them.
+//! Secrets of hosts, and the parameters that may be negotiated with them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;

@@ -1,5 +1,5 @@
-//! How often a host may fail. Guessing costs us arithmetic and fills the log, so whoever fails
-//! repeatedly is refused for a while, by name and address: a stranger elsewhere cannot lock a
+//! Throttle of failed authentications. Guessing costs us arithmetic and fills the log, so whoever
+//! fails repeatedly is refused for a while, by name and address: a stranger elsewhere cannot lock a
 //! host out by failing in its name.
 
 use std::collections::HashMap;

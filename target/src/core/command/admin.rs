@@ -1,4 +1,4 @@
-//! Admin commands other than the fabrics ones: who may send what when, and which file answers.
+//! Admin commands other than Fabrics: which are allowed in which state, and their dispatch.
 //!
 //! Source: NVMe Base Specification 2.0, "Admin Command Set" and "Controller Architecture". The
 //! order of checks is the one that surprises least: flags, life, opcode, namespace, fields, SGL.

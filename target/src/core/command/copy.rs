@@ -1,4 +1,4 @@
-//! Copy: blocks from one place of a namespace to another, without the host.
+//! Copy: copies blocks within a namespace, without the host.
 //!
 //! Everything that a command copies fits one buffer, so it is loaded whole before any of it is
 //! stored: ranges may overlap their destination, and a command that fails has changed nothing.

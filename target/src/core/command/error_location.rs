@@ -1,4 +1,4 @@
-//! Where in a command the parameter is that it failed for: what the Error Information log tells.
+//! Parameter Error Location of a failed command, for the Error Information log.
 //!
 //! A status names its field in most cases; where it could be one of several, nothing is said.
 

@@ -1,4 +1,4 @@
-//! Features: which there are, their values, and what a host may change.
+//! Features: the supported ones, their values, and what a host may set.
 //!
 //! Source: NVMe Base Specification 2.0, "Get Features command" and "Set Features command"; NVM
 //! Command Set Specification 1.0, "Features".

@@ -1,5 +1,5 @@
-//! Format NVM: erases a namespace where the configuration allows that (`allow_format`), and gives it
-//! blocks of another size if the host wants that.
+//! Format NVM: erases a namespace where the configuration allows it (`allow_format`), and changes
+//! its block size on request.
 //!
 //! Source: NVMe Base Specification 2.0, "Format NVM command". Whether a secure erase was asked for
 //! or not, all blocks are given up and read as zeros afterwards, durably, before the answer. What

@@ -1,4 +1,4 @@
-//! Identify: what the controller and its namespaces are.
+//! Identify: data structures of the controller and its namespaces.
 //!
 //! Source: NVMe Base Specification 2.0, "Identify command"; NVM Command Set Specification 1.0,
 //! "Identify command" for the pages of the command set.

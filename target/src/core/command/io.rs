@@ -203,7 +203,7 @@ fn copy_blocks(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Resul
     copy::plan(sqe, namespace, received)
 }
 
-/// Register, Acquire, Release: the keeper decides. Linux gives 16 bytes also where 8 are needed.
+/// Register, Acquire, Release: the state worker decides. Linux gives 16 bytes also where 8 are needed.
 fn reserve(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let invalid = Status::INVALID_OPCODE.with_dnr();
     if namespace.is_shared() {

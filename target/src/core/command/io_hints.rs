@@ -1,4 +1,4 @@
-//! The sizes that a store works best with, as Identify Namespace tells them.
+//! I/O hints of Identify Namespace: the preferred sizes of a backing store.
 //!
 //! Source: NVM Command Set Specification 1.0, "Identify Namespace data structure", NSFEAT bit 4.
 //! All of them are hints: whatever a host writes is right, only slower.

@@ -1,4 +1,4 @@
-//! The rules of NVMe: every command is a function from 64 bytes to a [`Plan`] or a `Status`.
+//! Rules of NVMe: every command is a function from 64 bytes to a [`Plan`] or a `Status`.
 //!
 //! Nothing here touches a buffer, a fabric or a disk; `qpair/mod.rs` acts. Say *pull* (host to pool),
 //! *push* (pool to host), *load* and *store* (disk); `read` and `write` are words of the edges.
@@ -174,21 +174,21 @@ pub enum Plan {
         /// The data, exactly as long as the feature is.
         from: Source,
     },
-    /// Pull the keys of a reservation command, then hand it to the keeper.
+    /// Pull the keys of a reservation command, then hand it to the state worker.
     Reserve {
         /// What it is about.
         of: Arc<Reservation>,
         /// The data, exactly as long as the command has them.
         from: Source,
     },
-    /// Hand an order that needs no data to the keeper.
+    /// Hand an order that needs no data to the state worker.
     Keep {
         /// What it is about.
         of: Vec<Arc<Reservation>>,
         /// The order.
         order: Order,
     },
-    /// Have the keeper set the write protection of namespaces, then flush the stores.
+    /// Have the state worker set the write protection of namespaces, then flush the stores.
     Protect {
         /// Whose.
         of: Vec<Arc<Protection>>,
@@ -197,14 +197,14 @@ pub enum Plan {
         /// The stores, one after another.
         backings: Vec<DeviceId>,
     },
-    /// Have the keeper make blocks unreadable.
+    /// Have the state worker make blocks unreadable.
     Mark {
         /// Whose.
         of: Arc<BadBlocks>,
         /// Which.
         change: Change,
     },
-    /// Carry out the plan, then have the keeper note that what it has changed, durably, can be read
+    /// Carry out the plan, then have the state worker note that what it has changed, durably, can be read
     /// again.
     Mend {
         /// What changes blocks; or copies some, of which none may be unreadable.
@@ -212,12 +212,12 @@ pub enum Plan {
         /// The blocks that cannot be read.
         of: Arc<BadBlocks>,
     },
-    /// Pull the data of a command about namespaces, then hand its order to the steward.
+    /// Pull the data of a command about namespaces, then hand its order to the management worker.
     Manage {
         /// The data: 4096 bytes.
         from: Source,
     },
-    /// Hand an order about namespaces to the steward.
+    /// Hand an order about namespaces to the management worker.
     Order {
         /// The order.
         what: NamespaceRequest,

@@ -1,4 +1,4 @@
-//! Namespace Management and Namespace Attachment, where the configuration grants them to the host.
+//! Namespace Management and Namespace Attachment, for hosts that the configuration grants them.
 //!
 //! Source: NVMe Base Specification 2.0, "Namespace Management command" and "Namespace Attachment
 //! command"; NVM Command Set Specification 1.0 for what a namespace may be created as.

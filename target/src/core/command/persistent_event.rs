@@ -1,4 +1,4 @@
-//! The Persistent Event log: who may read it when.
+//! The Persistent Event log: reporting contexts and access.
 //!
 //! Source: NVMe Base Specification 2.0, "Persistent Event Log (Log Identifier 0Dh)". A controller
 //! has one reporting context; it ends with a release, with a reset, and with the controller.

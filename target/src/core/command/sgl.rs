@@ -1,5 +1,5 @@
-//! Data in several places of the host's memory: the descriptors stand in the capsule, behind the
-//! command, and the command's own descriptor says where (Last Segment).
+//! Scattered data: SGL segments in the capsule behind the command, named by a Last Segment
+//! descriptor.
 //!
 //! The rules of commands see one descriptor of the whole length. Where its pieces are is the
 //! queue's business.

@@ -1,5 +1,5 @@
-//! Write Uncorrectable, and what unreadable blocks mean for other commands: who reads one is told
-//! so, and who writes one makes it readable again.
+//! Write Uncorrectable, and its effect on other commands: a read of such blocks fails, a write
+//! makes them readable again.
 //!
 //! Source: NVM Command Set Specification 1.0, "Write Uncorrectable command".
 

@@ -1,4 +1,4 @@
-//! Asynchronous events of one controller: what is pending, what is masked, who waits.
+//! Asynchronous events of one controller: pending, masked, and outstanding requests.
 //!
 //! Source: NVMe Base Specification 2.0, "Asynchronous Event Request command". An event that was
 //! told stays masked until its log page is read with RAE = 0; what happens meanwhile is told once

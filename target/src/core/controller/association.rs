@@ -1,5 +1,5 @@
-//! What all queues of one controller share, whichever reactor they live on: the association of
-//! one host with one controller. Written rarely, read by relaxed loads.
+//! The association of one host with one controller: state shared by all its queues, on whichever
+//! reactor they are. Written rarely, read by relaxed loads.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};

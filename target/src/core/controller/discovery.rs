@@ -1,4 +1,4 @@
-//! The discovery log: which subsystems this host may reach, and where.
+//! The Discovery log: subsystems and addresses that this host may connect to.
 //!
 //! Source: NVMe Base Specification 2.0, "Discovery Log Page (Log Identifier 70h)"; NVMe RDMA
 //! Transport Specification 1.0, "Transport Specific Address Subtype".

@@ -1,4 +1,4 @@
-//! The controller: its life (CC and CSTS), keep alive, events. One per admin queue, owned by it.
+//! The controller: its state (CC and CSTS), keep alive, events. One per admin queue, owned by it.
 //!
 //! ```text
 //!            CC.EN 0→1, good settings            CC.SHN = 01b or 10b

@@ -1,5 +1,5 @@
-//! How one controller stands with the reservations of its subsystem: what its host may not do,
-//! what it wants to hear, and what it has not heard yet.
+//! Reservation state of one controller: restrictions of its host, its notification mask, and
+//! pending notifications.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

@@ -1,5 +1,4 @@
-//! Why a host was refused or has lost its connection: every cause, with a sentence that says what
-//! happened and one that says what to do next.
+//! Disconnect causes: every one with a sentence for the event and a sentence for the remedy.
 //!
 //! Whoever refuses or drops a connection names a [`Cause`] (`diag/log_limiter.rs` writes it down and logs
 //! it); [`Book`] keeps the latest records for who asks. `docs/why.md` is the printed table.

@@ -1,4 +1,4 @@
-//! Hosts that a reactor refuses or drops: written down, and told in the log, but not too often.
+//! Rate-limited log of refused and disconnected hosts.
 //!
 //! Anybody can send requests that are refused, as fast as the network carries them, and must not
 //! fill the log that way. So the first of a cause is told at once, and those that follow within a

@@ -1,4 +1,4 @@
-//! Why hosts are refused or disconnected.
+//! Disconnect causes, their log, and recent records.
 
 pub mod cause;
 pub mod log_limiter;

@@ -1,4 +1,4 @@
-//! The latest records of refused and dropped hosts, for who asks. Bounded, whoever connects.
+//! Recent records of refused and disconnected hosts. Bounded, whoever connects.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,4 @@
-//! Room for connections whose hosts nobody vouches for: how much of a reactor they may hold, and
-//! whose is closed for the next one.
+//! Limits for connections without an admitted host: their share of a reactor, and eviction.
 //!
 //! Anybody can hold receives and a queue pair until the Connect deadline without a name, or for as
 //! long as it likes as a host of discovery or of a subsystem that admits any host. So what such

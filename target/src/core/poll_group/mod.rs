@@ -1,5 +1,4 @@
-//! The queues of one reactor, without its thread: which connection is whose, what comes home to
-//! whom, who waits for buffers, and when to look at the clock.
+//! All queue pairs of one reactor, without its thread: dispatches completions, buffers and timers.
 //!
 //! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
 //! the reactor has real ones, a simulator need not.
@@ -44,7 +43,7 @@ pub struct Resources<'a> {
     pub fabric: &'a mut dyn Fabric,
     /// Its stores.
     pub disk: &'a mut dyn BlockDevice,
-    /// The book of the target.
+    /// The registry of the target.
     pub shared: &'a Shared,
     /// The time of this turn.
     pub now: Instant,

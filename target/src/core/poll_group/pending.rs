@@ -1,4 +1,4 @@
-//! Requests to connect that come by a listener which is not in force yet.
+//! Connection requests through a listener that is not active yet.
 //!
 //! A change of the configuration listens at its new addresses before it is committed, because that may
 //! fail. Who asks there meanwhile is held: when the change is in force it is asked on as if the request

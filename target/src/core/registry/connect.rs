@@ -1,4 +1,4 @@
-//! Who is let in: the rules of Connect that need the book.
+//! Admission: the rules of Connect that need the registry.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -461,7 +461,7 @@ impl Entry {
 }
 
 impl ControllerTable {
-    /// The one name by which the book knows discovery.
+    /// The one name by which the registry knows discovery.
     fn canonical(&self, name: Nqn) -> Nqn {
         if name == self.discovery.nqn { Nqn::DISCOVERY } else { name }
     }

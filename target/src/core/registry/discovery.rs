@@ -1,4 +1,4 @@
-//! What the book tells of itself: the records of discovery.
+//! Records of the Discovery log, from the registry.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

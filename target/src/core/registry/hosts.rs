@@ -1,4 +1,4 @@
-//! What is known of hosts beyond their controllers: whether they have something to flush.
+//! State of hosts beyond their controllers: unflushed writes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

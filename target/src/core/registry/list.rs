@@ -1,4 +1,4 @@
-//! Who is there, for whoever looks from outside.
+//! Lists controllers and hosts, for monitoring.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -1,6 +1,5 @@
-//! Who may connect to what, and who is: subsystems, listeners, associations, and how busy each
-//! reactor is. Locked when a queue connects or closes and when the configuration changes; never
-//! on I/O.
+//! The registry: subsystems, listeners, associations, and the load of each reactor. Locked when a
+//! queue connects or closes and when the configuration changes; never on I/O.
 
 mod connect;
 mod discovery;

@@ -1,4 +1,4 @@
-//! Listeners of a change that is not in force yet. To listen may fail, so that happens before a change
+//! Listeners of a change that is not active yet. To listen may fail, so that happens before a change
 //! is committed: a host that asks to connect there meanwhile is held, and is served by what the change
 //! brings, or by nothing.
 

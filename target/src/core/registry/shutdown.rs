@@ -1,4 +1,4 @@
-//! Taking leave of all hosts, before the target stops.
+//! Drains all hosts before the target stops.
 
 use std::sync::atomic::Ordering;
 

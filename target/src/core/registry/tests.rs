@@ -1,4 +1,4 @@
-//! Tests of the book.
+//! Tests of the registry.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Since when hosts of a source have claimed names without proving any. Nobody gets the time for
-//! a proof anew by coming again.
+//! Deadlines of hosts that have connected and not authenticated, by source. Nobody gets the time
+//! for a proof anew by coming again.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! How an Abort command reaches the command that it names, which may be on another reactor.
+//! Routes an Abort command to the command to abort, which may be on another reactor.
 //!
 //! The admin queue keeps a [`AbortRequest`]. Reactors are sent [`AbortToken`]s; the queue that has the
 //! command keeps one with it. Who ends the command at the host's wish says so; when the last errand

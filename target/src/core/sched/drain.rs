@@ -1,6 +1,5 @@
-//! How Preempt and Abort waits, write protection, and Format NVM: everybody who still works for a
-//! preempted host, still changes blocks, or still does anything with them, holds the fence, and when
-//! the last one lets go, who waits behind it goes on.
+//! Drain barrier for Preempt and Abort, write protection, and Format NVM: commands in its scope hold
+//! it, and the request waits until the last one has completed.
 
 use std::fmt;
 use std::sync::mpsc::Sender;

@@ -1,5 +1,4 @@
-//! Lines before something that takes time: of each source the oldest, the sources by turns, so that
-//! nobody waits behind all that another one asks for.
+//! A fair queue: first in, first out per source, round robin over sources.
 
 use std::collections::{BTreeMap, VecDeque};
 

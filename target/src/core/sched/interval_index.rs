@@ -1,4 +1,4 @@
-//! Claims by the blocks that they are for, so that nobody looks at all of them.
+//! Interval index: locks by block range, for lookups without a scan.
 //!
 //! Those of a store lie in classes by the power of two that their length is below, in each by their
 //! beginning. So what meets a claim begins in each class at most that power before it, and the

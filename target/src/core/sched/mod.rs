@@ -1,4 +1,5 @@
-//! What decides when a command goes on, and who is asked to carry it out.
+//! Scheduling of commands: buffers, rate limits, range locks, drain barriers, and work handed to
+//! others.
 
 pub mod abort;
 pub mod buffers;

@@ -1,4 +1,4 @@
-//! Jobs that poll groups do not do themselves, as they may wait for files, or take long.
+//! Requests that poll groups hand to worker threads, because they block or take long.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Who changes which blocks: what makes a fused Compare and Write one step for everybody else, and
-//! what keeps changes of closed connections from landing on later ones.
+//! Range locks: make fused Compare and Write atomic, and keep writes of closed connections from
+//! overwriting later ones.
 //!
 //! As long as nobody sends such a command, whoever changes blocks asks nobody, and only looks at a
 //! flag. The first of them raises it. From then on each change claims its blocks before it goes to
@@ -64,7 +64,7 @@ pub struct RangeLock {
     pub reactor: usize,
 }
 
-/// The book of claims, shared by all reactors.
+/// The table of range locks, shared by all reactors.
 #[derive(Debug)]
 pub struct RangeLocks {
     /// [`FUSED`] and [`LEFT`].

@@ -1,4 +1,4 @@
-//! Who waits on a reactor until limits let it begin, and in which order they book.
+//! Queue of commands that wait for a rate limit on a reactor, in order of admission.
 //!
 //! Each association has a line. Of those in it that go to one namespace, the first ones book, and
 //! no more than a slice of the limited time at once; the next book when those have begun. So

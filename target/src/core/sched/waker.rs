@@ -1,4 +1,4 @@
-//! How whoever shares state with a poll group has it look again.
+//! Wakes a poll group after a change of shared state.
 
 use std::fmt::Debug;
 

@@ -1,4 +1,4 @@
-//! Commands that come home together are counted together.
+//! Batches equal completions, so that they are counted together.
 //!
 //! The marks of a command are the times of turns. So commands that a host has sent together and
 //! that fared alike entered every stage at the same times, to the nanosecond, and what is to be added

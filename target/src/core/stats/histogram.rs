@@ -1,5 +1,5 @@
-//! Latencies in buckets whose width grows with what they hold: four to each power of two, so a
-//! percentile is known to a quarter at worst, from a microsecond to a minute.
+//! Latency histogram with log-linear buckets: four to each power of two, so a percentile is exact
+//! to a quarter, from a microsecond to a minute.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,6 +1,5 @@
-//! What is counted of each namespace for each host: a row for the pair, on each reactor that
-//! serves it. Rows are made when a queue connects and when its subsystem changes, never on the way
-//! of an I/O.
+//! I/O statistics by namespace and host: a row for the pair, on each reactor that serves it. Rows
+//! are made when a queue connects and when its subsystem changes, never on the way of an I/O.
 //!
 //! A reactor has [`MOST_ROWS`] at most. Where that is too few, the rows of hosts that are not
 //! connected make room: their counts go to the row *other*, which also counts what finds none.

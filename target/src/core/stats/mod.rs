@@ -1,5 +1,5 @@
-//! How the target does: counts and latencies by namespace, host and kind of command, broken down
-//! by stage; the commands that were slow; how busy each reactor is.
+//! Statistics of the target: counts and latencies by namespace, host and kind of command, broken
+//! down by stage; slow commands; utilization of each reactor.
 //!
 //! Always on, in memory that is bounded ([`io_stats::MOST_ROWS`] a reactor). A reactor writes what it
 //! alone writes, with plain loads and stores; whoever wants to know reads ([`crate::telemetry::snapshot`]). No clock is

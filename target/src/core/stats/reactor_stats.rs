@@ -1,4 +1,4 @@
-//! What one reactor makes known of itself.
+//! Statistics of one reactor.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

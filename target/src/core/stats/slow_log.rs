@@ -1,5 +1,5 @@
-//! The flight recorder: the last commands of a reactor that took longer than `[observe] slow_ms`,
-//! with where their time went.
+//! Log of slow commands of a reactor: the last ones that took longer than `[observe] slow_ms`, with
+//! the time of each stage.
 
 use std::collections::VecDeque;
 use std::time::Instant;

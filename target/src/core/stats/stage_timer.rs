@@ -1,4 +1,4 @@
-//! Where the time of a command goes: each moment of its life belongs to one stage.
+//! Time of a command by stage: each moment belongs to exactly one.
 //!
 //! The marks are the times at which a reactor's turns began, so a stage is known to the length of a
 //! turn: tens of microseconds under load, less when there is little to do. What a command meets

@@ -1,4 +1,4 @@
-//! To whom a subsystem is offered, where and how, and what discovery tells besides.
+//! Access rules of a subsystem: hosts, listeners, and discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Asymmetric Namespace Access: how well each group of namespaces is reached on each path.
+//! Asymmetric Namespace Access: the state of each ANA group on each path.
 //!
 //! A listener has a state for every group ([`AnaStates`]), the administrator sets it. The queues
 //! of a controller look at the states of the listener that it came through ([`AnaStateTable`]), by one

@@ -1,7 +1,7 @@
-//! Blocks that hosts have made unreadable (Write Uncorrectable), and that nobody has written since.
+//! Uncorrectable blocks: marked by Write Uncorrectable and not written since.
 //!
 //! All controllers of a subsystem share the marks of a namespace. I/O asks one number first:
-//! whether there are any. The keeper changes them, one order after another, and keeps them in a
+//! whether there are any. The state worker changes them, one order after another, and keeps them in a
 //! file before it answers, so they outlast a power loss as what was written does. A write takes
 //! marks away only after its data are durable, and only those that were there when it began: others
 //! may have written meanwhile and had that made unreadable. No other write of these blocks is under
@@ -127,7 +127,7 @@ impl BadBlocks {
         self.lock().orders
     }
 
-    /// Carries out a change: keeps it, and only then makes it so. For the keeper alone.
+    /// Carries out a change: keeps it, and only then makes it so. For the state worker alone.
     ///
     /// # Errors
     /// Capacity Exceeded for more marks than may be; Internal Error when it cannot be kept, or they

@@ -1,7 +1,7 @@
-//! What has happened to a subsystem: its Persistent Event log.
+//! The Persistent Event log of a subsystem.
 //!
 //! It is one file a subsystem in the `state_directory`, text with a line for each event, written
-//! beside its name, synced and renamed by the thread of the `ledger`, a second after something has
+//! beside its name, synced and renamed by the usage writer, a second after something has
 //! happened or when that thread comes round. Of each kind the newest are kept, so hosts that make
 //! many events of one kind push out none of another. Without a `state_directory` there is no such
 //! log, because nothing in it would persist.

@@ -1,6 +1,6 @@
-//! A format from its order to its end: what is looked at, kept and told, and in which order. It
-//! owns no store, waits for nobody and erases nothing itself. Whoever drives it does that:
-//! `provision/format_task.rs` with a thread of its own.
+//! State machine of Format NVM, from request to completion: checks, persistence, notifications, and
+//! their order. It owns no store, waits for nobody and erases nothing itself. Whoever drives it
+//! does that: `provision/format_task.rs` with a thread of its own.
 //!
 //! ```text
 //! begin ─► published, fenced, drained ─► hold ─► erased ─► finish ─► published, known to all

@@ -1,4 +1,4 @@
-//! The logical blocks of a namespace, as hosts have formatted it (Format NVM).
+//! The LBA format of a namespace, as set by Format NVM.
 //!
 //! The configuration says how large they are at first. Once a host has chosen another size, that
 //! one holds, until a host chooses again: it is kept in a file, written and synced before the host

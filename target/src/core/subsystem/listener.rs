@@ -1,4 +1,4 @@
-//! Where connections are accepted, and how well namespaces are reached there.
+//! Listeners: addresses that accept connections, and their ANA states.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! What is served: subsystems and their namespaces, as an immutable snapshot that every queue of
-//! a subsystem holds. A change of configuration publishes a new snapshot; nothing is locked.
+//! Subsystems and their namespaces, as an immutable snapshot that every queue of a subsystem holds.
+//! A change of configuration publishes a new snapshot; nothing is locked.
 
 mod access;
 pub mod ana;

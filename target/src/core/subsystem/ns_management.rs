@@ -1,4 +1,4 @@
-//! Namespaces that hosts make, as the hosts that may do so see them.
+//! Host-created namespaces, as seen by hosts with the grant.
 
 use std::collections::BTreeSet;
 

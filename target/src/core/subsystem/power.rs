@@ -1,5 +1,5 @@
-//! How long the target has had power, how often it was switched on, and how often it went without a
-//! goodbye: what the SMART log tells of it. The power of a daemon is that it runs.
+//! Power-on time, power cycles and unsafe shutdowns of the target, for the SMART log. The power of
+//! a daemon is that it runs.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Limits of operations and bytes a second: of a namespace, of hosts, of both together.
+//! Rate limits of operations and bytes per second: of a namespace, of hosts, of both together.
 //!
 //! A [`Limiter`] is a virtual schedule: whoever wants to begin a command books the time that it
 //! takes at the limited rate, behind all that is booked already, and begins when its time comes.

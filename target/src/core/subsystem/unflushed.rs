@@ -1,5 +1,4 @@
-//! Which hosts have written to a namespace since their last flush, and have to be told when some of
-//! that may be lost.
+//! Hosts with unflushed writes to a namespace, which must be notified when data may be lost.
 //!
 //! A failed synchronisation is reported to every flush until the store is trusted again. A host that
 //! has written before, and did not flush meanwhile, would never hear of it: its next flush succeeds,

@@ -1,5 +1,5 @@
-//! What hosts have done: counted by each queue on its own, handed in a few times a second, and told
-//! in the SMART log. What has to outlast the daemon is in the `ledger`.
+//! Usage counters for the SMART log: counted by each queue, flushed a few times a second. What has
+//! to outlast the daemon is in `state/usage.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -120,7 +120,7 @@ impl Protection {
         }
     }
 
-    /// Sets a state: keeps it, and only then makes it the state. For the keeper alone. True when it
+    /// Sets a state: keeps it, and only then makes it the state. For the state worker alone. True when it
     /// is another one now.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Configurations that others are put in the place of: one file, those of a folder, or all.
+//! Tests of configurations replaced by others: one file, those of a directory, or all.
 
 use std::collections::BTreeMap;
 

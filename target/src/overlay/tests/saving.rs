@@ -1,4 +1,4 @@
-//! Files that are written one after the other, with the power going in between.
+//! Tests of saving several files, with a power loss in between.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Mistakes in the names of hosts, which show only when a host is refused.
+//! Checks names of hosts, whose mistakes show only when a host is refused.
 
 use std::collections::BTreeSet;
 

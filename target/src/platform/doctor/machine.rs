@@ -1,4 +1,4 @@
-//! The machine: io_uring, locked memory, RDMA devices and their modules, the clock.
+//! Checks the machine: io_uring, locked memory, RDMA devices and their modules, the clock.
 
 use std::fs;
 use std::io;

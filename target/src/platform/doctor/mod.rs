@@ -1,4 +1,4 @@
-//! What stands in the way of a target on this machine: looked for before somebody has to ask.
+//! Checks this machine for obstacles to a target.
 //!
 //! Each family of checks is a file of its own. What a check reads and what it makes of that are
 //! two functions, so that every finding can be provoked without a machine that has it.

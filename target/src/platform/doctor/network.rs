@@ -1,4 +1,4 @@
-//! The network: who has the listeners' addresses, how long packets may be, and socket buffers.
+//! Checks the network: addresses of listeners, MTU, and socket buffers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};

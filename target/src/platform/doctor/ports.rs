@@ -1,4 +1,4 @@
-//! The ports: who has UDP 4791, whether the kernel's target listens, and what a firewall lets pass.
+//! Checks the ports: users of UDP 4791, the kernel's target, and the firewall.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! Where data and what the daemon remembers are kept: direct I/O, the state folder, key files.
+//! Checks storage: direct I/O, the state directory, key files.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -247,7 +247,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(format_to(&shelf, 512), Err(0x015));
 }
 
-/// The order has waited for whoever had the shelf: what is so by then counts.
+/// The order has waited for the lock of the provisioner: what is so by then counts.
 #[test]
 fn what_is_reserved_meanwhile_is_not_erased() {
     let (folder, shelf) = granted(4096);
@@ -259,7 +259,7 @@ fn what_is_reserved_meanwhile_is_not_erased() {
     assert!(contents(folder.path()) == vec![0xA5; BYTES]);
     clear(&store.reservation, [2; 16]);
     store.reservation.carry_out(&[2; 16], &registered()).unwrap();
-    // Nor while it is erased: an order about it may be with the keeper already.
+    // Nor while it is erased: an order about it may be with the state worker already.
     stall(folder.path(), &shelf);
     std::thread::scope(|scope| {
         let formats = scope.spawn(|| format_to(&shelf, 512));

@@ -112,7 +112,7 @@ fn detach(nsid: u32, cntlids: &[u16]) -> NamespaceRequest {
     NamespaceRequest::Detach { nsid, cntlids: cntlids.to_vec() }
 }
 
-/// Who carries out orders has to let the shelf go in between.
+/// Who carries out orders has to let the provisioner go in between.
 fn carry_out(shelf: &mut Provisioner, order: &NamespaceJob) -> Result<u32, Status> {
     let (shared, tender) = (Arc::clone(&shelf.shared), Arc::clone(&shelf.tender));
     let (config, ledger) = (shelf.config.clone(), Arc::clone(&shelf.ledger));
@@ -263,7 +263,7 @@ fn each_refusal_has_its_status_and_changes_nothing() {
     assert_eq!(ask(&mut shelf, create(1)), Err(0x116), "as many as may be");
 }
 
-/// The order has waited for whoever had the shelf: what is so by then counts.
+/// The order has waited for the lock of the provisioner: what is so by then counts.
 #[test]
 fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
     let (folder, state) = (tempdir().unwrap(), tempdir().unwrap());

@@ -1,6 +1,6 @@
-//! What was acknowledged as durable, as marks in the log of the very device: a mark is made when the answer
-//! is there, so it lies in the log behind all that it promises. It makes nothing durable itself, as a record
-//! that is written and synchronised would.
+//! Acknowledged durable writes, recorded as marks in the log of the device: a mark is written after the
+//! completion, so it follows everything that it covers. It makes nothing durable itself, as a record that is
+//! written and synchronised would.
 //!
 //! `x=LBA+BLOCKS@SEQUENCE,..` for writes, `n=NUMBER` for anything else.
 

@@ -1,5 +1,5 @@
-//! What a power loss leaves of what was acknowledged: writes through a target whose backing store lies on
-//! `dm-log-writes`, and a look at every moment of that log. Run by `tests/vm/guest/flow-power`.
+//! Power loss: writes through a target whose backing store is on `dm-log-writes`, and checks every state
+//! that the log can be replayed to. Run by `tests/vm/guest/flow-power`.
 //!
 //! What was acknowledged is marked in that log when the answer has come; so whatever lies before a mark
 //! must hold what it says.

@@ -1,5 +1,4 @@
-//! Replays a log and compares, after every single entry, what the device holds with what had been
-//! acknowledged by then.
+//! Replays a log and compares the device after every entry with the acknowledged writes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek};

@@ -1,4 +1,4 @@
-//! Connection requests, commands before Connect, and Connect itself.
+//! Connection requests, commands before Connect, and Connect.
 
 use nvme::fabrics::{Connect, ConnectAttributes, FabricsType, PropertyGet, PropertySet};
 use nvme::identify::{Cns, Identify};

@@ -1,4 +1,4 @@
-//! Queues on the raw host, and what must be true of every answer.
+//! Queues of the raw host, and checks that apply to every response.
 
 use std::time::Duration;
 

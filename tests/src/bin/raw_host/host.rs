@@ -1,4 +1,4 @@
-//! The raw host: connections that carry whatever bytes one likes, and what comes back.
+//! The raw host: connections that carry arbitrary bytes, and their responses.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;

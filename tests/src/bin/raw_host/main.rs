@@ -1,5 +1,5 @@
-//! A raw NVMe/RDMA host: not a well-behaved initiator, but one that sends whatever it likes, and
-//! checks that each answer is exactly what the documents want. One line per check.
+//! A raw NVMe/RDMA host: sends arbitrary capsules and checks that each response is exactly the
+//! specified one. One line per check.
 
 mod admin;
 mod connecting;

@@ -1,5 +1,5 @@
-//! What no host should do: capsules of impossible length, keys that nobody has, too much at once,
-//! and thousands of random capsules; while a bystander is served as if nothing happened.
+//! Malformed traffic: capsules of impossible length, unknown keys, too many commands, and thousands
+//! of random capsules, while another host must be served unaffected.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
-//! A peer of other programs' RDMA on the soft provider: answers `rping` (rdmacm-utils) and the
-//! bandwidth tests of perftest (`ib_send_bw -R`, `ib_write_bw -R`, `ib_read_bw -R`), or plays the
-//! client of `rping -s`. `tests/vm/guest/flow-peers` runs it against a Linux kernel's Soft-RoCE.
+//! A peer for RDMA programs on the soft provider: serves `rping` (rdmacm-utils) and the bandwidth
+//! tests of perftest (`ib_send_bw -R`, `ib_write_bw -R`, `ib_read_bw -R`), or runs the client of
+//! `rping -s`. `tests/vm/guest/flow-peers` runs it against a Linux kernel's Soft-RoCE.
 //!
 //! ```text
 //! soft_peer serve ADDRESS                        until it is killed

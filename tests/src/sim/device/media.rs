@@ -1,4 +1,4 @@
-//! One simulated store: its blocks as they are read, as they would be without power, and what lies
+//! Media of one simulated device: the volatile contents, the durable contents, and the states
 //! between.
 
 use std::sync::Arc;

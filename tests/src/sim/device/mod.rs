@@ -1,6 +1,6 @@
-//! A simulated kernel with disks: it takes its time, answers in any order, fails, moves less than it
-//! was asked to, gives operations back or says that it has begun them, and forgets what was not made
-//! durable when the power goes.
+//! Simulated block devices with their kernel: delays, reorders, fails, transfers partially, cancels
+//! operations or reports that they have started, and loses everything that is not durable at a power
+//! loss.
 //!
 //! It stands where io_uring stands, below [`Flights`]: which operations the kernel has, which wait,
 //! who shares a synchronisation, what becomes of a wish to have an operation back, and short

@@ -1,5 +1,5 @@
-//! Abort, as hosts see it: what they wish, what they are told, and what becomes of the commands that
-//! they name. Written from the documents, and from outside.
+//! Oracle for Abort: requests, results, and the completions of the commands to abort. Written from
+//! the documents, and from outside.
 //!
 //! * An Abort command is answered, once (that is the session's to see), and says whether the command
 //!   that it names was aborted. It tells the truth: when it says so, such a command ends with Command

@@ -1,5 +1,5 @@
-//! Paths to namespaces (ANA), as the administrator sets their states: which commands must be refused
-//! on a path, which must not, and with what. Written from the documents, and from outside.
+//! Oracle for ANA: which commands a path must reject in the state set by the administrator, which it
+//! must not, and with which status. Written from the documents, and from outside.
 //!
 //! A command that left after the state of its path was set, and was answered before it was set again,
 //! saw one state. Where two hosts are the two paths of one machine, what one path refuses or loses

@@ -1,5 +1,5 @@
-//! What hosts are to be told, and whether they were: each change is an event, and behind the event
-//! a log that says what has changed. No change is lost, however many come at once.
+//! Oracle for asynchronous events: every change is reported as an event with a log page that names
+//! the change. No change is lost, however many come at once.
 
 use std::time::{Duration, Instant};
 

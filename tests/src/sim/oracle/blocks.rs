@@ -1,5 +1,5 @@
-//! What may be read: every block is a register, seen from the hosts alone. Nothing here knows how
-//! the target works.
+//! Oracle for block contents: every block is a register, seen only through completions of hosts.
+//! Nothing here knows how the target works.
 //!
 //! A write takes effect at one moment between its command and its answer; so does the look of a
 //! read. Nobody sees these moments, but what hosts do see bounds them, and so the values that a

@@ -1,4 +1,4 @@
-//! Copies: what they may leave follows from what their sources may have held meanwhile.
+//! Oracle for Copy: valid contents of the destination follow from possible contents of the sources.
 
 use super::blocks::{Entry, Model, Moment, NEVER, PossibleValue, Span, Value, Violation};
 

@@ -1,4 +1,4 @@
-//! Another store in the place of one: what may be read follows from when a command left.
+//! Oracle for a replaced device: valid contents follow from the time when a command was submitted.
 
 use super::blocks::{Entry, Model, NEVER, PossibleValue, Value};
 

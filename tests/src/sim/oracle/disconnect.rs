@@ -1,6 +1,6 @@
-//! Queues that hosts delete alone (Disconnect), as they see it: the answer to that command is the
-//! last one on its queue. What was sent there before is answered before, and may be answered with
-//! Command Aborted due to SQ Deletion; nothing else is. Written from the documents, and from outside.
+//! Oracle for Disconnect of single I/O queues: its completion is the last one on the queue. What was
+//! sent there before is answered before, and may be answered with Command Aborted due to SQ Deletion;
+//! nothing else is. Written from the documents, and from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 

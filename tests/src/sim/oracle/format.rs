@@ -1,5 +1,5 @@
-//! Format NVM, as the hosts' own commands have it, and what hosts believe of the size of blocks:
-//! written from the documents, and from outside.
+//! Oracle for Format NVM, and for the block size that each host uses: written from the
+//! specifications, not from the implementation.
 //!
 //! Hosts give one such command at a time for each namespace. While it is under way I/O may be
 //! refused for it; a command that left after the last one was over, with none under way, must not

@@ -1,4 +1,4 @@
-//! What the hosts know together: the commands they send, and whether the answers can be right.
+//! Oracles of the simulation: compare completions with the commands of all hosts.
 
 pub mod abort;
 pub mod ana;

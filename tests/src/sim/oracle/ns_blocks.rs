@@ -1,5 +1,5 @@
-//! What the blocks of namespaces may hold that hosts have made: zeros at first, then what was
-//! written, always durably. Nothing of another namespace, above all not of one that had the same id.
+//! Oracle for blocks of host-created namespaces: zeroes first, then the written data, always
+//! durable. Nothing of another namespace, above all not of one that had the same id.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Namespaces that hosts make, as they know them: written from the documents, and from outside.
+//! Oracle for Namespace Management: written from the specifications, not from the implementation.
 //!
 //! There is a set of cases, each of which may be how things are: which namespaces there are, who has
 //! them, and which of the orders under way have already been carried out. An order may take effect at

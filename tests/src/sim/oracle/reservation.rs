@@ -1,5 +1,5 @@
-//! Who may use a namespace, as the hosts' own orders have settled it: written from the documents,
-//! and from outside. It knows nothing of how the target keeps reservations.
+//! Oracle for reservations: written from the specifications, not from the implementation. It knows
+//! nothing of how the target keeps reservations.
 //!
 //! Hosts give one order at a time for each namespace, so its outcome is certain. A command that
 //! neither began before the last order was answered, nor was under way when the next one left, saw

@@ -1,5 +1,5 @@
-//! What there is for whom: which namespaces a host sees, and how large they are, as the
-//! administrator has it. Written from the documents, and from outside.
+//! Oracle for visibility: the namespaces that a host sees, and their sizes, as set by the
+//! administrator. Written from the documents, and from outside.
 //!
 //! A command that left after the last change, and was answered before the next, saw one state: what
 //! is not there, or lies beyond the end, must be refused, and nothing else so.

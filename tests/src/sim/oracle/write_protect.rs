@@ -1,5 +1,5 @@
-//! Write protection (feature 84h), as the hosts' own orders have settled it: written from the
-//! documents, and from outside.
+//! Oracle for write protection (feature 84h): written from the specifications, not from the
+//! implementation.
 //!
 //! Hosts give one order at a time for each namespace, so its outcome is certain. A write that left
 //! after the last order was answered, with none under way, must be refused or not as that order has

@@ -1,5 +1,5 @@
-//! Who carries out what hosts order about namespaces: the product's own plan of each order, whose
-//! steps take their time on the world's clock, with a simulated folder for the record and the files.
+//! Driver for Namespace Management in the simulation: executes the product's plan of each request,
+//! with steps that take virtual time, and a simulated directory for the record and the files.
 //! Whatever the world does, it does between two steps, or in the middle of one.
 //!
 //! The folder is held to what `state/atomic_file.rs` does with a real one: a record is written beside its name,

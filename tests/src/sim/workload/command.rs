@@ -1,4 +1,4 @@
-//! One command of a simulated host: what it asks, what data go with it.
+//! One command of a simulated host, with its data.
 
 use std::fmt;
 

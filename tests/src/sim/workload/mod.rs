@@ -1,4 +1,4 @@
-//! What hosts and administrators ask for.
+//! Workload of simulated hosts and administrators.
 
 pub mod command;
 mod next;

@@ -1,4 +1,4 @@
-//! What hosts do next.
+//! Chooses the next command of a host.
 
 use nvme::log::LogId;
 use nvme::sqe::Flags;

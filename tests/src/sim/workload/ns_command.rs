@@ -1,4 +1,4 @@
-//! Commands about namespaces that hosts make, and on those.
+//! Commands of hosts about host-created namespaces, and I/O on those.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Orders about reservations, as simulated hosts give them. Every host has one key, ever.
+//! Reservation commands of simulated hosts. Every host has one key, ever.
 
 use std::fmt;
 

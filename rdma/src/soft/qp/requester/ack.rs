@@ -1,4 +1,4 @@
-//! What the answers of the peer mean.
+//! Processing of acknowledgements and read responses.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! How many packets may be on their way at once. Losses are taken for a sign of too many, and
-//! answers let the window grow again, by one packet a round trip.
+//! Congestion window: the number of packets allowed in flight. Losses are taken for a sign of too
+//! many, and answers let the window grow again, by one packet a round trip.
 //!
 //! What a loss costs depends on the peer. From one that keeps what came behind a gap, and from any
 //! that sends data of a read, only the missing packet is wanted again; so each takes away one

@@ -1,7 +1,7 @@
-//! End-to-end flow control (IBTA volume 1, 9.7.7.2): an acknowledgement may say for how many more
-//! messages the peer has receives. A send that has none of these credits waits, but for when nothing
-//! else is on its way: then it goes and finds out, as nobody has to announce new receives. Writes and
-//! reads count as messages and need no receive.
+//! End-to-end flow control (IBTA volume 1, 9.7.7.2): an acknowledgement may carry the number of
+//! receives that the peer has posted. A send that has none of these credits waits, but for when
+//! nothing else is on its way: then it goes and finds out, as nobody has to announce new receives.
+//! Writes and reads count as messages and need no receive.
 //!
 //! Adapters do this; `rdma_rxe` reports no limit, and so do we: whoever speaks NVMe never has more
 //! messages under way than the other end has receives, and a report that is too low costs time.

@@ -1,6 +1,6 @@
 //! The send side of a reliable connection (IBTA volume 1, 9.7.3 and 9.7.5.1.3; 9.9.2 "Requester
-//! side error behavior"): cuts posted work into packets, keeps it until acknowledged, and sends
-//! again what got lost.
+//! side error behavior"): segments work requests into packets, holds them until acknowledged, and
+//! retransmits lost ones.
 //!
 //! # Counting
 //!

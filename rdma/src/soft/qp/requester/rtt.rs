@@ -1,5 +1,5 @@
-//! How long an answer takes: the estimator of RFC 6298 ("Computing TCP's Retransmission Timer"),
-//! with limits that fit a machine room.
+//! Round-trip time estimator of RFC 6298 ("Computing TCP's Retransmission Timer"), with limits for
+//! data center networks.
 
 use std::time::Duration;
 

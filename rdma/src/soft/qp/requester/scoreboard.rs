@@ -1,5 +1,5 @@
-//! What has become of each packet between the oldest unacknowledged one and the newest that was
-//! sent: a ring of bits.
+//! Scoreboard of the packets in flight, from the oldest unacknowledged to the newest sent: a ring
+//! of bits.
 //!
 //! # Which packets are lost
 //!

@@ -1,5 +1,5 @@
-//! Packets that have come before one that is missing. They wait for their turn on the
-//! [`ReorderBuffer`](crate::soft::shelf::Shelf); a peer of our own kind is told which there are.
+//! Packets received before a missing one. They wait for their turn on the
+//! [`ReorderBuffer`](crate::soft::qp::reorder_buffer::ReorderBuffer); a peer of our own kind is told which there are.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,7 @@ pub(super) enum Verdict {
 /// The packets of one queue pair.
 #[derive(Debug)]
 pub(super) struct OutOfOrder {
-    /// Places on the shelf, from the packet on that is missing.
+    /// Places in the reorder buffer, from the packet on that is missing.
     places: VecDeque<u32>,
     count: u32,
     most: usize,

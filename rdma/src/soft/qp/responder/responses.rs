@@ -1,4 +1,4 @@
-//! What the responder says.
+//! Response queue of the responder: acknowledgements, NAKs and read responses.
 //!
 //! Answers leave in the order of the requests. An acknowledgement that has not left yet is
 //! replaced by a newer one, so a batch of requests costs one.

@@ -1,4 +1,4 @@
-//! A configuration that is being put together from foreign parts. Whatever a source says is taken
+//! Builder of a configuration from the parts of another target's. Whatever a source says is taken
 //! or refused here, by the rules of our own configuration, and every refusal leaves a remark.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};

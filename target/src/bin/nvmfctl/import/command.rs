@@ -1,4 +1,4 @@
-//! `nvmfctl import`: the saved configuration of another target, as one of ours.
+//! `nvmfctl import`: converts the saved configuration of another target.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The published examples of other targets, read whole.
+//! Tests with the published examples of other targets.
 
 use super::*;
 use nvmfd::config::NamespaceKind;

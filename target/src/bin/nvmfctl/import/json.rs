@@ -1,4 +1,4 @@
-//! JSON as other programs write it: numbers and flags also as text.
+//! Lenient JSON of other programs: numbers and flags also as strings.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! `nvmfctl import`: the saved configuration of another target, as a configuration of ours.
+//! `nvmfctl import`: converts the saved configuration of another target to one of nvmfd.
 //!
 //! Pure functions: JSON text in, TOML text out, and a list of what has no counterpart here, which
 //! also ends the text as comments. What comes out is read by [`Config::parse`] before it is

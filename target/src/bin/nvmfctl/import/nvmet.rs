@@ -1,4 +1,4 @@
-//! What nvmetcli saves: the folders and files below `/sys/kernel/config/nvmet`, as JSON.
+//! The format of nvmetcli: directories and files below `/sys/kernel/config/nvmet`, as JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

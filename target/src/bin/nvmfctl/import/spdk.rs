@@ -1,4 +1,4 @@
-//! What SPDK saves: the calls that make its configuration, one after another, as JSON.
+//! The format of SPDK: RPC calls that create its configuration, as JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Who waits for data buffers on a reactor, and what each host holds of them.
+//! The buffer scheduler: queues of requests for data buffers on a reactor, and buffers held by each
+//! host.
 //!
 //! Admin commands have a line of their own and come first: a slow disk must not lock a host out.
 //! I/O commands wait in a line for each association (a *share*), and the lines take turns, a

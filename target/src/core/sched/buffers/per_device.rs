@@ -1,5 +1,5 @@
-//! What commands for one store hold of a reactor's buffers, whoever has sent them, also over
-//! connections that are gone. A disk that hangs keeps that, and hosts that give up come again.
+//! Buffers of a reactor held by commands for one backing store, over all hosts and also for closed
+//! connections. A disk that hangs keeps that, and hosts that give up come again.
 //!
 //! In-capsule data go to the disk in the receive in which they came. Of a host that gives up, a disk
 //! that hangs keeps these, so each store gets a part of those that there are, all stores a larger

@@ -1,6 +1,5 @@
-//! Commands that have been waited for in vain: how long anybody is waited for, and what is set
-//! aside for the one after the other, so that large ones are served among small ones that pass
-//! them all the time.
+//! Starvation guard: holds back others for a limited time, and reserves blocks of the pool, so that
+//! large requests make progress among small ones.
 //!
 //! What is set aside is a part of the pool, for as long as a disk may take for what it holds of
 //! that. Where it did not come together, another part has its turn: some disk may keep a piece of

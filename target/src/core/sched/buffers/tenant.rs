@@ -1,4 +1,4 @@
-//! What the commands of one association hold on a reactor, and who of them waits.
+//! Buffers held by one association on a reactor, and its queued requests.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Reservations: which hosts may use a namespace, as the hosts themselves have settled it.
+//! Reservations: access of hosts to a namespace, as set by hosts.
 //!
 //! * [`state`] decides: a pure state machine per namespace.
 //! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
@@ -20,7 +20,7 @@ use nvme::{Nqn, Status};
 use tracing::info;
 use uuid::Uuid;
 
-/// The reservation of one namespace, as everybody shares it: queues report it, the keeper changes
+/// The reservation of one namespace, as everybody shares it: queues report it, the state worker changes
 /// it. Two of them are equal when they are the same one.
 #[derive(Debug)]
 pub struct Reservation {

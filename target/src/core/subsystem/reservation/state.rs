@@ -1,6 +1,6 @@
-//! The reservation of one namespace as a state machine: who is registered with which key, who
-//! holds what, and what every command makes of that. No clock, file or lock; whoever drives it
-//! keeps the state and tells the notices.
+//! The reservation of one namespace as a state machine: registrants with their keys, holder, type,
+//! and the effect of every command. No clock, file or lock; whoever drives it keeps the state and
+//! tells the notices.
 //!
 //! Source: NVMe Base Specification 2.0, "Reservations". Where it leaves something open: a key of 0
 //! cannot be registered, because 0 stands for all registrants in Preempt; a preemption that finds
