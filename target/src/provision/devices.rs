@@ -18,7 +18,7 @@ use crate::core::subsystem::lba_format::Format;
 use crate::core::subsystem::write_protect::Protection;
 use crate::platform::availability::Served;
 use crate::state::atomic_file::Prepared;
-use crate::state::identity::Names;
+use crate::state::identity::DeviceIdentities;
 use crate::state::namespace_state::NamespaceFile;
 
 use crate::blockdev::monitor::{Distrust, MonitoredDevice, TrustRecords};
@@ -26,7 +26,7 @@ use crate::core::subsystem::bad_blocks::BadBlocks;
 use crate::core::subsystem::reservation::Reservation;
 use crate::core::subsystem::usage::Usage;
 use crate::core::subsystem::{Namespace, Subsystem};
-use crate::state::trust::TrustBook;
+use crate::state::trust::DeviceTrust;
 
 use super::limiters::Limiters;
 use super::pending::{Awaiting, PendingDevice};
@@ -91,7 +91,7 @@ pub struct DeviceTable {
     pub(super) reservations: Arc<WeakByUuid<Reservation>>,
     pub(super) protections: Arc<WeakByUuid<Protection>>,
     /// Which of them are not trusted.
-    pub(super) trust: Arc<TrustBook>,
+    pub(super) trust: Arc<DeviceTrust>,
     /// How long what may pass is tried again at a start.
     pub(super) linger: Option<Duration>,
     /// The daemon begins to serve: what is wrong with one store keeps no other from that.
@@ -126,7 +126,7 @@ impl DeviceTable {
     #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> DeviceTable {
         let (linger, is_starting) = (Some(LINGER), true);
-        let trust = Arc::new(TrustBook::new(state_directory.clone()));
+        let trust = Arc::new(DeviceTrust::new(state_directory.clone()));
         DeviceTable { state_directory, rings, linger, is_starting, trust, ..DeviceTable::default() }
     }
 
@@ -258,7 +258,7 @@ impl DeviceTable {
         let files = Served::prepare(folder, &paths.collect()).map_err(failed)?;
         let named = |store: &ServedDevice| Some((store.name.0, store.name.1.clone()?));
         let named = self.by_namespace.values().filter_map(named).collect();
-        let names = Names::prepare(folder, named).map_err(|error| {
+        let names = DeviceIdentities::prepare(folder, named).map_err(|error| {
             format!("{} cannot remember what is served as what: {error}", folder.display())
         })?;
         Ok(Memory(files.into_iter().chain(names).collect()))
@@ -888,7 +888,7 @@ pub(super) mod tests {
         }
         stores.remember(subsystems);
         assert!(!stores.owes_memory() && stores.served().contains(&path));
-        assert!(Names::load(&state).unwrap() != Names::default());
+        assert!(DeviceIdentities::load(&state).unwrap() != DeviceIdentities::default());
     }
 
     #[test]

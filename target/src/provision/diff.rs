@@ -21,7 +21,7 @@ use crate::blockdev::{
 use crate::config::{Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::lba_format::Format;
 use crate::platform::availability::Served;
-use crate::state::identity::{self, Names};
+use crate::state::identity::{self, DeviceIdentities};
 
 /// How often.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -69,8 +69,8 @@ impl DeviceTable {
             ));
         }
         let served = self.served().with(self.awaited.iter().filter_map(PendingDevice::seen));
-        let names = self.state_directory.as_deref().map(Names::load);
-        let names = names.unwrap_or_else(|| Ok(Names::default()));
+        let names = self.state_directory.as_deref().map(DeviceIdentities::load);
+        let names = names.unwrap_or_else(|| Ok(DeviceIdentities::default()));
         let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
         let mut next = DeviceTable {
             by_namespace: BTreeMap::new(),
@@ -170,8 +170,8 @@ impl DeviceTable {
     /// What keeps namespaces from being served that are there: records of what hosts rely on that are
     /// damaged, or that are kept under another UUID. Opens and changes nothing.
     pub(crate) fn hindered(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, String)> {
-        let names = self.state_directory.as_deref().map(Names::load);
-        let names = names.unwrap_or_else(|| Ok(Names::default()));
+        let names = self.state_directory.as_deref().map(DeviceIdentities::load);
+        let names = names.unwrap_or_else(|| Ok(DeviceIdentities::default()));
         let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
         let looks = self.begin_looks(subsystems, (Missing::Fail, &[]), &Served::none());
         let deadline = Instant::now() + PATIENCE;
@@ -231,7 +231,7 @@ impl DeviceTable {
         key: Place,
         namespace: &'a NamespaceConfig,
         seen: Option<Probed>,
-        (names, configured): (&Result<Names, String>, &BTreeSet<Uuid>),
+        (names, configured): (&Result<DeviceIdentities, String>, &BTreeSet<Uuid>),
     ) -> Result<Plan<'a>, String> {
         let (path, same) = seen.map(|seen| (seen.lasting, seen.same)).unzip();
         // Without a place to keep it nothing is told by it.
@@ -453,7 +453,7 @@ mod tests {
             let deadline = Instant::now() + Duration::from_secs(600);
             let look = probe::begin(&stores.opening, namespace, &Served::none(), |seen| seen);
             let seen = look.by(deadline).unwrap().unwrap();
-            let names = (&Ok(Names::default()), &BTreeSet::new());
+            let names = (&Ok(DeviceIdentities::default()), &BTreeSet::new());
             let plan = stores.plan(key, namespace, seen, names).unwrap();
             if is_there {
                 std::fs::remove_file(&path).unwrap();

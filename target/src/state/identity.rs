@@ -23,20 +23,20 @@ const FILE: &str = "names";
 
 /// The stores by UUID, in the words of [`of_path`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Names(BTreeMap<Uuid, String>);
+pub(crate) struct DeviceIdentities(BTreeMap<Uuid, String>);
 
 /// What a store is called here: its path in quotes, which has no line end then.
 pub(crate) fn of_path(path: &Path) -> String {
     format!("{path:?}")
 }
 
-impl Names {
+impl DeviceIdentities {
     /// As the daemon has left them.
     ///
     /// # Errors
     /// One sentence about a file that cannot be read or makes no sense. It is not passed over:
     /// somebody may rely on what is kept under another name.
-    pub(crate) fn load(folder: &Path) -> Result<Names, String> {
+    pub(crate) fn load(folder: &Path) -> Result<DeviceIdentities, String> {
         Ok(StateDir(folder).load(FILE)?.unwrap_or_default())
     }
 
@@ -87,11 +87,11 @@ impl Names {
         folder: &Path,
         mut served: BTreeMap<Uuid, String>,
     ) -> io::Result<Option<Prepared>> {
-        let Names(before) = match Names::load(folder) {
+        let DeviceIdentities(before) = match DeviceIdentities::load(folder) {
             Ok(before) => before,
-            Err(_) if !is_any_kept(folder) => Names::default(),
+            Err(_) if !is_any_kept(folder) => DeviceIdentities::default(),
             Err(why) => {
-                warn!("what is served as what is not remembered: {why}");
+                warn!("device identities cannot be remembered: {why}");
                 return Ok(None);
             }
         };
@@ -104,7 +104,7 @@ impl Names {
         if served == before {
             return Ok(None);
         }
-        StateDir(folder).prepare(FILE, &Names(served)).map(Some)
+        StateDir(folder).prepare(FILE, &DeviceIdentities(served)).map(Some)
     }
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn is_any_kept(folder: &Path) -> bool {
     all.map_or(true, |all| all.iter().any(|file| !file.relied_on().is_empty()))
 }
 
-impl Record for Names {
+impl Record for DeviceIdentities {
     const KIND: &'static str = "names";
     const REMEDY: &'static str = "remove it if no namespace has got another UUID since";
 
@@ -122,12 +122,12 @@ impl Record for Names {
         self.0.iter().map(|(uuid, store)| format!("{uuid} {store}\n")).collect()
     }
 
-    fn parse(body: &str) -> Option<Names> {
+    fn parse(body: &str) -> Option<DeviceIdentities> {
         let entry = |line: &str| {
             let (uuid, store) = line.split_once(' ')?;
             Some((uuid.parse().ok()?, store.to_owned()))
         };
-        body.lines().map(entry).collect::<Option<_>>().map(Names)
+        body.lines().map(entry).collect::<Option<_>>().map(DeviceIdentities)
     }
 }
 
@@ -141,7 +141,10 @@ mod tests {
     use crate::state::identity::*;
 
     fn remember(folder: &Path, served: BTreeMap<Uuid, String>) {
-        Names::prepare(folder, served).unwrap().map_or(Ok(()), Prepared::persist).unwrap();
+        DeviceIdentities::prepare(folder, served)
+            .unwrap()
+            .map_or(Ok(()), Prepared::persist)
+            .unwrap();
     }
 
     /// A host has OLD protected from writes, or no longer.
@@ -161,7 +164,7 @@ mod tests {
         let (one, two) = (of_path(Path::new("/srv/a\nb.img")), of_path(Path::new("/srv/two")));
         remember(at, BTreeMap::from([(OLD, one.clone())]));
         let check = |uuid, store: &_| {
-            Names::load(at).unwrap().check(at, (uuid, &BTreeSet::from([uuid])), store)
+            DeviceIdentities::load(at).unwrap().check(at, (uuid, &BTreeSet::from([uuid])), store)
         };
         assert_eq!((check(OLD, &one), check(NEW, &one)), (Ok(()), Ok(())));
         // A block size has a rule of its own.
@@ -181,7 +184,8 @@ mod tests {
             assert!(parts.iter().all(|part| why.contains(part)), "{why}");
             assert_eq!((check(OLD, &one), check(NEW, &two)), (Ok(()), Ok(())));
             let both = BTreeSet::from([OLD, NEW]);
-            let why = Names::load(at).unwrap().check(at, (NEW, &both), &one).unwrap_err();
+            let why =
+                DeviceIdentities::load(at).unwrap().check(at, (NEW, &both), &one).unwrap_err();
             assert!(why.contains("start once without") && !why.contains("rename"), "{why}");
             // As the remedy says.
             fs::rename(file(OLD, end), file(NEW, end)).unwrap();
@@ -200,11 +204,11 @@ mod tests {
             [(&[OLD, NEW][..], &[OLD, NEW][..]), (&[], &[OLD]), (&[NEW], &[OLD, NEW])]
         {
             remember(at, served(now));
-            assert_eq!(Names::load(at).unwrap(), Names(served(after)));
+            assert_eq!(DeviceIdentities::load(at).unwrap(), DeviceIdentities(served(after)));
         }
         protect(at, false);
         remember(at, served(&[NEW]));
-        assert_eq!(Names::load(at).unwrap(), Names(served(&[NEW])));
+        assert_eq!(DeviceIdentities::load(at).unwrap(), DeviceIdentities(served(&[NEW])));
     }
 
     #[test]
@@ -217,13 +221,16 @@ mod tests {
             let mut bad = good.clone();
             bad[place] ^= bit;
             fs::write(at.join(FILE), bad).unwrap();
-            assert!(Names::load(at).unwrap_err().contains("restore it, or remove it"));
+            assert!(DeviceIdentities::load(at).unwrap_err().contains("restore it, or remove it"));
         }
         for cut in 0..good.len() {
             fs::write(at.join(FILE), &good[..cut]).unwrap();
-            assert!(Names::load(at).is_err(), "{cut} bytes of it");
+            assert!(DeviceIdentities::load(at).is_err(), "{cut} bytes of it");
             protect(at, true);
-            assert!(Names::prepare(at, BTreeMap::new()).unwrap().is_none(), "nor written over");
+            assert!(
+                DeviceIdentities::prepare(at, BTreeMap::new()).unwrap().is_none(),
+                "nor written over"
+            );
             protect(at, false);
         }
     }

@@ -52,7 +52,7 @@ impl StateDirLock {
 fn without(path: &Path, error: &io::Error) -> Result<Option<StateDirLock>, String> {
     let shown = path.display();
     if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
-        warn!("{shown} cannot be locked: {error}; what is to be kept there cannot be kept either");
+        warn!("cannot lock {shown}: {error}; nothing can be persisted there");
         return Ok(None);
     }
     Err(format!(

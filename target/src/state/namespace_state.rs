@@ -223,13 +223,13 @@ impl NamespaceFile {
             write(new).inspect_err(|_| {
                 // The rename may have happened. What hosts are told counts, so put it back.
                 if let Err(failure) = write(before) {
-                    error!("[{}] as it was before cannot be put back: {failure}", S::NAME);
+                    error!("cannot roll back [{}]: {failure}", S::NAME);
                 }
             })
         });
         replaced.inspect_err(|failure| {
             let shown = self.path();
-            error!("[{}] in {} cannot be persisted: {failure}", S::NAME, shown.display());
+            error!("cannot persist [{}] in {}: {failure}", S::NAME, shown.display());
         })
     }
 

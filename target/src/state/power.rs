@@ -102,7 +102,7 @@ fn save(folder: &Path, meter: &PowerMeter, now: Instant, is_on: bool) {
     let seconds = meter.seconds_before.saturating_add(meter.here(now).as_secs());
     let saved = Saved { cycles, seconds, unsafe_shutdowns, is_on };
     if let Err(error) = StateDir(folder).replace(NAME, &saved) {
-        warn!("{} cannot be written: {error}", folder.join(NAME).display());
+        warn!("cannot write {}: {error}", folder.join(NAME).display());
     }
 }
 

@@ -19,15 +19,15 @@ use crate::state::namespace_state::{NamespaceFile, Section};
 
 /// Which stores are not trusted, by the UUID of their namespaces.
 #[derive(Debug, Default)]
-pub(crate) struct TrustBook {
+pub(crate) struct DeviceTrust {
     directory: Option<PathBuf>,
     known: Mutex<BTreeMap<Uuid, Distrust>>,
 }
 
-impl TrustBook {
+impl DeviceTrust {
     /// As it is kept in this directory, if in any.
-    pub(crate) fn new(directory: Option<PathBuf>) -> TrustBook {
-        TrustBook { directory, known: Mutex::default() }
+    pub(crate) fn new(directory: Option<PathBuf>) -> DeviceTrust {
+        DeviceTrust { directory, known: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Distrust>> {
@@ -35,7 +35,7 @@ impl TrustBook {
     }
 }
 
-impl TrustRecords for TrustBook {
+impl TrustRecords for DeviceTrust {
     fn is_durable(&self) -> bool {
         self.directory.is_some()
     }
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_distrust_outlasts_the_daemon_until_it_is_taken_back() {
         let directory = tempfile::tempdir().unwrap();
-        let book = || TrustBook::new(Some(directory.path().to_owned()));
+        let book = || DeviceTrust::new(Some(directory.path().to_owned()));
         assert_eq!(book().of(UUID), Distrust::default());
         for distrust in [FAILED, Distrust { shortened: true, ..FAILED }] {
             book().set(UUID, distrust).unwrap();
@@ -115,29 +115,29 @@ mod tests {
 
     #[test]
     fn without_a_state_directory_it_lasts_as_long_as_the_daemon() {
-        let book = TrustBook::new(None);
+        let book = DeviceTrust::new(None);
         book.set(UUID, FAILED).unwrap();
-        assert_eq!((book.of(UUID), TrustBook::new(None).of(UUID)), (FAILED, Distrust::default()));
+        assert_eq!((book.of(UUID), DeviceTrust::new(None).of(UUID)), (FAILED, Distrust::default()));
     }
 
     #[test]
     fn what_cannot_be_kept_is_in_force_and_what_cannot_be_removed_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
-        let book = TrustBook::new(Some(path.clone()));
+        let book = DeviceTrust::new(Some(path.clone()));
         assert!(book.set(UUID, FAILED).is_err());
         assert_eq!(book.of(UUID), FAILED);
         assert!(book.set(UUID, Distrust::default()).is_err());
         assert_eq!(book.of(UUID), FAILED);
         fs::create_dir(&path).unwrap();
         book.set(UUID, FAILED).unwrap();
-        assert_eq!(TrustBook::new(Some(path)).of(UUID), FAILED);
+        assert_eq!(DeviceTrust::new(Some(path)).of(UUID), FAILED);
     }
 
     #[test]
     fn a_record_that_makes_no_sense_is_a_failed_sync() {
         let directory = tempfile::tempdir().unwrap();
-        let new = || TrustBook::new(Some(directory.path().to_owned()));
+        let new = || DeviceTrust::new(Some(directory.path().to_owned()));
         new().set(UUID, Distrust { failed_sync: None, shortened: true }).unwrap();
         let path = NamespaceFile::new(directory.path(), UUID).path();
         let good = fs::read(&path).unwrap();

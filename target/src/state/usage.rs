@@ -172,7 +172,7 @@ impl UsageStore {
                     match StateDir(folder).replace(NAME, accounts) {
                         Ok(()) => kept = now,
                         Err(error) => {
-                            warn!("{} cannot be written: {error}", folder.join(NAME).display());
+                            warn!("cannot write {}: {error}", folder.join(NAME).display());
                         }
                     }
                 }

@@ -311,7 +311,7 @@ fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
 
 #[test]
 fn what_was_shortened_is_not_served_after_a_restart_either() {
-    let book = Arc::new(crate::state::trust::TrustBook::default());
+    let book = Arc::new(crate::state::trust::DeviceTrust::default());
     let (uuid, place) =
         (uuid::Uuid::from_u128(1), (crate::core::subsystem::tests::sample().nqn, 1));
     book.set(uuid, Distrust { failed_sync: None, shortened: true }).unwrap();
@@ -342,7 +342,7 @@ fn a_trust_that_nobody_waits_for_any_more_forgives_nothing() {
 #[test]
 fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
     let state = tempfile::tempdir().unwrap();
-    let book = || Arc::new(crate::state::trust::TrustBook::new(Some(state.path().to_owned())));
+    let book = || Arc::new(crate::state::trust::DeviceTrust::new(Some(state.path().to_owned())));
     let (uuid, place) =
         (uuid::Uuid::from_u128(1), (crate::core::subsystem::tests::sample().nqn, 1));
     let mut bench = Bench::new();
@@ -374,7 +374,7 @@ fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
 #[test]
 fn a_failed_sync_is_kept_before_anybody_is_told() {
     let state = tempfile::tempdir().unwrap();
-    let book = Arc::new(crate::state::trust::TrustBook::new(Some(state.path().to_owned())));
+    let book = Arc::new(crate::state::trust::DeviceTrust::new(Some(state.path().to_owned())));
     let (uuid, place) =
         (uuid::Uuid::from_u128(1), (crate::core::subsystem::tests::sample().nqn, 1));
     let mut bench = Bench::new();
@@ -387,7 +387,7 @@ fn a_failed_sync_is_kept_before_anybody_is_told() {
     bench.tended.health().set_fault(crate::blockdev::InjectedFault::Sync);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
     let kept = |at: &std::path::Path| {
-        crate::state::trust::TrustBook::new(Some(at.to_owned())).of(uuid).failed_sync
+        crate::state::trust::DeviceTrust::new(Some(at.to_owned())).of(uuid).failed_sync
     };
     assert_eq!(kept(state.path()), Some(Status::WRITE_FAULT));
 

@@ -186,7 +186,7 @@ impl PersistentEventLog {
         };
         let name = name(&self.subsystem);
         if let Err(error) = StateDir(&self.folder).replace(&name, &saved) {
-            warn!("{} cannot be written: {error}", self.folder.join(name).display());
+            warn!("cannot write {}: {error}", self.folder.join(name).display());
             self.lock().unsaved = true;
         }
     }

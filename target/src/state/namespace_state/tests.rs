@@ -18,7 +18,7 @@ use crate::core::subsystem::reservation::{Order, Reservation};
 use crate::core::subsystem::write_protect::Protection;
 use crate::state::namespace_state::*;
 use crate::state::record::tests::damage;
-use crate::state::trust::TrustBook;
+use crate::state::trust::DeviceTrust;
 
 const UUID: [u8; 16] = [0x11; 16];
 
@@ -188,7 +188,7 @@ fn found(directory: &Path) -> Result<Everything, String> {
         Protection::kept(nqn, 1, directory, UUID)?.state().0,
         Format::kept(nqn, 1, directory, UUID, Path::new("/srv/one.img"), 4096)?.block_size_bytes(),
         first.iter().map(|(at, len)| bad_blocks.first(*at, *len)).collect(),
-        TrustBook::new(Some(directory.to_owned())).of(Uuid::from_bytes(UUID)),
+        DeviceTrust::new(Some(directory.to_owned())).of(Uuid::from_bytes(UUID)),
     ))
 }
 
