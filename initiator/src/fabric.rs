@@ -13,7 +13,7 @@ use rdma::soft::{self, Soft};
 use rdma::verbs::{self, Load, Verbs};
 use rdma::{FabricError, Initiator, Region};
 
-/// Which fabric provider moves the data.
+/// The fabric provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 pub enum Provider {
     /// `verbs` where an RDMA device owns the address that leads to the target, else `soft`

@@ -16,7 +16,7 @@ use crate::{Error, HostOptions, Options, host_identity};
 /// Where help lists these options.
 const TARGET: &str = "Target";
 
-/// Which target.
+/// Options that select the target.
 #[derive(Args, Clone, Debug)]
 pub struct TargetArgs {
     /// Transport; rdma is the only one
@@ -70,7 +70,7 @@ pub struct TargetArgs {
     pub timeout: u32,
 }
 
-/// What a command takes where the command line says nothing.
+/// Defaults of the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionDefaults {
     /// I/O queues.

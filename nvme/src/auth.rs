@@ -89,7 +89,7 @@ impl GroupId {
 }
 
 open_enum! {
-    /// Why an exchange failed: the reason code explanation of a failure message.
+    /// Reason code of a failed exchange: the reason code explanation of a failure message.
     pub struct Failure(u8) {
         FAILED = 1, "authentication failed";
         PROTOCOL_UNUSABLE = 2, "authentication protocol not usable";

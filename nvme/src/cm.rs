@@ -45,7 +45,7 @@ wire! {
 pub const CONSUMER_REJECT: u16 = 28;
 
 open_enum! {
-    /// Why an NVMe target rejects a connection.
+    /// Status with which an NVMe target rejects a connection.
     pub struct RejectStatus(u16) {
         INVALID_LENGTH = 1, "Invalid Private Data Length";
         INVALID_RECFMT = 2, "Invalid RECFMT";

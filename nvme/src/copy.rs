@@ -25,7 +25,7 @@ bits! {
 }
 
 wire! {
-    /// What both formats of a source range have in common; tags of protection information follow.
+    /// Common part of both formats of a source range; tags of protection information follow.
     pub struct CopyRange[32] {
         /// Starting LBA.
         slba: u64 = 8,

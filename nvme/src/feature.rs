@@ -43,7 +43,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Which value Get Features asks for, 3 bits.
+    /// Select field of Get Features, 3 bits.
     pub struct Select(u8) {
         CURRENT = 0, "Current";
         DEFAULT = 1, "Default";

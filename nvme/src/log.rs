@@ -111,7 +111,7 @@ impl GetLogPage {
 }
 
 bits! {
-    /// What the Supported Log Pages log says of one page.
+    /// Entry of the Supported Log Pages log.
     pub struct LogSupport(u32) {
         /// The page is supported.
         supported with_supported: bool = 0, 1;
@@ -245,7 +245,7 @@ wire! {
 }
 
 bits! {
-    /// What a command does, in the Commands Supported and Effects log.
+    /// Entry of the Commands Supported and Effects log.
     pub struct CommandEffects(u32) {
         /// CSUPP: supported.
         supported with_supported: bool = 0, 1;
@@ -277,7 +277,7 @@ wire! {
 }
 
 bits! {
-    /// What setting a feature does, in the Feature Identifiers Supported and Effects log.
+    /// Entry of the Feature Identifiers Supported and Effects log.
     pub struct FeatureEffects(u32) {
         /// FSUPP: supported.
         supported with_supported: bool = 0, 1;
@@ -399,7 +399,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// What a discovery record leads to.
+    /// Subsystem type of a discovery record.
     pub struct SubsystemType(u8) {
         REFERRAL = 0x01, "discovery subsystem referral";
         NVM = 0x02, "nvme subsystem";

@@ -7,7 +7,7 @@ use crate::identify::{Csi, IdentifyNamespace};
 use crate::{AdminOpcode, PAGE_BYTES, Sgl, Sqe};
 
 open_enum! {
-    /// What Namespace Management does (SEL).
+    /// Select field of Namespace Management (SEL).
     pub struct ManagementSelect(u8) {
         CREATE = 0, "Create";
         DELETE = 1, "Delete";
@@ -15,7 +15,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// What Namespace Attachment does (SEL).
+    /// Select field of Namespace Attachment (SEL).
     pub struct AttachmentSelect(u8) {
         ATTACH = 0, "Controller Attach";
         DETACH = 1, "Controller Detach";
@@ -79,7 +79,7 @@ impl NamespaceAttachment {
     }
 }
 
-/// What a namespace is created as: the fields of Identify Namespace that a host may choose.
+/// Parameters of a namespace to create: the fields of Identify Namespace that a host may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NewNamespace {
     /// Size in logical blocks.

@@ -20,7 +20,7 @@ pub struct Nqn {
     len: u8,
 }
 
-/// How a name is built.
+/// Format of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NqnForm {
     /// The well-known name of the discovery service.
@@ -33,7 +33,7 @@ pub enum NqnForm {
     Other,
 }
 
-/// Why bytes are not a name.
+/// Reason why bytes are not a valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NqnError {
     /// No bytes before the terminator.

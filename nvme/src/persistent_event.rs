@@ -11,7 +11,7 @@ use crate::log::LogId;
 use crate::{NqnField, Text};
 
 open_enum! {
-    /// What is to be done with the reporting context: log specific parameter, bits 1:0.
+    /// Action on the reporting context: log specific parameter, bits 1:0.
     pub struct Action(u8) {
         READ = 0, "Read Log Data";
         ESTABLISH = 1, "Establish Context and Read Log Data";

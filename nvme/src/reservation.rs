@@ -290,7 +290,7 @@ wire! {
 }
 
 open_enum! {
-    /// What a page of the Reservation Notification log tells.
+    /// Type of a page of the Reservation Notification log.
     pub struct NotificationType(u8) {
         EMPTY = 0, "Empty Log Page";
         REGISTRATION_PREEMPTED = 1, "Registration Preempted";

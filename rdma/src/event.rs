@@ -35,7 +35,7 @@ impl Event {
     }
 }
 
-/// Why a connection ended.
+/// Reason for the end of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reason {
     /// We called `disconnect`.

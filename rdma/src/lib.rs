@@ -55,7 +55,7 @@ pub use spin::{AdaptivePoller, Budget as SpinBudget};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Qp(pub u32);
 
-/// What the poster wants to find again in the completion. Opaque to the fabric.
+/// Opaque value of a work request, returned in its completion. Opaque to the fabric.
 pub type Tag = u64;
 
 /// Memory as the other end names it: `len` bytes at `addr` under `key`.
@@ -137,7 +137,7 @@ pub struct Completion {
     pub invalidated: Option<u32>,
 }
 
-/// Why a queue pair is dead. There is no milder kind: a failed completion is always the end of
+/// Error that ended a queue pair. There is no milder kind: a failed completion is always the end of
 /// its connection; the host reconnects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fault {
@@ -164,7 +164,7 @@ pub enum Fault {
     Local(u32),
 }
 
-/// What a queue pair must be able to hold.
+/// Required capacity of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpLimits {
     /// Receives posted at once.
@@ -184,7 +184,7 @@ pub struct QpLimits {
 #[error("{0}")]
 pub struct FabricError(pub String);
 
-/// What a provider advises whoever drives it. Nothing breaks when that is not heeded.
+/// Hints of a provider to its driver. Correctness never depends on them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FabricHints {
     /// Queue pairs that there may be at once, those in use among them: what the smallest device has.
@@ -218,7 +218,7 @@ impl Default for FabricHints {
     }
 }
 
-/// What a provider has counted since it began. Names are lower case, with underscores.
+/// Counters of a provider. Names are lower case, with underscores.
 #[derive(Clone, Debug, Default)]
 pub struct FabricStats {
     /// Of the provider as a whole: name, count.
@@ -236,7 +236,7 @@ impl FabricStats {
     }
 }
 
-/// What shall end a sleep.
+/// Events that end a sleep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wake {
     /// Every event.

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What counts as one source in every limit that is set per source: an IPv4 address, or the first
-/// 64 bits of an IPv6 address.
+/// A source in every per-source limit: an IPv4 address, or the first 64 bits of an IPv6 address.
 ///
 /// Whoever has one IPv6 address usually has the 2^64 of its subnet (RFC 4291, 2.5.4; RFC 6177), and
 /// would be as many sources as it likes. Hosts of one subnet share a limit, then; so a limit that is

@@ -31,7 +31,7 @@ pub fn is_worth_it() -> bool {
     matches!(sysconf(SysconfVar::_NPROCESSORS_ONLN), Ok(Some(cpus)) if cpus > 1)
 }
 
-/// How long a driver may look before it sleeps.
+/// Time that a driver may poll before it sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Budget {
     /// When nobody knows whether anything will come.

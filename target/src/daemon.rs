@@ -72,7 +72,7 @@ struct Running {
     stats: Arc<PollStats>,
 }
 
-/// Whether the reactors live; independent of who holds the [`RunningTarget`].
+/// Liveness of the reactors; independent of the owner of the [`RunningTarget`].
 #[derive(Debug)]
 pub struct Liveness {
     registry: Arc<Registry>,

@@ -2,7 +2,7 @@
 
 use crate::rng::Random;
 
-/// What to do, by fio's names.
+/// Access patterns, by fio's names.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Read one block after another

@@ -19,7 +19,7 @@ const SPARE_BYTES: u64 = 1 << 20;
 /// Most buffers of one job, in bytes.
 const MOST_BYTES: u64 = 16 << 30;
 
-/// Everything that the jobs share.
+/// Settings shared by all jobs.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) nsid: u32,

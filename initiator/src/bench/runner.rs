@@ -19,7 +19,7 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 /// Most samples that are kept: two hours' worth.
 const SAMPLES: usize = 2 * 2 * 3600;
 
-/// What a job has done so far, for the live line.
+/// Progress counters of a job, for the live line.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     reads: AtomicU64,
@@ -41,7 +41,7 @@ impl Live {
     }
 }
 
-/// What became of a job.
+/// Result of a job.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) read: Side,

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use initiator::Error;
 use serde_json::Value;
 
-/// How to print.
+/// Output options.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Output {
     /// Output format

@@ -10,7 +10,7 @@ const MOST_RECORDS: u64 = 1 << 14;
 /// How often a log that changes while it is read is read anew.
 const ATTEMPTS: u32 = 10;
 
-/// What a discovery service offers.
+/// Contents of a Discovery log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Discovery {
     /// Generation of the log.

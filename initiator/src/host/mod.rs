@@ -54,7 +54,7 @@ impl Default for HostOptions {
     }
 }
 
-/// Why something did not work, as a sentence for a person.
+/// An error, displayed as a sentence for the user.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
     /// The association has ended.

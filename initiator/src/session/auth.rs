@@ -14,7 +14,7 @@ use rdma::Buf;
 use super::bring_up::Step;
 use super::{Data, EndReason, Io, Options, Session};
 
-/// Where an exchange is: the message that was sent or asked for last.
+/// State of an authentication exchange: the message that was sent or asked for last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AuthStep {
     Negotiate,
@@ -36,7 +36,7 @@ impl AuthStep {
     }
 }
 
-/// What must be remembered between the messages of one exchange.
+/// State kept between the messages of one exchange.
 #[derive(Debug)]
 pub(super) struct Proof {
     t_id: u16,

@@ -20,7 +20,7 @@ use super::{ADMIN_ENTRIES, Data, EndReason, Io, Options, Phase, Response, Sessio
 /// Interval of looking whether the controller has become ready, or has shut down.
 const STATUS_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What is being waited for.
+/// The event awaited by controller initialization.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Nothing,

@@ -10,7 +10,7 @@ use nvme::fabrics::InvalidParameter;
 use nvme::{Nqn, Status};
 use rdma::{FabricError, Fault, Reason};
 
-/// Why an association ended.
+/// Reason for the end of an association.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EndReason {
     /// `Session::close` or `Session::abort` was called.
@@ -127,7 +127,7 @@ pub enum EndReason {
     NoMemory,
 }
 
-/// What no target may do.
+/// A protocol violation by the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Violation {
     /// A response that is not 16 bytes long.

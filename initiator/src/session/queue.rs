@@ -22,7 +22,7 @@ const SLOT_BITS: u32 = 12;
 /// The largest queue, in entries.
 pub(super) const MOST_ENTRIES: u16 = 1 << SLOT_BITS;
 
-/// Whose a command is.
+/// Owner of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Owner {
     /// The caller's, under its tag.
@@ -56,7 +56,7 @@ impl Held {
     }
 }
 
-/// Whether the caller deletes a queue.
+/// State of the deletion of a queue by the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CloseState {
     /// It does not.
@@ -83,7 +83,7 @@ struct Slot {
     command: Option<Command>,
 }
 
-/// What a command of this queue came back with.
+/// Result of a command of this queue.
 #[derive(Debug)]
 pub(super) struct Finished {
     pub(super) owner: Owner,
@@ -98,7 +98,7 @@ pub(super) struct Sending {
     pub(super) deadline: Option<Instant>,
 }
 
-/// What hangs too long.
+/// A command or queue that exceeds its timeout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LateCompletion {
     pub(super) what: &'static str,

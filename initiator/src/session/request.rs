@@ -21,7 +21,7 @@ pub struct Io<'a> {
     pub now: Instant,
 }
 
-/// Who connects to what, and how.
+/// Options of a session: host, target and limits.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where the target listens.
@@ -136,7 +136,7 @@ pub struct Request {
     pub tag: u64,
 }
 
-/// What the controller answered.
+/// Completion returned by the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Response {
     /// Outcome.
@@ -164,7 +164,7 @@ pub struct Done {
     pub data: Data,
 }
 
-/// Why a request was not taken. The request comes back.
+/// Reason for a rejected request. The request comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refused {
     /// As many commands are outstanding as the queue holds, or too many are done and not taken.
@@ -182,7 +182,7 @@ pub enum Refused {
     Data,
 }
 
-/// Where in its life an association is.
+/// Phase of an association.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Before `Session::start`.

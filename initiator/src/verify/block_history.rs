@@ -54,7 +54,7 @@ impl Value {
     }
 }
 
-/// How far the association with a value has come.
+/// State of a candidate value of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CandidateState {
     /// It was the content for sure, unless something else of the list is.
@@ -81,7 +81,7 @@ struct Cell {
     zeroed: u64,
 }
 
-/// What the model as a whole knows: which flush was answered, which entries are still needed.
+/// State of the whole model: which flush was answered, which entries are still needed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
     /// The submission of the latest answered flush; 0 for none.
@@ -91,7 +91,7 @@ pub(super) struct View {
     pub(super) now: u64,
 }
 
-/// What a read has found in one block.
+/// Content of one block returned by a read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadBlock<'a> {
     pub(super) run: u64,

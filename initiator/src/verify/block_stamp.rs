@@ -36,7 +36,7 @@ const CRC_AT: usize = 52;
 /// From one word to the next: an odd number without a pattern (the golden ratio).
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// What a stamp says.
+/// Fields of a stamp.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Stamp {
     /// The run of the tool.
@@ -51,7 +51,7 @@ pub struct Stamp {
     pub generation: u32,
 }
 
-/// What the bytes of a block turned out to be.
+/// Classification of the bytes of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// A stamp, whole to the last bit. Whether it is the right one is not judged here.
@@ -83,7 +83,7 @@ pub struct TornBlock {
     pub piece: Option<Piece>,
 }
 
-/// What 16 bytes of a body say.
+/// Fields of 16 bytes of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
     /// Bytes from the start of the block to this piece.

@@ -19,7 +19,7 @@ const NAP: Duration = Duration::from_micros(200);
 /// How often the caller is asked whether to go on.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What the namespace does, as far as it matters here.
+/// Capabilities of the namespace that matter here.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Namespace {
     pub(super) nsid: u32,
@@ -78,7 +78,7 @@ impl What {
     }
 }
 
-/// How a leg ended.
+/// End of a leg.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum End {
     /// The script, the time or the number of operations ran out; or the caller said so.

@@ -124,7 +124,7 @@ pub struct Args {
     pub printing: Printing,
 }
 
-/// What must be left after the death of a target.
+/// Guarantee to check after a crash of the target.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
     /// Everything that was acknowledged: the process of the target ended, its machine did not

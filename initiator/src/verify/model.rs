@@ -32,7 +32,7 @@ use crate::verify::block_stamp::{self, Stamp};
 /// The most blocks of one model.
 pub const BLOCKS_LIMIT: u64 = 1 << 30;
 
-/// Which blocks a model is about.
+/// The block range of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// The first block.
@@ -45,7 +45,7 @@ pub struct Shape {
     pub run: u64,
 }
 
-/// What a write does.
+/// Kinds of writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// Stamps the blocks: [`Model::fill`] makes the data.
@@ -82,7 +82,7 @@ struct Pending {
     blocks: usize,
 }
 
-/// What a model has seen so far.
+/// Counters of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Writes, also of zeros, that were answered with success.

@@ -20,7 +20,7 @@ use crate::verify::block_stamp;
 const MAGIC: [u8; 8] = *b"nvmfmodl";
 const VERSION: u32 = 1;
 
-/// Why a saved model cannot be used, as a sentence for a person.
+/// Reason why a saved model cannot be used, displayed as a sentence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unusable {
     /// Not made by `nvmf verify`, or by a version with another format.

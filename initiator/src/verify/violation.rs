@@ -10,7 +10,7 @@ const SHOWN_BYTES: usize = 32;
 /// A block that is so near to a right one is damaged, not something else.
 const DAMAGE_BITS: u32 = 8;
 
-/// What has happened, as far as the block shows it.
+/// Kind of a violation, as far as the block shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// An older value of this very block: a write was lost, or a read came from a stale copy.

@@ -22,7 +22,7 @@ pub(super) enum Action {
     Flush,
 }
 
-/// What a mix is made of, in percent of the operations; the rest are writes.
+/// Mix of operations, in percent; the rest are writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mix {
     pub(super) reads: u8,

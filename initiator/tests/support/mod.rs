@@ -271,7 +271,7 @@ impl Wire {
     }
 }
 
-/// What the scripted controller is like.
+/// Properties of the scripted controller.
 pub(crate) struct Controller {
     pub(crate) page: IdentifyController,
     pub(crate) cap: Cap,

@@ -84,7 +84,7 @@ impl core::fmt::Debug for PublicValue {
     }
 }
 
-/// What two sides know after an exchange of public values, big-endian, as long as the prime.
+/// The shared secret of an exchange of public values, big-endian, as long as the prime.
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct SharedSecret {
     bytes: [u8; VALUE_MAX_BYTES],

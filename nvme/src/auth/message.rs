@@ -33,7 +33,7 @@ const DHCHAP: u8 = 1;
 /// The only reason code of failures; the explanation tells them apart.
 const REASON_FAILED: u8 = 1;
 
-/// What a message is, by its first two bytes.
+/// Kind of a message, from its first two bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Kind {
     /// The host offers hashes and groups.

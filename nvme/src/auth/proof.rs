@@ -45,7 +45,7 @@ impl core::fmt::Debug for Digest {
     }
 }
 
-/// Who proves what to whom.
+/// Input of a response: both names and the identifiers of the transaction.
 #[derive(Clone, Copy, Debug)]
 pub struct Transaction<'a> {
     /// The agreed hash.

@@ -71,7 +71,7 @@ impl core::fmt::Debug for Secret {
     }
 }
 
-/// Why a text is no secret.
+/// Reason why a text is not a valid secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum SecretError {
     /// It does not begin with `DHHC-1:`.

@@ -164,8 +164,8 @@ wire! {
     }
 }
 
-/// What identifies a namespace (CNS 03h). All are byte strings in wire order, stable and unique;
-/// a namespace has at least one.
+/// Namespace Identification Descriptor list (CNS 03h). All are byte strings in wire order, stable
+/// and unique; a namespace has at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct NamespaceIds {
     /// Type 1.

@@ -49,7 +49,7 @@ pub fn capacity_for(len: u32) -> u32 {
     PAGE_BYTES.saturating_mul(len.div_ceil(PAGE_BYTES).next_power_of_two())
 }
 
-/// How large a pool is to be. [`PoolPlan::total_bytes`] is the formula.
+/// Size of a pool. [`PoolPlan::total_bytes`] is the formula.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolPlan {
     /// Small buffers for responses.

@@ -47,7 +47,7 @@ const UDP_BYTES: usize = 8;
 /// The protocol number of UDP.
 const UDP: u8 = 17;
 
-/// How much of each packet is kept.
+/// Captured length of each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
     /// All headers, all messages of connection management, and the first 64 bytes of messages. In
@@ -57,7 +57,7 @@ pub enum Keep {
     All,
 }
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// To us.

@@ -13,7 +13,7 @@ use crate::limits;
 /// port"): the range that is nobody's.
 pub const FIRST_SOURCE_PORT: u16 = 0xc000;
 
-/// What an endpoint is to be.
+/// Configuration of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Name of this endpoint, unique on the network and different after every start.
@@ -123,7 +123,7 @@ impl Default for Config {
     }
 }
 
-/// Which way to a peer.
+/// Path to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
     /// Our address.

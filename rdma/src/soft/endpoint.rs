@@ -69,7 +69,7 @@ fn is_broadcast(address: IpAddr) -> bool {
     address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
-/// See the module.
+/// The transport of one address; see the module.
 pub struct Endpoint {
     pub(super) config: Config,
     pub(super) entropy: Box<dyn FnMut() -> u64 + Send>,

@@ -42,7 +42,7 @@ const MOST_BEHIND: Duration = Duration::from_millis(10);
 /// Bytes received at once that are more than the messages around data.
 const RECEIVING_BYTES: usize = 4096;
 
-/// What a fabric is to be.
+/// Options of a fabric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// The address that `connect` uses. Without one the routes decide; towards an address of this
@@ -77,7 +77,7 @@ impl Default for Options {
     }
 }
 
-/// What carries datagrams.
+/// Carrier of datagrams.
 #[derive(Debug)]
 pub(super) enum Wire {
     Udp(Box<Udp>),

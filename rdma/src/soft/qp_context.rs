@@ -21,7 +21,7 @@ use crate::Reason;
 /// Packets in a row that contradict what the first one said of fragmentation, before they are believed.
 const CONTRADICTED: u8 = 4;
 
-/// See the module.
+/// State of one queue pair in an endpoint; see the module.
 pub(super) struct Slot {
     pub(super) qp: QueuePair,
     pub(super) connection: Connection,

@@ -8,7 +8,7 @@ use std::time::Instant;
 /// The place of a number that has no deadline.
 const NOWHERE: u32 = u32::MAX;
 
-/// See the module.
+/// A binary heap of timers; see the module.
 #[derive(Debug, Default)]
 pub(super) struct TimerHeap {
     /// No entry is due before the one at half its index (less one, rounded down).

@@ -42,7 +42,7 @@ impl Allowance {
     }
 }
 
-/// What has been done for connections.
+/// Counters of connection work.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Counts {
     pub(super) made: u64,

@@ -181,7 +181,7 @@ macro_rules! movable {
 movable!(EventChannel, CmId, DeviceList, Context, Pd, Mr, CompChannel, Cq, QueuePair);
 movable!(SendChain, RecvChain, Harvest);
 
-/// Where connection events of one fabric arrive. Never blocks.
+/// Channel for connection events of one fabric. Never blocks.
 pub(super) struct EventChannel {
     api: &'static Api,
     raw: NonNull<rdma_event_channel>,
@@ -279,7 +279,7 @@ pub(super) enum CmKind {
     Other(u32),
 }
 
-/// What a connection request brings along.
+/// Parameters of a connection request.
 pub(super) struct ConnectParam {
     pub(super) private_data: Vec<u8>,
     pub(super) reads: u8,
@@ -474,7 +474,7 @@ impl Drop for DeviceList {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct DeviceKey(usize);
 
-/// What a device can do, as far as we care.
+/// Capabilities of a device.
 #[derive(Clone, Debug)]
 pub(super) struct Ability {
     pub(super) name: String,
@@ -591,7 +591,7 @@ impl Drop for Pd {
     }
 }
 
-/// Who may touch a registered range through the adapter.
+/// Access rights of a registered range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Access {
     /// The adapter on our behalf only.
@@ -668,7 +668,7 @@ impl Drop for Mr {
     }
 }
 
-/// Where a completion queue announces itself. Never blocks.
+/// Notification channel of a completion queue. Never blocks.
 pub(super) struct CompChannel {
     raw: NonNull<ibv_comp_channel>,
     context: Arc<Context>,
@@ -799,7 +799,7 @@ fn fault(status: u32) -> Option<Fault> {
     })
 }
 
-/// What a queue pair shall hold.
+/// Capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Depths {
     pub(super) sends: u32,
@@ -952,7 +952,7 @@ impl Refused {
     }
 }
 
-/// What a work request of the send queue does.
+/// Operation of a send work request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
     Send { invalidate: Option<u32> },

@@ -197,7 +197,7 @@ pub struct Wanted {
     pub dry_run: bool,
 }
 
-/// What has come of it.
+/// Result of a change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Outcome {
     /// What is different now, a sentence each, with `+`, `-` or `~` in front.
@@ -241,7 +241,7 @@ pub struct SetAside {
     pub why: String,
 }
 
-/// What differs from the configuration file.
+/// Differences from the configuration file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Changes {
     /// What was changed since, in order.

@@ -36,7 +36,7 @@ pub struct Controller {
     pub errors: u64,
 }
 
-/// What a controller is at.
+/// State of a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ControllerState {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What has happened to a host, with what to do about it.
+/// A refused host or lost connection, with its cause and remedy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Why {
     /// Ascends with everything that happens: the latest has the highest.

@@ -15,7 +15,7 @@ pub struct Event {
     pub what: Happened,
 }
 
-/// What has happened.
+/// Kind of an event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Happened {

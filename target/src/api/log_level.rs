@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How much the daemon logs, until it ends.
+/// The log level, until the daemon ends.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Log {
     /// `off`, `error`, `warn`, `info`, `debug` or `trace`.

@@ -28,7 +28,7 @@ pub use subsystem::{Detached, Host, Kind, Namespace, NamespaceState, Subsystem};
 pub use trust::Trust;
 pub use write_protect::{Protect, WriteProtection};
 
-/// Why a request was not fulfilled.
+/// Error of a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// What is wrong: a sentence without its full stop.

@@ -20,7 +20,7 @@ pub struct Stats {
     pub reactors: Vec<Reactor>,
 }
 
-/// What one host has done with one namespace.
+/// Counters of one host at one namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Row {
     /// The subsystem; "other" stands for all that have no row of their own, because there are too
@@ -72,7 +72,7 @@ pub struct Latency {
     pub below: Vec<[u64; 2]>,
 }
 
-/// How a reactor stands.
+/// State of a reactor.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Reactor {
     /// Its number.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What runs.
+/// Status of the daemon.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// Version of the daemon.
@@ -45,7 +45,7 @@ pub struct Status {
     pub warnings: Vec<String>,
 }
 
-/// Where hosts connect.
+/// An address that accepts connections.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Listener {
     /// Port identifier, from 1.

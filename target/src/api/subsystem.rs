@@ -82,7 +82,7 @@ pub struct Namespace {
     pub failures: u64,
 }
 
-/// Where the blocks of a namespace are.
+/// Kind of the backing store of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -96,7 +96,7 @@ pub enum Kind {
     Managed,
 }
 
-/// What is at the path of a store that is served, if not that store.
+/// State of the path of a served backing store that no longer leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Detached {
@@ -106,7 +106,7 @@ pub enum Detached {
     Replaced,
 }
 
-/// How the store of a namespace fares.
+/// State of the backing store of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NamespaceState {

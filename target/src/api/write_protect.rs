@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How a namespace is protected from writes, as hosts see it in feature 84h.
+/// Write protection of a namespace, as in feature 84h.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteProtection {
@@ -17,7 +17,7 @@ pub enum WriteProtection {
     Permanent,
 }
 
-/// Which write protection is wanted.
+/// Requested write protection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Protect {
     /// The state.

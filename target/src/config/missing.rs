@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::table_reader::{At, Diagnostics, TableReader};
 
-/// What becomes of what the configuration names and the machine does not have.
+/// Policy for configured things that the machine does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Missing {
     /// The rest is served, and this as soon as it is there.

@@ -65,7 +65,7 @@ pub use soft::SoftConfig;
 pub use table_reader::{ConfigErrors, Diagnostic};
 pub use telemetry::ObserveConfig;
 
-/// What the daemon is to serve, and with what means.
+/// The validated configuration.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Config {
     /// The folder of more files, if it is not the one that is looked into anyway.
@@ -124,7 +124,7 @@ fn unit_state_directory(file: &Path, configuration: &Path, state: &str) -> Optio
     is_of_unit.then(|| state.into())
 }
 
-/// Which fabric provider moves the data.
+/// The fabric provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Provider {
     /// Verbs where an RDMA device owns the listeners' addresses, else soft.
@@ -178,7 +178,7 @@ impl Default for ReactorConfig {
     }
 }
 
-/// How many reactors.
+/// Number of reactors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Threads {
     /// One a CPU.
@@ -196,7 +196,7 @@ impl fmt::Display for Threads {
     }
 }
 
-/// How long an idle reactor looks for work before it sleeps.
+/// Time that an idle reactor polls before it sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spin {
     /// The reactor finds out what pays.
@@ -242,7 +242,7 @@ pub struct CaptureConfig {
     pub limit_bytes: u64,
 }
 
-/// What one host may ask for.
+/// Limits of one host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Limits {
     /// Entries of an I/O queue.
@@ -353,7 +353,7 @@ impl NamespaceConfig {
     }
 }
 
-/// Where the blocks of a namespace are.
+/// Kind of the backing store of a namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum NamespaceKind {

@@ -34,7 +34,7 @@ pub(crate) fn digest(text: &str) -> String {
     Uuid::new_v5(&DIGEST_SPACE, text.as_bytes()).to_string()
 }
 
-/// Who writes the files of a configuration. There is one at a time.
+/// Writer of the files of a configuration. There is one at a time.
 #[derive(Debug)]
 pub struct Saving {
     file: PathBuf,

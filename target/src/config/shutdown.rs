@@ -9,7 +9,7 @@ use super::table_reader::{Diagnostics, TableReader};
 /// Longest farewell, in milliseconds: the service manager waits for it.
 const MOST_MS: u32 = 30_000;
 
-/// How the daemon takes leave of its hosts.
+/// Draining of hosts before the daemon stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct StopConfig {
     /// Hosts are told that all paths here are inaccessible, and have this long to go on by others

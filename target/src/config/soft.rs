@@ -9,7 +9,7 @@ use super::table_reader::{Diagnostics, TableReader};
 /// The most UDP source ports: each is a socket of every reactor at every address.
 const MOST_SOURCE_PORTS: u16 = 64;
 
-/// How the provider `soft` sends.
+/// Sending parameters of the provider `soft`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct SoftConfig {
     /// UDP source ports, from 49152 on, that queue pairs are spread over, 1 to 64; 1: all packets

@@ -9,7 +9,7 @@ use super::table_reader::{Diagnostics, TableReader};
 /// Commands that took as long are remembered when nobody says.
 const SLOW_MS: u32 = 100;
 
-/// What is remembered.
+/// Recording of slow commands and disconnects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct ObserveConfig {
     /// Commands that took at least so long are remembered, in milliseconds; 0: none are.

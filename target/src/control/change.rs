@@ -18,7 +18,7 @@ pub(super) const MOST_ORDERS: usize = 16;
 /// What has come of an order.
 pub(crate) type ChangeResult = Result<Outcome, ChangeError>;
 
-/// What is wanted.
+/// A request to the change worker.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Changes, and the user who wants them, where known.

@@ -10,7 +10,7 @@ use crate::TargetView;
 use crate::config::Config;
 use crate::overlay::{EditError, EffectiveConfig};
 
-/// What is in force.
+/// The configuration in force.
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
     /// What is served.
@@ -31,7 +31,7 @@ impl Running {
     }
 }
 
-/// Why a change was not made.
+/// Reason why a change was rejected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ChangeError {
     /// It does not fit what is there.

@@ -33,7 +33,7 @@ struct Service {
     nqn: Nqn,
 }
 
-/// What is announced.
+/// The announced services.
 #[derive(Default)]
 pub(super) struct Announcer {
     daemon: Option<ServiceDaemon>,

@@ -53,7 +53,7 @@ const RELOAD_GRACE: Duration = Duration::from_secs(5);
 /// How often to look whether the target has died.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What somebody wants from the daemon.
+/// A request to the daemon by signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ControlRequest {
     /// Finish and go.

@@ -18,7 +18,7 @@ use crate::core::subsystem::Subsystem;
 /// Letters that may wait. A sender of the control plane waits for room; a reactor never waits.
 const CAPACITY: usize = 1024;
 
-/// What reactors are told.
+/// A message to a reactor.
 #[derive(Debug)]
 pub enum Message {
     /// A connection request that another reactor received and this one shall serve.

@@ -11,7 +11,7 @@ use crate::core::sched::range_lock::RangeLocks;
 use crate::core::stats::ReactorStats;
 use crate::core::subsystem::power::PowerMeter;
 
-/// What the poll groups of a target share.
+/// State shared by the poll groups of a target.
 #[derive(Debug)]
 pub struct Shared {
     /// Subsystems, listeners, hosts and controllers.

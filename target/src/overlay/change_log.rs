@@ -31,7 +31,7 @@ struct Content {
     set_aside: Vec<SetAside>,
 }
 
-/// Where changes are kept, if anywhere.
+/// The file of unsaved changes, if any.
 pub(super) struct Journal<'d> {
     folder: Option<&'d Path>,
 }

@@ -13,7 +13,7 @@ use crate::api::{Change, Settings, UnsavedChange};
 use crate::config::{ConfigErrors, ConfigFiles, Source};
 use crate::core::subsystem::ana::ANA_GROUPS;
 
-/// Why a change does not fit.
+/// Reason why a change does not apply.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EditError {
     /// What it names is not there.

@@ -102,8 +102,7 @@ pub struct DeviceTable {
     pub(super) owes_memory: bool,
 }
 
-/// What is to be remembered of the files that are served, and of the names of all stores, as soon as
-/// they are.
+/// Identities of served files and names of devices, to be persisted.
 #[derive(Debug, Default)]
 #[must_use]
 pub(crate) struct Memory(Vec<Prepared>);

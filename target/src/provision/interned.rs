@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::devices::Place;
 
-/// Those that somebody has, of one kind, each with the namespace that it is of.
+/// Weak references by UUID, each with its namespace.
 #[derive(Debug)]
 pub(super) struct WeakByUuid<T>(Mutex<BTreeMap<Uuid, (Place, Weak<T>)>>);
 

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::core::subsystem::bad_blocks::BadBlocks;
 
-/// All that somebody has, by UUID, each with what its store is called.
+/// Weak references to bad-block lists by UUID, each with the name of its device.
 #[derive(Debug, Default)]
 pub(super) struct InternedBadBlocks(Mutex<BTreeMap<Uuid, (String, Weak<BadBlocks>)>>);
 

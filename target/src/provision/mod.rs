@@ -52,7 +52,7 @@ pub use pending::{Awaiting, PendingDevice};
 /// How long a reactor may take to answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What shall be served instead: opened, and not yet in use.
+/// A prepared configuration to commit: opened, and not yet in use.
 pub(crate) struct Transition {
     /// With the namespaces that hosts have made.
     subsystems: Vec<SubsystemConfig>,
@@ -155,7 +155,7 @@ impl Transition {
     }
 }
 
-/// What is served.
+/// The state that is served.
 pub(crate) struct Provisioner {
     /// As its file declares it.
     config: Config,

@@ -25,7 +25,7 @@ pub struct NamespaceDirectory {
     _lock: File,
 }
 
-/// Which folder it is, whatever path leads there.
+/// Identity of a directory, independent of its path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     dev: u64,

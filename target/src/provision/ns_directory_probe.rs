@@ -16,14 +16,14 @@ use crate::provision::ns_catalog::{Catalog, Catalogs};
 /// How long the look at all folders may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What was found in a folder.
+/// Result of a probe of a directory.
 pub(super) struct Look {
     pub(super) found: Found,
     /// Files of namespaces that are there.
     pub(super) images: BTreeSet<PathBuf>,
 }
 
-/// What a folder is now.
+/// State of a directory.
 pub(super) enum Found {
     /// The one that is open.
     AsBefore,

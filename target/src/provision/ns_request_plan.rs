@@ -46,7 +46,7 @@ pub enum Step {
     Answer(Result<u32, Status>),
 }
 
-/// What an order finds, besides the record.
+/// Context of a namespace request, besides the record.
 #[derive(Clone, Copy)]
 pub struct RequestContext<'a> {
     /// What is granted.

@@ -124,7 +124,7 @@ impl PendingDevice {
     }
 }
 
-/// What is awaited, and how it is looked for.
+/// Pending devices, and their probes.
 #[derive(Debug)]
 pub struct Awaiting {
     pub(super) all: Vec<PendingDevice>,

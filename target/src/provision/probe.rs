@@ -12,7 +12,7 @@ use crate::platform::availability::{self, Served};
 /// What may be opened, where it has a path; or why it is not there yet.
 pub(super) type Found = Result<Option<Probed>, String>;
 
-/// What may be opened.
+/// Result of a probe.
 #[derive(Debug)]
 pub(super) struct Probed {
     /// The path that the file or device is known by for good.

@@ -37,7 +37,7 @@ const BATCH: usize = 256;
 const FABRIC: u32 = 0;
 const MAIL: u32 = 1;
 
-/// What a reactor is made of besides its thread.
+/// Parts of a reactor besides its thread.
 pub(crate) struct Parts {
     /// Its index among the reactors.
     pub index: usize,

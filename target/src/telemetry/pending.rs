@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing::{error, info, warn};
 
-/// What is configured and not there yet, a sentence each.
+/// Unavailable devices and listeners, a sentence each.
 #[derive(Debug, Default)]
 pub struct Pending(Mutex<Told>);
 

@@ -33,7 +33,7 @@ const BOUNDS_NS: [u64; 12] = [
     1 << 36,
 ];
 
-/// Who is there of what is configured, and of what hosts have made.
+/// Availability of configured and host-created namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct Availability {
     /// The last reload was refused.

@@ -9,7 +9,7 @@ use crate::core::shared::Shared;
 use crate::core::stats::PollStats;
 use crate::telemetry::pending::Pending;
 
-/// What may be seen of a running target.
+/// Read access to a running target.
 #[derive(Clone, Debug)]
 pub struct TargetView {
     /// Who may connect to what, and who is.

@@ -30,10 +30,10 @@ const KILLS: u16 = 250;
 /// The file of changes.
 const NAME: &str = "changes.json";
 
-/// Of each namespace the machines that do not see it.
+/// Machines that do not see a namespace, by namespace.
 pub type Hidden = Vec<BTreeSet<usize>>;
 
-/// What has become of a change.
+/// Result of persisting a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PersistOutcome {
     /// It outlasts everything: it can be committed.
@@ -45,7 +45,7 @@ pub enum PersistOutcome {
     },
 }
 
-/// See the module.
+/// The simulated administrator; see the module.
 pub struct Administrator {
     folder: TempDir,
     /// None while the target is down.

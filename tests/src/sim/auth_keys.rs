@@ -16,7 +16,7 @@ const SECRETS: [&str; 4] = [
     "DHHC-1:00:NDtCSVBXXmVsc3qBiI+WnaSrsrnAx87V3OPq8fj/Bg1NsRI2:",
 ];
 
-/// Who hosts and target may be.
+/// Authentication requirement in the simulation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Proofs {
     /// Nobody proves anything.

@@ -5,7 +5,7 @@ use super::oracle::blocks::Value;
 /// Odd, and its bits look random: 2^64 divided by the golden ratio.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What was wrong with the bytes of a block.
+/// Defect of the bytes of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Spoilt {
     /// They are those of another namespace.

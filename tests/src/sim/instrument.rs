@@ -18,7 +18,7 @@ use super::trace::Trace;
 /// The smallest buffer.
 const GRAIN_BYTES: u64 = 64;
 
-/// Which buffers of one pool are in other hands.
+/// Buffers of one pool that are owned by a provider.
 #[derive(Debug)]
 pub struct BufferTracker {
     grains: Vec<bool>,

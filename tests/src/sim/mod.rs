@@ -57,7 +57,7 @@ const STUCK: Duration = Duration::from_secs(200);
 /// How often anybody may turn before the clock moves.
 const TURNS: u32 = 100_000;
 
-/// What to run.
+/// Parameters of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setup {
     /// What everything follows from.
@@ -70,7 +70,7 @@ pub struct Setup {
     pub plant: Option<SeededBug>,
 }
 
-/// How it went.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// A number that every run of the same setup has.

@@ -50,7 +50,7 @@ pub enum Mishap {
     Reach(usize, usize, AnaState, Duration),
 }
 
-/// Everything that is settled at the beginning of a run.
+/// Parameters drawn at the beginning of a run.
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// The target's address; hosts follow.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who uses whom.
+/// A directed graph of uses.
 #[derive(Default)]
 pub struct Graph {
     uses: BTreeMap<String, BTreeSet<String>>,

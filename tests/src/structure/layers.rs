@@ -8,7 +8,7 @@ use std::{fs, io};
 use super::exceptions::lines;
 use super::{Crate, Module};
 
-/// Which directory or module stands on which layer.
+/// Layers of directories and modules.
 pub struct Layers {
     /// The lowest layer is 0.
     layers: BTreeMap<String, usize>,

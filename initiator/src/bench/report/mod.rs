@@ -41,7 +41,7 @@ pub const PERCENTILES: [f64; 17] = [
     99.99,
 ];
 
-/// Everything about the commands of one direction. Recording allocates nothing.
+/// Results of one direction. Recording allocates nothing.
 #[derive(Clone, Debug)]
 pub struct Side {
     histogram: Histogram<u64>,
@@ -193,7 +193,7 @@ impl Side {
     }
 }
 
-/// What threads took of the machine.
+/// CPU time and context switches of the threads.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Cpu {
     /// Time in our code.

@@ -2,7 +2,7 @@
 
 use super::How;
 
-/// Of `nvmf bench` and `nvmf verify`.
+/// Output options of `nvmf bench` and `nvmf verify`.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct Printing {
     /// How to print the results
@@ -24,7 +24,7 @@ impl Printing {
     }
 }
 
-/// How results are printed.
+/// Output format of results.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// Text for people; of a benchmark as fio's

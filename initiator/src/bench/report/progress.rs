@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::fio_text::{Amount, Count};
 
-/// How progress is told.
+/// Output format of progress.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum How {
     /// A live line when stderr is a terminal
@@ -20,7 +20,7 @@ pub enum How {
     Json,
 }
 
-/// What one direction did in one interval.
+/// Throughput of one direction in one interval.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Rate {
     /// Commands a second.

@@ -125,7 +125,7 @@ impl ConnectRequest {
     }
 }
 
-/// Where in its life a connection is.
+/// Phase of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     /// The user has the request and a queue pair, and has not answered.
@@ -138,7 +138,7 @@ pub(crate) enum Phase {
     Established,
 }
 
-/// What our side says of itself in a request or reply.
+/// Parameters of this side in a request or reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalParameters {
     pub(crate) guid: u64,

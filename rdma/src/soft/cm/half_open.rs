@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use crate::Source;
 
-/// What makes a request to connect the same when it comes again: between the same addresses, from
+/// Identity of a connection request, equal for its repetitions: between the same addresses, from
 /// the same adapter, with the same name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Key {
@@ -42,7 +42,7 @@ struct Entry<V> {
 /// How many entries a source has, and which is the oldest: the last in this order makes room.
 type Rank = (usize, Reverse<u64>, Source);
 
-/// See the module.
+/// A bounded table whose slots are shared fairly among sources; see the module.
 #[derive(Debug)]
 pub(crate) struct PerSourceTable<V> {
     limit: usize,

@@ -364,7 +364,8 @@ messages! {
     }
 }
 
-/// Why a request or reply is rejected (IBTA volume 1, 12.6.7.2). Open: peers may send any number.
+/// Reason for a rejected request or reply (IBTA volume 1, 12.6.7.2). Open: peers may send any
+/// number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RejectReason(pub u16);
 

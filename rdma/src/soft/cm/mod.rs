@@ -89,7 +89,7 @@ pub(super) struct Challenge {
     pub(super) names: (u32, u32),
 }
 
-/// What connection management knows, except for the connections themselves.
+/// State of connection management, except for the connections.
 pub(super) struct ConnectionManager {
     pub(super) listeners: Vec<SocketAddr>,
     /// Live connections that peers have asked for, by their requests.

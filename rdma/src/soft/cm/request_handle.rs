@@ -10,7 +10,7 @@ use super::connection::ConnectRequest;
 use super::half_open::Key;
 use crate::Incoming;
 
-/// What has become of a request.
+/// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum RequestState {
@@ -59,7 +59,7 @@ impl RequestUpdates {
     }
 }
 
-/// What has become of a request, for both endpoints to see.
+/// State of a request, shared by both endpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct Token(Arc<Told>);
 
@@ -100,7 +100,7 @@ impl Token {
     }
 }
 
-/// What an [`Incoming`] of this provider carries.
+/// The provider's part of an [`Incoming`].
 #[derive(Debug)]
 pub(super) struct RequestHandle {
     request: ConnectRequest,

@@ -83,7 +83,7 @@ impl Retry {
     }
 }
 
-/// What is to be done with a message that is due.
+/// Action for a message whose retransmission is due.
 #[derive(Debug)]
 pub(crate) enum Due {
     /// It goes out once more.

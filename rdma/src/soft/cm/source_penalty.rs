@@ -19,7 +19,7 @@ const PRICE: Duration = Duration::from_micros(62_500);
 /// Debtors that are remembered, at most. Of more, who owes the least is forgotten.
 const MOST: usize = 1024;
 
-/// What sources owe for connections that were confirmed and came to nothing: each may have a number
+/// Penalties of sources whose connections were established and never used: each may have a number
 /// of those at once, and sixteen a second.
 #[derive(Debug)]
 pub struct SourcePenalty {

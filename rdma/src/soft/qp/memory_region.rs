@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::pool::Window;
 use crate::{Buf, Region, RemoteRegion};
 
-/// What a peer may do, with a queue pair or with memory.
+/// Access rights of a peer to a queue pair or to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rights(u8);
 

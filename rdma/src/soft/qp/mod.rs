@@ -43,7 +43,7 @@ const ENOUGH_UNSAID: u32 = 4;
 /// of its window.
 const MOST_UNSAID: u32 = 32;
 
-/// Where in its life a queue pair is.
+/// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// Takes work, and does nothing with it.
@@ -56,7 +56,7 @@ pub enum State {
     Error,
 }
 
-/// What two ends of a connection have agreed on, and what each chooses for itself.
+/// Negotiated and local parameters of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
     /// The peer's queue pair.
@@ -93,7 +93,7 @@ pub struct Settings {
     pub ack_delay: Duration,
 }
 
-/// What a queue pair borrows for a step.
+/// Resources that a queue pair borrows for a step.
 #[derive(Debug)]
 pub struct Io<'a> {
     /// The memory of all posted buffers.

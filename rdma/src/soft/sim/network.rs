@@ -54,7 +54,7 @@ impl Rng {
     }
 }
 
-/// What the network does to datagrams. Chances are per thousand.
+/// Fault probabilities of the network. Chances are per thousand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults {
     /// Lost.
@@ -84,7 +84,7 @@ impl Faults {
     };
 }
 
-/// How fast the way to each place is. A lost datagram takes its time as well.
+/// Bandwidth and delay of the link to each place. A lost datagram takes its time as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
     /// How long one datagram keeps the others waiting.

@@ -5,7 +5,7 @@ use std::ops::Index;
 
 macro_rules! fates {
     ($($(#[$about:meta])* $fate:ident = $name:literal,)*) => {
-        /// What became of a datagram.
+        /// Outcome of a datagram.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum DatagramOutcome { $($(#[$about])* $fate,)* }
 
@@ -116,7 +116,8 @@ impl DatagramOutcome {
     }
 }
 
-/// How many datagrams have met each fate, since the endpoint began. Index it with a [`DatagramOutcome`].
+/// Number of datagrams by outcome since the endpoint was created. Index it with a
+/// [`DatagramOutcome`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Datagrams received.

@@ -51,7 +51,7 @@ troubles! {
     TrainsEnded = "trains_ended",
 }
 
-/// How often each has happened.
+/// Number of link errors by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct LinkErrorCounts([u64; LinkError::ALL.len()]);
 
@@ -94,7 +94,7 @@ impl LinkErrorCounts {
 /// Addresses of ours that are told apart; what comes beyond is of the last.
 const MOST_ADDRESSES: usize = 32;
 
-/// What connections that have ended leave behind, by their address here.
+/// Link errors of closed connections by local address.
 #[derive(Debug, Default)]
 pub(crate) struct ByAddress(Vec<(IpAddr, LinkErrorCounts)>);
 

@@ -60,7 +60,7 @@ struct Retired {
     closing: bool,
 }
 
-/// What has come.
+/// A received batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Taken {
     pub(super) bytes: usize,

@@ -25,7 +25,7 @@ use crate::FabricError;
 /// what follows gets lost, as other datagrams do on the way.
 const MOST_STRAY_BYTES: usize = 1 << 20;
 
-/// What the fabrics share.
+/// State shared by the fabrics of a group.
 #[derive(Debug)]
 pub(crate) struct Shared {
     options: Options,
@@ -89,7 +89,7 @@ struct Address {
     stays: bool,
 }
 
-/// What has changed for one fabric.
+/// Sockets added to and removed from one fabric.
 pub(super) struct GroupChange {
     pub(super) listeners: Vec<SocketAddr>,
     pub(super) sockets: Vec<Arc<Bound>>,

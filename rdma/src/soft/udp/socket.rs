@@ -21,7 +21,7 @@ use super::super::provider::Options;
 use super::super::udp::train::Way;
 use super::sockopt::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
 
-/// What the system has granted to a socket.
+/// Buffer sizes granted by the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SocketBuffers {
     /// Where it is bound.
@@ -234,7 +234,7 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
     v4.or_else(|| Some(std::net::SocketAddrV6::from(*address.as_sockaddr_in6()?).into()))
 }
 
-/// Why a socket could not be had.
+/// Reason why a socket could not be opened.
 #[derive(Debug)]
 pub(super) enum SocketError {
     /// A port to send from cannot be had.

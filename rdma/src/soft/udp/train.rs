@@ -25,7 +25,8 @@ pub(crate) fn payload_bytes(mtu: u32) -> u32 {
     packets.clamp(1, MOST_SEGMENTS) as u32 * mtu
 }
 
-/// What a train has in common: the addresses of both ends, the source port and the type of service.
+/// Common properties of the packets of a train: the addresses of both ends, the source port and the
+/// type of service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Way {
     pub(super) from: IpAddr,

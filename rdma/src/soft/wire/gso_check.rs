@@ -27,7 +27,7 @@ const REMEMBERED: u32 = 4096;
 /// with the same place.
 const LOOKED_AT: u32 = REMEMBERED / 4;
 
-/// How the latest packets have left, by number.
+/// Positions in their trains of the latest packets, by number.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     first: Bits,
@@ -58,7 +58,7 @@ impl Bits {
     }
 }
 
-/// What has come of a path's packets, and what has not.
+/// Acknowledged and lost packets of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Arrivals {
     /// One that left first in its train has come.
@@ -90,7 +90,8 @@ impl Places {
     }
 }
 
-/// What is known of a path. All endpoints that share it write here, and it does not matter who first.
+/// Segmentation state of a path. All endpoints that share it write here, and it does not matter who
+/// first.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     /// One that left first has come since the last miss.

@@ -18,7 +18,7 @@ pub const MAX_HEADER_BYTES: usize = Bth::BYTES + 28;
 /// The longest message, in bytes (2^31).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
-/// Why a datagram is not a packet of ours. It is dropped without an answer.
+/// Reason why a datagram is not a valid packet. It is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Malformed {
     /// Shorter than its headers, padding and CRC.
@@ -253,7 +253,7 @@ impl RnrTimer {
     }
 }
 
-/// Why a request is refused.
+/// NAK code of a rejected request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Nak {
     /// A packet is missing; the only one that does not end the connection.

@@ -57,8 +57,8 @@ pub(super) const IDENTIFICATION_AT: usize = 4;
 /// "Don't fragment", as the flags and fragment offset of IPv4.
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 
-/// From where to where a datagram goes; both ends of one IP version. (With different versions
-/// there is no right CRC; such a flow is checked as IPv6 and fails.)
+/// Source and destination of a datagram; both of one IP version. (With different versions there is
+/// no right CRC; such a flow is checked as IPv6 and fails.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// Sender, as the receiver sees it.
@@ -160,7 +160,7 @@ fn octets(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// What the check of a received datagram found.
+/// Result of the CRC check of a received datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Right to the last of 32 bits.

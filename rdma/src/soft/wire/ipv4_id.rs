@@ -116,8 +116,8 @@ struct View {
     weight: AtomicU32,
 }
 
-/// What is known of a pair of addresses. A view is written by its endpoint only, and of the rest it
-/// does not matter who writes first.
+/// State of a pair of addresses. A view is written by its endpoint only, and of the rest it does
+/// not matter who writes first.
 #[derive(Debug)]
 pub(crate) struct Pair {
     /// The latest that any endpoint has seen.
@@ -233,7 +233,7 @@ impl View {
     }
 }
 
-/// What is thought of a packet.
+/// Result of the check of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Judgement {
     /// Its sender may well have chosen that identification.

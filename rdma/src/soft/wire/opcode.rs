@@ -39,7 +39,7 @@ pub enum Opcode {
     SelectiveAcknowledge = 0xc0,
 }
 
-/// What is being done.
+/// Kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// A message for a posted receive.
@@ -62,7 +62,7 @@ pub enum Operation {
     Congestion,
 }
 
-/// Where in its message a packet stands.
+/// Position of a packet in its message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Position {
     /// More packets follow.
@@ -89,7 +89,7 @@ impl Position {
     }
 }
 
-/// How many bytes of payload a packet must have.
+/// Required payload length of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PayloadRule {
     /// None.

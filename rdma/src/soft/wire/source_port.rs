@@ -16,7 +16,7 @@ use super::psn::Psn;
 /// How many packets make another port believed.
 const AGREED: u8 = 4;
 
-/// See the module.
+/// Selection of the UDP source port; see the module.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct SourcePort {
     known: Option<u16>,

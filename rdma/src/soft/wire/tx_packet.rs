@@ -5,7 +5,7 @@ use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};
 use super::icrc::{Flow, Icrc};
 use crate::soft::qp::memory_region::Place;
 
-/// Where a payload lies. Valid until the next mutation of the queue pair it came from.
+/// Location of a payload. Valid until the next mutation of the queue pair it came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payload {
     /// There is none.

@@ -12,7 +12,7 @@ use rdma::{
 
 pub(crate) mod network;
 
-/// Which way the data go, in the words of NVMe.
+/// Direction of the data, in the terms of NVMe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// To the host: the target writes its memory.
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     Write,
 }
 
-/// What is exchanged.
+/// Parameters of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) kind: Kind,

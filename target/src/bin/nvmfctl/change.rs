@@ -49,7 +49,7 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// What is to be the configuration.
+/// The configuration to apply.
 #[derive(Args)]
 pub(crate) struct Other {
     /// A file in the place of nvmfd.toml; a folder with nvmfd.toml and conf.d in the place of both;

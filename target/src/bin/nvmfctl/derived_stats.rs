@@ -3,7 +3,7 @@
 use nvmfd::api::stats::{Latency, Operations, Stats};
 use serde::Serialize;
 
-/// What one host does with one namespace by one kind of command, or several of these together.
+/// Rates of one or several hosts, namespaces and kinds of command.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Rate {
     pub(crate) subsystem: String,
@@ -21,7 +21,7 @@ pub(crate) struct Rate {
     pub(crate) stages: Vec<Stage>,
 }
 
-/// How long commands were in a stage.
+/// Latencies of a stage.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Stage {
     pub(crate) stage: String,

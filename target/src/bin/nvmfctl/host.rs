@@ -58,7 +58,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What may be agreed on with one host.
+/// Authentication parameters of one host.
 #[derive(Args)]
 pub(crate) struct Policy {
     /// Its hashes, best first, such as sha384,sha512; `default`: those of `[authentication]`

@@ -95,7 +95,7 @@ fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
     })
 }
 
-/// What a request says, as a type: it must arrive in time and be no longer than allowed.
+/// The body of a request, parsed: it must arrive in time and be no longer than allowed.
 pub(crate) struct Body<T>(pub(crate) T);
 
 impl<T: DeserializeOwned> FromRequest<ControlHandle> for Body<T> {

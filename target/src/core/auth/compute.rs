@@ -10,7 +10,7 @@ use nvme::auth::{
 
 use super::{Keys, Policy};
 
-/// What a new exchange needs of the world. Nobody may be able to guess the random parts.
+/// Inputs of a new exchange. Nobody may be able to guess the random parts.
 #[derive(Debug)]
 pub struct Start {
     /// The secrets of the host.

@@ -18,7 +18,7 @@ pub struct Keys {
     pub controller: Option<Secret>,
 }
 
-/// What may be agreed on, best first.
+/// Hashes and groups that may be negotiated, best first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Policy {
     /// Hashes.
@@ -62,7 +62,7 @@ fn listed<T: fmt::Display>(all: impl IntoIterator<Item = T>) -> String {
     all.join(", ")
 }
 
-/// Whether a host must prove itself.
+/// Authentication requirement of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Requirement {
     /// It need not.
@@ -73,7 +73,7 @@ pub enum Requirement {
     Impossible,
 }
 
-/// All that authentication needs to know; immutable.
+/// Keys and rules of authentication; immutable.
 #[derive(Debug, Default)]
 pub struct Keyring {
     hosts: HashMap<Nqn, Arc<Keys>>,
@@ -84,7 +84,7 @@ pub struct Keyring {
     rules: Rules,
 }
 
-/// What holds beside the keys of hosts; by default, that nobody else need prove anything.
+/// Rules beside the keys of hosts; by default, that hosts without a key need not authenticate.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// Hosts without a key are refused by every subsystem.

@@ -21,7 +21,7 @@ const MOST_ENTRIES: usize = 1024;
 /// Of these, pairs of one source: an IPv6 subnet has no end of addresses.
 const MOST_OF_SOURCE: usize = 64;
 
-/// Who has failed lately.
+/// Recent authentication failures.
 #[derive(Debug, Default)]
 pub struct Throttle {
     failures: HashMap<(IpAddr, Nqn), (Instant, u8)>,

@@ -11,7 +11,7 @@ use super::{CapsuleInfo, Plan, features, format_nvm, identify, log_page, no_data
 use crate::core::controller::{ABORTS, Controller, ControllerState, discovery};
 use crate::core::subsystem::power::Power;
 
-/// What the admin queue lends to a command: everything that is not the controller's own.
+/// State that the admin queue lends to a command: everything that is not the controller's own.
 pub struct AdminContext<'a> {
     /// The queue slot that holds the command.
     pub slot: u16,

@@ -57,7 +57,7 @@ pub fn plan(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<P
     Ok(Plan::Copy { job, from })
 }
 
-/// What is copied and where to, as it was decided when the command came.
+/// Source and destination of a Copy command, fixed when it was checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Job {
     /// The blocks of the namespace.

@@ -149,7 +149,7 @@ fn authentication(sqe: &Sqe) -> Result<u32, Status> {
     }
 }
 
-/// What a queue pair was set up for, against which its Connect is held.
+/// Limits negotiated for a queue pair, checked at Connect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueLimits {
     /// Queue id in the connection request.

@@ -38,7 +38,7 @@ use crate::core::subsystem::write_protect::Protection;
 /// Bytes of the submission queue entry at the head of a capsule.
 pub const SQE_BYTES: u32 = 64;
 
-/// Where a command's data come from.
+/// Location of the data of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     /// In the capsule itself: `len` bytes at `offset` after the submission queue entry. Both were
@@ -73,7 +73,7 @@ impl Source {
     }
 }
 
-/// What a command handler decided; the queue carries it out and then answers.
+/// Decision of a command handler; the queue pair executes it and then completes the command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Plan {
     /// Answer with success and this result.
@@ -312,7 +312,7 @@ impl Plan {
     }
 }
 
-/// What the transport says of a command: needed to judge its SGL.
+/// Transport properties of a command: needed to judge its SGL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CapsuleInfo {
     /// Bytes that arrived after the submission queue entry.

@@ -17,7 +17,7 @@ use crate::core::subsystem::usage::{SharedCounters, Usage};
 /// Entries of the Error Information log (ELPE + 1).
 pub const ERROR_LOG_ENTRIES: usize = 64;
 
-/// Who is connected to what.
+/// The association of a host with a controller.
 #[derive(Debug)]
 pub struct Association {
     /// Unique in the process for its whole life; what reactors name the association by.

@@ -63,7 +63,7 @@ impl Record {
     }
 }
 
-/// What a discovery controller keeps.
+/// State of a discovery controller.
 #[derive(Debug)]
 pub struct DiscoveryLog {
     /// The name of its subsystem.

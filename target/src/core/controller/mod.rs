@@ -66,7 +66,7 @@ const IDLE: Duration = Duration::from_secs(2 * 3600);
 /// The version that we implement.
 pub const VERSION: Vs = Vs::V1_4;
 
-/// What the target allows and promises.
+/// Limits of the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Entries of an I/O queue (MQES + 1).
@@ -92,7 +92,7 @@ impl Limits {
     }
 }
 
-/// What a controller serves.
+/// Kind of a controller.
 #[derive(Debug)]
 pub enum ControllerKind {
     /// An NVM subsystem.
@@ -101,7 +101,7 @@ pub enum ControllerKind {
     Discovery(Box<DiscoveryLog>),
 }
 
-/// Where in its life a controller is.
+/// State of a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ControllerState {
     /// Connected, not enabled.
@@ -119,7 +119,7 @@ pub enum ControllerState {
     Unflushed,
 }
 
-/// What follows from a change of Controller Configuration.
+/// Effect of a change of Controller Configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CcEffect {
     /// Nothing more: the command is answered.

@@ -14,7 +14,7 @@ use crate::core::subsystem::reservation::Barred;
 /// Notification pages that are kept. The log can count 255 that wait behind the first.
 const PAGES: usize = 256;
 
-/// What a controller's queues and the registry share about reservations.
+/// Reservation state shared by a controller's queues and the registry.
 #[derive(Debug, Default)]
 pub struct ReservationView {
     /// By namespace id. Empty for a controller without namespaces.

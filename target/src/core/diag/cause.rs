@@ -12,7 +12,7 @@ use nvme::auth::Failure;
 use nvme::cm::RejectStatus;
 use rdma::Fault;
 
-/// How far a host had come.
+/// Progress of a host when it was disconnected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// It asked for a connection, and had not sent its Connect command.
@@ -46,7 +46,7 @@ impl fmt::Display for Stage {
 
 macro_rules! causes {
     ($($cause:ident, $name:literal, $stage:ident, $reason:literal, $remedy:literal;)*) => {
-        /// Why a connection was refused or has ended, when that was not in order.
+        /// Cause of a refused or lost connection.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         #[repr(u8)]
         pub enum Cause { $(#[doc = concat!("`", $name, "`: ", $reason)] $cause,)* }

@@ -35,7 +35,7 @@ impl<'a> IntoIterator for &'a Totals {
     }
 }
 
-/// How often one reactor has told of each cause.
+/// Rate limit of log lines by cause, on one reactor.
 #[derive(Debug, Default)]
 pub struct CauseLog {
     causes: Vec<Told>,

@@ -14,7 +14,7 @@ const LATEST: usize = 256;
 /// Hosts of which the last record is kept, however much happens elsewhere.
 const HOSTS: usize = 256;
 
-/// What happened, how often, and when.
+/// A cause, its count, and its times.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     /// What happened the last time.

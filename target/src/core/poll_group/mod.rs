@@ -35,7 +35,7 @@ const TICK: Duration = Duration::from_millis(250);
 /// host makes that is refused, several controllers at a time, and far less than a flood.
 pub(crate) const MOST_IN_VAIN: u32 = 64;
 
-/// What the driver lends for a step.
+/// Resources lent by the driver for a step.
 pub struct Resources<'a> {
     /// The reactor's buffers.
     pub pool: &'a mut Pool,

@@ -30,7 +30,7 @@ const KEPT: Duration = Duration::from_secs(30);
 /// exchange takes.
 const PROOF: Duration = Duration::from_secs(5);
 
-/// How a host has come to us.
+/// Addresses and time of a Connect.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectContext {
     /// The address by which it reached us.
@@ -54,7 +54,7 @@ pub struct OpenQueue {
     pub receives: u16,
 }
 
-/// What an admitted queue is to know.
+/// Parameters of an admitted queue.
 #[derive(Debug)]
 pub struct Admitted {
     /// Its association; a new one for an admin queue.

@@ -56,7 +56,7 @@ pub struct Registry {
     halting: AtomicBool,
 }
 
-/// What is served differently from now on.
+/// A change of the served subsystems.
 #[derive(Debug, Default)]
 pub struct Change {
     /// Where hosts can come, if elsewhere than before.

@@ -8,7 +8,7 @@ use crate::core::subsystem::ListenerConfig;
 
 use super::{ControllerTable, Registry};
 
-/// What is known of the listener by which a host asks to connect.
+/// State of the listener of a connection request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reached {
     /// It is in force.

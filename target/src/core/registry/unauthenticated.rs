@@ -12,7 +12,7 @@ const MEMORY: Duration = Duration::from_secs(60);
 /// Sources that are remembered.
 const MOST_SOURCES: usize = 1024;
 
-/// Who claims, by source: since when, and when last.
+/// Unauthenticated hosts by source: since when, and when last.
 #[derive(Debug, Default)]
 pub(super) struct UnauthenticatedHosts(HashMap<Source, (Instant, Instant)>);
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::core::sched::Waker;
 
-/// What has become of an Abort command's wish. Cheap to clone.
+/// State of an Abort command. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct AbortRequest(Arc<Shared>);
 

@@ -8,7 +8,7 @@ use nvme::{NSID_ALL, Nqn, Status};
 
 use crate::core::subsystem::reservation::HostId;
 
-/// Which commands are to end. Reactors answer those that have not begun; those that are at the
+/// The commands that must end. Reactors answer those that have not begun; those that are at the
 /// disk cannot be recalled, so their slots hold the fence until they come home.
 pub struct DrainBarrier {
     /// The subsystem.
@@ -23,7 +23,7 @@ pub struct DrainBarrier {
 /// What is called when nobody holds a fence any more, on the thread that held it last.
 type Drained = Box<dyn FnOnce() + Send + Sync>;
 
-/// What a command does, as far as a fence asks.
+/// Class of a command, for a drain barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoClass {
     /// It changes blocks, or may.
@@ -36,7 +36,7 @@ pub enum IoClass {
     Exempt,
 }
 
-/// Whose commands end.
+/// Commands covered by a drain barrier.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DrainScope {
     /// All I/O commands of hosts that were preempted.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rdma::Source;
 
-/// What waits, of each source in the order in which it came; the sources take turns.
+/// A queue in order of arrival per source, round robin over sources.
 #[derive(Debug)]
 pub(crate) struct FairQueue<T> {
     waiting: BTreeMap<Source, VecDeque<T>>,

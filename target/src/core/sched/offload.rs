@@ -66,7 +66,7 @@ pub struct WriteProtectRequest {
     pub from: ReplyTo,
 }
 
-/// Who waits for an outcome.
+/// Address of a reply.
 #[derive(Debug)]
 pub enum ReplyTo {
     /// A poll group, whose answer has this tag.

@@ -48,7 +48,7 @@ const FUSED: u8 = 1;
 /// Those of some stores are: closed connections have left something there.
 const LEFT: u8 = 2;
 
-/// What a command wants to change.
+/// The block range that a command changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RangeLock {
     /// The store.

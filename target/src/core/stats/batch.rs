@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::io_stats::{Batch, IoStats, Kind};
 use super::stage_timer::{self, Stage, StageTimer};
 
-/// Who a command is of: a queue, a namespace and an operation code.
+/// Queue, namespace and kind of a command: a queue, a namespace and an operation code.
 pub type BatchKey = (u32, u32, u8);
 
 /// When the capsule came of no command: one that had a slot before.

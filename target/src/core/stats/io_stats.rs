@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// Who does something with what.
+/// Host, subsystem and namespace of a row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StatsKey {
     /// The subsystem.
@@ -136,7 +136,7 @@ impl OpStats {
     }
 }
 
-/// What one reactor counts of a pair.
+/// Counters of a host at a namespace, on one reactor.
 #[derive(Debug)]
 pub struct IoStats {
     /// Whose; none: of all who have no row.

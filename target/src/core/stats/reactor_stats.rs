@@ -10,7 +10,7 @@ use super::io_stats::{IoStats, Rows, StatsTable};
 use super::slow_log::{SlowCommand, SlowLog};
 use crate::core::diag::log_limiter::Totals;
 
-/// What a reactor counts, for everyone to read.
+/// Counters of a reactor's poll loop, readable by all threads.
 #[derive(Debug, Default)]
 pub struct PollStats {
     /// Turns of the loop: it lives as long as this grows.
@@ -41,7 +41,7 @@ pub struct ReactorStats {
     pub gauges: Gauges,
 }
 
-/// How a reactor stands.
+/// Gauges of a reactor.
 #[derive(Debug, Default)]
 pub struct Gauges {
     /// Free cells of the pool.

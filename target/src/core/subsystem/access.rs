@@ -10,8 +10,8 @@ use nvme::fabrics::CNTLID_MAX;
 
 use super::MAX_NSID;
 
-/// What becomes of a host (the same NQN and host identifier) that connects to a subsystem once
-/// more, at an address where it has a controller already.
+/// Policy for a host (the same NQN and host identifier) that connects to a subsystem again, at an
+/// address where it has a controller already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DuplicateHosts {
     /// It gets another controller.
@@ -23,7 +23,7 @@ pub enum DuplicateHosts {
     Replace,
 }
 
-/// How a subsystem is offered, besides to whom.
+/// Access policy of a subsystem, besides its hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AccessPolicy {
     /// Port identifiers of the listeners that offer it; empty: all.
@@ -77,7 +77,7 @@ impl AccessPolicy {
     }
 }
 
-/// What discovery tells besides the subsystems, and how it is called.
+/// Discovery: its NQN, and referrals.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DiscoveryConfig {
     /// The name of this target's discovery subsystem: its own, or the well-known one, which is

@@ -55,7 +55,7 @@ const KINDS: [(EventType, usize, usize); 5] = [
 /// Names of files are derived under this one. Never change it: events would be forgotten.
 const UUID_SPACE: Uuid = Uuid::from_u128(0x6a2b_9d0c_71e8_4c55_8f3e_6e76_6d66_6450);
 
-/// What happens.
+/// An event of the Persistent Event log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PersistentEvent<'a> {
     /// The subsystem is served from now on, or a controller is reset by its host.
@@ -82,7 +82,7 @@ pub enum PersistentEvent<'a> {
     },
 }
 
-/// What the header of the log says of the subsystem.
+/// Subsystem fields of the log's header.
 #[derive(Clone, Copy, Debug)]
 pub struct LogHeader {
     /// Its name.

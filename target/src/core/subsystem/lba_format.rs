@@ -28,8 +28,7 @@ use uuid::Uuid;
 use crate::blockdev::SHIFTS;
 use crate::state::namespace_state::{NamespaceFile, Section};
 
-/// How far a format is, and whether it shall go on. Two of them are equal when they are the same
-/// one.
+/// Progress of a format, and its cancellation. Two of them are equal when they are the same one.
 #[derive(Debug)]
 pub struct Progress {
     left_percent: AtomicU8,
@@ -116,8 +115,8 @@ impl PartialEq for Progress {
 
 impl Eq for Progress {}
 
-/// What hosts have formatted a namespace to, and whether one is about it. For who changes what is
-/// served; what I/O looks at is in the snapshot.
+/// The LBA format chosen by hosts, and a format in progress. For who changes what is served; what
+/// I/O looks at is in the snapshot.
 #[derive(Debug)]
 pub struct Format {
     subsystem: Nqn,

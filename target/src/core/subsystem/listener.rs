@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use crate::core::subsystem::ana::AnaStates;
 
-/// Where connections are accepted.
+/// An address that accepts connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListenerConfig {
     /// Port identifier: how discovery and subsystems name it, from 1. Its place in the text where

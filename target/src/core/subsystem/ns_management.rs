@@ -10,8 +10,7 @@ use crate::core::subsystem::Namespace;
 /// Hosts that a namespace is attached to, at most.
 pub const HOSTS_MAX: usize = 256;
 
-/// What the hosts of a subsystem that manage its namespaces see besides: an immutable part of its
-/// snapshot.
+/// Additional view of hosts with the grant to manage namespaces: an immutable part of its snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Management {
     /// What is granted to whom.
@@ -44,7 +43,7 @@ pub struct Allocated {
     pub hosts: BTreeSet<Nqn>,
 }
 
-/// Which hosts may manage namespaces, and how much of them.
+/// Hosts that may manage namespaces, and their quota.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Grant {
     /// The sizes of all namespaces that hosts create, in bytes, at most.
@@ -78,7 +77,7 @@ impl Management {
     }
 }
 
-/// What a namespace was made as.
+/// Parameters of a created namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// Its identity, which names its file.

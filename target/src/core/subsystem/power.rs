@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// What the SMART log tells.
+/// Power counters of the SMART log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Power {
     /// Starts.
@@ -19,7 +19,7 @@ pub struct Power {
     pub unix_ms: u64,
 }
 
-/// What is known of earlier times, and when this one began.
+/// Saved power counters, and the start of this period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PowerMeter {
     /// Starts, with this one.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Nanoseconds of a second.
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What a limit says. Nothing at all: there is none.
+/// Rates of a limit. Nothing at all: there is none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limit {
     /// Commands a second, at least 1.
@@ -54,7 +54,7 @@ pub struct Limiter {
     bytes: AtomicU64,
 }
 
-/// When a command may begin, and how much of the rate it takes.
+/// Start time of a command, and its share of the rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
     /// Not before.

@@ -28,7 +28,7 @@ const REPORTED: u8 = 2;
 /// Its next flush fails.
 const UNREPORTED: u8 = 3;
 
-/// How one host stands with the namespaces of a subsystem.
+/// Unflushed writes of one host to the namespaces of a subsystem.
 #[derive(Debug)]
 pub struct Unflushed {
     /// By namespace id.

@@ -124,7 +124,7 @@ pub struct SavedCounters {
     pub busy_grains: u64,
 }
 
-/// What all hosts have done with a subsystem, kept across its snapshots.
+/// Usage counters of a subsystem, kept across its snapshots.
 #[derive(Debug, Default)]
 pub struct Usage {
     /// With all of its namespaces, also those that are gone.

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::config::{Config, Provider};
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -37,7 +37,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// What a check has found.
+/// Result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
     /// What was looked at: a short name that stays the same.

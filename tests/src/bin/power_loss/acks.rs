@@ -21,7 +21,7 @@ pub(crate) struct Extent {
     pub(crate) sequence: u64,
 }
 
-/// What a mark says.
+/// An acknowledgement recorded by a mark.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Ack {
     /// These writes are durable.

@@ -18,7 +18,7 @@ use crate::oracle::BLOCK_BYTES;
 /// Largest write in blocks.
 const BLOCKS_LIMIT: u64 = 8;
 
-/// What is written where.
+/// Range and pattern of the writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// Namespace.

@@ -14,7 +14,7 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 /// Losses that are told in full.
 const TOLD: usize = 10;
 
-/// What is known of the device.
+/// Layout of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     /// Bytes of the device.
@@ -23,7 +23,7 @@ pub(crate) struct Layout {
     pub(crate) run: u64,
 }
 
-/// What was found.
+/// Findings of a replay.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Found {
     /// Entries replayed.
@@ -93,7 +93,7 @@ fn stamp(block: &[u8], run: u64) -> Option<Stamp> {
     }
 }
 
-/// What each block must hold at least.
+/// The oldest valid sequence number of each block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Floors(BTreeMap<u64, u64>);
 

@@ -20,7 +20,7 @@ pub(crate) const CC_ENABLED: u64 = 0x46_0001;
 /// How long we listen for an answer that must not come.
 pub(crate) const SILENCE: Duration = Duration::from_millis(300);
 
-/// What came of a command.
+/// Result of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Got {
     /// A completion that is in order: whose it is, and that nothing else is in it.
@@ -33,7 +33,7 @@ pub(crate) enum Got {
     Wrong(String),
 }
 
-/// What must come of a command.
+/// Expected result of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
     /// Success, with whatever result.
@@ -105,7 +105,7 @@ impl Tally {
     }
 }
 
-/// Who connects to what.
+/// NQNs of host and subsystem.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     pub(crate) subnqn: Nqn,

@@ -32,7 +32,7 @@ use self::media::Media;
 use super::oracle::blocks::SECTOR_BYTES;
 use super::trace::Trace;
 
-/// What a disk does wrong. Chances are per thousand system calls.
+/// Faults of a simulated device. Chances are per thousand system calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceFaults {
     /// Fails.
@@ -151,7 +151,7 @@ pub struct SimDevice {
     trace: Arc<Trace>,
 }
 
-/// What one reactor sees of the stores.
+/// View of one reactor on the simulated devices.
 #[derive(Debug)]
 pub struct SimRing<'a> {
     /// The stores.

@@ -33,7 +33,7 @@ struct Wish {
     answer: Option<bool>,
 }
 
-/// All that is known of Abort commands.
+/// State of the oracle for Abort.
 #[derive(Debug)]
 pub struct Aborts {
     /// In a thousand commands those that are Aborts.

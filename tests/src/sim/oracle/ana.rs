@@ -15,7 +15,7 @@ use super::ns_management::GROUP;
 use crate::sim::scenario::Profile;
 use crate::sim::workload::command::{Kind, Op};
 
-/// What is known of all paths.
+/// State of the oracle for ANA.
 #[derive(Debug)]
 pub struct Paths {
     /// For each path and namespace the state, and since when.

@@ -27,7 +27,7 @@ struct Owed {
     until: Instant,
 }
 
-/// All that hosts are to be told.
+/// Events that hosts must receive.
 #[derive(Debug, Default)]
 pub struct ExpectedEvents {
     owed: Vec<Owed>,

@@ -34,7 +34,7 @@ pub type Moment = u64;
 
 pub(super) const NEVER: Moment = Moment::MAX;
 
-/// What a block may contain.
+/// A possible content of a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Value {
     /// As at the beginning, or deallocated, or zeroed.
@@ -62,7 +62,7 @@ pub struct Span {
     pub blocks: u32,
 }
 
-/// How a write came home.
+/// Completion of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
     /// Answered with success. Durable if it asked for that.
@@ -102,7 +102,7 @@ pub(super) struct Entry {
     pub(super) left: bool,
 }
 
-/// What an entry says of the value.
+/// Value of an entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PossibleValue {
     One(Value),

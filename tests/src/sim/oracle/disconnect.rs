@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nvme::Status;
 
-/// What is known of queues that go.
+/// State of the oracle for Disconnect.
 #[derive(Debug)]
 pub struct DisconnectOracle {
     /// In a thousand commands those that delete a queue.

@@ -46,7 +46,7 @@ struct Belief {
     asked: bool,
 }
 
-/// What is known of all namespaces.
+/// State of the oracle for Format NVM.
 #[derive(Debug)]
 pub struct Formats {
     formats: Vec<Format>,

@@ -43,7 +43,7 @@ use super::workload::ns_command::NsCommand;
 /// With Do Not Retry what whoever reads an unreadable block is told; without it, of the disk.
 const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR;
 
-/// What was refused that could be right, and what may be refused.
+/// Rejected commands that could have been accepted, and the allowance for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Commands answered with success.
@@ -56,7 +56,7 @@ pub struct Counts {
     pub ended: u64,
 }
 
-/// What is going on.
+/// Phase of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
     /// Commands and mishaps.
@@ -69,7 +69,7 @@ pub enum Stage {
     Sweep,
 }
 
-/// See the module.
+/// The oracle of a run; see the module.
 #[derive(Debug)]
 pub struct Oracle {
     /// The trace.

@@ -85,7 +85,7 @@ struct Watch {
     quiet: bool,
 }
 
-/// See the module.
+/// The oracle for Namespace Management; see the module.
 #[derive(Debug)]
 pub struct NsManagementOracle {
     /// In a thousand commands those about such namespaces.

@@ -48,7 +48,7 @@ struct Book {
     preempted_at: Vec<Moment>,
 }
 
-/// What is known of all namespaces.
+/// State of the oracle for reservations.
 #[derive(Debug)]
 pub struct Fencing {
     books: Vec<Book>,

@@ -10,7 +10,7 @@ use nvme::identify::IdentifyNamespace;
 use super::blocks::Moment;
 use crate::sim::workload::command::Op;
 
-/// See the module.
+/// State of the oracle for visibility.
 #[derive(Debug)]
 pub struct Scope {
     /// For each host and namespace whether it is there, and since when.

@@ -27,7 +27,7 @@ struct Shield {
     ended: Vec<u32>,
 }
 
-/// What is known of all namespaces.
+/// State of the oracle for write protection.
 #[derive(Debug)]
 pub struct WriteProtectOracle {
     shields: Vec<Shield>,

@@ -29,7 +29,7 @@ const PIECES: u64 = 4;
 /// Blocks that a planted fault leaves.
 const LEFT: u64 = 4;
 
-/// What hosts have formatted, and what they are about to.
+/// Formats completed and in progress.
 #[derive(Default)]
 pub(super) struct Formatter {
     /// Where the block sizes are kept.
@@ -64,7 +64,7 @@ enum Stage {
     Telling(Result<(), Status>, Vec<Receiver<()>>),
 }
 
-/// What has come of going on with formats.
+/// Result of a step of all formats.
 #[derive(Default)]
 pub struct FormatProgress {
     /// Formats that erase, and the next step is to come: namespaces, and which format it is.

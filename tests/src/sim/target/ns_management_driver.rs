@@ -78,7 +78,7 @@ struct Work {
     awaited: Vec<Receiver<()>>,
 }
 
-/// See the module.
+/// Driver for Namespace Management; see the module.
 #[derive(Debug)]
 pub struct NsManagementDriver {
     granted: Option<Arc<ManagedConfig>>,

@@ -19,7 +19,7 @@ use crate::sim::oracle::blocks::{Moment, SECTOR_BYTES, Span, Value};
 /// What a buffer holds before something is read into it.
 const POISON: u8 = 0xee;
 
-/// What a command does.
+/// Operation of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Read.
@@ -80,7 +80,7 @@ pub enum Kind {
     Wrong(Mistake),
 }
 
-/// What an admin command asks for.
+/// Request of an admin command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Question {
     /// Identify Controller.
@@ -97,7 +97,7 @@ pub enum Question {
     Queues,
 }
 
-/// What is wrong with a command.
+/// Deliberate error in a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mistake {
     /// It reads beyond the end.

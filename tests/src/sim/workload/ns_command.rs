@@ -24,7 +24,7 @@ pub struct Place {
     pub block_bytes: u32,
 }
 
-/// What a host does.
+/// A namespace command of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NsCommand {
     /// A new namespace.

@@ -8,7 +8,7 @@ use nvme::reservation::{
 };
 use nvme::{Sgl, Sqe};
 
-/// What a host wants changed.
+/// A reservation command of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     /// To be a registrant.

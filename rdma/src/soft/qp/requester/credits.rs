@@ -9,7 +9,7 @@
 use crate::soft::wire::header::Credits as Code;
 use crate::soft::wire::psn::Msn;
 
-/// What the peer has reported.
+/// End-to-end credits reported by the peer.
 #[derive(Debug, Default)]
 pub(super) struct Credits {
     /// Messages begun.

@@ -65,7 +65,7 @@ fn find(range: Range<u64>, word: impl Fn(u64) -> u64) -> Option<u64> {
     None
 }
 
-/// Which answer has shown that something is overdue.
+/// The response that revealed a loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Evidence {
     /// An acknowledgement: it tells of all kinds of packets.

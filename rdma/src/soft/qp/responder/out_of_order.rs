@@ -11,7 +11,7 @@ const NONE: u32 = u32::MAX;
 /// A peer of our own kind is told at the latest after so many early packets.
 const TELL_INTERVAL: u32 = 4;
 
-/// What becomes of an early packet.
+/// Handling of an out-of-order packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     /// It is kept.

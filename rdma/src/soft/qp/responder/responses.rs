@@ -19,7 +19,7 @@ use crate::soft::wire::opcode::{Opcode, Position};
 use crate::soft::wire::psn::{Msn, Psn, Qpn};
 use crate::soft::wire::tx_packet::{Payload, TxPacket};
 
-/// What is to be done after an answer has left.
+/// Action after a response was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     /// Go on.

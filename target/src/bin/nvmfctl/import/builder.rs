@@ -32,7 +32,7 @@ pub(super) struct ConfigBuilder {
     remarks: Vec<String>,
 }
 
-/// Of `[limits]`, what the source says.
+/// `[limits]`, as found in the source.
 #[derive(Default)]
 pub(super) struct Limits {
     pub(super) queue_depth: Option<u64>,
@@ -78,7 +78,7 @@ pub(super) struct Namespace {
     pub(super) limit: Limit,
 }
 
-/// What all hosts together may do with a namespace in a second.
+/// Rate limit of a namespace for all hosts together.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Limit {
     pub(super) iops: Option<u64>,

@@ -31,7 +31,7 @@ pub(crate) struct Imported {
     pub(crate) remarks: Vec<String>,
 }
 
-/// Why there is no configuration to return.
+/// Reason why a configuration cannot be imported.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum ImportError {
     /// The text is not JSON; what the parser says.

@@ -63,7 +63,7 @@ pub struct QueuedCommand {
     pub claims: bool,
 }
 
-/// How things stand for those who wait.
+/// State of the pool.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolState {
     /// Bytes that are free for I/O commands.
@@ -102,7 +102,7 @@ impl NsIndex {
     }
 }
 
-/// What a command wants to take, of what there is.
+/// Buffers that a command needs.
 #[derive(Clone, Copy, Debug)]
 pub struct BufferDemand {
     /// Its namespace, where its association has several.
@@ -132,7 +132,7 @@ pub struct PickedCommand {
     waiter: QueuedCommand,
 }
 
-/// What has come of a command's attempt to take buffers.
+/// Result of an attempt to allocate buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TryAlloc {
     /// It has them, or needs none any more.

@@ -18,7 +18,7 @@ const ASIDE: Duration = Duration::from_millis(250);
 /// The same, at most.
 const LONGEST_ASIDE: Duration = Duration::from_secs(8);
 
-/// What shall be set aside.
+/// Part of the pool to reserve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Starved {
     /// Nothing.

@@ -7,7 +7,7 @@ use super::{DeviceSlot, LANES, NsIndex, QueuedCommand};
 /// An association may hold this many times the bytes that are free.
 const TIMES_FREE: u64 = 4;
 
-/// What one association has on this reactor.
+/// Buffers and queue of one association on this reactor.
 #[derive(Debug)]
 pub(super) struct Tenant {
     /// Whose it is ([`crate::core::controller::association::Association::id`]); none: nobody's.

@@ -41,7 +41,7 @@ pub struct State {
     pub persists: bool,
 }
 
-/// What a host wants changed.
+/// A reservation command of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     /// Reservation Register.
@@ -90,7 +90,7 @@ impl Order {
     }
 }
 
-/// What follows from a change, besides the new state.
+/// Effects of a change, besides the new state.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Effect {
     /// Which hosts are to be told what.
@@ -99,7 +99,7 @@ pub struct Effect {
     pub aborted: Vec<HostId>,
 }
 
-/// What a host may not do, a bit each, so that it fits an atomic byte.
+/// Command groups that a host may not use, a bit each, so that it fits an atomic byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Barred(pub u8);
 
