@@ -519,7 +519,7 @@ impl BackingDevice {
     pub(crate) fn fail_sync(&self, status: Status) {
         if self.health.fail_sync(status) {
             tracing::error!(
-                "{}: fsync failed ({status}); data written since the last successful flush may be \
+                "{}: flush failed ({status}); data written since the last successful flush may be \
                  lost, so every flush fails from now on, also after a restart: check \
                  the device and the data, then `nvmfctl namespace trust`",
                 self.name
