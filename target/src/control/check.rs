@@ -403,7 +403,9 @@ mod tests {
         assert!(!path.exists(), "a check makes nothing");
         let says = |namespace: &NamespaceConfig| look(namespace).unwrap_err();
         assert!(says(&namespace(&path, None)).contains("give a `size`"));
-        assert!(says(&namespace(&path.join("x"), Some(8192))).contains("does not exist: make it"));
+        assert!(
+            says(&namespace(&path.join("x"), Some(8192))).contains("does not exist: create it")
+        );
         assert!(says(&namespace(folder.path(), None)).contains("neither a file nor"));
         let read_only = NamespaceConfig { read_only: true, ..namespace(&path, Some(8192)) };
         assert!(says(&read_only).contains("makes no file"));

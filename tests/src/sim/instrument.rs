@@ -289,7 +289,7 @@ impl<F: Fabric> Fabric for InstrumentedFabric<F> {
     }
 }
 
-impl<F: Initiator> Initiator for Seam<F> {
+impl<F: Initiator> Initiator for InstrumentedFabric<F> {
     fn connect(
         &mut self,
         to: SocketAddr,
