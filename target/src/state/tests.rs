@@ -10,7 +10,7 @@ use nvme::persistent_event::PersistentEventHeader;
 use nvme::{Nqn, Text};
 use uuid::Uuid;
 
-use super::identity::{Names, of_path};
+use super::identity::{DeviceIdentities, of_path};
 use super::ns_catalog::NamespaceCatalogRecord;
 use super::power::PowerLog;
 use super::record::{StateDir, seal};
@@ -40,10 +40,12 @@ fn records_of_earlier_versions_are_read() {
     EARLIER.iter().for_each(|(name, content)| fs::write(at.join(name), content).unwrap());
     let nqn: Nqn = "nqn.2026-11.io.nvmfd:disk1".parse().unwrap();
 
-    let named =
-        Names::prepare(at, [(Uuid::from_u128(1), of_path(Path::new("/srv/a b.img")))].into());
+    let named = DeviceIdentities::prepare(
+        at,
+        [(Uuid::from_u128(1), of_path(Path::new("/srv/a b.img")))].into(),
+    );
     assert!(named.unwrap().is_none(), "as it is");
-    assert!(Names::load(at).is_ok());
+    assert!(DeviceIdentities::load(at).is_ok());
     let served = ["/srv/a b.img", "/srv/100%.img"].map(Into::into).into();
     assert_eq!(Served::load(Some(at)), Served::Known(served));
     let hosts = ["nqn.2026-11.host:a", "nqn.2026-11.host:b"].map(|host| host.parse().unwrap());
