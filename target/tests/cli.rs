@@ -97,7 +97,7 @@ fn a_state_directory_that_is_not_there_is_a_mistake() {
     assert_eq!(code, Some(1));
     assert!(err.contains("missing is not a usable directory: create it"), "{err}");
     let (code, _, err) = with(&file);
-    assert!(code == Some(1) && err.contains("is no folder"), "{err}");
+    assert!(code == Some(1) && err.contains("is not a usable directory"), "{err}");
 }
 
 /// A start serves what was changed since, and heeds what hosts rely on.
@@ -126,7 +126,7 @@ fn a_check_knows_what_a_start_knows() {
     let (code, err) = check("", one, "2097152");
     assert!(code == Some(1) && err.contains("has 1048576 bytes"), "{err}");
     let (code, err) = check("", one, "524288");
-    assert!(code == Some(0) && err.contains("524288 of them would be served"), "{err}");
+    assert!(code == Some(0) && err.contains("of which 524288 would be exported"), "{err}");
 
     // What a host relies on is damaged.
     let record = at(&format!("00000000-0000-4000-8000-{one}.namespace"));

@@ -99,7 +99,7 @@ impl<T: Serve> RunningDaemon<T> {
             }
             Err(sentences) => {
                 sentences.iter().for_each(|sentence| error!("{sentence}"));
-                error!("reload rejected: the running configuration is unchanged");
+                error!("reload refused: the running configuration is unchanged");
                 Err(ChangeError::Unservable(sentences.join("; ")))
             }
         }
