@@ -308,7 +308,7 @@ impl SubsystemConfig {
 /// One namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct NamespaceConfig {
-    /// Its id, from 1 to [`MAX_NSID`](crate::subsystem::MAX_NSID).
+    /// Its id, from 1 to [`MAX_NSID`](crate::core::subsystem::MAX_NSID).
     pub nsid: u32,
     /// Where its blocks are.
     #[serde(flatten)]

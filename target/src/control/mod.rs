@@ -2,7 +2,7 @@
 //! service manager. Nothing of it is on the way of an I/O.
 //!
 //! Calls into the target may wait for reactors or for disks, so each runs on tokio's blocking
-//! threads, and takes the target along. What stays here is its [`Pulse`](crate::Pulse), which only
+//! threads, and takes the target along. What stays here is its [`Liveness`](crate::Liveness), which only
 //! looks: so the watchdog is fed, a dead reactor noticed and a signal heard also while a reload
 //! waits for a disk that does not answer.
 

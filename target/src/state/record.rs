@@ -7,7 +7,7 @@
 //! crc32 5f3a9c01          of all before
 //! ```
 //!
-//! A record is replaced as a whole ([`atomic_file`]). One that is damaged or cannot be read never
+//! A record is replaced as a whole (`atomic_file`). One that is damaged or cannot be read never
 //! counts as none.
 
 use std::fs::{self, File};

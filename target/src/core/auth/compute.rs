@@ -175,7 +175,7 @@ pub enum DhResult {
 }
 
 impl DhComputation {
-    /// To verify a Reply that [`Round::check`] is content with.
+    /// To verify a Reply that `Round::check` is content with.
     ///
     /// # Errors
     /// The public value is longer than any.

@@ -2,7 +2,7 @@
 //!
 //! * [`state`] decides: a pure state machine per namespace.
 //! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
-//!   ([`NamespaceFile`]) before it answers, and it alone changes a state.
+//!   (`NamespaceFile`) before it answers, and it alone changes a state.
 //! * [`ReservationView`](crate::core::controller::ReservationView) is what I/O looks at: a byte per controller and
 //!   namespace, one relaxed load a command. The registry writes it when a reservation changes and when a host connects.
 //! * A [`DrainBarrier`](crate::core::sched::DrainBarrier) is how Preempt and Abort waits for commands that are under way.
