@@ -733,7 +733,7 @@ mod tests {
         assert!(!path.exists(), "what was made for it is gone");
         std::fs::remove_dir(&in_the_way).unwrap();
         target.change(with_file(), || Ok(())).unwrap();
-        let served = crate::platform::availability::Served::load(Some(folder.path()));
+        let served = crate::state::served::Served::load(Some(folder.path()));
         assert!(served.contains(&path) && !served.contains(Path::new("/other")));
         target.stop(Instant::now() + Duration::from_secs(60));
     }

@@ -312,7 +312,7 @@ fn purging_knows_the_files_of_the_state_directory() {
     let (_, names) = postrm.split_once("for name in ").expect("a loop");
     let names: Vec<&str> = names.split(';').next().expect("its list").split(' ').collect();
     for (file, constant) in [
-        ("target/src/platform/availability.rs", "SERVED"),
+        ("target/src/state/served.rs", "SERVED"),
         ("target/src/state/lock.rs", "NAME"),
         ("target/src/overlay/change_log.rs", "NAME"),
         ("target/src/state/usage.rs", "NAME"),

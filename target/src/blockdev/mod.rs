@@ -15,6 +15,7 @@ mod media_properties;
 pub mod monitor;
 mod open;
 mod owner_file;
+pub mod record;
 pub mod request;
 mod resize;
 mod sysfs;

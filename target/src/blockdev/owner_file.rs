@@ -22,7 +22,7 @@ use tracing::{info, warn};
 
 use super::device::OpenError;
 use crate::blockdev::durable;
-use crate::state::record::{self, seal, unseal};
+use crate::blockdev::record::{self, seal, unseal};
 
 /// NFS, CIFS (1, 2 and the old one), FUSE (also virtiofs, GlusterFS), 9p, OCFS2, GFS2, Ceph, Lustre,
 /// GPFS, AFS, Coda, BeeGFS, vboxsf.

@@ -13,9 +13,10 @@ use crate::config::{
     Size, given_state_directory,
 };
 use crate::overlay::EffectiveConfig;
-use crate::platform::availability::{self, Served};
+use crate::platform::availability;
 use crate::provision::devices::DeviceTable;
 use crate::state::revoked_hosts;
+use crate::state::served::Served;
 use nix::unistd::Group;
 use nvme::Nqn;
 use tracing::{error, warn};
@@ -208,9 +209,10 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
     let begin = |nqn: Nqn, namespace: &NamespaceConfig| {
         let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
         let place = format!("{nqn}, namespace {}", namespace.nsid);
-        let (own, served) = (namespace.clone(), served.clone());
+        let (own, served) = (namespace.clone(), served.before(path));
         let look = opening.begin(path, move || {
-            let why = availability::store(&own, &served).filter(|_| missing == Missing::Wait);
+            let why = availability::store(&own, served.as_deref());
+            let why = why.filter(|_| missing == Missing::Wait);
             match why {
                 Some(why) => Ok((Some(why), Below::default())),
                 None => look(&own, is_served).map(|awaited| (awaited, below(&own))),

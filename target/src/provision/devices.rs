@@ -16,10 +16,11 @@ use crate::blockdev::{BackingConfig, BackingDevice, BackingKind, BlockSizes, Dev
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::lba_format::Format;
 use crate::core::subsystem::write_protect::Protection;
-use crate::platform::availability::Served;
 use crate::state::atomic_file::Prepared;
+use crate::state::block_size;
 use crate::state::identity::DeviceIdentities;
 use crate::state::namespace_state::NamespaceFile;
+use crate::state::served::Served;
 
 use crate::blockdev::monitor::{Distrust, MonitoredDevice, TrustRecords};
 use crate::core::subsystem::bad_blocks::BadBlocks;
@@ -322,18 +323,18 @@ impl DeviceTable {
 
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
         match &self.state_directory {
-            Some(folder) => self
-                .reservations
-                .get(uuid, key, || Reservation::kept(key.0, key.1, folder, uuid.into_bytes())),
+            Some(folder) => self.reservations.get(uuid, key, || {
+                Reservation::kept(key.0, key.1, NamespaceFile::new(folder, uuid))
+            }),
             None => Ok(Reservation::volatile(key.0, key.1)),
         }
     }
 
     fn protection(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Protection>, String> {
         match &self.state_directory {
-            Some(folder) => self
-                .protections
-                .get(uuid, key, || Protection::kept(key.0, key.1, folder, uuid.into_bytes())),
+            Some(folder) => self.protections.get(uuid, key, || {
+                Protection::kept(key.0, key.1, NamespaceFile::new(folder, uuid))
+            }),
             None => Ok(Protection::none(key.0, key.1)),
         }
     }
@@ -355,7 +356,7 @@ impl DeviceTable {
     pub(super) fn marks(&self, uuid: Uuid, store: Option<&str>) -> Result<Arc<BadBlocks>, String> {
         match (&self.state_directory, store) {
             (Some(folder), Some(store)) => {
-                let load = || BadBlocks::kept(folder, uuid.into_bytes());
+                let load = || BadBlocks::kept(NamespaceFile::new(folder, uuid));
                 let served = self.by_namespace.values();
                 let is_served = |marks: &Arc<BadBlocks>| {
                     { served }.any(|store| Arc::ptr_eq(&store.marks, marks))
@@ -377,7 +378,7 @@ impl DeviceTable {
         match (&self.state_directory, &namespace.kind, path) {
             (Some(folder), NamespaceKind::File { .. }, Some(path)) => {
                 let (uuid, bytes) = (namespace.uuid.into_bytes(), namespace.block_size_bytes);
-                Format::kept(key.0, key.1, folder, uuid, path, bytes)
+                block_size::open(key, folder, uuid, path, bytes)
             }
             (_, NamespaceKind::File { .. }, _) => Ok(Format::fixed(key.0, key.1)),
             _ => Ok(Format::volatile(key.0, key.1)),

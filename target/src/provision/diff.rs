@@ -20,8 +20,8 @@ use crate::blockdev::{
 };
 use crate::config::{Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::lba_format::Format;
-use crate::platform::availability::Served;
 use crate::state::identity::{self, DeviceIdentities};
+use crate::state::served::Served;
 
 /// How often.
 const AGAIN: Duration = Duration::from_millis(50);

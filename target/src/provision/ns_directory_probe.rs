@@ -12,6 +12,7 @@ use crate::platform::availability;
 use crate::provision::Identity;
 use crate::provision::devices::{DeviceTable, Place};
 use crate::provision::ns_catalog::{Catalog, Catalogs};
+use crate::state::ns_catalog::RECORD;
 
 /// How long the look at all folders may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -52,7 +53,8 @@ pub(super) fn look(
         let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
         let open = open.map(|catalog| (catalog.place().identity(), images(catalog)));
         let (path, missing) = (folder.clone(), config.missing);
-        let act = move || Ok(seen(&folder, (nqn, missing), open, availability::folder(&folder)));
+        let why = availability::folder;
+        let act = move || Ok(seen(&folder, (nqn, missing), open, why(&folder, RECORD)));
         (!is_awaited).then(|| (nqn, stores.begin(&path, act)))
     };
     let begun: Vec<_> = config.subsystems.iter().filter_map(begin).collect();

@@ -10,7 +10,9 @@ use super::devices::Place;
 use super::probe;
 use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 use crate::config::{NamespaceConfig, NamespaceKind};
-use crate::platform::availability::{self, Served};
+use crate::platform::availability;
+use crate::state::ns_catalog::RECORD;
+use crate::state::served::Served;
 
 /// How long the look at all paths may take. What needs longer is looked at again when it has
 /// answered.
@@ -118,7 +120,7 @@ impl PendingDevice {
             What::Store(config) => probe::begin(opening, config, served, Result::err),
             What::Folder(folder) => {
                 let own = folder.clone();
-                opening.begin(folder, move || Ok(availability::folder(&own)))
+                opening.begin(folder, move || Ok(availability::folder(&own, RECORD)))
             }
         }
     }

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 use crate::config::{NamespaceConfig, NamespaceKind};
-use crate::platform::availability::{self, Served};
+use crate::platform::availability;
+use crate::state::served::Served;
 
 /// What may be opened, where it has a path; or why it is not there yet.
 pub(super) type Found = Result<Option<Probed>, String>;
@@ -68,9 +69,9 @@ pub(super) fn begin<'a, T: Send + 'static>(
     };
     let own = namespace.clone();
     let path = path.clone();
-    let served = served.of(&path);
+    let served = served.before(&path);
     opening.begin(&path.clone(), move || {
-        Ok(tell(match availability::store(&own, &served) {
+        Ok(tell(match availability::store(&own, served.as_deref()) {
             Some(why) => Err(why),
             None => Ok(Some(seen(path))),
         }))

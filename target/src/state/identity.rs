@@ -14,9 +14,10 @@ use std::path::Path;
 use tracing::warn;
 use uuid::Uuid;
 
+use crate::blockdev::record::Record;
 use crate::state::atomic_file::Prepared;
 use crate::state::namespace_state::NamespaceFile;
-use crate::state::record::{Record, StateDir};
+use crate::state::record::StateDir;
 
 /// In the state directory: the UUID and the store of each namespace, a line each.
 const FILE: &str = "names";
@@ -137,7 +138,8 @@ mod tests {
 
     use nvme::feature::WriteProtectState;
 
-    use crate::core::subsystem::lba_format::Format;
+    use crate::core::subsystem::persistence::Persist;
+    use crate::state::block_size;
     use crate::state::identity::*;
 
     fn remember(folder: &Path, served: BTreeMap<Uuid, String>) {
@@ -169,7 +171,7 @@ mod tests {
         assert_eq!((check(OLD, &one), check(NEW, &one)), (Ok(()), Ok(())));
         // A block size has a rule of its own.
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        let format = Format::kept(nqn, 1, at, OLD.into_bytes(), Path::new("/srv/one"), 512);
+        let format = block_size::open((nqn, 1), at, OLD.into_bytes(), Path::new("/srv/one"), 512);
         format.unwrap().choose(4096).unwrap();
         assert_eq!(check(NEW, &one), Ok(()));
         fs::remove_file(NamespaceFile::new(at, OLD).path()).unwrap();

@@ -1,13 +1,16 @@
 //! What outlasts the daemon.
 
 pub(crate) mod atomic_file;
+pub mod block_size;
+pub(crate) mod event_log;
 pub(crate) mod identity;
 pub(crate) mod lock;
-pub(crate) mod namespace_state;
+pub mod namespace_state;
 pub mod ns_catalog;
 pub mod power;
 pub mod record;
 pub mod revoked_hosts;
+pub(crate) mod served;
 pub(crate) mod trust;
 pub mod usage;
 

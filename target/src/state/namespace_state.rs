@@ -29,13 +29,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use nvme::reservation::ReservationType;
 use tracing::error;
 use uuid::Uuid;
 
-use crate::core::subsystem::reservation::state::REGISTRANTS_MAX;
-use crate::core::subsystem::reservation::{HostId, State};
-use crate::state::record::{self, Record, StateDir};
+use crate::blockdev::record::{self, Record};
+use crate::core::subsystem::persistence::{Persist, Section};
+use crate::state::record::StateDir;
 
 /// How a section is called, also by people, and what its file was in earlier versions.
 struct Kind {
@@ -76,18 +75,6 @@ const EXTENSION: &str = "namespace";
 /// Sections are changed, and files converted, by one at a time: no change loses another.
 static CHANGES: Mutex<()> = Mutex::new(());
 
-/// What can be a section.
-pub(crate) trait Section: Sized {
-    /// Its name, one of [`KINDS`].
-    const NAME: &'static str;
-
-    /// Its lines, each with its end. None begins with a bracket.
-    fn emit(&self) -> String;
-
-    /// The section of these lines. What [`Section::emit`] would not give is refused by the caller.
-    fn parse(body: &str) -> Option<Self>;
-}
-
 /// The lines of each section, by its name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Sections(BTreeMap<&'static str, String>);
@@ -121,7 +108,7 @@ impl Record for Sections {
 
 /// Where everything is persisted of the namespace with one UUID.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct NamespaceFile {
+pub struct NamespaceFile {
     directory: PathBuf,
     uuid: Uuid,
 }
@@ -135,7 +122,8 @@ struct Found {
 
 impl NamespaceFile {
     /// In `directory`.
-    pub(crate) fn new(directory: &Path, uuid: Uuid) -> NamespaceFile {
+    #[must_use]
+    pub fn new(directory: &Path, uuid: Uuid) -> NamespaceFile {
         NamespaceFile { directory: directory.to_owned(), uuid }
     }
 
@@ -159,11 +147,6 @@ impl NamespaceFile {
         self.uuid
     }
 
-    /// The file, as it is once it is converted.
-    pub(crate) fn path(&self) -> PathBuf {
-        self.directory.join(self.name())
-    }
-
     /// The names of the files that there are.
     pub(crate) fn files(&self) -> Vec<String> {
         let all = self.earlier().into_iter().chain([self.name()]);
@@ -173,25 +156,9 @@ impl NamespaceFile {
     /// A section; none where nothing is persisted.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or is damaged. Nothing of the namespace is known
-    /// then, and somebody may rely on what that said.
+    /// As [`Persist::load_lines`].
     pub(crate) fn load<S: Section>(&self) -> Result<Option<S>, String> {
-        let Found { sections, earlier } = {
-            let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
-            self.read()?
-        };
-        let Some(body) = sections.0.get(S::NAME) else { return Ok(None) };
-        let section = S::parse(body).filter(|section| section.emit() == *body);
-        section.map(Some).ok_or_else(|| {
-            let files = if earlier.is_empty() { vec![self.name()] } else { earlier };
-            format!(
-                "{} of {}: [{}] contradicts itself: restore it, or {}",
-                files.join(", "),
-                self.directory.display(),
-                S::NAME,
-                Sections::REMEDY
-            )
-        })
+        (self as &dyn Persist).load()
     }
 
     /// What hosts rely on that is persisted, whatever the UUID is, as people call it.
@@ -204,33 +171,16 @@ impl NamespaceFile {
         KINDS.iter().filter(is_there).map(|kind| kind.thing).collect()
     }
 
-    /// Replaces a section, or removes it; `before`: what it says as far as anybody was told. When
-    /// this returns, that is so also after a power loss.
+    /// Replaces a section, or removes it.
     ///
     /// # Errors
-    /// What the system says, or that the file cannot be used. It says what it said before then, or
-    /// the log says that it may not.
+    /// As [`Persist::replace_lines`].
     pub(crate) fn replace<S: Section>(
         &self,
         new: Option<&S>,
         before: Option<&S>,
     ) -> io::Result<()> {
-        let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = self.read().map_err(io::Error::other);
-        let replaced = found.and_then(|found| {
-            self.convert(&found)?;
-            let write = |section| self.write(found.sections.clone(), section);
-            write(new).inspect_err(|_| {
-                // The rename may have happened. What hosts are told counts, so put it back.
-                if let Err(failure) = write(before) {
-                    error!("cannot roll back [{}]: {failure}", S::NAME);
-                }
-            })
-        });
-        replaced.inspect_err(|failure| {
-            let shown = self.path();
-            error!("cannot persist [{}] in {}: {failure}", S::NAME, shown.display());
-        })
+        (self as &dyn Persist).replace(new, before)
     }
 
     /// Removes everything, of a namespace that is no more.
@@ -284,14 +234,17 @@ impl NamespaceFile {
     }
 
     /// Writes all sections with this one as it is then.
-    fn write<S: Section>(&self, mut all: Sections, section: Option<&S>) -> io::Result<()> {
-        match section {
-            Some(section) => drop(all.0.insert(S::NAME, section.emit())),
-            None => drop(all.0.remove(S::NAME)),
-        }
-        match all.0.is_empty() {
+    fn write(
+        &self,
+        Sections(mut all): Sections,
+        name: &'static str,
+        lines: Option<String>,
+    ) -> io::Result<()> {
+        all.remove(name);
+        all.extend(lines.map(|lines| (name, lines)));
+        match all.is_empty() {
             true => StateDir(&self.directory).remove(&self.name()),
-            false => StateDir(&self.directory).replace(&self.name(), &all),
+            false => StateDir(&self.directory).replace(&self.name(), &Sections(all)),
         }
     }
 
@@ -305,59 +258,57 @@ impl NamespaceFile {
     }
 }
 
-impl Section for State {
-    const NAME: &'static str = "reservation";
-
-    fn emit(&self) -> String {
-        let mut text = format!("generation {}\ntype {}\n", self.generation, self.rtype.0);
-        if let Some(holder) = &self.holder {
-            text += &format!("holder {}\n", hex(holder));
+impl Persist for NamespaceFile {
+    fn load_lines(
+        &self,
+        name: &'static str,
+        valid: &dyn Fn(&str) -> bool,
+    ) -> Result<Option<String>, String> {
+        let Found { mut sections, earlier } = {
+            let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+            self.read()?
+        };
+        let lines = sections.0.remove(name);
+        if lines.as_deref().is_none_or(valid) {
+            return Ok(lines);
         }
-        for (host, key) in &self.registrants {
-            text += &format!("registrant {} {key:016x}\n", hex(host));
-        }
-        text
+        let files = if earlier.is_empty() { vec![self.name()] } else { earlier };
+        Err(format!(
+            "{} of {}: [{name}] contradicts itself: restore it, or {}",
+            files.join(", "),
+            self.directory.display(),
+            Sections::REMEDY
+        ))
     }
 
-    fn parse(body: &str) -> Option<State> {
-        let mut state = State { persists: true, ..State::default() };
-        for line in body.lines() {
-            let (word, rest) = line.split_once(' ')?;
-            match word {
-                "generation" => state.generation = rest.parse().ok()?,
-                "type" => state.rtype = ReservationType(rest.parse().ok()?),
-                "holder" => state.holder = Some(host(rest)?),
-                "registrant" => {
-                    let (id, key) = rest.split_once(' ')?;
-                    state.registrants.insert(host(id)?, u64::from_str_radix(key, 16).ok()?);
+    fn replace_lines(
+        &self,
+        name: &'static str,
+        new: Option<String>,
+        before: Option<String>,
+    ) -> io::Result<()> {
+        let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.read().map_err(io::Error::other);
+        let replaced = found.and_then(|found| {
+            self.convert(&found)?;
+            let write = |lines| self.write(found.sections.clone(), name, lines);
+            write(new).inspect_err(|_| {
+                // The rename may have happened. What hosts are told counts, so put it back.
+                if let Err(failure) = write(before) {
+                    error!("cannot roll back [{name}]: {failure}");
                 }
-                _ => return None,
-            }
-        }
-        // What could not come about by orders is not served, whoever wrote it.
-        is_possible(&state).then_some(state)
+            })
+        });
+        replaced.inspect_err(|failure| {
+            let shown = self.path();
+            error!("cannot persist [{name}] in {}: {failure}", shown.display());
+        })
     }
-}
 
-fn is_possible(state: &State) -> bool {
-    let count = state.registrants.len();
-    let held = match (state.rtype, &state.holder) {
-        (ReservationType::NONE, None) => true,
-        (rtype, None) => rtype.is_held_by_all() && count > 0,
-        (rtype, Some(holder)) => {
-            let single = rtype.is_known() && !rtype.is_held_by_all();
-            single && state.registrants.contains_key(holder)
-        }
-    };
-    held && count <= REGISTRANTS_MAX && state.registrants.values().all(|key| *key != 0)
-}
-
-fn hex(host: &HostId) -> String {
-    format!("{:032x}", u128::from_be_bytes(*host))
-}
-
-fn host(text: &str) -> Option<HostId> {
-    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
+    /// The file, as it is once it is converted.
+    fn path(&self) -> PathBuf {
+        self.directory.join(self.name())
+    }
 }
 
 #[cfg(test)]

@@ -16,10 +16,10 @@ use std::fmt::Write;
 use nvme::Nqn;
 use uuid::Uuid;
 
+use crate::blockdev::record;
 use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ana::ANA_GROUPS;
 use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
-use crate::state::record;
 
 /// The record, in the folder of a catalog.
 pub(crate) const RECORD: &str = "namespaces";

@@ -18,8 +18,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::warn;
 
+use crate::blockdev::record::Record;
 use crate::core::subsystem::power::PowerMeter;
-use crate::state::record::{Record, StateDir};
+use crate::state::record::StateDir;
 
 const NAME: &str = "power";
 /// How much of the time with power a crash may lose.

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use nvme::Nqn;
 
-use crate::state::record::{Record, StateDir};
+use crate::blockdev::record::Record;
+use crate::state::record::StateDir;
 
 /// Its name in the state directory.
 const NAME: &str = "keyed-hosts";

@@ -10,15 +10,17 @@ use nvme::persistent_event::PersistentEventHeader;
 use nvme::{Nqn, Text};
 use uuid::Uuid;
 
+use super::event_log;
 use super::identity::{DeviceIdentities, of_path};
 use super::ns_catalog::NamespaceCatalogRecord;
 use super::power::PowerLog;
-use super::record::{StateDir, seal};
+use super::record::StateDir;
 use super::revoked_hosts;
+use super::served::Served;
 use super::usage::UsageStore;
-use crate::core::subsystem::event_log::{LogHeader, PersistentEventLog};
+use crate::blockdev::record::seal;
+use crate::core::subsystem::event_log::LogHeader;
 use crate::core::subsystem::power::{Power, PowerMeter};
-use crate::platform::availability::Served;
 
 const EARLIER: [(&str, &[u8]); 7] = [
     ("names", include_bytes!("earlier/names")),
@@ -57,7 +59,7 @@ fn records_of_earlier_versions_are_read() {
     let usage = UsageStore::open(Some(at), PowerMeter::default()).usage(&nqn);
     let read = [usage.whole.total(), usage.of(1).total()].map(|work| (work.reads, work.units_read));
     assert_eq!((usage.errors(), read), (3, [(1000, 8000); 2]));
-    let log = PersistentEventLog::open(at, nqn, sync_channel(1).0);
+    let log = event_log::open(at, nqn, sync_channel(1).0);
     let header = LogHeader { nqn, serial: Text::lossy("S"), model: Text::lossy("M") };
     let page = log.report(&header, &Power::default());
     assert_eq!(PersistentEventHeader::parse(page.first_chunk().unwrap()).events, 1);

@@ -15,7 +15,8 @@ use tracing::error;
 use uuid::Uuid;
 
 use crate::blockdev::monitor::{Distrust, TrustRecords};
-use crate::state::namespace_state::{NamespaceFile, Section};
+use crate::core::subsystem::persistence::Section;
+use crate::state::namespace_state::NamespaceFile;
 
 /// Which stores are not trusted, by the UUID of their namespaces.
 #[derive(Debug, Default)]
@@ -47,7 +48,8 @@ impl TrustRecords for DeviceTrust {
         }
         let Some(directory) = &self.directory else { return Distrust::default() };
         let found = NamespaceFile::new(directory, uuid).load();
-        let distrust = found.map(Option::unwrap_or_default).unwrap_or_else(|why| {
+        let distrust = found.map(|found| found.map_or_else(Distrust::default, |Reason(it)| it));
+        let distrust = distrust.unwrap_or_else(|why| {
             error!(
                 "{why}; the namespace counts as one whose flush has failed: check the data, then \
                  `nvmfctl namespace trust`"
@@ -65,28 +67,35 @@ impl TrustRecords for DeviceTrust {
         }
         if let Some(directory) = &self.directory {
             let before = known.get(&uuid).copied().unwrap_or_default();
-            let section = |it| Some(it).filter(|it: &&Distrust| !it.is_nothing());
-            NamespaceFile::new(directory, uuid).replace(section(&distrust), section(&before))?;
+            let section = |it: Distrust| Some(Reason(it)).filter(|_| !it.is_nothing());
+            let (new, before) = (section(distrust), section(before));
+            NamespaceFile::new(directory, uuid).replace(new.as_ref(), before.as_ref())?;
         }
         known.insert(uuid, distrust);
         Ok(())
     }
 }
 
-impl Section for Distrust {
+/// Why a store is not trusted, as a section.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Reason(pub(crate) Distrust);
+
+impl Section for Reason {
     const NAME: &'static str = "trust";
 
     fn emit(&self) -> String {
-        let status = self.failed_sync.map_or(0, Status::field);
-        format!("failed_sync {status:04x}\nshortened {}\n", u8::from(self.shortened))
+        let Reason(Distrust { failed_sync, shortened }) = *self;
+        let status = failed_sync.map_or(0, Status::field);
+        format!("failed_sync {status:04x}\nshortened {}\n", u8::from(shortened))
     }
 
-    fn parse(body: &str) -> Option<Distrust> {
+    fn parse(body: &str) -> Option<Reason> {
         let mut lines = body.lines();
         let field = u16::from_str_radix(lines.next()?.strip_prefix("failed_sync ")?, 16).ok()?;
         let failed_sync = (field != 0).then(|| Status::from_field(field));
         let shortened = lines.next()? == "shortened 1";
-        Some(Distrust { failed_sync, shortened }).filter(|distrust| !distrust.is_nothing())
+        let distrust = Distrust { failed_sync, shortened };
+        Some(Reason(distrust)).filter(|_| !distrust.is_nothing())
     }
 }
 
@@ -94,6 +103,7 @@ impl Section for Distrust {
 mod tests {
     use std::fs;
 
+    use crate::core::subsystem::persistence::Persist;
     use crate::state::trust::*;
 
     const FAILED: Distrust = Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false };

@@ -32,13 +32,15 @@ use std::time::{Duration, Instant};
 use nvme::{Nqn, Text};
 use tracing::warn;
 
+use crate::blockdev::record::Record;
 use crate::core::command::identify::FIRMWARE;
 use crate::core::command::log_page;
-use crate::core::subsystem::event_log::{NO_CONTROLLER, PersistentEvent, PersistentEventLog};
+use crate::core::subsystem::event_log::{NO_CONTROLLER, PersistentEvent};
 use crate::core::subsystem::power::{Power, PowerMeter};
 use crate::core::subsystem::usage::{SavedCounters, Usage, Work};
+use crate::state::event_log;
 use crate::state::power::{self, PowerLog};
-use crate::state::record::{Record, StateDir};
+use crate::state::record::StateDir;
 use crate::worker_thread::WorkerThread;
 
 const NAME: &str = "usage";
@@ -105,7 +107,7 @@ impl UsageStore {
     pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
         Arc::clone(self.lock().entry(*subsystem).or_insert_with(|| {
             let Some(folder) = &self.folder else { return Arc::default() };
-            Arc::new(Usage::kept(PersistentEventLog::open(folder, *subsystem, self.wake.clone())))
+            Arc::new(Usage::kept(event_log::open(folder, *subsystem, self.wake.clone())))
         }))
     }
 
@@ -163,7 +165,7 @@ impl UsageStore {
                 usages
                     .iter()
                     .filter_map(|usage| usage.history())
-                    .for_each(PersistentEventLog::save);
+                    .for_each(|log| event_log::save(log, folder));
             }
             if late {
                 usage_due = now + SAVE_EVERY;
@@ -277,8 +279,8 @@ mod tests {
 
     use nvme::persistent_event::PersistentEventHeader;
 
+    use crate::blockdev::record::unseal;
     use crate::core::subsystem::event_log::LogHeader;
-    use crate::state::record::unseal;
     use crate::state::usage::*;
 
     fn work(reads: u64) -> Work {

@@ -18,9 +18,12 @@ use nvmfd::core::registry::Registry;
 use nvmfd::core::sched::offload::{Job, ReservationRequest};
 use nvmfd::core::subsystem::bad_blocks::BadBlocks;
 use nvmfd::core::subsystem::reservation::Order;
+use nvmfd::state::namespace_state::NamespaceFile;
 use nvmfd::worker::Workers;
 use nvmfd::worker::ns_state::NamespaceStateWorker;
 use rdma::{Tag, Work};
+
+use uuid::Uuid;
 
 use crate::support::{World, end_both, io_queue, keyed, subsystem};
 
@@ -44,7 +47,8 @@ impl Stage {
         let mut world = World::new();
         let mut subsystem = subsystem();
         subsystem.namespaces[0].write_uncorrectable = true;
-        subsystem.namespaces[0].marks = BadBlocks::kept(folder, [1; 16]).unwrap();
+        subsystem.namespaces[0].marks =
+            BadBlocks::kept(NamespaceFile::new(folder, Uuid::nil())).unwrap();
         let registry = Registry::new(vec![sender], 8, 70);
         world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
         world.registry.publish(Arc::new(subsystem));
@@ -207,7 +211,7 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     assert!(stage.world.completions.pop().unwrap().status.is_success());
     assert_eq!(stage.world.disk.trace, ["zero", "flush"]);
     assert_eq!(stage.bad(), [5, 7, 10, 11]);
-    let marks = BadBlocks::kept(folder.path(), [1; 16]).unwrap();
+    let marks = BadBlocks::kept(NamespaceFile::new(folder.path(), Uuid::nil())).unwrap();
     assert_eq!((marks.first(0, 1 << 20), marks.first(6 << 12, 4096)), (Some(5 << 12), None));
 
     stage.good(&write.with_range(14, 1), &[]);

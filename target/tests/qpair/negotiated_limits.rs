@@ -67,9 +67,9 @@ fn compare(kind: &str, served: &BTreeSet<u8>) {
 fn served(refusal: Status, command: impl Fn(u8) -> Sqe) -> BTreeSet<u8> {
     let mut world = World::new();
     // Where events can be kept, their log is there.
-    let (folder, wake) = (tempfile::tempdir().expect("a folder"), sync_channel(1).0);
     let subsystem = subsystem();
-    let usage = Arc::new(Usage::kept(PersistentEventLog::open(folder.path(), subsystem.nqn, wake)));
+    let usage =
+        Arc::new(Usage::kept(PersistentEventLog::new(subsystem.nqn, None, sync_channel(1).0)));
     world.registry.publish(Arc::new(Subsystem { usage, ..subsystem }));
     let (mut queue, _) = admin(&mut world);
     let mut served = BTreeSet::new();

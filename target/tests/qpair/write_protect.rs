@@ -10,8 +10,11 @@ use nvmfd::core::message::{Mailbox, Message, mailbox};
 use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::registry::Registry;
 use nvmfd::core::subsystem::write_protect::Protection;
+use nvmfd::state::namespace_state::NamespaceFile;
 use nvmfd::worker::Workers;
 use nvmfd::worker::ns_state::NamespaceStateWorker;
+
+use uuid::Uuid;
 
 use crate::support::{World, admin, subsystem};
 
@@ -20,7 +23,8 @@ fn world(folder: &Path) -> (World, Mailbox, NamespaceStateWorker, Arc<Protection
     let keeper = NamespaceStateWorker::new();
     let mut world = World::new();
     let mut subsystem = subsystem();
-    let protection = Protection::kept(subsystem.nqn, 1, folder, [1; 16]).unwrap();
+    let protection =
+        Protection::kept(subsystem.nqn, 1, NamespaceFile::new(folder, Uuid::nil())).unwrap();
     subsystem.namespaces[0].protection = Arc::clone(&protection);
     let registry = Registry::new(vec![sender], 8, 70);
     world.replace(registry, Workers::default().with_ns_state(keeper.sender()));

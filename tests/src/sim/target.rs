@@ -26,12 +26,15 @@ use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::usage::Usage;
 use nvmfd::core::subsystem::write_protect::Protection;
 use nvmfd::core::subsystem::{AccessPolicy, ListenerConfig, Namespace, Subsystem};
+use nvmfd::state::namespace_state::NamespaceFile;
 use nvmfd::worker::Workers;
 use nvmfd::worker::ns_state::NamespaceStateWorker;
 use rdma::soft::Soft;
 use rdma::soft::sim::{Network, NetworkPort, Rng};
 use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
 use tempfile::TempDir;
+
+use uuid::Uuid;
 
 use self::format_driver::Formatter;
 use self::ns_management_driver::NsManagementDriver;
@@ -256,7 +259,9 @@ impl Target {
 
     fn open_marks(&self, space: usize) -> Result<Arc<BadBlocks>, String> {
         match &self.kept {
-            Some(kept) => BadBlocks::kept(kept.path(), self.name(space)),
+            Some(kept) => {
+                BadBlocks::kept(NamespaceFile::new(kept.path(), Uuid::from_bytes(self.name(space))))
+            }
             None => Ok(BadBlocks::volatile()),
         }
     }

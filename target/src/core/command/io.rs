@@ -358,9 +358,8 @@ mod tests {
     fn a_read_only_namespace_is_not_written() {
         let mut by_configuration = sample();
         by_configuration.namespaces[0].read_only = true;
-        let folder = tempfile::tempdir().unwrap();
         let mut by_a_host = sample();
-        let protection = Protection::kept(by_a_host.nqn, 1, folder.path(), [1; 16]).unwrap();
+        let protection = Protection::simulated(by_a_host.nqn, 1);
         protection.change(WriteProtectState::UNTIL_POWER_CYCLE).unwrap();
         by_a_host.namespaces[0].protection = protection;
         for subsystem in [by_configuration, by_a_host] {

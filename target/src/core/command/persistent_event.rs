@@ -58,7 +58,6 @@ mod tests {
     use nvme::log::{LogId, SupportedPages};
     use nvme::persistent_event::PersistentEventHeader;
     use nvme::{PAGE_BYTES, Text};
-    use tempfile::TempDir;
 
     use crate::core::command::admin::tests::{MDTS, ask, given, keyed, nvm, refused};
     use crate::core::command::persistent_event::*;
@@ -70,15 +69,14 @@ mod tests {
     const BYTES: u32 = PersistentEventHeader::BYTES as u32;
 
     /// A controller of a subsystem whose events are kept.
-    fn kept() -> (Controller, Arc<Usage>, TempDir) {
-        let folder = tempfile::tempdir().unwrap();
+    fn kept() -> (Controller, Arc<Usage>) {
         let mut controller = nvm();
         let subsystem = Subsystem::clone(controller.subsystem().unwrap());
-        let history = PersistentEventLog::open(folder.path(), subsystem.nqn, sync_channel(1).0);
+        let history = PersistentEventLog::new(subsystem.nqn, None, sync_channel(1).0);
         let usage = Arc::new(Usage::kept(history));
         let subsystem = Subsystem { usage: Arc::clone(&usage), ..subsystem };
         controller.replace_subsystem(Arc::new(subsystem));
-        (controller, usage, folder)
+        (controller, usage)
     }
 
     fn log(action: Action, lpo: u64, bytes: u32) -> Sqe {
@@ -92,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_context_is_established_read_and_released_in_this_order() {
-        let (mut controller, usage, _folder) = kept();
+        let (mut controller, usage) = kept();
         let sequence = 0x00C;
         assert_eq!(refused(ask(log(Action::READ, 0, BYTES), &mut controller)), sequence);
         let release = log(Action::RELEASE, 0, BYTES);

@@ -101,14 +101,12 @@ mod tests {
         SetFeatures { nsid, ..SetFeatures::new(FID, state) }.emit(Sgl::NONE)
     }
 
-    fn protecting(folder: &std::path::Path) -> Controller {
+    fn protecting() -> Controller {
         let mut controller = nvm();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         let subsystem = Arc::make_mut(subsystem);
         for namespace in &mut subsystem.namespaces {
-            let uuid = [namespace.nsid as u8; 16];
-            namespace.protection =
-                Protection::kept(subsystem.nqn, namespace.nsid, folder, uuid).unwrap();
+            namespace.protection = Protection::simulated(subsystem.nqn, namespace.nsid);
         }
         controller
     }
@@ -121,8 +119,7 @@ mod tests {
 
     #[test]
     fn each_namespace_has_its_state_and_orders_are_all_or_none() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut controller = protecting(folder.path());
+        let mut controller = protecting();
         assert_eq!(ask(get(1, 3), &mut controller), Ok(Plan::Reply(0b110)));
         assert_eq!(ask(set(1, 0), &mut controller), Ok(Plan::Reply(0)), "nothing to do");
         let order = |plan| match plan {
@@ -156,8 +153,7 @@ mod tests {
 
     #[test]
     fn a_shared_namespace_is_not_protected() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut controller = protecting(folder.path());
+        let mut controller = protecting();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         let subsystem = Arc::make_mut(subsystem);
         subsystem.namespaces[0].protection = Protection::none(subsystem.nqn, 1);
@@ -169,8 +165,7 @@ mod tests {
 
     #[test]
     fn what_the_administrator_made_read_only_no_host_changes() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut controller = protecting(folder.path());
+        let mut controller = protecting();
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         Arc::make_mut(subsystem).namespaces[0].read_only = true;
         assert_eq!(ask(get(1, 0), &mut controller), Ok(Plan::Reply(1)));
@@ -182,8 +177,7 @@ mod tests {
 
     #[test]
     fn it_is_not_there_on_a_path_that_does_not_reach_the_namespace() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut controller = protecting(folder.path());
+        let mut controller = protecting();
         controller.association.reach.set(&AnaStates::all(AnaState::INACCESSIBLE));
         for sqe in [get(1, 0), set(1, 1), set(NSID_ALL, 1)] {
             let status = ask(sqe, &mut controller).unwrap_err();

@@ -14,14 +14,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::Status;
-use uuid::Uuid;
 
-use crate::state::namespace_state::{NamespaceFile, Section};
+use crate::core::subsystem::persistence::{Persist, Section};
 
 /// Blocks of a namespace that may be marked at a time: as many as one command can name. This
 /// bounds the memory and the file, however they are scattered.
@@ -34,7 +32,7 @@ pub struct BadBlocks {
     /// How many bytes are marked.
     bytes: AtomicU64,
     ranges: Mutex<Ranges>,
-    file: Option<NamespaceFile>,
+    file: Option<Box<dyn Persist>>,
     /// Held while they change; true when they may not any more.
     ended: Mutex<bool>,
 }
@@ -85,18 +83,18 @@ impl BadBlocks {
         Arc::new(BadBlocks::of(Ranges::default(), None))
     }
 
-    /// Marks that are kept in `folder`, under the UUID of the namespace; as they were left there.
+    /// Marks that are kept in `file`; as they were left there.
     ///
     /// # Errors
     /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
     /// over: what it marked would be read as if it were good.
-    pub fn kept(folder: &Path, uuid: [u8; 16]) -> Result<Arc<BadBlocks>, String> {
-        let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
+    pub fn kept(file: impl Persist + 'static) -> Result<Arc<BadBlocks>, String> {
+        let file: Box<dyn Persist> = Box::new(file);
         let ranges = file.load()?.unwrap_or_default();
         Ok(Arc::new(BadBlocks::of(ranges, Some(file))))
     }
 
-    fn of(ranges: Ranges, file: Option<NamespaceFile>) -> BadBlocks {
+    fn of(ranges: Ranges, file: Option<Box<dyn Persist>>) -> BadBlocks {
         let bytes = AtomicU64::new(ranges.bytes());
         BadBlocks { bytes, ranges: Mutex::new(ranges), file, ended: Mutex::new(false) }
     }
@@ -261,10 +259,11 @@ impl Section for Ranges {
 #[cfg(test)]
 mod tests {
     use crate::core::subsystem::bad_blocks::*;
+    use crate::core::subsystem::persistence::tests::MemorySections;
     use proptest::prelude::*;
 
-    fn made(folder: &Path) -> Result<Arc<BadBlocks>, String> {
-        BadBlocks::kept(folder, [7; 16])
+    fn made(store: &MemorySections) -> Arc<BadBlocks> {
+        BadBlocks::kept(store.clone()).unwrap()
     }
 
     fn mark(at: u64, len: u64) -> Change {
@@ -277,13 +276,13 @@ mod tests {
 
     #[test]
     fn marks_outlast_the_daemon_until_they_are_mended() {
-        let folder = tempfile::tempdir().unwrap();
-        let marks = made(folder.path()).unwrap();
+        let store = MemorySections::default();
+        let marks = made(&store);
         assert!(marks.is_empty());
         marks.change(&mark(4096, 8192)).unwrap();
         marks.change(&mark(1 << 16, 512)).unwrap();
         drop(marks);
-        let marks = made(folder.path()).unwrap();
+        let marks = made(&store);
         assert!(!marks.is_empty());
         assert_eq!(marks.first(0, 1 << 20), Some(4096));
         assert_eq!((marks.first(0, 4096), marks.first(12288, 4096)), (None, None));
@@ -292,20 +291,20 @@ mod tests {
             (Some(8192), Some(1 << 16))
         );
         marks.change(&mend(&[(0, 8192), (1 << 16, 512)], marks.orders())).unwrap();
-        assert_eq!(made(folder.path()).unwrap().first(0, 1 << 20), Some(8192));
+        assert_eq!(made(&store).first(0, 1 << 20), Some(8192));
         marks.change(&mend(&[(0, u64::MAX)], marks.orders())).unwrap();
-        assert!(marks.is_empty() && std::fs::read_dir(folder.path()).unwrap().next().is_none());
+        assert!(marks.is_empty() && store.is_empty());
     }
 
     #[test]
     fn what_is_marked_after_a_write_has_begun_outlasts_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let marks = made(folder.path()).unwrap();
+        let store = MemorySections::default();
+        let marks = made(&store);
         marks.change(&mark(0, 16384)).unwrap();
         let until = marks.orders();
         marks.change(&mark(4096, 4096)).unwrap();
         marks.change(&mend(&[(0, 12288)], until)).unwrap();
-        for marks in [&marks, &made(folder.path()).unwrap()] {
+        for marks in [&marks, &made(&store)] {
             let first = |at| marks.first(at, 4096);
             assert_eq!([0, 4096, 8192].map(first), [None, Some(4096), None]);
             assert_eq!(first(12288), Some(12288));
@@ -316,25 +315,18 @@ mod tests {
 
     #[test]
     fn there_is_an_end_to_marks_and_what_is_refused_changes_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let marks = made(folder.path()).unwrap();
+        let store = MemorySections::default();
+        let marks = made(&store);
         let most_bytes = 8192;
         let mark = |at| marks.change(&Change::Mark { at, len: 4096, most_bytes });
         assert_eq!((mark(0), mark(1 << 20)), (Ok(()), Ok(())));
         assert_eq!(mark(4096), Err(Status::CAPACITY_EXCEEDED.with_dnr()));
         assert_eq!(mark(0), Ok(()), "marked already");
         assert_eq!(marks.first(4096, 4096), None);
-        std::fs::remove_dir_all(folder.path()).unwrap();
+        store.fail(true);
         let mended = marks.change(&mend(&[(0, 4096)], marks.orders()));
         assert_eq!(mended, Err(Status::INTERNAL_ERROR));
         assert_eq!(marks.first(0, 4096), Some(0), "what is not kept is not so");
-    }
-
-    #[test]
-    fn a_file_that_says_something_else_is_not_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
-        made(folder.path()).unwrap().change(&mark(4096, 512)).unwrap();
-        crate::state::record::tests::damage(folder.path(), || made(folder.path()).err());
     }
 
     proptest! {

@@ -20,7 +20,6 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,11 +30,9 @@ use nvme::persistent_event::{
     PowerOnOrReset,
 };
 use nvme::{Nqn, Status, Text};
-use tracing::warn;
-use uuid::Uuid;
 
+use crate::blockdev::record::Record;
 use crate::core::subsystem::power::Power;
-use crate::state::record::{Record, StateDir};
 
 /// PELS: the most that the log may say, in units of 64 KiB.
 pub const PELS_64K: u32 = 1;
@@ -51,9 +48,6 @@ const KINDS: [(EventType, usize, usize); 5] = [
     (EventType::FORMAT_START, 64, FormatStart::BYTES),
     (EventType::FORMAT_COMPLETION, 64, FormatCompletion::BYTES),
 ];
-
-/// Names of files are derived under this one. Never change it: events would be forgotten.
-const UUID_SPACE: Uuid = Uuid::from_u128(0x6a2b_9d0c_71e8_4c55_8f3e_6e76_6d66_6450);
 
 /// An event of the Persistent Event log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,7 +92,6 @@ pub struct LogHeader {
 #[derive(Debug)]
 pub struct PersistentEventLog {
     subsystem: Nqn,
-    folder: PathBuf,
     events: Mutex<Events>,
     /// Wakes who writes the file.
     wake: SyncSender<()>,
@@ -122,15 +115,27 @@ struct Event {
 }
 
 impl PersistentEventLog {
-    /// Reads what is in `folder`; whatever happens from now on rings `wake`.
-    ///
-    /// A file that cannot be read, or makes no sense, is passed over with a warning: no data depend
-    /// on it.
+    /// With what was saved; what another subsystem has left is not taken for it. Whatever happens
+    /// from now on rings `wake`.
     #[must_use]
-    pub fn open(folder: &Path, subsystem: Nqn, wake: SyncSender<()>) -> PersistentEventLog {
-        let all = load(folder, &subsystem);
-        let events = Mutex::new(Events { all, ..Events::default() });
-        PersistentEventLog { subsystem, folder: folder.to_owned(), events, wake }
+    pub fn new(
+        subsystem: Nqn,
+        saved: Option<SavedEvents>,
+        wake: SyncSender<()>,
+    ) -> PersistentEventLog {
+        let own = saved.filter(|saved| saved.subsystem == subsystem);
+        let all = own.map_or_else(VecDeque::new, |saved| saved.events);
+        PersistentEventLog {
+            subsystem,
+            events: Mutex::new(Events { all, ..Events::default() }),
+            wake,
+        }
+    }
+
+    /// The subsystem.
+    #[must_use]
+    pub fn subsystem(&self) -> &Nqn {
+        &self.subsystem
     }
 
     /// Notes what happens.
@@ -175,20 +180,19 @@ impl PersistentEventLog {
         page.into()
     }
 
-    /// Writes the file, if anything has happened since it was written.
-    pub(crate) fn save(&self) {
+    /// Has it saved, if anything has happened since it was.
+    ///
+    /// # Errors
+    /// What `save` says. It is not saved then.
+    pub fn save<E>(&self, save: impl FnOnce(&SavedEvents) -> Result<(), E>) -> Result<(), E> {
         let saved = {
             let mut events = self.lock();
             if !std::mem::take(&mut events.unsaved) {
-                return;
+                return Ok(());
             }
-            Saved { subsystem: self.subsystem, events: events.all.clone() }
+            SavedEvents { subsystem: self.subsystem, events: events.all.clone() }
         };
-        let name = name(&self.subsystem);
-        if let Err(error) = StateDir(&self.folder).replace(&name, &saved) {
-            warn!("cannot write {}: {error}", self.folder.join(name).display());
-            self.lock().unsaved = true;
-        }
+        save(&saved).inspect_err(|_| self.lock().unsaved = true)
     }
 
     fn lock(&self) -> MutexGuard<'_, Events> {
@@ -278,24 +282,14 @@ fn describe(happening: PersistentEvent<'_>, power: &Power) -> (EventType, u16, V
     }
 }
 
-fn name(subsystem: &Nqn) -> String {
-    format!("{}.events", Uuid::new_v5(&UUID_SPACE, subsystem.as_str().as_bytes()))
-}
-
-/// What is found of a subsystem; what another has left is not taken for it.
-fn load(folder: &Path, subsystem: &Nqn) -> VecDeque<Event> {
-    let saved: Option<Saved> = StateDir(folder).load_if_usable(&name(subsystem));
-    let own = saved.filter(|saved| saved.subsystem == *subsystem);
-    own.map_or_else(VecDeque::new, |saved| saved.events)
-}
-
 /// What the file says.
-struct Saved {
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SavedEvents {
     subsystem: Nqn,
     events: VecDeque<Event>,
 }
 
-impl Record for Saved {
+impl Record for SavedEvents {
     const KIND: &'static str = "events";
     const REMEDY: &'static str = "remove it";
 
@@ -312,7 +306,7 @@ impl Record for Saved {
         text
     }
 
-    fn parse(body: &str) -> Option<Saved> {
+    fn parse(body: &str) -> Option<SavedEvents> {
         let mut lines = body.lines();
         let subsystem = lines.next()?.strip_prefix("subsystem ")?.parse().ok()?;
         let mut events = Events::default();
@@ -324,7 +318,7 @@ impl Record for Saved {
             let known = KINDS.iter().any(|(k, _, bytes)| *k == kind && *bytes == data.len());
             known.then(|| events.push(Event { kind, cntlid, unix_ms, data }))?;
         }
-        Some(Saved { subsystem, events: events.all })
+        Some(SavedEvents { subsystem, events: events.all })
     }
 }
 
@@ -337,9 +331,9 @@ fn digits(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::sync::mpsc::{Receiver, sync_channel};
 
+    use crate::blockdev::record::{seal, unseal};
     use crate::core::subsystem::event_log::*;
 
     fn nqn() -> Nqn {
@@ -350,9 +344,20 @@ mod tests {
         LogHeader { nqn: nqn(), serial: Text::lossy("S"), model: Text::lossy("M") }
     }
 
-    fn opened(folder: &Path) -> (PersistentEventLog, Receiver<()>) {
+    fn opened(saved: Option<SavedEvents>) -> (PersistentEventLog, Receiver<()>) {
         let (wake, woken) = sync_channel(1);
-        (PersistentEventLog::open(folder, nqn(), wake), woken)
+        (PersistentEventLog::new(nqn(), saved, wake), woken)
+    }
+
+    /// What is saved, as it is read again.
+    fn saved(log: &PersistentEventLog) -> Option<SavedEvents> {
+        let mut text = None;
+        log.save(|saved| {
+            text = Some(seal(saved));
+            Ok::<(), ()>(())
+        })
+        .unwrap();
+        text.map(|text| unseal(text.as_bytes()).unwrap())
     }
 
     fn power(unix_ms: u64) -> Power {
@@ -392,8 +397,7 @@ mod tests {
 
     #[test]
     fn events_are_told_newest_first_and_outlast_the_daemon() {
-        let folder = tempfile::tempdir().unwrap();
-        let (history, woken) = opened(folder.path());
+        let (history, woken) = opened(None);
         history.note(reset(NO_CONTROLLER), &power(1000));
         history
             .note(PersistentEvent::Smart(&Smart { busy_min: 3, ..Smart::default() }), &power(1001));
@@ -429,8 +433,7 @@ mod tests {
         assert_eq!((begin.cntlid, begin.power_cycles, begin.power_on_ms), (0xFFFF, 7, 42));
         assert_eq!((begin.firmware, begin.timestamp.ms()), (Text::lossy("1.2.3"), 1000));
 
-        history.save();
-        let (again, _woken) = opened(folder.path());
+        let (again, _woken) = opened(saved(&history));
         let found = again.report(&about(), &power(4000));
         assert!(found == first, "the same after a restart");
         assert_eq!(walk(&again.report(&about(), &power(4000))).0.generation, 2);
@@ -438,8 +441,7 @@ mod tests {
 
     #[test]
     fn no_kind_pushes_out_another_and_the_log_is_bounded() {
-        let folder = tempfile::tempdir().unwrap();
-        let (history, _woken) = opened(folder.path());
+        let (history, _woken) = opened(None);
         history.note(reset(NO_CONTROLLER), &power(1));
         let start = FormatStart { nsid: 1, fna: 8, cdw10: 0 };
         history.note(PersistentEvent::FormatStart(1, start), &power(2));
@@ -462,65 +464,9 @@ mod tests {
             history.note(done, &power(1));
         }
         assert!(history.report(&about(), &power(1)).len() <= (PELS_64K as usize) << 16);
-        history.save();
         assert_eq!(
-            walk(&opened(folder.path()).0.report(&about(), &power(1))).1.len(),
+            walk(&opened(saved(&history)).0.report(&about(), &power(1))).1.len(),
             24 + 96 + 128
         );
-    }
-
-    #[test]
-    fn damaged_files_are_replaced() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name(&nqn()));
-        let (history, _woken) = opened(folder.path());
-        history.note(reset(3), &power(1));
-        history.save();
-        assert_eq!(load(folder.path(), &nqn()).len(), 1);
-        let other = "nqn.2026-11.io.nvmfd:other".parse().unwrap();
-        fs::copy(&path, folder.path().join(name(&other))).unwrap();
-        assert_eq!(load(folder.path(), &other), [], "another's");
-        let sealed = |event: &str| {
-            let body = format!("nvmfd events 1\nsubsystem {}\n{event}\n", nqn());
-            let sum = crc32fast::hash(body.as_bytes());
-            format!("{body}crc32 {sum:08x}\n")
-        };
-        let data = "00".repeat(12);
-        fs::write(&path, sealed(&format!("event 7 1 5 {data}"))).unwrap();
-        assert_eq!(load(folder.path(), &nqn()).len(), 1);
-        let bad = [
-            "event".to_owned(),
-            "event 7 1 5".to_owned(),
-            format!("event 7 1 5 {data}00"),
-            format!("event 7 1 5 {}g0", &data[2..]),
-            format!("event 7 1 5 {}", &data[1..]),
-            format!("event 5 1 5 {data}"),
-            format!("event 256 1 5 {data}"),
-            format!("event 7 65536 5 {data}"),
-            format!("event 7 1 -5 {data}"),
-        ];
-        for bad in bad.iter().map(|event| sealed(event)) {
-            fs::write(&path, bad).unwrap();
-            let (history, _woken) = opened(folder.path());
-            assert_eq!(walk(&history.report(&about(), &power(1))).1, []);
-        }
-    }
-
-    #[test]
-    fn nothing_is_written_that_has_not_changed_and_nothing_is_forgotten_that_could_not_be() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name(&nqn()));
-        let (history, _woken) = opened(folder.path());
-        history.save();
-        assert!(!path.exists());
-        history.note(reset(3), &power(1));
-        // Something is in the way of the file that is to become it.
-        let beside = path.with_extension("events.new");
-        fs::create_dir(&beside).unwrap();
-        history.save();
-        assert!(!path.exists());
-        fs::remove_dir(&beside).unwrap();
-        history.save();
-        assert!(path.exists());
     }
 }

@@ -23,10 +23,9 @@ use std::time::Instant;
 
 use nvme::{Nqn, Status};
 use tracing::info;
-use uuid::Uuid;
 
 use crate::blockdev::SHIFTS;
-use crate::state::namespace_state::{NamespaceFile, Section};
+use crate::core::subsystem::persistence::{Persist, Section};
 
 /// Progress of a format, and its cancellation. Two of them are equal when they are the same one.
 #[derive(Debug)]
@@ -139,7 +138,7 @@ enum Kept {
     /// As long as the store itself, which is memory.
     Memory,
     /// In a section of this file; and which store it is about.
-    File { file: NamespaceFile, store: String },
+    File { file: Box<dyn Persist>, store: String },
 }
 
 impl Format {
@@ -155,27 +154,19 @@ impl Format {
         Arc::new(Format { subsystem, nsid, kept: Kept::Memory, state: Mutex::default() })
     }
 
-    /// One that is kept in `folder`, under the UUID of its namespace; as it was left there. `store`
-    /// is the path of the data; `configured_bytes`, the size of blocks that nobody has formatted.
+    /// One that is kept in `file`; as it was left there. `store` is the path of the data.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense, or about one of another
-    /// UUID for this very store. Such a file is never passed over: the data would be read as blocks of
-    /// another size.
+    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// over: the data would be read as blocks of another size.
     pub fn kept(
         subsystem: Nqn,
         nsid: u32,
-        folder: &Path,
-        uuid: [u8; 16],
+        file: impl Persist + 'static,
         store: &Path,
-        configured_bytes: u32,
     ) -> Result<Arc<Format>, String> {
-        let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
-        let store = format!("{store:?}");
-        let block_size_bytes = file.load()?.map(|chosen: Chosen| chosen.block_size_bytes);
-        if block_size_bytes.is_none() {
-            not_of_another_uuid(folder, &file, &store, configured_bytes)?;
-        }
+        let (file, store): (Box<dyn Persist>, _) = (Box::new(file), format!("{store:?}"));
+        let block_size_bytes = file.load()?.map(|chosen: ChosenFormat| chosen.block_size_bytes);
         let kept = Kept::File { file, store };
         let state = Mutex::new(State { block_size_bytes, under_way: None });
         Ok(Arc::new(Format { subsystem, nsid, kept, state }))
@@ -223,7 +214,8 @@ impl Format {
     pub fn choose(&self, block_size_bytes: u32) -> Result<(), Status> {
         let old = self.block_size_bytes();
         if let Kept::File { file, store } = &self.kept {
-            let chosen = |block_size_bytes| Chosen { block_size_bytes, store: Some(store.clone()) };
+            let chosen =
+                |block_size_bytes| ChosenFormat { block_size_bytes, store: Some(store.clone()) };
             let replaced = file.replace(Some(&chosen(block_size_bytes)), old.map(chosen).as_ref());
             replaced.map_err(|_| Status::INTERNAL_ERROR)?;
         }
@@ -260,42 +252,15 @@ impl Format {
     }
 }
 
-/// Refuses a namespace whose store a host has formatted when the namespace had another UUID, which
-/// changes with the name of its subsystem where none is configured.
-fn not_of_another_uuid(
-    folder: &Path,
-    own: &NamespaceFile,
-    store: &str,
-    configured_bytes: u32,
-) -> Result<(), String> {
-    let all = NamespaceFile::all(folder).unwrap_or_default();
-    for other in all.iter().filter(|other| *other != own) {
-        // What is damaged holds back its own namespace only.
-        let Ok(Some(Chosen { block_size_bytes: size, store: Some(of) })) = other.load() else {
-            continue;
-        };
-        if of == store && size != configured_bytes {
-            let (old, new) = (other.uuid(), own.uuid());
-            return Err(format!(
-                "{store} has blocks of {size} bytes, as a host has formatted it, which is kept in \
-                 {} under another UUID: write `uuid = \"{old}\"` for its namespace, or stop the \
-                 daemon and rename {} to begin with {new} (or remove it, if no data there are needed)",
-                folder.display(),
-                other.files().join(", ")
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// What a host has chosen.
-struct Chosen {
-    block_size_bytes: u32,
+pub struct ChosenFormat {
+    /// Bytes of a block.
+    pub block_size_bytes: u32,
     /// For which store, in quotes, without a line end; the first version did not say.
-    store: Option<String>,
+    pub store: Option<String>,
 }
 
-impl Section for Chosen {
+impl Section for ChosenFormat {
     const NAME: &'static str = "format";
 
     fn emit(&self) -> String {
@@ -303,12 +268,12 @@ impl Section for Chosen {
         format!("block_size {}\n{}", self.block_size_bytes, store.unwrap_or_default())
     }
 
-    fn parse(body: &str) -> Option<Chosen> {
+    fn parse(body: &str) -> Option<ChosenFormat> {
         let mut lines = body.lines();
         let block_size_bytes = lines.next()?.strip_prefix("block_size ")?.parse().ok()?;
         let store = lines.next().map(|line| line.strip_prefix("store ").map(str::to_owned));
         let chosen =
-            Chosen { block_size_bytes, store: store.map_or(Some(None), |it| it.map(Some))? };
+            ChosenFormat { block_size_bytes, store: store.map_or(Some(None), |it| it.map(Some))? };
         SHIFTS.iter().any(|shift| 1 << shift == block_size_bytes).then_some(chosen)
     }
 }
@@ -318,13 +283,12 @@ mod tests {
     use std::time::Duration;
 
     use crate::core::subsystem::lba_format::*;
+    use crate::core::subsystem::persistence::tests::MemorySections;
 
-    fn made(folder: &Path) -> Result<Arc<Format>, String> {
+    fn made(store: &MemorySections) -> Arc<Format> {
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        Format::kept(nqn, 1, folder, [7; 16], Path::new(STORE), 4096)
+        Format::kept(nqn, 1, store.clone(), Path::new("/srv/one.img")).unwrap()
     }
-
-    const STORE: &str = "/srv/one\n.img";
 
     #[test]
     fn something_is_left_until_all_is_done() {
@@ -356,8 +320,8 @@ mod tests {
 
     #[test]
     fn a_size_outlasts_the_daemon_and_one_host_formats_at_a_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let format = made(folder.path()).unwrap();
+        let store = MemorySections::default();
+        let format = made(&store);
         assert_eq!((format.block_size_bytes(), format.told(4096)), (None, None));
         let progress = format.begin().unwrap();
         assert_eq!(format.begin(), Err(Status::FORMAT_IN_PROGRESS));
@@ -365,57 +329,23 @@ mod tests {
         format.choose(512).unwrap();
         format.end();
         assert!(format.begin().is_ok());
-        let again = made(folder.path()).unwrap();
+        let again = made(&store);
         assert_eq!((again.block_size_bytes(), again.under_way()), (Some(512), None));
         assert_eq!(again.told(512), None);
         let told = again.told(4096).unwrap();
-        assert!(told.contains("blocks of 512 bytes") && told.contains(".namespace"), "{told}");
+        assert!(told.contains("blocks of 512 bytes") && told.contains("memory"), "{told}");
         again.choose(4096).unwrap();
-        assert_eq!(made(folder.path()).unwrap().block_size_bytes(), Some(4096));
-    }
-
-    #[test]
-    fn what_is_kept_under_another_uuid_is_not_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        let other = |store: &str, bytes| {
-            let made = Format::kept(nqn, 1, folder.path(), [8; 16], Path::new(store), bytes);
-            made.map(|format| format.block_size_bytes())
-        };
-        let format = made(folder.path()).unwrap();
-        assert_eq!(other(STORE, 4096), Ok(None));
-        format.choose(512).unwrap();
-        let name = |byte| format!("{}.namespace", Uuid::from_bytes([byte; 16]));
-        let (old, new) = (name(7), name(8));
-        let why = other(STORE, 4096).unwrap_err();
-        assert!(why.contains("512") && why.contains(&old) && why.contains(&new[..36]), "{why}");
-        assert_eq!(other("/srv/two.img", 4096), Ok(None), "another store");
-        assert_eq!(other(STORE, 512), Ok(None), "as it is anyway");
-        std::fs::rename(folder.path().join(&old), folder.path().join(&new)).unwrap();
-        assert_eq!(other(STORE, 4096), Ok(Some(512)), "as the remedy says");
-        // The first version said of no store. This is what it wrote.
-        std::fs::remove_file(folder.path().join(&new)).unwrap();
-        let first = "nvmfd format 1\nblock_size 512\ncrc32 3f2eaf18\n";
-        std::fs::write(folder.path().join(new.replace("namespace", "format")), first).unwrap();
-        assert_eq!(other(STORE, 4096), Ok(Some(512)));
-        assert_eq!(made(folder.path()).unwrap().block_size_bytes(), None);
+        assert_eq!(made(&store).block_size_bytes(), Some(4096));
     }
 
     #[test]
     fn what_cannot_be_kept_is_not_so() {
-        let folder = tempfile::tempdir().unwrap();
-        let format = made(folder.path()).unwrap();
-        std::fs::remove_dir(folder.path()).unwrap();
+        let store = MemorySections::default();
+        let format = made(&store);
+        store.fail(true);
         assert_eq!(format.choose(512), Err(Status::INTERNAL_ERROR));
         assert_eq!(format.block_size_bytes(), None);
-        std::fs::create_dir(folder.path()).unwrap();
+        store.fail(false);
         assert_eq!(format.choose(512), Ok(()));
-    }
-
-    #[test]
-    fn a_file_that_says_something_else_is_not_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
-        made(folder.path()).unwrap().choose(4096).unwrap();
-        crate::state::record::tests::damage(folder.path(), || made(folder.path()).err());
     }
 }

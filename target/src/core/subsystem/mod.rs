@@ -10,6 +10,7 @@ pub mod lba_format;
 mod listener;
 pub mod ns_management;
 pub mod ns_request;
+pub mod persistence;
 pub mod power;
 pub mod rate_limit;
 pub mod reservation;

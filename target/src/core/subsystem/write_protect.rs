@@ -15,16 +15,14 @@
 //! Source: NVMe Base Specification 2.0, "Namespace Write Protection" and "Namespace Write
 //! Protection Config (Feature Identifier 84h)".
 
-use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 use tracing::info;
-use uuid::Uuid;
 
-use crate::state::namespace_state::{NamespaceFile, Section};
+use crate::core::subsystem::persistence::{Persist, Section};
 
 /// NWPC: all four states, where there is a folder to keep them in.
 pub const NWPC: u8 = 0b111;
@@ -51,7 +49,7 @@ enum Kept {
     /// In memory alone.
     Memory,
     /// In a section of this file.
-    File(NamespaceFile),
+    File(Box<dyn Persist>),
 }
 
 impl Protection {
@@ -69,7 +67,7 @@ impl Protection {
         Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Memory })
     }
 
-    /// One that is kept in `folder`, under the UUID of its namespace; as it was left there.
+    /// One that is kept in `file`; as it was left there.
     ///
     /// # Errors
     /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
@@ -77,10 +75,9 @@ impl Protection {
     pub fn kept(
         subsystem: Nqn,
         nsid: u32,
-        folder: &Path,
-        uuid: [u8; 16],
+        file: impl Persist + 'static,
     ) -> Result<Arc<Protection>, String> {
-        let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
+        let file: Box<dyn Persist> = Box::new(file);
         let state = file.load()?.unwrap_or(WriteProtectState::NONE);
         let (state, kept) = (AtomicU8::new(state.0), Kept::File(file));
         Ok(Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept }))
@@ -204,6 +201,7 @@ impl Section for WriteProtectState {
 
 #[cfg(test)]
 mod tests {
+    use crate::core::subsystem::persistence::tests::MemorySections;
     use crate::core::subsystem::write_protect::*;
 
     const STATES: [WriteProtectState; 4] = [
@@ -213,9 +211,9 @@ mod tests {
         WriteProtectState::PERMANENT,
     ];
 
-    fn made(folder: &Path) -> Result<Arc<Protection>, String> {
+    fn made(store: &MemorySections) -> Arc<Protection> {
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        Protection::kept(nqn, 1, folder, [7; 16])
+        Protection::kept(nqn, 1, store.clone()).unwrap()
     }
 
     #[test]
@@ -223,8 +221,8 @@ mod tests {
         let refused = Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr());
         for from in STATES {
             for to in STATES {
-                let folder = tempfile::tempdir().unwrap();
-                let protection = made(folder.path()).unwrap();
+                let store = MemorySections::default();
+                let protection = made(&store);
                 assert_eq!(protection.change(from), Ok(from.0 != 0));
                 let expected = match (from.0, to.0) {
                     (0 | 1, _) => Ok(from != to),
@@ -236,15 +234,15 @@ mod tests {
                 assert_eq!((protection.state(), protection.is_on()), (now, now.0 != 0));
                 // A start of the daemon is a power cycle.
                 let later = if now.0 == 2 { 0 } else { now.0 };
-                assert_eq!(made(folder.path()).unwrap().state().0, later, "{from} to {to}");
+                assert_eq!(made(&store).state().0, later, "{from} to {to}");
             }
         }
     }
 
     #[test]
     fn states_that_are_none_are_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let protection = made(folder.path()).unwrap();
+        let store = MemorySections::default();
+        let protection = made(&store);
         for state in 4..8 {
             let refused = protection.change(WriteProtectState(state));
             assert_eq!(refused, Err(Status::INVALID_FIELD.with_dnr()));
@@ -253,8 +251,8 @@ mod tests {
 
     #[test]
     fn what_is_erased_is_not_protected_and_what_is_protected_is_not_erased() {
-        let folder = tempfile::tempdir().unwrap();
-        let protection = made(folder.path()).unwrap();
+        let store = MemorySections::default();
+        let protection = made(&store);
         let held = protection.hold().unwrap();
         for state in &STATES[1..] {
             assert_eq!(protection.change(*state), Err(Status::FORMAT_IN_PROGRESS));
@@ -269,20 +267,13 @@ mod tests {
 
     #[test]
     fn what_cannot_be_kept_is_not_so() {
-        let folder = tempfile::tempdir().unwrap();
-        let protection = made(folder.path()).unwrap();
-        std::fs::remove_dir(folder.path()).unwrap();
+        let store = MemorySections::default();
+        let protection = made(&store);
+        store.fail(true);
         let failed = protection.change(WriteProtectState::PERMANENT);
         assert_eq!(failed, Err(Status::INTERNAL_ERROR));
         assert!(!protection.is_on());
-        std::fs::create_dir(folder.path()).unwrap();
+        store.fail(false);
         assert_eq!(protection.change(WriteProtectState::PROTECTED), Ok(true));
-    }
-
-    #[test]
-    fn a_file_that_says_something_else_is_not_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
-        made(folder.path()).unwrap().change(WriteProtectState::PROTECTED).unwrap();
-        crate::state::record::tests::damage(folder.path(), || made(folder.path()).err());
     }
 }

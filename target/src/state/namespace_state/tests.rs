@@ -4,7 +4,7 @@ use nvme::Status;
 use nvme::feature::WriteProtectState;
 use nvme::reservation::{
     Acquire, AcquireAction, AcquireKeys, ChangePersistence, Register, RegisterAction, RegisterKeys,
-    Release, ReleaseAction, ReleaseKey,
+    Release, ReleaseAction, ReleaseKey, ReservationType,
 };
 use proptest::prelude::*;
 use tempfile::tempdir;
@@ -12,13 +12,13 @@ use tempfile::tempdir;
 use crate::blockdev::crash_point::tests::{doomed, hinder_before, kill_before, run_killed};
 use crate::blockdev::durable::tests::calls;
 use crate::blockdev::monitor::{Distrust, TrustRecords};
-use crate::core::subsystem::bad_blocks::BadBlocks;
-use crate::core::subsystem::lba_format::Format;
-use crate::core::subsystem::reservation::{Order, Reservation};
+use crate::core::subsystem::bad_blocks::{BadBlocks, Change};
+use crate::core::subsystem::reservation::{HostId, Order, Reservation, State};
 use crate::core::subsystem::write_protect::Protection;
+use crate::state::block_size;
 use crate::state::namespace_state::*;
 use crate::state::record::tests::damage;
-use crate::state::trust::DeviceTrust;
+use crate::state::trust::{DeviceTrust, Reason};
 
 const UUID: [u8; 16] = [0x11; 16];
 
@@ -84,11 +84,11 @@ fn changes_of_two_sections_at_once_lose_nothing() {
             }
         });
         for n in 1..=50 {
-            file.replace(Some(&distrust(n)), None).unwrap();
+            file.replace(Some(&Reason(distrust(n))), None).unwrap();
         }
     });
     assert_eq!(file.load::<State>().unwrap().unwrap().generation, 50);
-    assert_eq!(file.load::<Distrust>().unwrap(), Some(distrust(50)));
+    assert_eq!(file.load().unwrap(), Some(Reason(distrust(50))));
 }
 
 #[test]
@@ -105,8 +105,26 @@ fn a_damaged_file_is_refused_for_each_of_its_sections_and_holds_back_no_other_na
     assert_eq!(bad.relied_on(), ["what cannot be read"]);
     assert_eq!(NamespaceFile::all(folder.path()).unwrap(), [other, bad]);
     let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
-    let kept = Reservation::kept(nqn, 1, folder.path(), UUID);
+    let kept = Reservation::kept(nqn, 1, self::file(folder.path()));
     assert!(kept.is_err(), "a namespace is not served without its reservation");
+}
+
+#[test]
+fn a_damaged_file_is_refused_by_each_object_that_has_a_section_in_it() {
+    let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
+    let protection = |at: &Path| Protection::kept(nqn, 1, file(at));
+    let bad_blocks = |at: &Path| BadBlocks::kept(file(at));
+    let format = |at: &Path| block_size::open((nqn, 1), at, UUID, Path::new("/srv/a"), 4096);
+    let folder = tempdir().unwrap();
+    protection(folder.path()).unwrap().change(WriteProtectState::PROTECTED).unwrap();
+    damage(folder.path(), || protection(folder.path()).err());
+    let folder = tempdir().unwrap();
+    let mark = Change::Mark { at: 4096, len: 512, most_bytes: 1 << 20 };
+    bad_blocks(folder.path()).unwrap().change(&mark).unwrap();
+    damage(folder.path(), || bad_blocks(folder.path()).err());
+    let folder = tempdir().unwrap();
+    format(folder.path()).unwrap().choose(4096).unwrap();
+    damage(folder.path(), || format(folder.path()).err());
 }
 
 #[test]
@@ -181,12 +199,13 @@ type Everything = (State, u8, Option<u32>, Vec<Option<u64>>, Distrust);
 /// Everything that is found, as the objects that are served have it.
 fn found(directory: &Path) -> Result<Everything, String> {
     let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
-    let bad_blocks = BadBlocks::kept(directory, UUID)?;
+    let bad_blocks = BadBlocks::kept(file(directory))?;
     let first = [(0, 1 << 20), (0, 4096), (8192, 4096), (12288, 53248), (12288, 1 << 20)];
     Ok((
-        Reservation::kept(nqn, 1, directory, UUID)?.state(),
-        Protection::kept(nqn, 1, directory, UUID)?.state().0,
-        Format::kept(nqn, 1, directory, UUID, Path::new("/srv/one.img"), 4096)?.block_size_bytes(),
+        Reservation::kept(nqn, 1, file(directory))?.state(),
+        Protection::kept(nqn, 1, file(directory))?.state().0,
+        block_size::open((nqn, 1), directory, UUID, Path::new("/srv/one.img"), 4096)?
+            .block_size_bytes(),
         first.iter().map(|(at, len)| bad_blocks.first(*at, *len)).collect(),
         DeviceTrust::new(Some(directory.to_owned())).of(Uuid::from_bytes(UUID)),
     ))
@@ -213,7 +232,7 @@ fn files_of_earlier_versions_are_read_and_converted_before_the_first_change() {
     assert!(file(folder.path()).replace::<WriteProtectState>(None, None).is_err());
     fs::remove_dir(&beside).unwrap();
     assert_eq!((found(folder.path()), names(folder.path())), (Ok(expected()), before));
-    let (changed, did) = calls(|| file(folder.path()).replace(Some(&expected().4), None));
+    let (changed, did) = calls(|| file(folder.path()).replace(Some(&Reason(expected().4)), None));
     changed.unwrap();
     let durable =
         [format!("write {NAME}.new"), format!("sync {NAME}.new"), format!("rename to {NAME}")];
@@ -332,7 +351,7 @@ fn orders() -> Vec<(HostId, Order)> {
 }
 
 fn reservation(folder: &Path) -> Result<std::sync::Arc<Reservation>, String> {
-    Reservation::kept("nqn.2026-11.io.nvmfd:a".parse().unwrap(), 1, folder, UUID)
+    Reservation::kept("nqn.2026-11.io.nvmfd:a".parse().unwrap(), 1, file(folder))
 }
 
 /// The process that is killed.

@@ -10,6 +10,8 @@ use nvme::reservation::{
 use nvme::{Nqn, Status};
 use tempfile::{TempDir, tempdir};
 
+use uuid::Uuid;
+
 use crate::core::controller::association::Association;
 use crate::core::message::{Mailbox, mailbox};
 use crate::core::registry::tests::visit;
@@ -18,6 +20,7 @@ use crate::core::sched::offload::Job;
 use crate::core::subsystem::Subsystem;
 use crate::core::subsystem::reservation::{Barred, HostId, Order, Reservation};
 use crate::core::subsystem::tests::sample;
+use crate::state::namespace_state::NamespaceFile;
 use crate::worker::Workers;
 use crate::worker::ns_state::*;
 
@@ -48,7 +51,7 @@ impl Scene {
         let folder = tempdir().unwrap();
         let mut subsystem: Subsystem = sample();
         let reservation =
-            Reservation::kept(subsystem.nqn, 1, folder.path(), subsystem.namespaces[0].uuid);
+            Reservation::kept(subsystem.nqn, 1, NamespaceFile::new(folder.path(), Uuid::nil()));
         let reservation = reservation.unwrap();
         subsystem.namespaces[0].reservation = Arc::clone(&reservation);
         let (sender, mail) = mailbox().unwrap();
@@ -129,8 +132,7 @@ fn whoever_hears_the_answer_finds_everybody_heeding_it_and_the_file_written() {
     let again = Reservation::kept(
         scene.reservation.subsystem,
         1,
-        scene.folder.path(),
-        sample().namespaces[0].uuid,
+        NamespaceFile::new(scene.folder.path(), Uuid::nil()),
     );
     assert_eq!(again.unwrap().state(), scene.reservation.state());
     assert!(scene.does(B, take).unwrap_err().is(Status::RESERVATION_CONFLICT));

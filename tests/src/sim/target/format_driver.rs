@@ -15,6 +15,7 @@ use nvmfd::core::sched::offload::NamespaceJob;
 use nvmfd::core::subsystem::format_job::FormatJob;
 use nvmfd::core::subsystem::lba_format::Format;
 use nvmfd::core::subsystem::ns_request::NamespaceRequest;
+use nvmfd::state::block_size;
 use rdma::Tag;
 use tempfile::TempDir;
 
@@ -111,7 +112,7 @@ impl Target {
         let (store, generation) = self.stores[space];
         let store = format!("/store/{store}/{generation}");
         let configured = profile.shapes[space].1;
-        Format::kept(subnqn(), nsid, folder, self.name(space), Path::new(&store), configured)
+        block_size::open((subnqn(), nsid), folder, self.name(space), Path::new(&store), configured)
     }
 
     /// Of a namespace.

@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use nvme::Nqn;
+use nvmfd::blockdev::record::{seal, unseal};
 use nvmfd::blockdev::{BlockSizes, DeviceId, Geometry, Health, IoCompletion};
 use nvmfd::config::ManagedConfig;
 use nvmfd::core::message::Message;
@@ -26,7 +27,6 @@ use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::write_protect::Protection;
 use nvmfd::provision::{RequestContext, RequestPlan, Step};
 use nvmfd::state::ns_catalog::NamespaceCatalogRecord;
-use nvmfd::state::record::{seal, unseal};
 use nvmfd::worker::ns_management::WorkerMessage;
 use rdma::soft::sim::Rng;
 

@@ -2,23 +2,22 @@
 //!
 //! * [`state`] decides: a pure state machine per namespace.
 //! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
-//!   (`NamespaceFile`) before it answers, and it alone changes a state.
+//!   ([`Persist`]) before it answers, and it alone changes a state.
 //! * [`ReservationView`](crate::core::controller::ReservationView) is what I/O looks at: a byte per controller and
 //!   namespace, one relaxed load a command. The registry writes it when a reservation changes and when a host connects.
 //! * A [`DrainBarrier`](crate::core::sched::DrainBarrier) is how Preempt and Abort waits for commands that are under way.
 
+mod section;
 pub mod state;
 
-use crate::state::namespace_state::NamespaceFile;
+use crate::core::subsystem::persistence::Persist;
 pub use state::{Barred, Effect, HostId, Order, State};
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvme::reservation::Rescap;
 use nvme::{Nqn, Status};
 use tracing::info;
-use uuid::Uuid;
 
 /// The reservation of one namespace, as everybody shares it: queues report it, the state worker changes
 /// it. Two of them are equal when they are the same one.
@@ -30,7 +29,7 @@ pub struct Reservation {
     pub nsid: u32,
     /// Hosts can have one.
     is_supported: bool,
-    file: Option<NamespaceFile>,
+    file: Option<Box<dyn Persist>>,
     state: Mutex<State>,
     /// For whom everything is erased that could be reserved here: nothing bars it meanwhile.
     held: Mutex<Option<HostId>>,
@@ -59,17 +58,16 @@ impl Reservation {
         self.is_supported
     }
 
-    /// One that can be kept in `folder`, under the UUID of its namespace; as it was left there.
+    /// One that can be kept in `file`; as it was left there.
     ///
     /// # Errors
     /// One sentence about a file that cannot be read or makes no sense.
     pub fn kept(
         subsystem: Nqn,
         nsid: u32,
-        folder: &Path,
-        uuid: [u8; 16],
+        file: impl Persist + 'static,
     ) -> Result<Arc<Reservation>, String> {
-        let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
+        let file: Box<dyn Persist> = Box::new(file);
         let (state, held) = (Mutex::new(file.load()?.unwrap_or_default()), Mutex::default());
         let (is_supported, file) = (true, Some(file));
         Ok(Arc::new(Reservation { subsystem, nsid, is_supported, file, state, held }))

@@ -1,0 +1,125 @@
+//! Where the state of a namespace is persisted: a section of text for each thing.
+
+use std::fmt::Debug;
+use std::io;
+use std::path::PathBuf;
+
+/// What can be a section.
+pub trait Section: Sized {
+    /// Its name.
+    const NAME: &'static str;
+
+    /// Its lines, each with its end. None begins with a bracket.
+    fn emit(&self) -> String;
+
+    /// The section of these lines. What [`Section::emit`] would not give is refused by the caller.
+    fn parse(body: &str) -> Option<Self>;
+}
+
+/// Persists the sections of one namespace.
+pub trait Persist: Debug + Send + Sync {
+    /// The lines of a section; none where nothing is persisted.
+    ///
+    /// # Errors
+    /// One sentence about what cannot be read or is damaged, or about lines that are not `valid`.
+    fn load_lines(
+        &self,
+        name: &'static str,
+        valid: &dyn Fn(&str) -> bool,
+    ) -> Result<Option<String>, String>;
+
+    /// Replaces the lines of a section, or removes it; `before`: what it says as far as anybody was
+    /// told. When this returns, that is so also after a power loss.
+    ///
+    /// # Errors
+    /// What the system says, or that what is persisted cannot be used. It says what it said before
+    /// then, or the log says that it may not.
+    fn replace_lines(
+        &self,
+        name: &'static str,
+        new: Option<String>,
+        before: Option<String>,
+    ) -> io::Result<()>;
+
+    /// The file, for an administrator.
+    fn path(&self) -> PathBuf;
+}
+
+impl dyn Persist {
+    /// A section; none where nothing is persisted.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or is damaged. Nothing of the namespace is known
+    /// then, and somebody may rely on what that said.
+    pub fn load<S: Section>(&self) -> Result<Option<S>, String> {
+        let parse = |lines: &str| S::parse(lines).filter(|section| section.emit() == lines);
+        let lines = self.load_lines(S::NAME, &|lines| parse(lines).is_some())?;
+        Ok(lines.as_deref().and_then(parse))
+    }
+
+    /// Replaces a section, or removes it.
+    ///
+    /// # Errors
+    /// As [`Persist::replace_lines`].
+    pub fn replace<S: Section>(&self, new: Option<&S>, before: Option<&S>) -> io::Result<()> {
+        self.replace_lines(S::NAME, new.map(S::emit), before.map(S::emit))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Sections in memory, which outlast the objects that have them.
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct MemorySections {
+        sections: Arc<Mutex<BTreeMap<&'static str, String>>>,
+        fails: Arc<AtomicBool>,
+    }
+
+    impl MemorySections {
+        /// Whether nothing can be persisted from now on.
+        pub(crate) fn fail(&self, fails: bool) {
+            self.fails.store(fails, Ordering::Relaxed);
+        }
+
+        pub(crate) fn is_empty(&self) -> bool {
+            self.sections.lock().unwrap().is_empty()
+        }
+    }
+
+    impl Persist for MemorySections {
+        fn load_lines(
+            &self,
+            name: &'static str,
+            valid: &dyn Fn(&str) -> bool,
+        ) -> Result<Option<String>, String> {
+            let lines = self.sections.lock().unwrap().get(name).cloned();
+            assert!(lines.as_deref().is_none_or(valid), "[{name}] {lines:?}");
+            Ok(lines)
+        }
+
+        fn replace_lines(
+            &self,
+            name: &'static str,
+            new: Option<String>,
+            before: Option<String>,
+        ) -> io::Result<()> {
+            if self.fails.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let mut sections = self.sections.lock().unwrap();
+            assert_eq!(sections.remove(name), before, "[{name}]");
+            sections.extend(new.map(|lines| (name, lines)));
+            Ok(())
+        }
+
+        fn path(&self) -> PathBuf {
+            "memory".into()
+        }
+    }
+}

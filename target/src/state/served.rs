@@ -1,0 +1,176 @@
+//! The files that were served: such a file is never made again.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::blockdev::record::Record;
+use crate::state::atomic_file::Prepared;
+use crate::state::record::StateDir;
+
+/// In the state directory: the paths of files that were served, one a line. Such a file is never
+/// made again.
+const SERVED: &str = "served";
+
+/// The files that were served once, as far as that is known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Served {
+    /// These, and no other ones.
+    Known(BTreeSet<PathBuf>),
+    /// Nobody knows, for this reason: each of them may have been.
+    Unknown(String),
+}
+
+impl Served {
+    /// As a state directory has them. Without one nothing is remembered.
+    pub(crate) fn load(folder: Option<&Path>) -> Served {
+        match folder.map_or(Ok(None), |folder| StateDir(folder).load(SERVED)) {
+            Ok(list) => Served::Known(list.map_or_else(BTreeSet::new, |Paths(paths)| paths)),
+            Err(why) => Served::Unknown(why),
+        }
+    }
+
+    /// None was.
+    pub(crate) fn none() -> Served {
+        Served::Known(BTreeSet::new())
+    }
+
+    /// These were as well.
+    pub(crate) fn with<'p>(mut self, more: impl Iterator<Item = &'p Path>) -> Served {
+        if let Served::Known(paths) = &mut self {
+            paths.extend(more.map(Path::to_owned));
+        }
+        self
+    }
+
+    /// That this file was served, or may have been, as the end of a sentence.
+    pub(crate) fn before(&self, path: &Path) -> Option<String> {
+        match self {
+            Served::Known(paths) => paths.contains(path).then(|| "was served before".to_owned()),
+            Served::Unknown(why) => Some(format!("may have been served before ({why})")),
+        }
+    }
+
+    /// Whether it was, or may have been.
+    pub(crate) fn contains(&self, path: &Path) -> bool {
+        match self {
+            Served::Known(paths) => paths.contains(path),
+            Served::Unknown(_) => true,
+        }
+    }
+
+    /// Has it kept from now on: synchronised beside its name, which [`Prepared::persist`] gives it;
+    /// nothing where it is kept already.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn prepare(
+        folder: &Path,
+        paths: &BTreeSet<PathBuf>,
+    ) -> std::io::Result<Option<Prepared>> {
+        if matches!(Served::load(Some(folder)), Served::Known(kept) if kept == *paths) {
+            return Ok(None);
+        }
+        StateDir(folder).prepare(SERVED, &Paths(paths.clone())).map(Some)
+    }
+}
+
+/// The list of them.
+struct Paths(BTreeSet<PathBuf>);
+
+impl Record for Paths {
+    const KIND: &'static str = "served";
+    const REMEDY: &'static str = "remove it if every file that was served is there";
+
+    fn emit(&self) -> String {
+        self.0.iter().map(|path| escaped(path) + "\n").collect()
+    }
+
+    fn parse(body: &str) -> Option<Paths> {
+        body.lines().map(unescaped).collect::<Option<_>>().map(Paths)
+    }
+}
+
+/// Any path as a line of text: whatever is not plain is `%` and two hexadecimal digits.
+fn escaped(path: &Path) -> String {
+    let plain = |byte: u8| (byte.is_ascii_graphic() && byte != b'%') || byte == b' ';
+    let bytes = path.as_os_str().as_bytes().iter();
+    bytes.fold(String::new(), |mut text, byte| {
+        match plain(*byte) {
+            true => text.push(char::from(*byte)),
+            // Writing to a string does not fail.
+            false => drop(write!(text, "%{byte:02X}")),
+        }
+        text
+    })
+}
+
+fn unescaped(line: &str) -> Option<PathBuf> {
+    let mut parts = line.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend(&part.as_bytes()[2..]);
+    }
+    Some(OsString::from_vec(bytes).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::tempdir;
+
+    use super::*;
+
+    fn remember(folder: &Path, paths: &BTreeSet<PathBuf>) {
+        Served::prepare(folder, paths).unwrap().unwrap().persist().unwrap();
+    }
+
+    #[test]
+    fn what_was_served_is_remembered_whatever_it_is_called() {
+        let folder = tempdir().unwrap();
+        let load = || Served::load(Some(folder.path()));
+        assert_eq!((load(), Served::load(None)), (Served::none(), Served::none()));
+        let no_text = OsString::from_vec(vec![b'/', 0xFF, b'\n', b'%']);
+        let paths = ["/a b", "/c", "/100%41", "/über"].map(PathBuf::from).into_iter();
+        let paths: BTreeSet<PathBuf> = paths.chain([PathBuf::from(no_text)]).collect();
+        remember(folder.path(), &paths);
+        assert_eq!(load(), Served::Known(paths.clone()));
+        assert!(Served::prepare(folder.path(), &paths).unwrap().is_none(), "it is kept already");
+        remember(folder.path(), &BTreeSet::new());
+        assert_eq!(load(), Served::none());
+    }
+
+    /// Or a disk that is not mounted yet would be made anew, empty.
+    #[test]
+    fn of_a_list_that_cannot_be_read_everything_may_have_been_served() {
+        let folder = tempdir().unwrap();
+        let (list, path) = (folder.path().join(SERVED), folder.path().join("disk.img"));
+        let why = || Served::load(Some(folder.path())).before(&path);
+        assert_eq!(why(), None, "without any it will be made");
+        remember(folder.path(), &BTreeSet::from(["/other".into()]));
+        assert_eq!(why(), None, "nor is it in this one");
+        remember(folder.path(), &BTreeSet::from([path.clone()]));
+        assert_eq!(why().as_deref(), Some("was served before"));
+        let good = fs::read(&list).unwrap();
+        let damaged = (0..good.len()).flat_map(|at| {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            [bad, good[..at].to_vec()]
+        });
+        // Nor is it one that only lists paths, as an older version wrote it.
+        for bad in damaged.chain([b"/other\n".to_vec(), Vec::new()]) {
+            fs::write(&list, &bad).unwrap();
+            let said = why().unwrap_or_default();
+            assert!(said.contains("may have been served before"), "{said}");
+            assert!(Served::load(Some(folder.path())).contains(&path), "so it stays remembered");
+        }
+        fs::remove_file(&list).unwrap();
+        fs::create_dir(&list).unwrap();
+        assert!(why().unwrap().contains("cannot be read"));
+        assert!(Served::prepare(folder.path(), &BTreeSet::new()).is_ok(), "it can be made good");
+    }
+}
