@@ -11,6 +11,7 @@ use crate::feature::AsyncEventConfig;
 use crate::property::Vs;
 use crate::{AdminOpcode, NqnField, PAGE_BYTES, Sgl, Sqe, Text};
 
+pub use crate::ids::{Csi, NAMESPACES_PER_PAGE};
 pub use namespace::{
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm, LbaFormat, NamespaceIds,
     Nsfeat,
@@ -39,15 +40,6 @@ open_enum! {
         DOMAINS = 0x18, "Domain List";
         ENDURANCE_GROUPS = 0x19, "Endurance Group List";
         COMMAND_SETS = 0x1C, "Identify I/O Command Set";
-    }
-}
-
-open_enum! {
-    /// Command Set Identifier.
-    pub struct Csi(u8) {
-        NVM = 0x00, "NVM Command Set";
-        KEY_VALUE = 0x01, "Key Value Command Set";
-        ZONED = 0x02, "Zoned Namespace Command Set";
     }
 }
 
@@ -431,9 +423,6 @@ wire! {
         dmsl: u64 = 8,
     }
 }
-
-/// Entries of a page that lists namespace ids.
-pub const NAMESPACES_PER_PAGE: usize = 1024;
 
 /// Ids of a page that lists controllers.
 pub const CONTROLLERS_PER_PAGE: usize = 2047;

@@ -250,6 +250,7 @@ pub mod cqe;
 pub mod fabrics;
 pub mod feature;
 pub mod identify;
+pub mod ids;
 pub mod log;
 pub mod namespace_management;
 pub mod nqn;

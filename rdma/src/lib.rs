@@ -33,7 +33,6 @@
 pub mod event;
 pub mod limits;
 pub mod pool;
-pub mod remote_region;
 pub mod soft;
 pub mod source;
 pub mod spin;
@@ -45,8 +44,7 @@ use std::os::fd::RawFd;
 use std::time::Instant;
 
 pub use event::{Event, Incoming, Reason};
-pub use pool::{Buf, Pool, PoolPlan, Region};
-pub use remote_region::RemoteRegion;
+pub use pool::{Buf, Pool, PoolPlan, Region, RemoteRegion};
 pub use source::Source;
 pub use spin::{AdaptivePoller, Budget as SpinBudget};
 

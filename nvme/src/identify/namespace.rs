@@ -3,8 +3,8 @@
 //! Source: NVMe Base Specification 2.0, "Identify Namespace data structure", NVM Command Set
 //! Specification 1.0.
 
-use super::Csi;
 use crate::PAGE_BYTES;
+use crate::ids::Csi;
 use crate::reservation::Rescap;
 
 wire! {

@@ -16,7 +16,7 @@
 //!   providers and rings keep an `Arc<Region>` for as long as a device may touch it.
 //! * A [`Buf`] is move-only and made by [`Pool`] alone, with bytes that no other live `Buf` has.
 //!   Giving it to a fabric or a disk moves it, so no reference can exist while a device writes.
-//! * An [`RemoteRegion`] buffer, which peers may write at any time, gives no slice, only copies. A
+//! * A [`RemoteRegion`] buffer, which peers may write at any time, gives no slice, only copies. A
 //!   provider that moves data itself gets at its bytes by the one `Window` that was split off when
 //!   the buffer was exposed; the buffer is free again only when that has come back.
 //! * Slices are made from a `&Buf`/`&mut Buf` plus a region of the same identity, and only inside
@@ -24,6 +24,7 @@
 #![expect(unsafe_code, reason = "the registered memory: a mapping, and slices of it")]
 
 mod buddy;
+mod remote_region;
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -33,8 +34,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use crate::RemoteRegion;
 use buddy::Buddy;
+pub use remote_region::RemoteRegion;
 
 /// The unit of the data section and of every alignment, in bytes.
 pub const PAGE_BYTES: u32 = 4096;
@@ -280,7 +281,7 @@ pub(crate) struct Window {
 
 impl Window {
     /// For `RemoteRegion` only.
-    pub(crate) fn of(buf: &Buf) -> Window {
+    fn of(buf: &Buf) -> Window {
         Window { pool: buf.pool, offset: buf.offset(), len: buf.len }
     }
 

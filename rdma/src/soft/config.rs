@@ -1,14 +1,15 @@
-//! Configuration of an endpoint, and the path to a peer.
+//! Configuration of an endpoint and of the fabric around it, and the path to a peer.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::endpoint::ROCE_PORT;
 use super::qp::memory_region::Rights;
 use super::wire::header::RnrTimer;
 use super::wire::psn::Qpn;
 use crate::limits;
 
+/// The UDP port of RoCEv2, at every endpoint.
+pub const ROCE_PORT: u16 = 4791;
 /// The first of the UDP source ports that may be derived from queue pairs (annex A17.9.2, "UDP source
 /// port"): the range that is nobody's.
 pub const FIRST_SOURCE_PORT: u16 = 0xc000;
@@ -119,6 +120,41 @@ impl Default for Config {
             patience: Duration::from_secs(10),
             exposed: 0,
             steer: (1, 0),
+        }
+    }
+}
+
+/// Options of a fabric.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// The address that `connect` uses. Without one the routes decide; towards an address of this
+    /// machine itself, whose port is the peer's, another of its addresses is taken (of 127.0.0.0/8
+    /// the first that is free, from 127.0.0.2 on).
+    pub source: Option<IpAddr>,
+    /// Bytes of a socket's receive buffer that are asked for.
+    pub receive_buffer_bytes: usize,
+    /// Bytes of a socket's send buffer that are asked for.
+    pub send_buffer_bytes: usize,
+    /// The transport. `guid` is chosen by the fabric.
+    pub config: Config,
+}
+
+impl Default for Options {
+    /// For a target and for a host alike: what peers may access is what is exposed, and a target
+    /// exposes nothing, so that every access is answered with a remote access error.
+    fn default() -> Options {
+        Options {
+            source: None,
+            receive_buffer_bytes: 16 << 20,
+            send_buffer_bytes: 4 << 20,
+            config: Config {
+                mtu: 4096,
+                answered_reads: 128,
+                rights: Rights::ALL,
+                exposed: 1 << 16,
+                ack_delay: Duration::from_micros(50),
+                ..Config::default()
+            },
         }
     }
 }

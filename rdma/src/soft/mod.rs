@@ -20,7 +20,6 @@ mod config;
 pub mod endpoint;
 mod provider;
 pub mod qp;
-mod qp_context;
 pub mod sim;
 pub mod stats;
 mod timer_heap;
@@ -28,5 +27,6 @@ mod udp;
 pub mod wire;
 
 pub use cm::source_penalty::SourcePenalty;
-pub use provider::{Group, Options, Soft};
+pub use config::Options;
+pub use provider::{Group, Soft};
 pub use udp::SocketBuffers;

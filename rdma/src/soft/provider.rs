@@ -19,7 +19,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use super::capture::Capture;
 use super::cm::connection::{ConnectRequest, mtu_bytes};
 use super::cm::message::RejectReason;
-use super::endpoint::{Config, Endpoint, Path};
+use super::config::{Config, Options, Path};
+use super::endpoint::Endpoint;
 use super::qp::memory_region::Rights;
 use super::sim::network::NetworkPort;
 use super::stats::datagrams::{Counters, DatagramOutcome};
@@ -41,41 +42,6 @@ const MOST_BEHIND: Duration = Duration::from_millis(10);
 
 /// Bytes received at once that are more than the messages around data.
 const RECEIVING_BYTES: usize = 4096;
-
-/// Options of a fabric.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// The address that `connect` uses. Without one the routes decide; towards an address of this
-    /// machine itself, whose port is the peer's, another of its addresses is taken (of 127.0.0.0/8
-    /// the first that is free, from 127.0.0.2 on).
-    pub source: Option<IpAddr>,
-    /// Bytes of a socket's receive buffer that are asked for.
-    pub receive_buffer_bytes: usize,
-    /// Bytes of a socket's send buffer that are asked for.
-    pub send_buffer_bytes: usize,
-    /// The transport. `guid` is chosen by the fabric.
-    pub config: Config,
-}
-
-impl Default for Options {
-    /// For a target and for a host alike: what peers may access is what is exposed, and a target
-    /// exposes nothing, so that every access is answered with a remote access error.
-    fn default() -> Options {
-        Options {
-            source: None,
-            receive_buffer_bytes: 16 << 20,
-            send_buffer_bytes: 4 << 20,
-            config: Config {
-                mtu: 4096,
-                answered_reads: 128,
-                rights: Rights::ALL,
-                exposed: 1 << 16,
-                ack_delay: Duration::from_micros(50),
-                ..Config::default()
-            },
-        }
-    }
-}
 
 /// Carrier of datagrams.
 #[derive(Debug)]

@@ -1,39 +1,30 @@
-//! Connection management of an [`Endpoint`]: requests of its user, and timers (IBTA volume 1, 12.9
-//! "Communication management state machines"; annex A11 "RDMA IP CM Service"). For received messages
-//! see `receive`.
+//! Connection management: its messages and its state, except for the connections (IBTA volume 1, 12.9
+//! "Communication management state machines"; annex A11 "RDMA IP CM Service"). What moves the state is
+//! in `soft/endpoint`.
 
 pub mod connection;
-mod half_open;
+pub(super) mod half_open;
 pub mod mad;
 pub mod message;
-mod random_ids;
-mod receive;
 pub(super) mod request_handle;
-mod retransmit;
+pub(super) mod retransmit;
 pub(super) mod source_penalty;
-mod stale_connection;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::cm::connection::{
-    ConnectRequest, Connection, LocalParameters, Phase, is_kin, mtu_bytes,
-};
-use super::cm::half_open::{Key, PerSourceTable};
-use super::cm::mad::MAD_BYTES;
-use super::cm::message::RejectReason;
-use super::cm::request_handle::{RequestHandle, RequestState, RequestUpdates, Token};
-use super::cm::retransmit::{CmRetransmitter, Due, Retry};
-use super::cm::source_penalty::SourcePenalty;
-use super::cm::stale_connection::{MOST_CLAIMS, StaleCandidate};
-use super::endpoint::{Config, Endpoint, Path, ROCE_PORT};
-use super::qp::{QueuePair, Settings, ecn};
-use super::wire::psn::{Psn, Qpn};
-use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region, Source};
+use super::config::Config;
+use super::wire::psn::Qpn;
+use crate::Source;
+use connection::{ConnectRequest, Connection, Phase};
+use half_open::{Key, PerSourceTable};
+use request_handle::{RequestState, RequestUpdates, Token};
+use retransmit::CmRetransmitter;
+use source_penalty::SourcePenalty;
 
-/// Disconnect requests that are repeated until they are answered, at most; more are sent once.
-const MOST_FAREWELLS: usize = 1024;
+/// Requests that wait until an old connection has had time to show that it lives, at most.
+const MOST_CLAIMS: usize = 256;
 /// Connections whose end is remembered, so that a late request is not taken for a new one.
 const MOST_ENDED: usize = 1024;
 /// How long a half-open connection is left alone by those that come after it from the same source:
@@ -89,6 +80,15 @@ pub(super) struct Challenge {
     pub(super) names: (u32, u32),
 }
 
+/// A request from a queue pair that has a connection.
+#[derive(Debug)]
+pub(super) struct StaleCandidate {
+    pub(super) request: ConnectRequest,
+    /// Our name of that connection.
+    pub(super) old: u32,
+    pub(super) since: Instant,
+}
+
 /// State of connection management, except for the connections.
 pub(super) struct ConnectionManager {
     pub(super) listeners: Vec<SocketAddr>,
@@ -117,9 +117,9 @@ pub(super) struct ConnectionManager {
     /// Of half-open connections whose requests users have, here or elsewhere.
     pub(super) news: RequestUpdates,
     /// Too many have asked of late.
-    flood_until: Option<Instant>,
+    pub(super) flood_until: Option<Instant>,
     /// Messages that may still go unasked to peers that have not confirmed, and since when.
-    unasked: u32,
+    pub(super) unasked: u32,
     unasked_since: Option<Instant>,
 }
 
@@ -176,7 +176,12 @@ impl ConnectionManager {
 
     /// Takes note of what has become of a request that came to us, unless it is ours to know. For
     /// `patience` it is known what a repetition is about. Gives one that its user has lost.
-    fn follow(&mut self, key: Key, now: Instant, patience: Duration) -> Option<HalfOpen> {
+    pub(super) fn follow(
+        &mut self,
+        key: Key,
+        now: Instant,
+        patience: Duration,
+    ) -> Option<HalfOpen> {
         // Of several with one name, the last is meant; it may be a new one, with no news yet.
         let half = self.half_open.get(&key).filter(|half| half.comm.is_none())?;
         let stage = half.token.stage();
@@ -252,367 +257,5 @@ impl ConnectionManager {
             self.forget_half_open(&key);
         }
         self.retries.remove(connection.local_comm);
-    }
-}
-
-impl Endpoint {
-    /// Accepts requests for a port of an address (an unspecified one means all).
-    pub fn listen(&mut self, at: SocketAddr) {
-        if !self.manager.listeners.contains(&at) {
-            self.manager.listeners.push(at);
-        }
-    }
-
-    /// Accepts requests at these addresses and no others.
-    pub(super) fn set_listeners(&mut self, listeners: &[SocketAddr]) {
-        self.manager.listeners.clear();
-        self.manager.listeners.extend_from_slice(listeners);
-    }
-
-    /// No longer accepts requests there. Connections stay.
-    pub fn unlisten(&mut self, at: SocketAddr) {
-        self.manager.listeners.retain(|listener| *listener != at);
-    }
-
-    /// Makes the queue pair for a request. Receives may be posted at once.
-    ///
-    /// # Errors
-    /// The request is of another provider, or there are as many queue pairs as there may be; then
-    /// it has been rejected.
-    pub fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
-        self.forget_sent();
-        let (request, token) =
-            RequestHandle::answer(incoming, RequestState::Opened).ok_or_else(|| {
-                FabricError(
-                    "this request came through another provider and cannot be opened".into(),
-                )
-            })?;
-        let message = &request.message;
-        let settings = Settings {
-            peer: message.qpn,
-            mtu: mtu_bytes(message.path_mtu).unwrap_or(256),
-            send_psn: message.starting_psn,
-            receive_psn: self.random_psn(),
-            selective: self.config.selective && is_kin(message.ca_guid),
-            reads: limits.reads.min(message.responder_resources).max(1),
-            answered_reads: self.config.answered_reads.min(message.initiator_depth),
-            retries: message.retry_count,
-            rnr_retries: message.rnr_retry_count,
-            ..self.settings()
-        };
-        let connection = Connection {
-            phase: Phase::Opened,
-            local: request.to,
-            remote: request.from,
-            local_comm: self.random_comm(),
-            remote_comm: message.local_comm_id,
-            remote_guid: message.ca_guid,
-            local_qpn: self.random_qpn(),
-            remote_qpn: message.qpn,
-            transaction: request.transaction,
-            tos: message.primary_traffic_class & 0xfc
-                | if settings.selective { ecn::CAPABLE } else { 0 },
-        };
-        let comm = connection.local_comm;
-        let qp = QueuePair::new(limits.receives, limits.sends);
-        let inserted = self.insert(qp, connection, settings, Some(token.clone()));
-        let number = inserted.ok_or_else(|| {
-            token.set(RequestState::Refused);
-            self.refuse_request(&request, RejectReason::NO_QP, &[]);
-            FabricError(format!(
-                "all {} queue pairs are in use: raise the limit of connections",
-                self.config.queue_pairs
-            ))
-        })?;
-        self.hold(&request, comm);
-        Ok(Qp(number))
-    }
-
-    /// The half-open connection of a request has a queue pair now. When it has had to make room
-    /// meanwhile, or came through another endpoint, somebody makes room for it here.
-    fn hold(&mut self, request: &ConnectRequest, comm: u32) {
-        let key = request.key();
-        match self.manager.half_open.get_mut(&key) {
-            Some(half) => {
-                half.comm = Some(comm);
-                self.manager.half_open.keep(&key);
-            }
-            None => {
-                let new = HalfOpen::new(request, true, &self.manager.news);
-                let half = HalfOpen { comm: Some(comm), ..new };
-                self.add_half_open(key, half, None);
-            }
-        }
-    }
-
-    /// Answers the request of an opened queue pair with a reply that carries `private_data` (at
-    /// most 196 bytes; more are cut off). Nothing happens at any other queue pair.
-    pub fn accept(&mut self, now: Instant, qp: Qp, private_data: &[u8]) {
-        self.forget_sent();
-        let Some(slot) = self.live(qp).filter(|slot| slot.connection.phase == Phase::Opened) else {
-            return;
-        };
-        // It sends no more than answers before the peer has confirmed: until then nothing says that
-        // the peer's address is its own, and what was posted would go to whose it is.
-        slot.qp.ready_to_receive(&slot.settings);
-        slot.connection.phase = Phase::ReplySent;
-        let settings = slot.settings;
-        let offer = self.offer(&settings);
-        let Some(slot) = self.live(qp) else { return };
-        let mad = slot.connection.reply(&offer, private_data);
-        let (ends, comm, key) =
-            (slot.connection.ends(), slot.connection.local_comm, slot.connection.key());
-        let retry = Retry::new(mad, ends, Some(qp.0), now);
-        // Where many are forged, whoever is there confirms at once.
-        let flooded = self.manager.flood_until.is_some();
-        self.manager.retries.insert(comm, if flooded { retry.hurried() } else { retry });
-        if let Some(half) = self.manager.half_open.get_mut(&key) {
-            half.since = half.since.or(Some(now));
-        }
-        self.answer(&key, ends, mad);
-        self.mark_ready(qp.0);
-    }
-
-    /// Refuses a request; the peer gets a consumer-defined reject with `private_data` (at most
-    /// 148 bytes; more are cut off). A request of another provider is ignored.
-    pub fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
-        self.refuse(incoming, RejectReason::CONSUMER, private_data);
-    }
-
-    /// Refuses a request with a reason of connection management.
-    pub(super) fn refuse(&mut self, incoming: Incoming, why: RejectReason, private_data: &[u8]) {
-        self.forget_sent();
-        if let Some((request, _)) = RequestHandle::answer(incoming, RequestState::Refused) {
-            self.refuse_request(&request, why, private_data);
-        }
-    }
-
-    fn refuse_request(&mut self, request: &ConnectRequest, why: RejectReason, private: &[u8]) {
-        self.manager.forget_half_open(&request.key());
-        self.tell(request.to, request.from, request.reject(why, private));
-    }
-
-    /// Takes note of what users, and other endpoints, have made of requests that came to us.
-    /// Refuses what they have lost.
-    pub(super) fn follow(&mut self, now: Instant) {
-        while let Some((key, vain)) = self.manager.news.next() {
-            if vain {
-                self.manager.debts.charge(now, key.source());
-            }
-            if let Some(lost) = self.manager.follow(key, now, self.config.patience) {
-                // Its user may have dropped it because it listens there no more.
-                let reason = match self.hears(&lost.request) {
-                    true => RejectReason::CONSUMER,
-                    false => RejectReason::INVALID_SERVICE,
-                };
-                self.tell(key.local, key.remote, lost.request.reject(reason, &[]));
-            }
-        }
-    }
-
-    /// An address whose requests have been passed over since this was asked last.
-    pub(super) fn take_barred(&mut self) -> Option<IpAddr> {
-        self.manager.barred.take()
-    }
-
-    /// Whether there may be news of a request soon, which ring no bell.
-    pub(super) fn is_asking(&self) -> bool {
-        self.manager.half_open.has_expiring()
-    }
-
-    /// Asks a listener at `to` for a connection on a path, which is an address of ours or more,
-    /// with `private_data` (at most 56 bytes; more are cut off). It comes up with
-    /// [`crate::Event::Established`], or ends with [`crate::Event::Gone`]. Of `limits`, `reads` are
-    /// those of the peer that we answer at once.
-    ///
-    /// # Errors
-    /// There are as many queue pairs as there may be, or the addresses are of different versions.
-    pub fn connect(
-        &mut self,
-        now: Instant,
-        path: impl Into<Path>,
-        to: SocketAddr,
-        private_data: &[u8],
-        limits: QpLimits,
-    ) -> Result<Qp, FabricError> {
-        self.forget_sent();
-        let Path { from, mtu } = path.into();
-        if from.is_ipv4() != to.is_ipv4() {
-            let text = format!("no way from {from} to {to}: use addresses of one IP version");
-            return Err(FabricError(text));
-        }
-        let settings = Settings {
-            mtu: self.config.mtu.min(mtu),
-            receive_psn: self.random_psn(),
-            reads: limits.reads,
-            answered_reads: self.config.answered_reads.min(limits.reads),
-            ..self.settings()
-        };
-        let connection = Connection {
-            phase: Phase::RequestSent,
-            local: from,
-            remote: to.ip(),
-            local_comm: self.random_comm(),
-            remote_comm: 0,
-            remote_guid: 0,
-            local_qpn: self.random_qpn(),
-            remote_qpn: Qpn::default(),
-            transaction: self.random_transaction(),
-            tos: 0,
-        };
-        let offer = self.offer(&settings);
-        let mad = connection.request(&offer, to.port(), ROCE_PORT, private_data);
-        let (ends, comm) = (connection.ends(), connection.local_comm);
-        let qp = QueuePair::new(limits.receives, limits.sends);
-        let number = self.insert(qp, connection, settings, None).ok_or_else(|| {
-            FabricError(format!("all {} queue pairs are in use", self.config.queue_pairs))
-        })?;
-        self.manager.retries.insert(comm, Retry::request(mad, ends, number, now));
-        self.tell(from, to.ip(), mad);
-        Ok(Qp(number))
-    }
-
-    /// The user has let the peer of a connection in.
-    pub fn admit(&mut self, qp: Qp) {
-        if let Some(slot) = self.live(qp) {
-            slot.admitted = true;
-        }
-    }
-
-    /// Ends a connection: all work comes home, then [`crate::Event::Gone`]. Unknown ones are ignored.
-    pub fn disconnect(&mut self, now: Instant, qp: Qp, region: &Region) {
-        self.forget_sent();
-        let guid = self.config.guid;
-        let Some(slot) = self.live(qp) else { return };
-        let connection = &slot.connection;
-        let (ends, comm, key) = (connection.ends(), connection.local_comm, connection.key());
-        let mut farewell = None;
-        match connection.phase {
-            Phase::Established => {
-                let mad = connection.leave();
-                farewell = Some(Retry::new(mad, ends, None, now));
-                self.tell(ends.0, ends.1, mad);
-            }
-            Phase::Opened | Phase::ReplySent => {
-                let mad = connection.give_up(RejectReason::CONSUMER, guid);
-                self.answer(&key, ends, mad);
-            }
-            Phase::RequestSent => {
-                let mad = connection.give_up(RejectReason::TIMEOUT, guid);
-                self.tell(ends.0, ends.1, mad);
-            }
-        }
-        self.remove(now, qp.0, Reason::Local, region);
-        if let Some(retry) = farewell
-            && self.manager.retries.len() < self.config.queue_pairs as usize + MOST_FAREWELLS
-        {
-            self.manager.retries.insert(comm, retry);
-        }
-    }
-
-    /// What a peer is told of us when a connection is made.
-    pub(super) fn offer(&self, settings: &Settings) -> LocalParameters {
-        LocalParameters {
-            guid: self.config.guid,
-            receive_psn: settings.receive_psn,
-            answered_reads: settings.answered_reads,
-            reads: settings.reads,
-            mtu: settings.mtu,
-            ack_timeout: self.config.ack_timeout,
-        }
-    }
-
-    /// What all connections of this endpoint have in common.
-    fn settings(&self) -> Settings {
-        Settings {
-            peer: Qpn::default(),
-            mtu: self.config.mtu,
-            send_psn: Psn::default(),
-            receive_psn: Psn::default(),
-            window: self.config.window,
-            selective: false,
-            reads: 1,
-            read_bytes: self.config.read_bytes,
-            answered_reads: 0,
-            rights: self.config.rights,
-            ack_timeout: Some(self.config.ack_timeout),
-            retries: 7,
-            rnr_retries: 7,
-            rnr_timer: self.config.rnr_timer,
-            ack_delay: self.config.ack_delay,
-        }
-    }
-
-    /// Messages that nobody has answered in time.
-    pub(super) fn retry(&mut self, now: Instant, region: &Region) {
-        self.follow(now);
-        self.manager.expire(now);
-        self.settle_claims(now, region);
-        while let Some(due) = self.manager.retries.take_due(now) {
-            match due {
-                Due::Again(retry) => {
-                    let mad = retry.mad;
-                    self.say(&retry, mad);
-                }
-                Due::GivenUp(retry) => {
-                    let Some(number) = retry.slot else { continue };
-                    let guid = self.config.guid;
-                    let Some(slot) = self.live(Qp(number)) else { continue };
-                    let mad = slot.connection.give_up(RejectReason::TIMEOUT, guid);
-                    self.say(&retry, mad);
-                    self.remove(now, number, Reason::NotEstablished, region);
-                }
-            }
-        }
-    }
-
-    /// Sends a message that has not been asked for, at least not just now.
-    fn say(&mut self, retry: &Retry, mad: [u8; MAD_BYTES]) {
-        let ends = (retry.local, retry.remote);
-        let slot = retry.slot.and_then(|number| self.live(Qp(number)));
-        match slot.filter(|slot| slot.connection.phase == Phase::ReplySent) {
-            Some(slot) => {
-                let key = slot.connection.key();
-                self.answer(&key, ends, mad);
-            }
-            None => self.tell(ends.0, ends.1, mad),
-        }
-    }
-
-    /// Sends a message to a peer that has not confirmed its connection, and so may be somebody who
-    /// has never asked for it: in answer to one of at least its size, or otherwise few, and none in a
-    /// flood.
-    pub(super) fn answer(&mut self, key: &Key, ends: (IpAddr, IpAddr), mad: [u8; MAD_BYTES]) {
-        let left = if self.manager.flood_until.is_some() { 0 } else { self.manager.unasked };
-        if let Some(half) = self.manager.half_open.get_mut(key) {
-            if half.credit == 0 && left == 0 {
-                return;
-            }
-            self.manager.unasked -= u32::from(half.credit == 0);
-            half.credit = half.credit.saturating_sub(1);
-        }
-        self.tell(ends.0, ends.1, mad);
-    }
-
-    /// Lists a half-open connection; somebody may have to make room for it.
-    pub(super) fn add_half_open(&mut self, key: Key, half: HalfOpen, until: Option<Instant>) {
-        self.manager.strangers += usize::from(!half.proven);
-        if let Some((_, displaced)) = self.manager.half_open.insert(key, half, until) {
-            self.manager.strangers -= usize::from(!displaced.proven);
-            self.manager.displaced.extend(displaced.comm);
-        }
-    }
-
-    /// Ends the connections that have had to make room. Their peers may ask again at once.
-    pub(super) fn end_displaced(&mut self, now: Instant, region: &Region) {
-        while let Some(comm) = self.manager.displaced.pop() {
-            let Some(number) = self.by_comm.get(&comm).copied() else { continue };
-            let Some(slot) = self.live(Qp(number)) else { continue };
-            if matches!(slot.connection.phase, Phase::Opened | Phase::ReplySent) {
-                let key = slot.connection.key();
-                self.remove(now, number, Reason::NotEstablished, region);
-                self.manager.ended.remove(&key);
-            }
-        }
     }
 }

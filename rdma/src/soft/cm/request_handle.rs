@@ -13,7 +13,7 @@ use crate::Incoming;
 /// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum RequestState {
+pub(crate) enum RequestState {
     /// The user still thinks about it.
     Asked,
     /// The user has lost it, and nobody has answered the peer.
@@ -40,7 +40,7 @@ pub(crate) struct RequestUpdates(Arc<(AtomicBool, Mutex<VecDeque<Item>>)>);
 
 impl RequestUpdates {
     /// The request that has waited longest.
-    pub(super) fn next(&self) -> Option<Item> {
+    pub(crate) fn next(&self) -> Option<Item> {
         let (any, items) = &*self.0;
         if !any.load(Ordering::Acquire) {
             return None;
@@ -72,11 +72,11 @@ struct Told {
 
 impl Token {
     /// For a request of this name, whose endpoint listens to these news.
-    pub(super) fn new(key: Key, news: RequestUpdates) -> Token {
+    pub(crate) fn new(key: Key, news: RequestUpdates) -> Token {
         Token(Arc::new(Told { stage: AtomicU8::new(RequestState::Asked as u8), key, news }))
     }
 
-    pub(super) fn set(&self, stage: RequestState) {
+    pub(crate) fn set(&self, stage: RequestState) {
         self.store(stage, false);
     }
 
@@ -92,7 +92,7 @@ impl Token {
         }
     }
 
-    pub(super) fn stage(&self) -> RequestState {
+    pub(crate) fn stage(&self) -> RequestState {
         use RequestState::{Asked, Ended, Lost, Opened, Refused, Up};
         let known = [Asked, Lost, Refused, Opened, Up];
         let stage = self.0.stage.load(Ordering::Relaxed);
@@ -102,18 +102,18 @@ impl Token {
 
 /// The provider's part of an [`Incoming`].
 #[derive(Debug)]
-pub(super) struct RequestHandle {
+pub(crate) struct RequestHandle {
     request: ConnectRequest,
     token: Token,
 }
 
 impl RequestHandle {
-    pub(super) fn new(request: ConnectRequest, token: Token) -> RequestHandle {
+    pub(crate) fn new(request: ConnectRequest, token: Token) -> RequestHandle {
         RequestHandle { request, token }
     }
 
     /// Takes the request out, to answer it; none when it came through another provider.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         incoming: Incoming,
         stage: RequestState,
     ) -> Option<(ConnectRequest, Token)> {

@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::pool::Window;
+use crate::soft::wire::tx_packet::Place;
 use crate::{Buf, Region, RemoteRegion};
 
 /// Access rights of a peer to a queue pair or to memory.
@@ -47,14 +48,6 @@ impl Rights {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("no such access to exposed memory")]
 pub struct Denied;
-
-/// Bytes of exposed memory that an access was found to be allowed to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    slot: u32,
-    at: u32,
-    len: u32,
-}
 
 #[derive(Debug)]
 struct Exposure {

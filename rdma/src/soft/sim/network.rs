@@ -10,11 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::Region;
-use crate::soft::endpoint::{Endpoint, ROCE_PORT, Transmit};
+use crate::soft::config::ROCE_PORT;
+use crate::soft::endpoint::{Endpoint, Transmit};
 use crate::soft::qp::ecn;
 use crate::soft::udp::steered;
-use crate::soft::udp::train::{Item, MOST_GATHERED, MOST_SEGMENTS, Trains};
+use crate::soft::udp::train::{Item, MOST_GATHERED, Trains};
 use crate::soft::wire::PrefixCache;
+use crate::soft::wire::gso_check::MOST_SEGMENTS;
 use crate::soft::wire::icrc::train_identification;
 
 /// A small generator of numbers that look random (xorshift64*, Marsaglia and Vigna). Not for

@@ -3,8 +3,6 @@
 
 use std::net::IpAddr;
 
-use crate::soft::endpoint::Endpoint;
-use crate::soft::qp_context::Slot;
 use crate::soft::wire::header::{Nak, Syndrome};
 
 macro_rules! troubles {
@@ -116,7 +114,7 @@ impl ByAddress {
     }
 
     /// All of each address, with what its `live` connections have met.
-    pub(super) fn each(
+    pub(crate) fn each(
         &self,
         live: impl Iterator<Item = (IpAddr, LinkErrorCounts)> + Clone,
         mut tell: impl FnMut(IpAddr, &LinkErrorCounts),
@@ -133,14 +131,6 @@ impl ByAddress {
     fn place(&self, at: IpAddr) -> usize {
         let found = self.0.iter().position(|(own, _)| *own == at);
         found.unwrap_or(MOST_ADDRESSES - 1)
-    }
-}
-
-impl Endpoint {
-    /// What connections have met so far, by our address.
-    pub fn troubles(&self, tell: impl FnMut(IpAddr, &LinkErrorCounts)) {
-        let of = |slot: &Slot| (slot.connection.local, slot.qp.troubles());
-        self.troubles.each(self.slots.iter().flatten().map(of), tell);
     }
 }
 

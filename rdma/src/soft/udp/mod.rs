@@ -20,7 +20,8 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::capture::{Capture, Direction};
-use super::endpoint::{Endpoint, Path, ROCE_PORT, Transmit};
+use super::config::{Path, ROCE_PORT};
+use super::endpoint::{Endpoint, Transmit};
 use super::udp::train::{Item, MOST_BYTES, MOST_GATHERED, Trains, Way};
 use super::wire::PrefixCache;
 use super::wire::icrc::{Flow, train_identification};
@@ -625,8 +626,7 @@ mod tests {
     use nix::{setsockopt_impl, sockopt_impl};
 
     use super::super::cm::mad::MAD_BYTES;
-    use super::super::config::Config;
-    use super::super::provider::Options;
+    use super::super::config::{Config, Options};
     use crate::soft::udp::*;
     use crate::{Event, Pool, PoolPlan, QpLimits};
 

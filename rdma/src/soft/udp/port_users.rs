@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use nix::sys::stat::fstat;
 
-use super::super::endpoint::ROCE_PORT;
+use super::super::config::ROCE_PORT;
 use super::socket::Bound;
 
 /// Fails when a socket other than `own` is bound to the RoCE port of an address in this network

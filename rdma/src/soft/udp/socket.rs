@@ -16,8 +16,7 @@ use nix::sys::socket::{
 };
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 
-use super::super::endpoint::{FIRST_SOURCE_PORT, ROCE_PORT};
-use super::super::provider::Options;
+use super::super::config::{FIRST_SOURCE_PORT, Options, ROCE_PORT};
 use super::super::udp::train::Way;
 use super::sockopt::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
 

@@ -8,11 +8,10 @@
 use std::net::IpAddr;
 
 use crate::soft::endpoint::Transmit;
+use crate::soft::wire::gso_check::MOST_SEGMENTS;
 
 /// Datagrams that are put in order together, at most.
 pub(crate) const MOST_GATHERED: usize = 256;
-/// Datagrams of one train, at most: what the kernel takes (`UDP_MAX_SEGMENTS`, before 6.9).
-pub(crate) const MOST_SEGMENTS: usize = 64;
 /// Bytes of one train, at most: what an IP datagram holds.
 pub(super) const MOST_BYTES: usize = 65_507;
 

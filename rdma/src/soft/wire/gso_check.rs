@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use super::psn::Psn;
 
+/// Datagrams of one train, at most: what the kernel takes (`UDP_MAX_SEGMENTS`, before 6.9).
+pub(crate) const MOST_SEGMENTS: usize = 64;
 /// So many misses in a row end trains.
 const MISSES: u32 = 6;
 /// Packets that are remembered: a power of two.

@@ -3,7 +3,14 @@
 use super::PrefixCache;
 use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};
 use super::icrc::{Flow, Icrc};
-use crate::soft::qp::memory_region::Place;
+
+/// Bytes of exposed memory that an access was found to be allowed to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    pub(crate) slot: u32,
+    pub(crate) at: u32,
+    pub(crate) len: u32,
+}
 
 /// Location of a payload. Valid until the next mutation of the queue pair it came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -255,7 +255,7 @@ fn the_changes_of_byte_93_that_the_crc_cannot_see_are_known_and_no_more_at_any_l
                     let last = LastId { count: 0x1234, at_ms: 7 };
                     assert!(last.next(id, last.limit(7)).is_none(), "{mask:02x} of {bytes}");
                     assert!(
-                        usize::from(id) >= crate::soft::udp::train::MOST_SEGMENTS,
+                        usize::from(id) >= crate::soft::wire::gso_check::MOST_SEGMENTS,
                         "our own kind"
                     );
                 }

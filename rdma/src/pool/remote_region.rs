@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::marker::PhantomData;
 
-use crate::pool::Window;
-use crate::{Buf, Remote};
+use super::{Buf, Window};
+use crate::Remote;
 
 /// A buffer whose window peers may access, made by `Initiator::register_remote`. While it exists its bytes may
 /// change at any time, so they are never borrowed, only copied: `Pool::copy_out` and

@@ -1,7 +1,7 @@
 //! Random ids of an endpoint: queue pair numbers and communication ids (which also steer packets to
 //! it), and initial packet sequence numbers and transaction ids.
 
-use crate::soft::endpoint::Endpoint;
+use super::Endpoint;
 use crate::soft::wire::psn::{Psn, Qpn};
 
 impl Endpoint {

@@ -1,4 +1,4 @@
-//! Connection management of an [`Endpoint`]: handling of received messages. Nothing in them has
+//! Messages of connection management that an [`Endpoint`] receives. Nothing in them has
 //! been authenticated by anything but addresses and numbers that are hard to guess, so everything
 //! is bounded, and a message costs one of its own size, or none.
 //!
@@ -30,15 +30,17 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::connection::{ConnectRequest, Phase, code_time, is_kin, left, mtu_bytes, unknown};
-use super::mad::{MAD_BYTES, MadHeader};
-use super::message::{
+use super::Endpoint;
+use crate::soft::cm::connection::{
+    ConnectRequest, Phase, code_time, is_kin, left, mtu_bytes, unknown,
+};
+use crate::soft::cm::mad::{MAD_BYTES, MadHeader};
+use crate::soft::cm::message::{
     CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, ReadyToUse, Reject, RejectReason,
     Reply, service_port,
 };
-use super::request_handle::{RequestHandle, RequestState};
-use super::{Challenge, HalfOpen};
-use crate::soft::endpoint::Endpoint;
+use crate::soft::cm::request_handle::{RequestHandle, RequestState};
+use crate::soft::cm::{Challenge, HalfOpen};
 use crate::soft::qp::Settings;
 use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::{Event, Incoming, Qp, Reason, Region};
@@ -48,7 +50,7 @@ const DOUBT: Duration = Duration::from_secs(2);
 
 impl Endpoint {
     /// A message of connection management has come, undamaged.
-    pub(crate) fn on_message(
+    pub(super) fn on_message(
         &mut self,
         now: Instant,
         from: IpAddr,
@@ -194,7 +196,7 @@ impl Endpoint {
     }
 
     /// Our reply has arrived.
-    pub(crate) fn establish(&mut self, number: u32) {
+    pub(super) fn establish(&mut self, number: u32) {
         let Some(slot) = self.live(Qp(number)) else { return };
         if slot.connection.phase == Phase::ReplySent {
             slot.connection.phase = Phase::Established;
@@ -410,9 +412,9 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use super::super::connection::{Connection, LocalParameters};
-    use crate::soft::cm::receive::*;
+    use crate::soft::cm::connection::{Connection, LocalParameters};
     use crate::soft::config::Config;
+    use crate::soft::endpoint::receive::*;
     use crate::soft::wire::header::{Bth, Deth, Extended, GSI_QKEY, HeaderBytes, ICRC_BYTES};
     use crate::soft::wire::icrc::{Flow, Icrc};
     use crate::soft::wire::opcode::Opcode;

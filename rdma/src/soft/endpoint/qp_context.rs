@@ -4,19 +4,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cm::connection::{Connection, is_kin};
-use super::cm::request_handle::Token;
-use super::qp::{QueuePair, Settings, ecn};
-use super::stats::datagrams::DatagramOutcome;
-use super::udp::train::MOST_SEGMENTS;
-use super::wire::gso_check::Places;
-use super::wire::header::{Bth, Packet};
-use super::wire::icrc::Verdict;
-use super::wire::ipv4_id::{Judgement, LastId, Pair};
-use super::wire::opcode::Operation;
-use super::wire::source_port::SourcePort;
-use super::wire::tx_packet::TxPacket;
 use crate::Reason;
+use crate::soft::cm::connection::{Connection, is_kin};
+use crate::soft::cm::request_handle::Token;
+use crate::soft::qp::{QueuePair, Settings, ecn};
+use crate::soft::stats::datagrams::DatagramOutcome;
+use crate::soft::wire::gso_check::{MOST_SEGMENTS, Places};
+use crate::soft::wire::header::{Bth, Packet};
+use crate::soft::wire::icrc::Verdict;
+use crate::soft::wire::ipv4_id::{Judgement, LastId, Pair};
+use crate::soft::wire::opcode::Operation;
+use crate::soft::wire::source_port::SourcePort;
+use crate::soft::wire::tx_packet::TxPacket;
 
 /// Packets in a row that contradict what the first one said of fragmentation, before they are believed.
 const CONTRADICTED: u8 = 4;

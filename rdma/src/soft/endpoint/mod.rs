@@ -6,6 +6,12 @@
 //! [`Endpoint::poll_timeout`] says. A [`Transmit`] is good until the next call that changes
 //! something: after that [`Endpoint::copy_payload`] may have nothing to copy.
 
+mod connect;
+mod qp_context;
+mod random_ids;
+mod receive;
+mod stale_connection;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -20,9 +26,8 @@ use super::cm::request_handle::Token;
 use super::qp::memory_region::Memory;
 use super::qp::reorder_buffer::ReorderBuffer;
 use super::qp::{Io, QueuePair, Settings, ecn};
-use super::qp_context::Slot;
 use super::stats::datagrams::{Counters, DatagramOutcome};
-use super::stats::link_errors::ByAddress;
+use super::stats::link_errors::{ByAddress, LinkErrorCounts};
 use super::timer_heap::TimerHeap;
 use super::wire::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
 use super::wire::icrc::{Checker, Flow, Verdict};
@@ -32,11 +37,10 @@ use super::wire::opcode::{Opcode, Operation};
 use super::wire::psn::{Psn, Qpn};
 use super::wire::tx_packet::{Payload, TxPacket};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
+use qp_context::Slot;
 
-pub use super::config::{Config, FIRST_SOURCE_PORT, Path};
+pub use super::config::{Config, FIRST_SOURCE_PORT, Path, ROCE_PORT};
 
-/// The UDP port of RoCEv2, at every endpoint.
-pub const ROCE_PORT: u16 = 4791;
 /// Events that there is room for at first: a batch, and what one train more may add to it.
 const EVENTS: usize = 1024;
 /// Messages of connection management that wait to be sent, at most; more are dropped, as the
@@ -57,7 +61,7 @@ pub struct Transmit {
     pub(super) slot: u32,
 }
 
-pub(super) struct Message {
+struct Message {
     from: IpAddr,
     to: IpAddr,
     tos: u8,
@@ -71,13 +75,13 @@ fn is_broadcast(address: IpAddr) -> bool {
 
 /// The transport of one address; see the module.
 pub struct Endpoint {
-    pub(super) config: Config,
-    pub(super) entropy: Box<dyn FnMut() -> u64 + Send>,
-    pub(super) slots: Vec<Option<Slot>>,
+    config: Config,
+    entropy: Box<dyn FnMut() -> u64 + Send>,
+    slots: Vec<Option<Slot>>,
     free: Vec<u32>,
-    pub(super) by_qpn: Table<Qpn>,
-    pub(super) by_comm: Table<u32>,
-    pub(super) manager: ConnectionManager,
+    by_qpn: Table<Qpn>,
+    by_comm: Table<u32>,
+    manager: ConnectionManager,
     messages: VecDeque<Message>,
     messages_sent: usize,
     gsi_psn: Psn,
@@ -90,7 +94,7 @@ pub struct Endpoint {
     due: Vec<u32>,
     /// Those that keep an acknowledgement back, or did.
     keeping: Vec<u32>,
-    pub(super) events: VecDeque<Event>,
+    events: VecDeque<Event>,
     /// How many have been handed out.
     told: u64,
     leaving: VecDeque<u32>,
@@ -106,7 +110,7 @@ pub struct Endpoint {
     memory: Memory,
     shelf: ReorderBuffer,
     counters: Counters,
-    pub(super) troubles: ByAddress,
+    troubles: ByAddress,
 }
 
 impl fmt::Debug for Endpoint {
@@ -167,6 +171,12 @@ impl Endpoint {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// What connections have met so far, by our address.
+    pub fn troubles(&self, tell: impl FnMut(IpAddr, &LinkErrorCounts)) {
+        let of = |slot: &Slot| (slot.connection.local, slot.qp.troubles());
+        self.troubles.each(self.slots.iter().flatten().map(of), tell);
     }
 
     /// An address whose identifications cannot be foretold, if there is one since this was asked last.
@@ -575,7 +585,7 @@ impl Endpoint {
     }
 
     /// Lists a queue pair among those that may have something to send.
-    pub(super) fn mark_ready(&mut self, number: u32) {
+    fn mark_ready(&mut self, number: u32) {
         if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut)
             && !std::mem::replace(&mut slot.ready, true)
         {
@@ -585,7 +595,7 @@ impl Endpoint {
 
     /// Queues a message of connection management. One about a connection leaves in its traffic class,
     /// so that the network does not lose it where it loses no data; no window heeds its marks.
-    pub(super) fn tell(&mut self, from: IpAddr, to: IpAddr, mad: [u8; MAD_BYTES]) {
+    pub(crate) fn tell(&mut self, from: IpAddr, to: IpAddr, mad: [u8; MAD_BYTES]) {
         if self.messages.len() < MOST_MESSAGES {
             let number = self.by_comm.get(&local_comm_id(&mad)).copied();
             let slot = number.and_then(|number| self.slots.get(number as usize)?.as_ref());
@@ -595,7 +605,7 @@ impl Endpoint {
     }
 
     /// Makes a queue pair for a connection; none when there are as many as there may be.
-    pub(super) fn insert(
+    fn insert(
         &mut self,
         qp: QueuePair,
         connection: Connection,
@@ -626,7 +636,7 @@ impl Endpoint {
     }
 
     /// Ends a connection here: all work comes home, then `Gone`.
-    pub(super) fn remove(&mut self, now: Instant, number: u32, reason: Reason, region: &Region) {
+    fn remove(&mut self, now: Instant, number: u32, reason: Reason, region: &Region) {
         let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
             return;
         };
@@ -653,13 +663,13 @@ impl Endpoint {
     }
 
     /// The live connection of a queue pair.
-    pub(super) fn live(&mut self, qp: Qp) -> Option<&mut Slot> {
+    fn live(&mut self, qp: Qp) -> Option<&mut Slot> {
         let slot = self.slots.get_mut(qp.0 as usize)?.as_mut()?;
         slot.gone.is_none().then_some(slot)
     }
 
     /// Messages that have been sent need not be shown any more.
-    pub(super) fn forget_sent(&mut self) {
+    pub(crate) fn forget_sent(&mut self) {
         if self.messages_sent > 0 {
             self.messages.drain(..self.messages_sent);
             self.messages_sent = 0;

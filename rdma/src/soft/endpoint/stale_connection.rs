@@ -13,7 +13,7 @@
 //! only if its host is silent for all of that time: one that is paused or stalled, which connects anew
 //! when it is back, as it would after Linux's answer. And to the forged address go, of one connection,
 //! three replies in that time, however many requests there are, and a refusal for each request: at most
-//! [`MOST_CLAIMS`] wait at once. To keep the refusal to ourselves would leave a host without an answer
+//! `MOST_CLAIMS` wait at once. To keep the refusal to ourselves would leave a host without an answer
 //! whose old connection lives by somebody else's packets.
 //!
 //! Of several endpoints on one address only the one where the request arrives looks among its own
@@ -22,27 +22,17 @@
 
 use std::time::{Duration, Instant};
 
-use super::connection::{ConnectRequest, Phase};
-use super::half_open::Key;
-use super::message::RejectReason;
-use super::retransmit::Retry;
-use crate::soft::endpoint::Endpoint;
+use super::Endpoint;
+use crate::soft::cm::StaleCandidate;
+use crate::soft::cm::connection::{ConnectRequest, Phase};
+use crate::soft::cm::half_open::Key;
+use crate::soft::cm::message::RejectReason;
+use crate::soft::cm::retransmit::Retry;
 use crate::{Qp, Reason, Region};
 
 /// How long the old connection may be silent. A peer's second request comes later than that, so
 /// that the first is not wasted.
 const PROOF: Duration = Duration::from_millis(700);
-/// Requests that wait for it, at most.
-pub(super) const MOST_CLAIMS: usize = 256;
-
-/// A request from a queue pair that has a connection.
-#[derive(Debug)]
-pub(crate) struct StaleCandidate {
-    request: ConnectRequest,
-    /// Our name of that connection.
-    old: u32,
-    since: Instant,
-}
 
 impl Endpoint {
     /// Lets a request wait until the connection of the same queue pair has had time to show that it
