@@ -135,6 +135,16 @@ impl Drop for Ending {
     }
 }
 
+/// The provider that serves the configured addresses, and where its fabrics come from.
+fn fabrics_of(config: &Config) -> Result<(Choice, Fabrics), Fatal> {
+    let (provider, why) = choose(config.provider, &config.addresses(), will_own);
+    info!(%provider, "fabric provider chosen: {why}");
+    let capture = config.capture.as_ref().map(|c| fabric::capture(provider, c)).transpose();
+    let capture = capture.map_err(|error| Fatal(error.to_string()))?;
+    let fabrics = provider.fabrics(config.reactor.count(), config.soft, capture);
+    Ok((provider, fabrics.map_err(|error| Fatal(error.to_string()))?))
+}
+
 impl RunningTarget {
     /// Starts the reactors, opens every store and listens.
     ///
@@ -149,15 +159,13 @@ impl RunningTarget {
         let stores = DeviceTable::new(folder, config.reactor.count());
         let pool = stores.opening();
         let next = Transition::open(&config, &stores, &Catalogs::new())?;
-        let boxes: Vec<_> = (0..config.reactor.count())
-            .map(|_| mailbox())
-            .collect::<io::Result<_>>()
-            .map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
-        let senders: Vec<_> = boxes.iter().map(|(sender, _)| sender.clone()).collect();
+        let boxes = (0..config.reactor.count()).map(|_| mailbox());
+        let boxes = boxes.collect::<io::Result<(Vec<_>, Vec<_>)>>();
+        let (senders, boxes) =
+            boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
-        let tender = DeviceMonitor::start(senders.clone(), Arc::clone(&pool));
+        let tender = DeviceMonitor::start(senders.clone(), Arc::clone(&pool)).map(Arc::new);
         let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
-        let tender = Arc::new(tender);
         let keeper = NamespaceStateWorker::new();
         let steward = NamespaceAdmin::new();
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
@@ -169,14 +177,8 @@ impl RunningTarget {
         let shared = Arc::new(shared);
         registry.set_keyring(keyring);
         keep_keyed(&registry, config.state_directory.as_deref()).iter().for_each(|w| warn!("{w}"));
-        let (provider, why) = choose(config.provider, &config.addresses(), will_own);
-        info!(%provider, "fabric provider chosen: {why}");
-        let capture = config.capture.as_ref().map(|c| fabric::capture(provider, c)).transpose();
-        let capture = capture.map_err(|error| Fatal(error.to_string()))?;
-        let fabrics = provider.fabrics(config.reactor.count(), config.soft, capture);
-        let fabrics = fabrics.map_err(|error| Fatal(error.to_string()))?;
+        let (provider, fabrics) = fabrics_of(&config)?;
         let keeper = keep(keeper, &registry)?;
-        let reactors = Vec::new();
         let shelf = Provisioner::new(
             config.clone(),
             stores,
@@ -196,7 +198,7 @@ impl RunningTarget {
             shelf,
             tender,
             fabrics,
-            reactors,
+            reactors: Vec::new(),
             keeper,
             steward,
             ledger: None,
@@ -205,25 +207,8 @@ impl RunningTarget {
         let started = boxes
             .into_iter()
             .enumerate()
-            .try_for_each(|(index, (_, mailbox))| target.spawn(&config, index, mailbox))
-            .and_then(|()| {
-                let mut shelf = target.shelf();
-                shelf.attach_new(&next)?;
-                shelf.adopt(next, Vec::new()).iter().for_each(|line| info!("{line}"));
-                Ok(())
-            })
-            .and_then(|()| {
-                let mut shelf = target.shelf();
-                config.addresses().iter().try_for_each(|at| shelf.listen(*at, config.missing))?;
-                shelf.publish();
-                Ok(())
-            })
-            .and_then(|()| {
-                let waiting = RetryTask::start(Arc::clone(&target.shelf), &pool);
-                let no_thread = |error| Fatal(format!("no thread that waits: {error}"));
-                target.waiting = Some(waiting.map_err(no_thread)?);
-                Ok(())
-            });
+            .try_for_each(|(index, mailbox)| target.spawn(&config, index, mailbox))
+            .and_then(|()| target.serve(&config, next, &pool));
         match started {
             Ok(()) => {
                 target.ledger = ledger.keep(power);
@@ -234,6 +219,25 @@ impl RunningTarget {
                 Err(fatal)
             }
         }
+    }
+
+    /// Serves what is configured, and begins to retry what is missing.
+    fn serve(
+        &mut self,
+        config: &Config,
+        next: Transition,
+        pool: &BlockingPool,
+    ) -> Result<(), Fatal> {
+        let mut shelf = self.shelf();
+        shelf.attach_new(&next)?;
+        shelf.adopt(next, Vec::new()).iter().for_each(|line| info!("{line}"));
+        config.addresses().iter().try_for_each(|at| shelf.listen(*at, config.missing))?;
+        shelf.publish();
+        drop(shelf);
+        let waiting = RetryTask::start(Arc::clone(&self.shelf), pool);
+        let no_thread = |error| Fatal(format!("no thread that waits: {error}"));
+        self.waiting = Some(waiting.map_err(no_thread)?);
+        Ok(())
     }
 
     /// Changes what is served: subsystems, hosts, namespaces, listeners. All or nothing. Returns

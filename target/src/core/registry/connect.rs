@@ -81,6 +81,27 @@ struct Evictions {
     crowded: Vec<Arc<Association>>,
 }
 
+impl Evictions {
+    fn is_empty(&self) -> bool {
+        self.replaced.is_empty() && self.displaced.is_empty() && self.crowded.is_empty()
+    }
+
+    /// Ends them. Those of a host that has yet to prove itself end when it has done that.
+    fn end(&self, book: &ControllerTable, newcomer: &Candidate) {
+        if !newcomer.authenticate {
+            self.replaced.iter().for_each(|old| old.end(Cause::Replaced));
+        }
+        for old in &self.displaced {
+            let entry = book.associations.get(&old.id);
+            if entry.is_some_and(|entry| entry.source() == newcomer.source) {
+                old.blame();
+            }
+            old.end(Cause::TooManyClaims);
+        }
+        self.crowded.iter().for_each(|old| old.end(Cause::Crowded));
+    }
+}
+
 /// How many associations there may be of some kind.
 struct Limit {
     most: usize,
@@ -163,18 +184,8 @@ impl Registry {
             claimed,
             kept_until: visit.now + KEPT,
         };
-        let Evictions { replaced, displaced, crowded } = room_made;
-        if !authenticate {
-            replaced.iter().for_each(|old| old.end(Cause::Replaced));
-        }
-        for old in &displaced {
-            if book.associations.get(&old.id).is_some_and(|entry| entry.source() == source) {
-                old.blame();
-            }
-            old.end(Cause::TooManyClaims);
-        }
-        crowded.iter().for_each(|old| old.end(Cause::Crowded));
-        if !replaced.is_empty() || !displaced.is_empty() || !crowded.is_empty() {
+        if !room_made.is_empty() {
+            room_made.end(&book, &newcomer);
             self.wake_reactors();
         }
         book.associations.insert(association.id, entry);
