@@ -2,11 +2,19 @@
 
 use std::fmt::Write as _;
 use std::mem::offset_of;
+use std::net::SocketAddr;
 use std::process::Command;
+use std::ptr;
 
-use rdma_sys::{rdma_cm_event_type as event, rdma_t};
+use nix::errno::Errno;
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
+use rdma_sys::{ibv_send_wr, ibv_sge, ibv_wc_status, rdma_cm_event_type as event, rdma_t};
 
-use crate::verbs::ffi::*;
+use crate::Fault;
+use crate::verbs::ffi::cm::{OPTION_ID, OPTION_ID_AFONLY, address};
+use crate::verbs::ffi::load::open_library;
+use crate::verbs::ffi::verbs::fault;
+use crate::verbs::ffi::{Api, RecvChain, Refused};
 
 /// What Rust believes, and the C expression that must have the same value.
 type Claims = Vec<(String, u64)>;

@@ -1,0 +1,274 @@
+//! The connection manager: event channels and ids.
+
+use std::ffi::c_int;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::sys::socket::{SockaddrLike, SockaddrStorage};
+use rdma_sys::{
+    rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel,
+    rdma_port_space,
+};
+
+use super::load::Api;
+use super::verbs::DeviceKey;
+use super::{borrow, check, check_new, set_nonblocking};
+
+/// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY` of `rdma_cma.h`, which bindgen leaves out.
+pub(super) const OPTION_ID: c_int = 0;
+pub(super) const OPTION_ID_AFONLY: c_int = 2;
+
+movable!(EventChannel, CmId);
+
+/// Channel for connection events of one fabric. Never blocks.
+pub(crate) struct EventChannel {
+    api: &'static Api,
+    raw: NonNull<rdma_event_channel>,
+}
+
+impl EventChannel {
+    pub(crate) fn new(api: &'static Api) -> Result<Arc<EventChannel>, Errno> {
+        // SAFETY: no argument; the result is checked.
+        let raw = check_new(unsafe { (api.rdma_create_event_channel)() })?;
+        let channel = EventChannel { api, raw };
+        set_nonblocking(channel.fd())?;
+        Ok(Arc::new(channel))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: `raw` is live as long as `self`.
+        borrow(unsafe { &self.raw.as_ref().fd })
+    }
+
+    /// The next event, copied and acknowledged: `rdma_destroy_id` and `rdma_migrate_id` on any
+    /// thread wait for acknowledgements, so none is ever held back.
+    pub(crate) fn next(self: &Arc<Self>) -> Result<Option<CmEvent>, Errno> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the channel is live and `raw` is a place for one pointer.
+        match check(unsafe { (self.api.rdma_get_cm_event)(self.raw.as_ptr(), &mut raw) }) {
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+            other => other?,
+        }
+        // SAFETY: a successful call left a valid event, ours until the acknowledgement.
+        let event = self.copy(unsafe { &*raw });
+        // SAFETY: acknowledged once, not used afterwards.
+        unsafe { (self.api.rdma_ack_cm_event)(raw) };
+        Ok(Some(event))
+    }
+
+    fn copy(self: &Arc<Self>, event: &rdma_cm_event) -> CmEvent {
+        use rdma_cm_event_type as t;
+        let kind = match event.event {
+            t::RDMA_CM_EVENT_CONNECT_REQUEST => match NonNull::new(event.id) {
+                Some(raw) => {
+                    let id = CmId { api: self.api, raw, channel: Arc::clone(self) };
+                    // SAFETY: a connect request of a reliable port space carries `conn`.
+                    CmKind::Request(id, ConnectParam::copy(unsafe { &event.param.conn }))
+                }
+                None => CmKind::Other(event.event),
+            },
+            t::RDMA_CM_EVENT_ADDR_RESOLVED => CmKind::AddressResolved,
+            t::RDMA_CM_EVENT_ROUTE_RESOLVED => CmKind::RouteResolved,
+            t::RDMA_CM_EVENT_ESTABLISHED => CmKind::Established,
+            t::RDMA_CM_EVENT_ADDR_ERROR
+            | t::RDMA_CM_EVENT_ROUTE_ERROR
+            | t::RDMA_CM_EVENT_CONNECT_ERROR
+            | t::RDMA_CM_EVENT_UNREACHABLE => CmKind::Failed,
+            t::RDMA_CM_EVENT_REJECTED => {
+                // SAFETY: a reject of a reliable port space carries `conn`.
+                CmKind::Rejected(private_data(unsafe { &event.param.conn }))
+            }
+            t::RDMA_CM_EVENT_DISCONNECTED => CmKind::Disconnected,
+            t::RDMA_CM_EVENT_DEVICE_REMOVAL => CmKind::DeviceRemoval,
+            other => CmKind::Other(other),
+        };
+        CmEvent { id: IdKey(event.id as usize), status: event.status, kind }
+    }
+}
+
+impl Drop for EventChannel {
+    fn drop(&mut self) {
+        // SAFETY: every id on the channel holds it, so none is left; destroyed once.
+        unsafe { (self.api.rdma_destroy_event_channel)(self.raw.as_ptr()) };
+    }
+}
+
+/// Names an id as long as it lives; never dereferenced.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct IdKey(usize);
+
+/// One event of the connection manager.
+pub(crate) struct CmEvent {
+    /// Whom it concerns (for a request: the new id).
+    pub(crate) id: IdKey,
+    pub(crate) status: i32,
+    pub(crate) kind: CmKind,
+}
+
+pub(crate) enum CmKind {
+    Request(CmId, ConnectParam),
+    AddressResolved,
+    RouteResolved,
+    Established,
+    Failed,
+    /// With the peer's private data.
+    Rejected(Vec<u8>),
+    Disconnected,
+    DeviceRemoval,
+    Other(u32),
+}
+
+/// Parameters of a connection request.
+pub(crate) struct ConnectParam {
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) reads: u8,
+}
+
+impl ConnectParam {
+    fn copy(conn: &rdma_conn_param) -> ConnectParam {
+        ConnectParam { private_data: private_data(conn), reads: conn.initiator_depth }
+    }
+}
+
+/// The private data of an event that is not acknowledged yet.
+fn private_data(conn: &rdma_conn_param) -> Vec<u8> {
+    let data: *const u8 = conn.private_data.cast();
+    if data.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the library keeps `private_data_len` bytes there until the acknowledgement.
+    unsafe { std::slice::from_raw_parts(data, conn.private_data_len.into()) }.to_vec()
+}
+
+/// A connection identifier: a listener, or one end of a connection. Dropping one that was never
+/// answered rejects its peer.
+pub(crate) struct CmId {
+    pub(super) api: &'static Api,
+    pub(super) raw: NonNull<rdma_cm_id>,
+    channel: Arc<EventChannel>,
+}
+
+impl CmId {
+    pub(crate) fn new(channel: &Arc<EventChannel>) -> Result<CmId, Errno> {
+        let (api, mut raw) = (channel.api, ptr::null_mut());
+        let space = rdma_port_space::RDMA_PS_TCP;
+        // SAFETY: the channel is live and outlives the id, which holds it.
+        check(unsafe {
+            (api.rdma_create_id)(channel.raw.as_ptr(), &mut raw, ptr::null_mut(), space)
+        })?;
+        Ok(CmId { api, raw: check_new(raw)?, channel: Arc::clone(channel) })
+    }
+
+    pub(crate) fn key(&self) -> IdKey {
+        IdKey(self.raw.as_ptr() as usize)
+    }
+
+    /// Binds to an address; an IPv6 wildcard leaves IPv4 alone.
+    pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
+        let mut only: c_int = 1;
+        let (value, len) = (ptr::from_mut(&mut only).cast(), size_of::<c_int>());
+        if at.is_ipv6() {
+            // SAFETY: the id is live; the option is an int.
+            check(unsafe {
+                (self.api.rdma_set_option)(
+                    self.raw.as_ptr(),
+                    OPTION_ID,
+                    OPTION_ID_AFONLY,
+                    value,
+                    len,
+                )
+            })?;
+        }
+        let address = SockaddrStorage::from(at);
+        // SAFETY: the address is valid for the call, which only reads it.
+        check(unsafe {
+            (self.api.rdma_bind_addr)(self.raw.as_ptr(), address.as_ptr().cast_mut().cast())
+        })
+    }
+
+    pub(crate) fn listen(&self, backlog: i32) -> Result<(), Errno> {
+        // SAFETY: the id is live.
+        check(unsafe { (self.api.rdma_listen)(self.raw.as_ptr(), backlog) })
+    }
+
+    /// Starts to find the device on the way to `to`, which binds the id to it.
+    pub(crate) fn resolve_address(&self, to: SocketAddr, limit_ms: i32) -> Result<(), Errno> {
+        let (address, id) = (SockaddrStorage::from(to), self.raw.as_ptr());
+        let target = address.as_ptr().cast_mut().cast();
+        // SAFETY: the id is live; the address is valid for the call, which only reads it.
+        check(unsafe { (self.api.rdma_resolve_addr)(id, ptr::null_mut(), target, limit_ms) })
+    }
+
+    /// Starts to find the path to the peer, once the address is resolved.
+    pub(crate) fn resolve_route(&self, limit_ms: i32) -> Result<(), Errno> {
+        // SAFETY: the id is live.
+        check(unsafe { (self.api.rdma_resolve_route)(self.raw.as_ptr(), limit_ms) })
+    }
+
+    pub(crate) fn reject(&self, private_data: &[u8]) -> Result<(), Errno> {
+        let len = u8::try_from(private_data.len()).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: the id is live; the bytes are only read, during the call.
+        check(unsafe {
+            (self.api.rdma_reject)(self.raw.as_ptr(), private_data.as_ptr().cast(), len)
+        })
+    }
+
+    /// Whether events of this id arrive at `channel`.
+    pub(crate) fn is_on(&self, channel: &Arc<EventChannel>) -> bool {
+        Arc::ptr_eq(&self.channel, channel)
+    }
+
+    /// Moves the id and its future events to another channel.
+    pub(crate) fn migrate(&mut self, to: &Arc<EventChannel>) -> Result<(), Errno> {
+        // SAFETY: both are live; the old channel stays alive during the call through `self`.
+        check(unsafe { (self.api.rdma_migrate_id)(self.raw.as_ptr(), to.raw.as_ptr()) })?;
+        self.channel = Arc::clone(to);
+        Ok(())
+    }
+
+    /// The device that the id is bound to, if any.
+    pub(crate) fn device(&self) -> Option<DeviceKey> {
+        // SAFETY: the id is live; `verbs` is set before the id is handed out.
+        NonNull::new(unsafe { self.raw.as_ref().verbs }).map(|raw| DeviceKey(raw.as_ptr() as usize))
+    }
+
+    /// Our and the peer's address.
+    pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        // SAFETY: the id is live; both unions are storage that the library has filled or zeroed.
+        let (local, remote) = unsafe {
+            let addr = &self.raw.as_ref().route.addr;
+            (addr.src_addr_union.src_storage, addr.dst_addr_union.dst_storage)
+        };
+        Some((address(&local)?, address(&remote)?))
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        // SAFETY: its queue pair holds the id, so that is gone; every event read has been
+        // acknowledged, so this does not wait for long; destroyed once.
+        unsafe { (self.api.rdma_destroy_id)(self.raw.as_ptr()) };
+    }
+}
+
+pub(super) fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let at = ptr::from_ref(storage);
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which member it is; storage is large and aligned enough.
+            let sin = unsafe { *at.cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(sin.sin_addr.s_addr));
+            Some(SocketAddrV4::new(ip, u16::from_be(sin.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let sin = unsafe { *at.cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(sin.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(sin.sin6_port), 0, sin.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,77 @@
+//! rdma-core behind safe handles. The only directory that names `rdma_sys`: `load` has its functions,
+//! `cm` connections, `verbs` devices, memory and queues.
+//!
+//! # How the unsafe code is fenced
+//!
+//! * Types, constants and the inline functions that go through a context's table of operations
+//!   come from `rdma_sys`; every exported function is looked up by name in the two libraries when
+//!   the first handle is made ([`Api`]). So the binary has no link dependency on rdma-core and
+//!   starts without it. A generic function that is never instantiated makes the compiler compare
+//!   each signature with `rdma_sys`; a test compares the layouts with C.
+//! * One handle per object, with one constructor and one `Drop`. A handle holds its parents, so
+//!   that the order of destruction is always queue pair, id, memory region, completion queue,
+//!   completion channel, protection domain, device list, whatever order the owner drops them in.
+//! * Work requests name memory only as (registered range, offset, length), checked here. The
+//!   `Buf` behind it has been moved into the table of flights and comes out when the completion
+//!   is there or the queue pair has been destroyed: nobody has a reference while a device writes.
+//! * Numbers from outside (event types, completion codes, transports) are plain integers in
+//!   `rdma_sys`, never Rust enums, and every match on them has a default. The `ibv_*_ex` wrappers,
+//!   which are broken there, are not used.
+//! * libibverbs and librdmacm lock internally, so handles may move between threads and be used
+//!   from several. [`CmId::migrate`] alone changes what other calls read; it takes `&mut`.
+#![expect(unsafe_code, reason = "calls into rdma-core")]
+
+macro_rules! movable {
+    ($($handle:ty),*) => {$(
+        // SAFETY: an exclusive pointer to an object of a library that locks internally and ties
+        // nothing to a thread.
+        unsafe impl Send for $handle {}
+        // SAFETY: as above; methods that take &self are safe to call at the same time.
+        unsafe impl Sync for $handle {}
+    )*};
+}
+
+mod cm;
+mod load;
+mod verbs;
+
+use std::ffi::c_int;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr::NonNull;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+pub(super) use cm::{CmEvent, CmId, CmKind, ConnectParam, EventChannel, IdKey};
+pub(super) use load::Api;
+pub(super) use verbs::{
+    Ability, Access, CompChannel, Context, Cq, Depths, DeviceKey, DeviceList, Harvest, Mr, Pd,
+    QueuePair, RecvChain, Refused, SendChain, Verb,
+};
+
+/// What a call that returns -1 and sets `errno`, or returns an error number, has said.
+fn check(code: c_int) -> Result<(), Errno> {
+    match code {
+        0 => Ok(()),
+        -1 => Err(Errno::last()),
+        other => Err(Errno::from_raw(other.abs())),
+    }
+}
+
+fn check_new<T>(raw: *mut T) -> Result<NonNull<T>, Errno> {
+    NonNull::new(raw).ok_or_else(Errno::last)
+}
+
+fn borrow(fd: &RawFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor lies inside a live rdma-core object that closes it on destruction;
+    // the borrow is tied to that object through the reference.
+    unsafe { BorrowedFd::borrow_raw(*fd) }
+}
+
+fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
+    fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map(drop)
+}
+
+#[cfg(test)]
+mod tests;
