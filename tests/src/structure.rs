@@ -27,6 +27,11 @@ const ROOTS: [(&str, &str); 10] = [
     ("tests", "tests/src/lib.rs"),
 ];
 
+/// Lines of a function of production code, at most.
+pub const FUNCTION_LINES_MAX: usize = 70;
+/// Lines of a file without comments and unit tests, at most.
+pub const FILE_LINES_MAX: usize = 600;
+
 /// Every crate of the checkout with its name, those of single test programs left out.
 ///
 /// # Errors
@@ -176,6 +181,20 @@ impl Crate {
     pub fn functions(&self) -> impl Iterator<Item = (&Module, Function)> {
         let all = self.modules.iter();
         all.flat_map(|module| code::functions(&module.code).into_iter().map(move |f| (module, f)))
+    }
+
+    /// Functions that are too long: file, name and number of lines.
+    #[must_use]
+    pub fn long_functions(&self) -> Vec<String> {
+        let long = self.functions().filter(|(_, function)| function.lines > FUNCTION_LINES_MAX);
+        long.map(|(m, f)| format!("{} {} {}", m.file.display(), f.name, f.lines)).collect()
+    }
+
+    /// Files that are too long, and their numbers of lines.
+    #[must_use]
+    pub fn long_files(&self) -> Vec<String> {
+        let long = self.modules.iter().filter(|module| module.lines() > FILE_LINES_MAX);
+        long.map(|module| format!("{} {}", module.file.display(), module.lines())).collect()
     }
 
     /// How often each name of a type is defined.
@@ -355,6 +374,23 @@ pub(crate) mod tests {
         assert_eq!(seen, expected);
         assert_eq!(read.public_modules(), 1);
         assert_eq!(read.top_level().largest_cycle().len(), 1);
+    }
+
+    #[test]
+    fn what_is_too_long_by_one_line_is_found() {
+        let function = |lines| format!("fn f() {{\n{}}}\n", "    g();\n".repeat(lines - 2));
+        let file = |lines| "const A: u8 = 0;\n".repeat(lines);
+        let (longest, longer) = (function(FUNCTION_LINES_MAX), function(FUNCTION_LINES_MAX + 1));
+        let (largest, larger) = (file(FILE_LINES_MAX), file(FILE_LINES_MAX + 1));
+        let (_directory, read) = written(&[
+            ("lib.rs", "mod a;\nmod b;\nmod c;\nmod d;\n"),
+            ("a.rs", &longest),
+            ("b.rs", &longer),
+            ("c.rs", &largest),
+            ("d.rs", &larger),
+        ]);
+        assert_eq!(read.long_functions(), ["b.rs f 71"]);
+        assert_eq!(read.long_files(), ["d.rs 601"]);
     }
 
     #[test]

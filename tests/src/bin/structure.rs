@@ -6,10 +6,7 @@ use std::io;
 use std::path::Path;
 
 use tests::structure::layers::Layers;
-use tests::structure::{self, Crate, terminology};
-
-const FUNCTION_LINES_MAX: usize = 70;
-const FILE_LINES_MAX: usize = 600;
+use tests::structure::{self, Crate, FILE_LINES_MAX, FUNCTION_LINES_MAX, terminology};
 
 fn main() -> io::Result<()> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -124,11 +121,8 @@ fn lists(crates: &[(&str, Crate)]) {
     let formats: BTreeSet<_> = modules().flat_map(structure::Module::formats).collect();
     list("formats of files, by their first words", Vec::from_iter(formats));
     list("kinds of records", modules().flat_map(structure::Module::records).collect());
-    let functions = crates.iter().flat_map(|(_, read)| read.functions());
-    let long = functions.filter(|(_, function)| function.lines > FUNCTION_LINES_MAX);
-    let long = long.map(|(m, f)| format!("{} {} {}", m.file.display(), f.name, f.lines));
-    list(&format!("functions above {FUNCTION_LINES_MAX} lines"), long.collect());
-    let large = modules().filter(|module| module.lines() > FILE_LINES_MAX);
-    let large = large.map(|module| format!("{} {}", module.file.display(), module.lines()));
-    list(&format!("files above {FILE_LINES_MAX} lines without tests"), large.collect());
+    let functions = crates.iter().flat_map(|(_, read)| read.long_functions());
+    list(&format!("functions above {FUNCTION_LINES_MAX} lines"), functions.collect());
+    let files = crates.iter().flat_map(|(_, read)| read.long_files());
+    list(&format!("files above {FILE_LINES_MAX} lines without tests"), files.collect());
 }
