@@ -19,7 +19,7 @@ use crate::Remote;
 #[must_use = "a buffer that is dropped is lost to its pool: give it to `Initiator::deregister_remote`"]
 pub struct RemoteRegion {
     // The access goes before the buffer.
-    access: Access,
+    access: RemoteAccess,
     buf: Buf,
     remote: Remote,
     /// Not `Send`.
@@ -27,7 +27,7 @@ pub struct RemoteRegion {
 }
 
 #[derive(Debug)]
-enum Access {
+enum RemoteAccess {
     /// Ends when this is dropped.
     Registered { access: Box<dyn Any + Send>, invalidation: bool },
     /// Ends when the provider has given back the [`Window`].
@@ -38,7 +38,7 @@ impl RemoteRegion {
     /// For providers whose device moves the data: `access` is what ends the peers' access when it
     /// is dropped.
     pub fn new(buf: Buf, remote: Remote, access: Box<dyn Any + Send>) -> RemoteRegion {
-        let access = Access::Registered { access, invalidation: false };
+        let access = RemoteAccess::Registered { access, invalidation: false };
         RemoteRegion { access, buf, remote, stays: PhantomData }
     }
 
@@ -47,7 +47,7 @@ impl RemoteRegion {
     pub(crate) fn split(buf: Buf, key: u32) -> (RemoteRegion, Window) {
         let remote = Remote { addr: buf.offset(), key, len: buf.len() };
         let window = Window::of(&buf);
-        (RemoteRegion { access: Access::Lent, buf, remote, stays: PhantomData }, window)
+        (RemoteRegion { access: RemoteAccess::Lent, buf, remote, stays: PhantomData }, window)
     }
 
     /// Takes back what [`RemoteRegion::split`] gave.
@@ -64,14 +64,14 @@ impl RemoteRegion {
     #[must_use]
     pub fn bears_invalidation(&self) -> bool {
         match &self.access {
-            Access::Registered { invalidation, .. } => *invalidation,
-            Access::Lent => true,
+            RemoteAccess::Registered { invalidation, .. } => *invalidation,
+            RemoteAccess::Lent => true,
         }
     }
 
     /// For providers whose device can invalidate this kind of memory.
     pub fn with_invalidation(mut self) -> RemoteRegion {
-        if let Access::Registered { invalidation, .. } = &mut self.access {
+        if let RemoteAccess::Registered { invalidation, .. } = &mut self.access {
             *invalidation = true;
         }
         self
@@ -89,8 +89,8 @@ impl RemoteRegion {
     /// When it was lent to another fabric, whose peers would still have access.
     pub(crate) fn into_buf(self) -> Buf {
         match self.access {
-            Access::Registered { access, .. } => drop(access),
-            Access::Lent => panic!("exposed by another fabric"),
+            RemoteAccess::Registered { access, .. } => drop(access),
+            RemoteAccess::Lent => panic!("exposed by another fabric"),
         }
         self.buf
     }

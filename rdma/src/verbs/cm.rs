@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::device::Device;
 use super::ffi::{
-    Api, CmEvent, CmId, CmKind, ConnectParam, DeviceKey, DeviceList, EventChannel, QueuePair,
+    Api, CmEvent, CmId, CmKind, ConnectParam, DeviceKey, DeviceList, EventChannel, RcQueuePair,
 };
 use super::work_requests::Fifo;
 use super::{Load, Look, Verbs};
@@ -31,7 +31,7 @@ const LINGERERS: usize = 256;
 
 /// Where a connection is in its life.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Phase {
+enum ConnectPhase {
     /// Looking for the way to the peer: there is no device yet, so no queue pair, and what was
     /// posted waits. The private data are for the request.
     Resolving(Vec<u8>),
@@ -48,16 +48,16 @@ enum Phase {
 }
 
 /// One queue pair.
-pub(super) struct Connection {
+pub(super) struct VerbsConnection {
     // The queue pair goes before its id, at the latest. Without it nothing has begun, or
     // everything is over.
-    pub(super) pair: Option<QueuePair>,
+    pub(super) pair: Option<RcQueuePair>,
     id: Arc<CmId>,
     /// None while the way to the peer is not known.
     pub(super) device: Option<Arc<Device>>,
     /// Its reads are what was granted (or offered), not what was wished for.
     pub(super) limits: QpLimits,
-    phase: Phase,
+    phase: ConnectPhase,
     /// Nothing more is handed to the device.
     pub(super) dead: bool,
     /// On the list of queue pairs that `flush` visits.
@@ -149,8 +149,8 @@ impl Verbs {
         let pair = self.queue_pair(&id, &device, limits).map_err(|e| {
             failed(&format!("a queue pair on {}: {limits:?}", device.ability.name), e)
         })?;
-        let connection = Connection::new(id, limits, Phase::Opened);
-        Ok(self.admit(Connection { pair: Some(pair), device: Some(device), ..connection }))
+        let connection = VerbsConnection::new(id, limits, ConnectPhase::Opened);
+        Ok(self.admit(VerbsConnection { pair: Some(pair), device: Some(device), ..connection }))
     }
 
     /// Sets out for a peer. The device is known when the address is resolved, and with it what a
@@ -180,8 +180,8 @@ impl Verbs {
             };
             FabricError(format!("cannot connect to {to} with verbs: {why}"))
         })?;
-        let phase = Phase::Resolving(private_data.to_vec());
-        Ok(self.admit(Connection::new(id, limits, phase)))
+        let phase = ConnectPhase::Resolving(private_data.to_vec());
+        Ok(self.admit(VerbsConnection::new(id, limits, phase)))
     }
 
     /// The address is resolved, so there is a device: makes the queue pair, hands over what was
@@ -196,7 +196,7 @@ impl Verbs {
 
     fn bind(&mut self, qp: Qp) -> Result<(), FabricError> {
         let Some(connection) = self.connection(qp) else { return Ok(()) };
-        if !matches!(connection.phase, Phase::Resolving(_)) {
+        if !matches!(connection.phase, ConnectPhase::Resolving(_)) {
             return Ok(());
         }
         let (id, limits) = (Arc::clone(&connection.id), connection.limits);
@@ -218,12 +218,13 @@ impl Verbs {
     /// The route is resolved: asks the peer.
     fn on_route(&mut self, qp: Qp) {
         let Some(connection) = self.connection(qp) else { return };
-        let (Phase::Resolving(private_data), Some(pair)) = (&connection.phase, &connection.pair)
+        let (ConnectPhase::Resolving(private_data), Some(pair)) =
+            (&connection.phase, &connection.pair)
         else {
             return;
         };
         match pair.connect(private_data, connection.limits.reads) {
-            Ok(()) => connection.phase = Phase::Requested,
+            Ok(()) => connection.phase = ConnectPhase::Requested,
             Err(e) => {
                 tracing::info!(qp = qp.0, "cannot connect: {}", e.desc());
                 self.close(qp, Reason::NotEstablished);
@@ -233,13 +234,13 @@ impl Verbs {
 
     fn on_established(&mut self, qp: Qp) {
         let Some(connection) = self.connection(qp) else { return };
-        if !matches!(connection.phase, Phase::Accepted | Phase::Requested) {
+        if !matches!(connection.phase, ConnectPhase::Accepted | ConnectPhase::Requested) {
             return;
         }
-        if connection.phase == Phase::Requested {
+        if connection.phase == ConnectPhase::Requested {
             connection.hasten_peer();
         }
-        connection.phase = Phase::Up;
+        connection.phase = ConnectPhase::Up;
         self.ready.push_back(Event::Established(qp));
     }
 
@@ -248,18 +249,18 @@ impl Verbs {
         id: &Arc<CmId>,
         device: &Device,
         limits: QpLimits,
-    ) -> Result<QueuePair, Errno> {
+    ) -> Result<RcQueuePair, Errno> {
         let make = |inline| {
             let depths =
                 super::ffi::Depths { sends: limits.sends, receives: limits.receives, inline };
-            QueuePair::new(id, &device.pd, &device.sent, &device.received, depths)
+            RcQueuePair::new(id, &device.pd, &device.sent, &device.received, depths)
         };
         let pair = make(super::INLINE_BYTES).or_else(|_| make(0))?;
         self.counts.made += 1;
         Ok(pair)
     }
 
-    fn admit(&mut self, connection: Connection) -> Qp {
+    fn admit(&mut self, connection: VerbsConnection) -> Qp {
         let limits = connection.limits;
         let all = self.promised(None).and(limits);
         self.flights.reserve(all.receives as usize + all.sends as usize);
@@ -281,13 +282,13 @@ impl Verbs {
     /// Answers the request of an opened queue pair.
     pub(super) fn accept_connection(&mut self, qp: Qp, private_data: &[u8]) {
         let Some(connection) = self.connection(qp) else { return };
-        if connection.phase != Phase::Opened {
+        if connection.phase != ConnectPhase::Opened {
             return;
         }
         let Some(pair) = &connection.pair else { return };
         match pair.accept(private_data, connection.limits.reads) {
             Ok(()) => {
-                connection.phase = Phase::Accepted;
+                connection.phase = ConnectPhase::Accepted;
                 connection.hasten_peer();
             }
             Err(e) => {
@@ -363,7 +364,7 @@ impl Verbs {
 
     fn on_disconnected(&mut self, qp: Qp) {
         if let Some(connection) = self.connection(qp)
-            && let Phase::Closing { linger, .. } = &mut connection.phase
+            && let ConnectPhase::Closing { linger, .. } = &mut connection.phase
         {
             *linger = false;
         }
@@ -412,20 +413,20 @@ impl Verbs {
     pub(super) fn close(&mut self, qp: Qp, reason: Reason) {
         let deadline = self.now + FLUSH_LIMIT;
         let Some(connection) = self.connection(qp) else { return };
-        if matches!(connection.phase, Phase::Closing { .. }) {
+        if matches!(connection.phase, ConnectPhase::Closing { .. }) {
             return;
         }
-        let answered = matches!(connection.phase, Phase::Accepted | Phase::Up);
+        let answered = matches!(connection.phase, ConnectPhase::Accepted | ConnectPhase::Up);
         let reason = match reason {
-            Reason::Peer if connection.phase != Phase::Up => Reason::NotEstablished,
+            Reason::Peer if connection.phase != ConnectPhase::Up => Reason::NotEstablished,
             // Of our reply: the peer has no more to say about that.
-            Reason::Rejected { .. } if connection.phase != Phase::Requested => {
+            Reason::Rejected { .. } if connection.phase != ConnectPhase::Requested => {
                 Reason::NotEstablished
             }
             other => other,
         };
         let linger = answered && reason == Reason::Local && !connection.is_iwarp();
-        connection.phase = Phase::Closing { reason, deadline, linger };
+        connection.phase = ConnectPhase::Closing { reason, deadline, linger };
         connection.dead = true;
         // Failures mean that it had stopped before; the deadline covers everything else. The
         // second call is for iWARP, where a goodbye alone lets receives wait for the peer.
@@ -474,7 +475,7 @@ impl Verbs {
         self.lingering.retain(|lingerer| lingerer.until > now);
     }
 
-    fn destroy(&mut self, pair: Option<QueuePair>) {
+    fn destroy(&mut self, pair: Option<RcQueuePair>) {
         self.counts.destroyed += u64::from(pair.is_some());
         drop(pair);
     }
@@ -483,10 +484,10 @@ impl Verbs {
     fn finish(&mut self, qp: Qp) {
         let slot = self.connections.get_mut(qp.0 as usize);
         let Some(connection) = slot.and_then(Option::take) else { return };
-        let Connection { pair, id, device, phase, .. } = connection;
+        let VerbsConnection { pair, id, device, phase, .. } = connection;
         self.by_id.remove(&id.key());
         self.destroy(pair);
-        let Phase::Closing { reason, linger, .. } = phase else { return };
+        let ConnectPhase::Closing { reason, linger, .. } = phase else { return };
         if linger && self.lingering.len() < LINGERERS {
             self.lingering.push(ClosingConnection { id, until: self.now + LINGER });
         }
@@ -505,7 +506,7 @@ impl Verbs {
                 _ if connection.receives + connection.sends == 0 => {
                     Some(self.allowance.next().max(self.now))
                 }
-                Phase::Closing { deadline, .. } => Some(deadline),
+                ConnectPhase::Closing { deadline, .. } => Some(deadline),
                 _ => None,
             }
         });
@@ -515,9 +516,9 @@ impl Verbs {
     }
 }
 
-impl Connection {
-    fn new(id: Arc<CmId>, limits: QpLimits, phase: Phase) -> Connection {
-        Connection {
+impl VerbsConnection {
+    fn new(id: Arc<CmId>, limits: QpLimits, phase: ConnectPhase) -> VerbsConnection {
+        VerbsConnection {
             pair: None,
             id,
             device: None,
@@ -538,7 +539,7 @@ impl Connection {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        self.phase == Phase::Up
+        self.phase == ConnectPhase::Up
     }
 
     fn is_iwarp(&self) -> bool {
@@ -556,10 +557,10 @@ impl Connection {
 
     /// Ends because its device has gone.
     fn is_lost(&self) -> bool {
-        matches!(self.phase, Phase::Closing { reason: Reason::Device, .. })
+        matches!(self.phase, ConnectPhase::Closing { reason: Reason::Device, .. })
     }
 
     fn is_late(&self, now: Instant) -> bool {
-        matches!(self.phase, Phase::Closing { deadline, .. } if now >= deadline)
+        matches!(self.phase, ConnectPhase::Closing { deadline, .. } if now >= deadline)
     }
 }

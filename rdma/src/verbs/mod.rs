@@ -34,15 +34,15 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 pub use cm::owns;
-use cm::{ClosingConnection, Connection};
+use cm::{ClosingConnection, VerbsConnection};
 use connection_budget::{Allowance, Counts};
 use device::Device;
 pub use device::Load;
 use ffi::{
-    Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, QueuePair,
+    Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, RcQueuePair,
     RecvChain, Refused, SendChain, Verb,
 };
-use work_requests::{Flight, Table};
+use work_requests::{Flight, FlightTable};
 
 use crate::{
     Buf, Completion, Event, Fabric, FabricError, FabricHints, FabricStats, Fault, Incoming,
@@ -86,13 +86,13 @@ struct Attached {
 /// The provider over rdma-core, one a reactor.
 pub struct Verbs {
     // Dropped in this order: queue pairs and ids, then registrations, then devices.
-    connections: Vec<Option<Connection>>,
+    connections: Vec<Option<VerbsConnection>>,
     lingering: Vec<ClosingConnection>,
     listeners: Vec<(SocketAddr, CmId)>,
     by_id: HashMap<IdKey, Qp>,
     /// Events that no completion queue holds. Declared before what its requests depend on.
     ready: VecDeque<Event>,
-    flights: Table,
+    flights: FlightTable,
     devices: Vec<Attached>,
     channel: Arc<EventChannel>,
     epoll: Epoll,
@@ -154,7 +154,7 @@ impl Verbs {
             listeners: Vec::new(),
             by_id: HashMap::new(),
             ready: VecDeque::with_capacity(READY_MOST),
-            flights: Table::default(),
+            flights: FlightTable::default(),
             devices: Vec::new(),
             channel,
             epoll,
@@ -242,13 +242,13 @@ impl Verbs {
         }
     }
 
-    fn connection(&mut self, qp: Qp) -> Option<&mut Connection> {
+    fn connection(&mut self, qp: Qp) -> Option<&mut VerbsConnection> {
         self.connections.get_mut(qp.0 as usize)?.as_mut()
     }
 
     /// Work requests promised to the connections of one device, or of all.
     fn promised(&self, on: Option<DeviceKey>) -> Load {
-        let ours = |c: &&Connection| on.is_none_or(|key| c.device_key() == Some(key));
+        let ours = |c: &&VerbsConnection| on.is_none_or(|key| c.device_key() == Some(key));
         let connections = self.connections.iter().flatten().filter(ours);
         connections.fold(Load::NONE, |load, connection| load.and(connection.limits))
     }
@@ -298,7 +298,7 @@ impl Verbs {
     fn kill(&mut self, qp: Qp) {
         if let Some(connection) = self.connection(qp) {
             connection.dead = true;
-            let _ = connection.pair.as_ref().map(QueuePair::stop);
+            let _ = connection.pair.as_ref().map(RcQueuePair::stop);
             self.recall(qp, Fault::Flushed);
         }
     }

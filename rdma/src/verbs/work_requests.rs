@@ -23,7 +23,7 @@ struct Slot {
 /// A slab of flights. A work request's id is the slot's index and its generation, so that a stale
 /// completion finds nothing.
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct FlightTable {
     slots: Vec<Slot>,
     free: Fifo,
     used: usize,
@@ -43,7 +43,7 @@ impl Default for Fifo {
     }
 }
 
-impl Table {
+impl FlightTable {
     /// Makes room, so that as many flights as are `promised` need no allocation.
     pub(super) fn reserve(&mut self, promised: usize) {
         self.slots.reserve_exact(promised.saturating_sub(self.slots.len()));
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn flights_leave_in_order_and_stale_ids_find_nothing() {
-        let (mut pool, mut table, mut list) = (pool(), Table::default(), Fifo::default());
+        let (mut pool, mut table, mut list) = (pool(), FlightTable::default(), Fifo::default());
         table.reserve(2);
         for tag in 0..5 {
             let flight = flight(&mut pool, tag);

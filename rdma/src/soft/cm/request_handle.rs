@@ -30,17 +30,17 @@ pub(crate) enum RequestState {
 
 /// A request about which there is something new, and whether that is a connection that has come up and
 /// come to nothing.
-type Item = (Key, bool);
+type RequestUpdate = (Key, bool);
 
 /// Requests about which there is something new, so that the endpoint where they arrived need not look
 /// at all that it has. Nobody waits for its lock longer than to add or take a name,
 /// and nobody takes it but to set up or end a connection.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct RequestUpdates(Arc<(AtomicBool, Mutex<VecDeque<Item>>)>);
+pub(crate) struct RequestUpdates(Arc<(AtomicBool, Mutex<VecDeque<RequestUpdate>>)>);
 
 impl RequestUpdates {
     /// The request that has waited longest.
-    pub(crate) fn next(&self) -> Option<Item> {
+    pub(crate) fn next(&self) -> Option<RequestUpdate> {
         let (any, items) = &*self.0;
         if !any.load(Ordering::Acquire) {
             return None;
@@ -51,7 +51,7 @@ impl RequestUpdates {
         item
     }
 
-    fn tell(&self, item: Item) {
+    fn tell(&self, item: RequestUpdate) {
         let (any, items) = &*self.0;
         let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
         items.push_back(item);

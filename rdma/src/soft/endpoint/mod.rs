@@ -37,7 +37,7 @@ use super::wire::opcode::{Opcode, Operation};
 use super::wire::psn::{Psn, Qpn};
 use super::wire::tx_packet::{Payload, TxPacket};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
-use qp_context::Slot;
+use qp_context::QpContext;
 
 pub use super::config::{Config, FIRST_SOURCE_PORT, Path, ROCE_PORT};
 
@@ -77,7 +77,7 @@ fn is_broadcast(address: IpAddr) -> bool {
 pub struct Endpoint {
     config: Config,
     entropy: Box<dyn FnMut() -> u64 + Send>,
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<QpContext>>,
     free: Vec<u32>,
     by_qpn: Table<Qpn>,
     by_comm: Table<u32>,
@@ -175,7 +175,7 @@ impl Endpoint {
 
     /// What connections have met so far, by our address.
     pub fn troubles(&self, tell: impl FnMut(IpAddr, &LinkErrorCounts)) {
-        let of = |slot: &Slot| (slot.connection.local, slot.qp.troubles());
+        let of = |slot: &QpContext| (slot.connection.local, slot.qp.troubles());
         self.troubles.each(self.slots.iter().flatten().map(of), tell);
     }
 
@@ -199,7 +199,7 @@ impl Endpoint {
             }
             _ => {
                 let slot = self.slots.get(transmit.slot as usize).and_then(Option::as_ref);
-                slot.is_none_or(Slot::takes_trains)
+                slot.is_none_or(QpContext::takes_trains)
             }
         };
         if takes { usize::MAX } else { 1 }
@@ -629,7 +629,7 @@ impl Endpoint {
             self.manager.index(&connection, number);
         }
         let pair = self.pairs.of(connection.remote, connection.local);
-        self.slots[number as usize] = Some(Slot::new(qp, connection, settings, token, pair));
+        self.slots[number as usize] = Some(QpContext::new(qp, connection, settings, token, pair));
         // Each is listed once: no later push allocates.
         self.keeping.reserve(self.slots.len() - self.keeping.len());
         Some(number)
@@ -663,7 +663,7 @@ impl Endpoint {
     }
 
     /// The live connection of a queue pair.
-    fn live(&mut self, qp: Qp) -> Option<&mut Slot> {
+    fn live(&mut self, qp: Qp) -> Option<&mut QpContext> {
         let slot = self.slots.get_mut(qp.0 as usize)?.as_mut()?;
         slot.gone.is_none().then_some(slot)
     }

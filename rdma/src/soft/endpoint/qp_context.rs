@@ -21,7 +21,7 @@ use crate::soft::wire::tx_packet::TxPacket;
 const CONTRADICTED: u8 = 4;
 
 /// State of one queue pair in an endpoint; see the module.
-pub(super) struct Slot {
+pub(super) struct QpContext {
     pub(super) qp: QueuePair,
     pub(super) connection: Connection,
     pub(super) settings: Settings,
@@ -54,7 +54,7 @@ pub(super) struct Slot {
     pub(super) last_event: u64,
 }
 
-impl Slot {
+impl QpContext {
     /// A queue pair that has just been made for a connection.
     pub(super) fn new(
         qp: QueuePair,
@@ -62,8 +62,8 @@ impl Slot {
         settings: Settings,
         token: Option<Token>,
         pair: Arc<Pair>,
-    ) -> Slot {
-        Slot {
+    ) -> QpContext {
+        QpContext {
             qp,
             connection,
             settings,

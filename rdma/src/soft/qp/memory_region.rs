@@ -58,7 +58,7 @@ struct Exposure {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct KeySlot {
     generation: u8,
     exposure: Option<Exposure>,
 }
@@ -66,7 +66,7 @@ struct Slot {
 /// The table of exposed buffers of one pool. It allocates up to its limit and never shrinks.
 #[derive(Debug)]
 pub struct Memory {
-    slots: Vec<Slot>,
+    slots: Vec<KeySlot>,
     free: Vec<u32>,
     limit: u32,
     /// The thread where memory was exposed, while any is.
@@ -117,7 +117,7 @@ impl Memory {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < self.limit as usize => {
-                self.slots.push(Slot { generation: 0, exposure: None });
+                self.slots.push(KeySlot { generation: 0, exposure: None });
                 self.slots.len() as u32 - 1
             }
             None => return Err(buf),

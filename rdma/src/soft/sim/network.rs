@@ -14,7 +14,7 @@ use crate::soft::config::ROCE_PORT;
 use crate::soft::endpoint::{Endpoint, Transmit};
 use crate::soft::qp::ecn;
 use crate::soft::udp::steered;
-use crate::soft::udp::train::{Item, MOST_GATHERED, Trains};
+use crate::soft::udp::train::{MOST_GATHERED, TrainItem, Trains};
 use crate::soft::wire::PrefixCache;
 use crate::soft::wire::gso_check::MOST_SEGMENTS;
 use crate::soft::wire::icrc::train_identification;
@@ -119,7 +119,7 @@ pub type Hook = Box<dyn FnMut(&mut Datagram) -> bool + Send>;
 
 /// Who receives at an address.
 #[derive(Debug)]
-struct Place {
+struct Nic {
     address: IpAddr,
     /// How many share the address, and which of them this is: see [`steered`].
     steer: (u32, u32),
@@ -143,7 +143,7 @@ pub struct Network {
     /// that receivers which see it (adapters, `rdma_rxe`) find the CRC of all but the first wrong.
     pub renumbers: bool,
     dice: Rng,
-    places: Vec<Place>,
+    places: Vec<Nic>,
     /// Pairs that do not hear each other until then.
     cuts: Vec<(IpAddr, IpAddr, Instant)>,
     datagrams: Vec<Datagram>,
@@ -189,7 +189,7 @@ impl Network {
     /// sockets.
     pub fn add(&mut self, address: IpAddr, steer: (u32, u32)) -> usize {
         let inbox = VecDeque::new();
-        self.places.push(Place { address, steer, down: false, free: None, inbox });
+        self.places.push(Nic { address, steer, down: false, free: None, inbox });
         self.places.len() - 1
     }
 
@@ -291,7 +291,7 @@ impl Network {
     fn transmit_renumbered(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         let next = || endpoint.poll_transmit(now, region);
         let transmits: Vec<Transmit> = std::iter::from_fn(next).take(MOST_GATHERED).collect();
-        let items: Vec<Item> = transmits.iter().map(Item::of).collect();
+        let items: Vec<TrainItem> = transmits.iter().map(TrainItem::of).collect();
         let mut trains = Trains::new();
         trains.make(&items, usize::MAX);
         for train in trains.iter() {
@@ -416,7 +416,7 @@ impl Network {
         if to.port() != ROCE_PORT {
             return None;
         }
-        let here = |place: &Place| {
+        let here = |place: &Nic| {
             let (count, index) = place.steer;
             place.address == to.ip() && steered(count, bytes).unwrap_or_default() == index
         };

@@ -22,7 +22,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::capture::{Capture, Direction};
 use super::config::{Path, ROCE_PORT};
 use super::endpoint::{Endpoint, Transmit};
-use super::udp::train::{Item, MOST_BYTES, MOST_GATHERED, Trains, Way};
+use super::udp::train::{MOST_BYTES, MOST_GATHERED, TrainItem, Trains, Way};
 use super::wire::PrefixCache;
 use super::wire::icrc::{Flow, train_identification};
 use crate::{FabricError, Region};
@@ -89,7 +89,7 @@ pub(super) struct Udp {
     brought: VecDeque<Misdelivered>,
     /// What the endpoint wants to send now, and how it goes into trains.
     gathered: Vec<Transmit>,
-    items: Vec<Item>,
+    items: Vec<TrainItem>,
     trains: Trains,
     singles: Singles,
     /// The bytes of the train that departs.
@@ -459,7 +459,7 @@ impl Udp {
             let open = |from| !self.has_no_room(from);
             let transmit = endpoint.poll_transmit_where(now, region, open);
             let Some(transmit) = transmit else { break };
-            self.items.push(Item::of(&transmit));
+            self.items.push(TrainItem::of(&transmit));
             self.gathered.push(transmit);
         }
         !self.gathered.is_empty()

@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     options: Options,
     /// Counts the changes of `state`.
     changes: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     members: Vec<Member>,
     /// What is known of the identifications of peers' packets.
     pairs: Arc<Pairs>,
@@ -68,7 +68,7 @@ pub(super) struct Misdelivered {
 }
 
 #[derive(Default, Debug)]
-struct State {
+struct GroupState {
     listeners: Vec<SocketAddr>,
     addresses: Vec<Address>,
 }
@@ -156,7 +156,7 @@ impl Shared {
             address.keep();
         }
         // Nobody would ever give back what nobody has fetched.
-        let State { listeners, addresses } = &mut *state;
+        let GroupState { listeners, addresses } = &mut *state;
         addresses.retain(|address| address.is_wanted(listeners) || address.is_open());
         drop(state);
         self.announce();
@@ -169,7 +169,7 @@ impl Shared {
         Ok(())
     }
 
-    fn open(&self, state: &mut State, at: SocketAddr, stays: bool) -> Result<(), FabricError> {
+    fn open(&self, state: &mut GroupState, at: SocketAddr, stays: bool) -> Result<(), FabricError> {
         let ip = at.ip();
         if let Some(address) = state.addresses.iter_mut().find(|address| address.ip == ip) {
             address.stays |= stays;
@@ -212,7 +212,7 @@ impl Shared {
     /// What has changed for a fabric that has the sockets of these addresses.
     pub(super) fn news(&self, index: u32, has: impl Fn(IpAddr) -> bool) -> GroupChange {
         let mut state = self.lock();
-        let State { listeners, addresses } = &mut *state;
+        let GroupState { listeners, addresses } = &mut *state;
         let mut sockets = Vec::new();
         let mut retired = Vec::new();
         for address in addresses {
@@ -244,7 +244,7 @@ impl Shared {
     /// goes back when somebody listens again.
     pub(super) fn give_back(&self, index: u32, socket: Arc<Bound>) -> Result<(), Arc<Bound>> {
         let mut state = self.lock();
-        let State { listeners, addresses } = &mut *state;
+        let GroupState { listeners, addresses } = &mut *state;
         let of_it = |address: &Address| address.ip == socket.address;
         let Some(at) = addresses.iter().position(of_it) else { return Ok(()) };
         if addresses[at].is_wanted(listeners) {
@@ -311,7 +311,7 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GroupState> {
         // Nothing in there is left half done by a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -37,7 +37,7 @@ pub(super) struct Way {
 
 /// A datagram that waits for its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Item {
+pub(crate) struct TrainItem {
     pub(super) way: Way,
     /// Datagrams of one queue stay in order.
     pub(super) queue: u32,
@@ -45,12 +45,12 @@ pub(crate) struct Item {
     pub(super) bytes: usize,
 }
 
-impl Item {
+impl TrainItem {
     /// A datagram that an endpoint wants to send.
-    pub(crate) fn of(transmit: &Transmit) -> Item {
+    pub(crate) fn of(transmit: &Transmit) -> TrainItem {
         let (from, to) = (transmit.flow.source, transmit.flow.destination.ip());
         let way = Way { from: from.ip(), port: from.port(), to, tos: transmit.tos };
-        Item { way, queue: transmit.slot, bytes: transmit.outgoing.datagram_bytes() }
+        TrainItem { way, queue: transmit.slot, bytes: transmit.outgoing.datagram_bytes() }
     }
 }
 
@@ -79,7 +79,7 @@ impl Trains {
     }
 
     /// Makes trains of these items, of at most `most` datagrams each (1: no trains).
-    pub(crate) fn make(&mut self, items: &[Item], most: usize) {
+    pub(crate) fn make(&mut self, items: &[TrainItem], most: usize) {
         self.order.clear();
         self.ends.clear();
         self.left.clear();
@@ -99,7 +99,7 @@ impl Trains {
     }
 
     /// The same, where all are of one queue: as they are, with as many to a train as fit.
-    fn make_of_one(&mut self, items: &[Item], most: usize) {
+    fn make_of_one(&mut self, items: &[TrainItem], most: usize) {
         self.order.extend(0..items.len() as u16);
         let mut start = 0;
         while let Some(first) = items.get(start) {
@@ -121,8 +121,8 @@ impl Trains {
     }
 
     /// The longest of the datagrams that are first of their queues: the earliest of these.
-    fn locomotive(&mut self, items: &[Item]) -> Option<Item> {
-        let mut best: Option<Item> = None;
+    fn locomotive(&mut self, items: &[TrainItem]) -> Option<TrainItem> {
+        let mut best: Option<TrainItem> = None;
         for at in 0..self.left.len() {
             let item = items[usize::from(self.left[at])];
             if self.is_shut(item.queue) {
@@ -138,7 +138,7 @@ impl Trains {
     }
 
     /// Takes what fits behind the first, and leaves the rest.
-    fn couple(&mut self, items: &[Item], first: Item, most: usize) {
+    fn couple(&mut self, items: &[TrainItem], first: TrainItem, most: usize) {
         let start = self.order.len();
         let room = (MOST_BYTES / first.bytes.max(1)).min(most);
         let mut tail = None;
@@ -187,12 +187,12 @@ mod tests {
 
     use crate::soft::udp::train::*;
 
-    fn item(queue: u32, bytes: usize) -> Item {
+    fn item(queue: u32, bytes: usize) -> TrainItem {
         let at = IpAddr::from([192, 0, 2, 1]);
-        Item { way: Way { from: at, port: 4791, to: at, tos: 0 }, queue, bytes }
+        TrainItem { way: Way { from: at, port: 4791, to: at, tos: 0 }, queue, bytes }
     }
 
-    fn trains(items: &[Item], most: usize) -> Vec<Vec<u16>> {
+    fn trains(items: &[TrainItem], most: usize) -> Vec<Vec<u16>> {
         let mut trains = Trains::new();
         trains.make(items, most);
         trains.iter().map(<[u16]>::to_vec).collect()
@@ -209,9 +209,9 @@ mod tests {
 
     #[test]
     fn a_train_is_as_long_as_the_kernel_takes() {
-        let long: Vec<Item> = (0..40).map(|_| item(0, 4128)).collect();
+        let long: Vec<TrainItem> = (0..40).map(|_| item(0, 4128)).collect();
         assert_eq!(trains(&long, 64).iter().map(Vec::len).collect::<Vec<_>>(), [15, 15, 10]);
-        let short: Vec<Item> = (0..100).map(|_| item(0, 36)).collect();
+        let short: Vec<TrainItem> = (0..100).map(|_| item(0, 36)).collect();
         assert_eq!(trains(&short, 64).iter().map(Vec::len).collect::<Vec<_>>(), [64, 36]);
     }
 
@@ -231,7 +231,7 @@ mod tests {
             most in 1usize..70,
         ) {
             let lengths = [20, 36, 80, 4128];
-            let items: Vec<Item> = items
+            let items: Vec<TrainItem> = items
                 .into_iter()
                 .map(|(queue, len, tos)| {
                     let mut item = item(queue, lengths[len]);
@@ -249,7 +249,7 @@ mod tests {
             all.sort_unstable();
             prop_assert_eq!(all, (0..items.len() as u16).collect::<Vec<_>>());
             for train in trains {
-                let train: Vec<Item> = train.iter().map(|i| items[usize::from(*i)]).collect();
+                let train: Vec<TrainItem> = train.iter().map(|i| items[usize::from(*i)]).collect();
                 let (last, rest) = train.split_last().unwrap();
                 prop_assert!(train.len() <= most.min(MOST_SEGMENTS));
                 prop_assert!(train.iter().all(|item| item.way == train[0].way));

@@ -46,7 +46,7 @@ pub(super) use cm::{CmEvent, CmId, CmKind, ConnectParam, EventChannel, IdKey};
 pub(super) use load::Api;
 pub(super) use verbs::{
     Ability, Access, CompChannel, Context, Cq, Depths, DeviceKey, DeviceList, Harvest, Mr, Pd,
-    QueuePair, RecvChain, Refused, SendChain, Verb,
+    RcQueuePair, RecvChain, Refused, SendChain, Verb,
 };
 
 /// What a call that returns -1 and sets `errno`, or returns an error number, has said.

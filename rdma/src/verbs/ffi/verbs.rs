@@ -24,7 +24,7 @@ use crate::{Fault, Region, Remote};
 /// refuses to post one.
 const SIW_VENDOR: u32 = 0x62_6D74;
 
-movable!(DeviceList, Context, Pd, Mr, CompChannel, Cq, QueuePair);
+movable!(DeviceList, Context, Pd, Mr, CompChannel, Cq, RcQueuePair);
 movable!(SendChain, RecvChain, Harvest);
 
 /// The devices as librdmacm has opened them: the contexts that its ids refer to.
@@ -405,7 +405,7 @@ pub(crate) struct Depths {
 }
 
 /// A reliable queue pair on an id.
-pub(crate) struct QueuePair {
+pub(crate) struct RcQueuePair {
     raw: NonNull<ibv_qp>,
     inline: u32,
     id: Arc<CmId>,
@@ -413,14 +413,14 @@ pub(crate) struct QueuePair {
     _cqs: [Arc<Cq>; 2],
 }
 
-impl QueuePair {
+impl RcQueuePair {
     pub(crate) fn new(
         id: &Arc<CmId>,
         pd: &Arc<Pd>,
         sent: &Arc<Cq>,
         received: &Arc<Cq>,
         depths: Depths,
-    ) -> Result<QueuePair, Errno> {
+    ) -> Result<RcQueuePair, Errno> {
         // SAFETY: pointers and integers, for which zero is valid.
         let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
         attr.send_cq = sent.raw.as_ptr();
@@ -436,7 +436,7 @@ impl QueuePair {
         check(unsafe { (id.api.rdma_create_qp)(id.raw.as_ptr(), pd.raw.as_ptr(), &mut attr) })?;
         // SAFETY: a successful call has set the id's queue pair.
         let raw = check_new(unsafe { id.raw.as_ref().qp })?;
-        Ok(QueuePair {
+        Ok(RcQueuePair {
             raw,
             inline: attr.cap.max_inline_data,
             id: Arc::clone(id),
@@ -516,7 +516,7 @@ impl QueuePair {
         check(code).map_err(|e| Refused::new(&chain.requests, bad, e))
     }
 
-    /// As [`QueuePair::send`], for receives.
+    /// As [`RcQueuePair::send`], for receives.
     pub(crate) fn receive(&self, chain: &mut RecvChain) -> Result<(), Refused> {
         let (first, mut bad) = (chain.link(), ptr::null_mut());
         // SAFETY: as in `send`.
@@ -525,7 +525,7 @@ impl QueuePair {
     }
 }
 
-impl Drop for QueuePair {
+impl Drop for RcQueuePair {
     fn drop(&mut self) {
         // SAFETY: made on this id and destroyed once, before the id, which `self` holds.
         unsafe { (self.id.api.rdma_destroy_qp)(self.id.raw.as_ptr()) };

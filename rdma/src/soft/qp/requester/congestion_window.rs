@@ -17,7 +17,7 @@ const LEAST_MARKED: u64 = 2;
 
 /// The window.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct CongestionWindow {
     most: u64,
     size: u64,
     /// Answers towards the next place more.
@@ -26,9 +26,9 @@ pub(super) struct Window {
     round: u64,
 }
 
-impl Window {
-    pub(super) fn new(most: u64) -> Window {
-        Window { most, size: most, answers: 0, round: 0 }
+impl CongestionWindow {
+    pub(super) fn new(most: u64) -> CongestionWindow {
+        CongestionWindow { most, size: most, answers: 0, round: 0 }
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn cheap_losses_take_a_place_each_and_rounds_without_heal() {
-        let mut window = Window::new(128);
+        let mut window = CongestionWindow::new(128);
         window.lose(1);
         window.lose(9);
         assert_eq!(window.size(), 118);
@@ -95,14 +95,14 @@ mod tests {
         assert_eq!(window.size(), LEAST);
         window.grow(1 << 20);
         assert_eq!(window.size(), 128);
-        let mut small = Window::new(4);
+        let mut small = CongestionWindow::new(4);
         small.lose(9);
         assert_eq!(small.size(), 4);
     }
 
     #[test]
     fn marks_halve_the_window_once_a_round_trip_and_rounds_without_heal() {
-        let mut window = Window::new(128);
+        let mut window = CongestionWindow::new(128);
         window.on_congestion(5, 100);
         window.on_congestion(99, 120);
         assert_eq!(window.size(), 64);
@@ -114,14 +114,14 @@ mod tests {
         assert_eq!(window.size(), LEAST_MARKED);
         window.grow(LEAST_MARKED);
         assert_eq!(window.size(), LEAST_MARKED + 1);
-        let mut one = Window::new(1);
+        let mut one = CongestionWindow::new(1);
         one.on_congestion(0, 1);
         assert_eq!(one.size(), 1);
     }
 
     #[test]
     fn dear_losses_count_once_a_round() {
-        let mut window = Window::new(128);
+        let mut window = CongestionWindow::new(128);
         window.lose_all(5, 100);
         window.lose_all(99, 120);
         assert_eq!(window.size(), 96);
@@ -131,7 +131,7 @@ mod tests {
         assert!((79..=82).contains(&window.size()), "{}", window.size());
         (0..100).for_each(|round| window.lose_all(130 + round, 130 + round));
         assert_eq!(window.size(), LEAST_DEAR);
-        let mut small = Window::new(4);
+        let mut small = CongestionWindow::new(4);
         small.lose_all(0, 0);
         assert_eq!(small.size(), 4);
     }

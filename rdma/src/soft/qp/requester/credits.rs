@@ -11,14 +11,14 @@ use crate::soft::wire::psn::Msn;
 
 /// End-to-end credits reported by the peer.
 #[derive(Debug, Default)]
-pub(super) struct Credits {
+pub(super) struct CreditLimit {
     /// Messages begun.
     begun: u64,
     /// So many may be, in all; any number, when there is none.
     limit: Option<u64>,
 }
 
-impl Credits {
+impl CreditLimit {
     /// One more message is on its way.
     pub(super) fn begin(&mut self) {
         self.begun += 1;
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn credits_count_from_what_is_completed() {
-        let mut credits = Credits::default();
+        let mut credits = CreditLimit::default();
         assert!(credits.allow(), "nothing is known");
         (0..5).for_each(|_| credits.begin());
         credits.heard(Msn::new(3), Code::new(2));
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn the_number_of_completed_messages_wraps() {
-        let mut credits = Credits { begun: (1 << 24) + 2, limit: None };
+        let mut credits = CreditLimit { begun: (1 << 24) + 2, limit: None };
         credits.heard(Msn::new(0x00ff_ffff), Code::new(3));
         assert_eq!((credits.limit, credits.allow()), (Some((1 << 24) + 2), false));
         credits.heard(Msn::new(1), Code::new(2));

@@ -50,8 +50,8 @@ use crate::soft::wire::psn::{Psn, Qpn};
 use crate::soft::wire::tx_packet::{Payload, TxPacket};
 use crate::{Buf, Fault, Tag, Work};
 
-use congestion_window::Window;
-use credits::Credits;
+use congestion_window::CongestionWindow;
+use credits::CreditLimit;
 use rtt::RttEstimator;
 use scoreboard::Scoreboard;
 
@@ -73,9 +73,9 @@ const PAIR: u64 = 2;
 /// Packets that may be unacknowledged at once, at most.
 const MOST_WINDOW: u32 = 4096;
 
-/// One posted piece of work.
+/// One posted piece of work (work queue element).
 #[derive(Debug)]
-struct Item {
+struct Wqe {
     tag: Tag,
     work: Work,
     /// Its first packet; far away until that is sent.
@@ -85,7 +85,7 @@ struct Item {
     piece: u64,
 }
 
-impl Item {
+impl Wqe {
     fn end(&self) -> u64 {
         self.first.saturating_add(u64::from(self.packets))
     }
@@ -129,15 +129,15 @@ pub(crate) struct Requester {
     patience: Duration,
     rnr_retries: u8,
 
-    works: VecDeque<Item>,
+    works: VecDeque<Wqe>,
     /// Works done before those in `works`.
     done: u64,
     /// Index in `works` of the item that `next` is in, and the packets of it that have been sent.
     cursor: usize,
     into: u64,
     board: Scoreboard,
-    window: Window,
-    credits: Credits,
+    window: CongestionWindow,
+    credits: CreditLimit,
     /// Ends of the pieces of reads that have been asked for and not come.
     reads: VecDeque<u64>,
     /// Packets since an acknowledgement was asked for, and the end of those for which it was.
@@ -189,8 +189,8 @@ impl Requester {
             cursor: 0,
             into: 0,
             board: Scoreboard::new(0),
-            window: Window::new(1),
-            credits: Credits::default(),
+            window: CongestionWindow::new(1),
+            credits: CreditLimit::default(),
             reads: VecDeque::new(),
             silent: 0,
             asked: 0,
@@ -227,7 +227,7 @@ impl Requester {
             item.packets = packets_of(item.work.buf().len(), self.mtu);
         }
         self.board = Scoreboard::new(2 * window);
-        self.window = Window::new(window);
+        self.window = CongestionWindow::new(window);
         self.reads.reserve(self.depth);
         self.timeout = settings.ack_timeout;
         let waits = (0..=u32::from(settings.retries)).map(|n| 1 << n.min(MOST_DOUBLINGS));
@@ -239,7 +239,7 @@ impl Requester {
     /// Queues a send, write or read.
     pub(crate) fn post(&mut self, tag: Tag, work: Work) {
         let packets = packets_of(work.buf().len(), self.mtu);
-        self.works.push_back(Item { tag, work, first: u64::MAX, packets, piece: 1 });
+        self.works.push_back(Wqe { tag, work, first: u64::MAX, packets, piece: 1 });
     }
 
     fn psn(&self, at: u64) -> Psn {

@@ -15,11 +15,11 @@ pub(super) const TOLERANCE: u64 = 8;
 
 /// Bits by packet number, modulo a power of two of them.
 #[derive(Debug)]
-struct Bits(Vec<u64>);
+struct Bitmap(Vec<u64>);
 
-impl Bits {
-    fn new(count: u64) -> Bits {
-        Bits(vec![0; (count.next_power_of_two() / 64).max(1) as usize])
+impl Bitmap {
+    fn new(count: u64) -> Bitmap {
+        Bitmap(vec![0; (count.next_power_of_two() / 64).max(1) as usize])
     }
 
     fn word(&self, at: u64) -> u64 {
@@ -78,11 +78,11 @@ pub(super) enum Evidence {
 #[derive(Debug)]
 pub(super) struct Scoreboard {
     /// Nothing more is wanted of it: the data have come, or the request has.
-    done: Bits,
+    done: Bitmap,
     /// To be sent again.
-    lost: Bits,
+    lost: Bitmap,
     /// Of a read.
-    read: Bits,
+    read: Bitmap,
     /// Ordinal of the last sending.
     order: Vec<u64>,
     una: u64,
@@ -109,9 +109,9 @@ impl Scoreboard {
     pub(super) fn new(span: u64) -> Scoreboard {
         let span = span.next_power_of_two().max(64);
         Scoreboard {
-            done: Bits::new(span),
-            lost: Bits::new(span),
-            read: Bits::new(span),
+            done: Bitmap::new(span),
+            lost: Bitmap::new(span),
+            read: Bitmap::new(span),
             order: vec![0; span as usize],
             una: 0,
             executed: 0,

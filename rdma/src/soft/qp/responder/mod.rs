@@ -21,7 +21,7 @@ use crate::soft::wire::psn::{Msn, Psn, Qpn};
 use crate::soft::wire::tx_packet::TxPacket;
 use crate::{Buf, Fault, Tag, Work};
 
-use out_of_order::{OutOfOrder, Verdict};
+use out_of_order::{OutOfOrder, ReorderOutcome};
 pub(crate) use responses::Outcome;
 use responses::ResponseQueue;
 
@@ -163,23 +163,23 @@ impl Responder {
         } else {
             self.report_gap(packet.bth.psn, verdict);
         }
-        if verdict == Verdict::Kept { DatagramOutcome::Kept } else { DatagramOutcome::Early }
+        if verdict == ReorderOutcome::Kept { DatagramOutcome::Kept } else { DatagramOutcome::Early }
     }
 
     /// Other peers hear of a missing packet once; and again when they have evidently gone back
     /// meanwhile and the packet got lost another time.
-    fn report_gap(&mut self, psn: Psn, verdict: Verdict) {
+    fn report_gap(&mut self, psn: Psn, verdict: ReorderOutcome) {
         let repeat = match (self.reported, verdict) {
             (None, _) => !self.waits,
-            (Some(_), Verdict::Kept) => false,
-            (Some(_), Verdict::Again) => true,
-            (Some(last), Verdict::Dropped) => psn.since(last) <= 0,
+            (Some(_), ReorderOutcome::Kept) => false,
+            (Some(_), ReorderOutcome::Again) => true,
+            (Some(last), ReorderOutcome::Dropped) => psn.since(last) <= 0,
         };
         if repeat {
             self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
         }
         // One that is kept may just have been overtaken; it hides nothing of what was dropped.
-        let overtaken = |last: &Psn| verdict == Verdict::Kept && psn.since(*last) < 0;
+        let overtaken = |last: &Psn| verdict == ReorderOutcome::Kept && psn.since(*last) < 0;
         self.reported = Some(self.reported.filter(overtaken).unwrap_or(psn));
     }
 

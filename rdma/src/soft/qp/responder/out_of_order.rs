@@ -13,7 +13,7 @@ const TELL_INTERVAL: u32 = 4;
 
 /// Handling of an out-of-order packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum ReorderOutcome {
     /// It is kept.
     Kept,
     /// It has been there already: the peer, or the network, has sent it again.
@@ -63,14 +63,14 @@ impl OutOfOrder {
         ahead: u32,
         packet: &Packet<'_>,
         shelf: &mut ReorderBuffer,
-    ) -> (Verdict, bool) {
+    ) -> (ReorderOutcome, bool) {
         let (ahead, end) = (ahead as usize, self.places.len());
         if self.places.get(ahead).is_some_and(|place| *place != NONE) {
-            return (Verdict::Again, packet.bth.ack_request);
+            return (ReorderOutcome::Again, packet.bth.ack_request);
         }
         let fits = ahead < self.most && packet.payload.len() <= self.mtu;
         let Some(place) = fits.then(|| shelf.put(packet, self.count)).flatten() else {
-            return (Verdict::Dropped, packet.bth.ack_request);
+            return (ReorderOutcome::Dropped, packet.bth.ack_request);
         };
         self.places.resize(end.max(ahead + 1), NONE);
         self.places[ahead] = place;
@@ -81,7 +81,7 @@ impl OutOfOrder {
         if tell {
             self.untold = 0;
         }
-        (Verdict::Kept, tell)
+        (ReorderOutcome::Kept, tell)
     }
 
     /// So many packets, the missing one first, are not missing any more. If the one that is now is
@@ -131,11 +131,19 @@ mod tests {
     #[test]
     fn packets_come_out_in_order_and_leave_their_room() {
         let (mut early, mut shelf) = (OutOfOrder::new(16, 1024, true), ReorderBuffer::new(32));
-        assert_eq!(early.keep(2, &packet(2), &mut shelf), (Verdict::Kept, true), "a gap");
-        assert_eq!(early.keep(3, &packet(3), &mut shelf), (Verdict::Kept, false));
-        assert_eq!(early.keep(3, &packet(3), &mut shelf), (Verdict::Again, false));
-        assert_eq!(early.keep(16, &packet(16), &mut shelf), (Verdict::Dropped, false), "too far");
-        assert_eq!(early.keep(5, &packet(5), &mut shelf), (Verdict::Kept, true), "one more gap");
+        assert_eq!(early.keep(2, &packet(2), &mut shelf), (ReorderOutcome::Kept, true), "a gap");
+        assert_eq!(early.keep(3, &packet(3), &mut shelf), (ReorderOutcome::Kept, false));
+        assert_eq!(early.keep(3, &packet(3), &mut shelf), (ReorderOutcome::Again, false));
+        assert_eq!(
+            early.keep(16, &packet(16), &mut shelf),
+            (ReorderOutcome::Dropped, false),
+            "too far"
+        );
+        assert_eq!(
+            early.keep(5, &packet(5), &mut shelf),
+            (ReorderOutcome::Kept, true),
+            "one more gap"
+        );
         assert_eq!((early.held(), shelf.len()), (0b10110, 3));
         assert_eq!(early.pass(1, &mut shelf), None, "packet 1 is missing as well");
         assert_eq!(early.held(), 0b1011);
@@ -155,15 +163,15 @@ mod tests {
     fn room_is_bounded_and_comes_back() {
         let (mut early, mut shelf) = (OutOfOrder::new(16, 1024, false), ReorderBuffer::new(32));
         for psn in 1..5 {
-            assert_eq!(early.keep(psn, &packet(psn), &mut shelf).0, Verdict::Kept);
+            assert_eq!(early.keep(psn, &packet(psn), &mut shelf).0, ReorderOutcome::Kept);
         }
-        assert_eq!(early.keep(5, &packet(5), &mut shelf).0, Verdict::Dropped);
+        assert_eq!(early.keep(5, &packet(5), &mut shelf).0, ReorderOutcome::Dropped);
         let long = Packet { payload: &[0; 1025], ..packet(6) };
         early.clear(&mut shelf);
         assert!(shelf.is_empty() && early.is_empty());
-        assert_eq!(early.keep(6, &long, &mut shelf).0, Verdict::Dropped);
+        assert_eq!(early.keep(6, &long, &mut shelf).0, ReorderOutcome::Dropped);
         // A read of ten packets passes, with rubbish among its numbers.
-        assert_eq!(early.keep(6, &packet(6), &mut shelf).0, Verdict::Kept);
+        assert_eq!(early.keep(6, &packet(6), &mut shelf).0, ReorderOutcome::Kept);
         assert_eq!(early.pass(10, &mut shelf), None);
         assert!(shelf.is_empty() && early.is_empty());
     }
@@ -173,7 +181,8 @@ mod tests {
         let mut shelf = ReorderBuffer::new(64);
         let mut queues: Vec<_> = (0..20).map(|_| OutOfOrder::new(1000, 1024, false)).collect();
         let taken = queues.iter_mut().map(|early| {
-            let kept = |psn: &u32| early.keep(*psn, &packet(*psn), &mut shelf).0 == Verdict::Kept;
+            let kept =
+                |psn: &u32| early.keep(*psn, &packet(*psn), &mut shelf).0 == ReorderOutcome::Kept;
             (1..1000).take_while(kept).count()
         });
         let taken: Vec<usize> = taken.collect();
@@ -185,7 +194,7 @@ mod tests {
         // What one gives back is there for all.
         queues[0].clear(&mut shelf);
         let late = &mut queues[15];
-        assert_eq!(late.keep(1, &packet(1), &mut shelf).0, Verdict::Kept);
+        assert_eq!(late.keep(1, &packet(1), &mut shelf).0, ReorderOutcome::Kept);
         queues.iter_mut().for_each(|queue| queue.clear(&mut shelf));
         assert!(shelf.is_empty());
     }
