@@ -48,9 +48,9 @@ pub struct Host {
     free: Vec<usize>,
     events: Vec<Event>,
     dice: Rng,
-    /// An association was ended on purpose.
     /// The second half of a fused command, which goes next, to this queue.
     owed: Option<(u16, Op)>,
+    /// An association was ended on purpose.
     leaving: bool,
     /// No more associations.
     finished: bool,
@@ -145,6 +145,7 @@ impl Host {
         self.session = None;
         self.fabric = None;
         self.connect_at = None;
+        self.owed = None;
         (self.leaving, judge.disabled[self.index]) = (false, false);
         judge.departures.forget(self.index);
         for tag in 0..self.ops.len() {
