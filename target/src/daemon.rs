@@ -742,6 +742,55 @@ mod tests {
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 
+    /// One image that is shorter than configured holds its own namespace back at a start.
+    #[test]
+    fn a_start_serves_what_it_can_and_waits_for_a_damaged_image() {
+        let folder = tempfile::tempdir().unwrap();
+        let disks = crate::blockdev::tests::folder();
+        let path = disks.path().join("short");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let mut with_short = config(folder.path());
+        let mut namespace = with_short.subsystems[0].namespaces[0].clone();
+        (namespace.nsid, namespace.uuid) = (2, uuid::Uuid::from_u128(2));
+        namespace.kind = NamespaceKind::File { path, size: Some(1 << 20) };
+        with_short.subsystems[0].namespaces.push(namespace);
+        let nqn = with_short.subsystems[0].nqn;
+        let mut target = RunningTarget::start(with_short).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let subsystem = target.registry.subsystem(&nqn).unwrap();
+        assert!(subsystem.namespace(1).is_ok() && subsystem.namespace(2).is_err());
+        let pending = target.pending.list();
+        assert!(pending.iter().any(|line| line.contains("has 4096 bytes")), "{pending:?}");
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    /// A change that cannot be persisted was never there, and while it is persisted nobody sees it.
+    #[test]
+    fn a_change_is_seen_only_when_it_was_persisted() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut target = RunningTarget::start(config(folder.path())).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let registry = Arc::clone(&target.registry);
+        let nqn = config(folder.path()).subsystems[0].nqn;
+        let has_namespace =
+            || registry.subsystem(&nqn).is_some_and(|subsystem| subsystem.namespace(1).is_ok());
+        let mut without = config(folder.path());
+        without.subsystems[0].namespaces.clear();
+        let full = || {
+            assert!(has_namespace(), "seen before it is persisted");
+            Err("no space left on device".to_owned())
+        };
+        let refused = target.change(without.clone(), full).unwrap_err();
+        assert!(
+            matches!(&refused, NotServed::Unkept(why) if why.contains("no space")),
+            "{refused}"
+        );
+        assert!(has_namespace(), "removed by a change that was refused");
+        target.change(without, || Ok(())).unwrap();
+        assert!(!has_namespace());
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
     #[test]
     fn a_reload_that_is_refused_leaves_a_failed_flush_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
