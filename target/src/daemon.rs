@@ -282,7 +282,13 @@ impl RunningTarget {
             .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
         config.keep_fixed(shelf.config());
-        let keyring = config.authentication.keyring().map_err(unusable)?;
+        // A change that is about something else reads no key file; one that changes nothing is how a
+        // key that was replaced in its file is taken up.
+        let is_about_keys = config.authentication != shelf.config().authentication;
+        let keyring = match may_wait || is_about_keys || config == *shelf.config() {
+            true => Some(config.authentication.keyring().map_err(unusable)?),
+            false => None,
+        };
         let next = if may_wait { shelf.next_by_reload(&config)? } else { shelf.next(&config)? };
         let missing = if may_wait { config.missing } else { Missing::Fail };
         if !may_wait {
@@ -301,7 +307,9 @@ impl RunningTarget {
         // tried again with what is adopted.)
         let _ = memory.persist();
         let old = shelf.set_config(config);
-        lines.extend(self.registry.set_keyring(keyring));
+        lines.extend(
+            keyring.map(|keyring| self.registry.set_keyring(keyring)).into_iter().flatten(),
+        );
         lines.extend(keep_keyed(&self.registry, shelf.config().state_directory.as_deref()));
         removed.iter().for_each(|at| shelf.unlisten(*at));
         let kept: BTreeSet<Nqn> = shelf.config().subsystems.iter().map(|s| s.nqn).collect();
@@ -626,6 +634,8 @@ fn will_own(at: &SocketAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use crate::config::NamespaceKind;
     use crate::daemon::*;
 
@@ -709,6 +719,48 @@ mod tests {
         }
         target.change(config(folder.path()), kept).unwrap();
         assert!(new.exists() && old.exists(), "it was served");
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_change_of_ana_states_reads_no_key_file_and_probes_no_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let disks = crate::blockdev::tests::folder();
+        let (disk, key) = (disks.path().join("1"), folder.path().join("key"));
+        let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
+        let write_key = || {
+            std::fs::write(&key, secret).unwrap();
+            std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+        };
+        std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+        write_key();
+        let text = format!(
+            "provider = \"soft\"\nstate_directory = {:?}\n[[host]]\nnqn = \
+             \"nqn.2026-11.host:a\"\ndhchap_key_file = {key:?}\n[[listener]]\naddress = \
+             \"192.0.2.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
+             true\n[[subsystem.namespace]]\nnsid = 1\npath = {disk:?}\n",
+            folder.path()
+        );
+        let config = Config::parse(&text).unwrap();
+        let mut target = RunningTarget::start(config.clone()).unwrap();
+        target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
+        let size = |target: &RunningTarget| {
+            let subsystem = target.registry.subsystem(&config.subsystems[0].nqn).unwrap();
+            subsystem.namespace(1).unwrap().blocks
+        };
+        let blocks = size(&target);
+        std::fs::remove_file(&key).unwrap();
+        std::fs::OpenOptions::new().append(true).open(&disk).unwrap().set_len(2 << 20).unwrap();
+        let ana = Config::parse(
+            &text.replace("\"192.0.2.1\"\n", "\"192.0.2.1\"\nana = \"inaccessible\"\n"),
+        );
+        let ana = ana.unwrap();
+        target.change(ana.clone(), || Ok(())).unwrap();
+        assert_eq!(size(&target), blocks, "nobody has looked at the file");
+        assert!(target.apply(ana.clone()).is_err(), "a reload reads key files");
+        write_key();
+        target.apply(ana).unwrap();
+        assert_eq!(size(&target), 2 * blocks, "and sizes");
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 

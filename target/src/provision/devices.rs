@@ -157,7 +157,7 @@ impl DeviceTable {
         missing: Missing,
         due: &[Place],
     ) -> Result<DeviceTable, String> {
-        self.next_as(subsystems, missing, due, true)
+        self.next_as(subsystems, missing, due, &|_, _| true)
     }
 
     /// The same for an order of a host, which is about one namespace: no other store that is served
@@ -170,7 +170,26 @@ impl DeviceTable {
         subsystems: &[SubsystemConfig],
         missing: Missing,
     ) -> Result<DeviceTable, String> {
-        self.next_as(subsystems, missing, &[], false)
+        self.next_as(subsystems, missing, &[], &|_, _| false)
+    }
+
+    /// The same for a change of `served`: of the devices that are served, only those are probed whose
+    /// namespaces differ.
+    ///
+    /// # Errors
+    /// One sentence about the first store that cannot be served, and is not awaited either.
+    pub(crate) fn next_for_change(
+        &self,
+        served: &[SubsystemConfig],
+        subsystems: &[SubsystemConfig],
+        missing: Missing,
+    ) -> Result<DeviceTable, String> {
+        let served: BTreeMap<Place, &NamespaceConfig> =
+            namespaces(served).map(|(s, namespace)| ((s.nqn, namespace.nsid), namespace)).collect();
+        let differs = |key: Place, namespace: &NamespaceConfig| {
+            served.get(&key).is_none_or(|was| *was != namespace)
+        };
+        self.next_as(subsystems, missing, &[], &differs)
     }
 
     /// Whether what is awaited has come, for whoever looks without keeping anybody waiting.

@@ -39,6 +39,9 @@ impl From<String> for Unserved {
     }
 }
 
+/// Whether a namespace whose device is served already is probed for its size.
+pub(super) type IsProbed<'a> = &'a dyn Fn(Place, &NamespaceConfig) -> bool;
+
 /// A store that is about to be opened.
 struct Plan<'a> {
     key: Place,
@@ -56,7 +59,7 @@ impl DeviceTable {
         subsystems: &[SubsystemConfig],
         missing: Missing,
         due: &[Place],
-        look_at_served: bool,
+        is_probed: IsProbed<'_>,
     ) -> Result<DeviceTable, String> {
         if self.state_directory.is_none()
             && let Some((subsystem, namespace)) =
@@ -91,7 +94,7 @@ impl DeviceTable {
             owes_memory: false,
         };
         let looks = self.begin_looks(subsystems, (missing, due), &served);
-        let sizes = if look_at_served { self.begin_sizes(subsystems) } else { Vec::new() };
+        let sizes = self.begin_sizes(subsystems, is_probed);
         let deadline = Instant::now() + PATIENCE;
         let mut looks: BTreeMap<Place, _> =
             looks.into_iter().map(|(key, look)| (key, look.by(deadline))).collect();
@@ -105,7 +108,8 @@ impl DeviceTable {
             let key = (subsystem.nqn, namespace.nsid);
             if let Some(store) = self.by_namespace.get(&key) {
                 let size = sizes.get(&key).cloned();
-                let (store, news) = staying(key, store, namespace, size, look_at_served)?;
+                let is_probed = is_probed(key, namespace);
+                let (store, news) = staying(key, store, namespace, size, is_probed)?;
                 next.news.extend(news);
                 if store.configured_block_bytes != namespace.block_size_bytes {
                     next.news.extend(store.format.told(namespace.block_size_bytes));
@@ -214,10 +218,11 @@ impl DeviceTable {
     fn begin_sizes(
         &self,
         subsystems: &[SubsystemConfig],
+        is_probed: IsProbed<'_>,
     ) -> Vec<(Place, BlockingTask<'_, Option<u64>>)> {
         let stays = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
-            let store = self.by_namespace.get(&key)?;
+            let store = self.by_namespace.get(&key).filter(|_| is_probed(key, namespace))?;
             let is_same = store.tended.is_as(&formatted(namespace, &store.format));
             let kind = backing_config(namespace).kind;
             is_same.then(|| (key, self.next_size(&store.tended.backing(), kind)))
@@ -375,7 +380,7 @@ impl DeviceTable {
 }
 
 /// A store that stays what it is. `size`: the one that it is to have now, where that is another
-/// one; nothing where it is another store. Without `look_at_served` one is not even asked for. With
+/// one; nothing where it is another store. Without `is_probed` one is not even asked for. With
 /// it comes what somebody should know.
 ///
 /// # Errors
@@ -385,10 +390,10 @@ fn staying(
     store: &ServedDevice,
     namespace: &NamespaceConfig,
     size: Option<Result<Option<u64>, String>>,
-    look_at_served: bool,
+    is_probed: bool,
 ) -> Result<(ServedDevice, Option<String>), String> {
     let place = place(key);
-    if !look_at_served && store.name.0 == namespace.uuid {
+    if !is_probed && store.name.0 == namespace.uuid {
         return Ok((ServedDevice { resize: None, ..store.clone() }, None));
     }
     if store.tended.is_shared() != namespace.shared {

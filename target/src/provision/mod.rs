@@ -81,6 +81,19 @@ impl Transition {
         catalogs: &Catalogs,
         due: &[Place],
     ) -> Result<Transition, Fatal> {
+        Transition::opened_by(config, stores, catalogs, due, |subsystems| {
+            stores.next_or_wait(subsystems, config.missing, due)
+        })
+    }
+
+    /// Merges the namespaces of hosts into a configuration; `open` opens the devices of that.
+    fn opened_by(
+        config: &Config,
+        stores: &DeviceTable,
+        catalogs: &Catalogs,
+        due: &[Place],
+        open: impl FnOnce(&[SubsystemConfig]) -> Result<DeviceTable, String>,
+    ) -> Result<Transition, Fatal> {
         let (mut opened, mut awaited) = (Vec::new(), Vec::new());
         let mut subsystems = config.subsystems.clone();
         let mut looks = ns_directory_probe::look(config, stores, catalogs, due);
@@ -134,7 +147,7 @@ impl Transition {
             }
             catalog.merge_into(subsystem, is_there);
         }
-        let stores = stores.next_or_wait(&subsystems, config.missing, due).map_err(Fatal)?;
+        let stores = open(&subsystems).map_err(Fatal)?;
         let mut next = Transition { subsystems, stores, catalogs: opened };
         awaited.into_iter().for_each(|folder| next.stores.await_folder(folder));
         next.stores.limit(&config.quotas, &next.subsystems);
@@ -212,12 +225,15 @@ impl Provisioner {
         std::mem::replace(&mut self.config, config)
     }
 
-    /// Opens what a configuration needs besides what is open.
+    /// Opens what a change of the configuration needs besides what is open. Devices of namespaces that
+    /// stay as they are are not even probed: none that fails or hangs stands in its way.
     ///
     /// # Errors
     /// One sentence about what cannot be served.
     pub(crate) fn next(&self, config: &Config) -> Result<Transition, Fatal> {
-        Transition::open(config, &self.stores, &self.catalogs)
+        Transition::opened_by(config, &self.stores, &self.catalogs, &[], |subsystems| {
+            self.stores.next_for_change(&self.merged(None), subsystems, config.missing)
+        })
     }
 
     /// The same for a reload: what is held is tried again, as somebody may have mended it.
