@@ -1,6 +1,6 @@
 //! The running target: reactor threads, and the operations of the control plane on them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,7 @@ use crate::core::registry::Registry;
 use crate::core::shared::Shared;
 use crate::core::stats::PollStats;
 use crate::error::{Fatal, NotServed};
+use crate::overlay::diff::differences;
 use crate::platform::availability;
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalogs;
@@ -561,68 +562,6 @@ fn pin(cpu: Option<u32>) {
     if let Err(error) = pinned {
         warn!(cpu, %error, "cannot pin a reactor to its CPU");
     }
-}
-
-/// What a reload changes, one line each.
-fn differences(old: &Config, new: &Config) -> Vec<String> {
-    let mut lines = Vec::new();
-    for is in &new.listeners {
-        let Some(was) = old.listeners.iter().find(|was| was.address == is.address) else {
-            continue;
-        };
-        match is.ana.to_string() {
-            _ if is.ana == was.ana => {}
-            states if states.is_empty() => lines.push(format!("{is}: all groups optimized")),
-            states => lines.push(format!("{}: {states}", is.address)),
-        }
-    }
-    if old.quotas != new.quotas {
-        lines.push("limits that hosts and namespaces share have changed".to_owned());
-    }
-    let find = |config: &'_ Config, nqn: &Nqn| config.subsystems.iter().position(|s| s.nqn == *nqn);
-    let ports = |config: &Config| -> BTreeMap<SocketAddr, u16> {
-        config.listeners.iter().map(|listener| (listener.address, listener.id)).collect()
-    };
-    if ports(old) != ports(new) {
-        let now: Vec<String> =
-            new.listeners.iter().map(|l| format!("{} (id {})", l.address, l.id)).collect();
-        lines.push(format!("listeners are now {}", now.join(", ")));
-    }
-    if old.discovery != new.discovery {
-        lines.push("what discovery tells has changed".to_owned());
-    }
-    for was in &old.subsystems {
-        if find(new, &was.nqn).is_none() {
-            lines.push(format!("subsystem {} removed", was.nqn));
-        }
-    }
-    for is in &new.subsystems {
-        let Some(was) = find(old, &is.nqn).map(|at| &old.subsystems[at]) else {
-            lines.push(format!("subsystem {} added", is.nqn));
-            continue;
-        };
-        if (was.allow_any_host, &was.hosts) != (is.allow_any_host, &is.hosts) {
-            lines.push(format!("hosts of {} changed", is.nqn));
-        }
-        if was.offer != is.offer {
-            lines.push(format!("what {} offers has changed", is.nqn));
-        }
-        for n in &was.namespaces {
-            if !is.namespaces.iter().any(|m| m.nsid == n.nsid) {
-                lines.push(format!("namespace {} of {} removed", n.nsid, is.nqn));
-            }
-        }
-        for n in &is.namespaces {
-            match was.namespaces.iter().find(|m| m.nsid == n.nsid) {
-                None => lines.push(format!("namespace {} of {} added", n.nsid, is.nqn)),
-                Some(m) if m != n => {
-                    lines.push(format!("namespace {} of {} changed", n.nsid, is.nqn));
-                }
-                Some(_) => {}
-            }
-        }
-    }
-    lines
 }
 
 /// Whether an RDMA device has this address, or may come to have it: where the machine has one,
