@@ -83,15 +83,15 @@ native: build # Target and host on this machine, by a user without any right
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/demo/unprivileged
 
 guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
-	@program=$$($(CARGO) test -p nvmfd --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
+	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
 	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
 
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
 	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
 
-some-mutants: # Two of them, others for each commit, of the library that `unit` has just built
-	tests/mutants/run --sample 2 "nvmfd --lib"
+some-mutants: # Two of them, others for each commit, of the libraries that `unit` has just built
+	tests/mutants/run --sample 2 "nvmfd --lib" "nvmfd-core --lib" "nvmfd-blockdev --lib"
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
@@ -158,7 +158,7 @@ SANITIZED := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect
   --target x86_64-unknown-linux-gnu --target-dir "$(BUILD)"/asan --no-default-features
 asan: packages ## Pool, soft fabric, ring and queue under AddressSanitizer: most of it is the build
 	$(SANITIZED) -p rdma --lib --test soft_qp --test soft_net --test soft_udp --test soft_reuseport --test soft_loss --test soft_wire
-	$(SANITIZED) -p nvmfd --lib --test qpair
+	$(SANITIZED) -p nvmfd-blockdev -p nvmfd-core -p nvmfd --lib --test qpair
 
 # Needs a nightly toolchain with miri and rust-src.
 miri: packages ## What reactors share without locks, under Miri: other interleavings and weak memory for each seed

@@ -21,7 +21,7 @@ use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, Spin, memory_estimate};
 use crate::core::controller::Limits;
-use crate::core::message::{Message, mailbox};
+use crate::core::message::{Message, ReactorRings, mailbox};
 use crate::core::qpair::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::core::registry::Registry;
 use crate::core::shared::Shared;
@@ -165,7 +165,8 @@ impl RunningTarget {
         let (senders, boxes) =
             boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
-        let tender = DeviceMonitor::start(senders.clone(), Arc::clone(&pool)).map(Arc::new);
+        let tender = DeviceMonitor::start(ReactorRings(senders.clone()), Arc::clone(&pool));
+        let tender = tender.map(Arc::new);
         let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
         let keeper = NamespaceStateWorker::new();
         let steward = NamespaceAdmin::new();
@@ -621,7 +622,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut target = RunningTarget::start(config(folder.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
-        let disks = crate::blockdev::tests::folder();
+        let disks = crate::blockdev::testing::folder();
         let kept = || Ok(());
         let [new, old, none] = ["new", "old", "none/disk"].map(|name| disks.path().join(name));
         std::fs::write(&old, vec![0; 1 << 20]).unwrap();
@@ -709,7 +710,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut target = RunningTarget::start(config(folder.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
-        let disks = crate::blockdev::tests::folder();
+        let disks = crate::blockdev::testing::folder();
         let path = disks.path().join("disk");
         let with_file = || {
             let mut config = config(folder.path());
@@ -785,7 +786,7 @@ mod tests {
     #[test]
     fn a_reload_that_is_refused_leaves_a_failed_flush_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
-        let disks = crate::blockdev::tests::folder();
+        let disks = crate::blockdev::testing::folder();
         let with_file = || {
             let mut config = config(folder.path());
             config.subsystems[0].namespaces[0].kind =

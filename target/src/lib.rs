@@ -5,10 +5,8 @@
 //! states of a command, `command/` for the rules of NVMe.
 
 pub mod api;
-pub mod blockdev;
 pub mod config;
 pub mod control;
-pub mod core;
 mod daemon;
 mod error;
 pub mod manpages;
@@ -20,6 +18,9 @@ pub mod state;
 mod telemetry;
 pub mod worker;
 mod worker_thread;
+
+pub use nvmfd_blockdev as blockdev;
+pub use nvmfd_core as core;
 
 pub use daemon::{Liveness, RunningTarget};
 pub use error::Fatal;

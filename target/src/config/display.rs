@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::qos::Described;
 use super::{
     CaptureConfig, Config, LimitConfig, NamespaceConfig, NamespaceKind, Size, Spin,
     SubsystemConfig, access, memory_estimate,
@@ -61,7 +62,7 @@ impl fmt::Display for Config {
             write!(f, "{subsystem}")?;
         }
         for LimitConfig { name, limit, hosts } in &self.quotas {
-            writeln!(f, "limit       {name}: {limit}")?;
+            writeln!(f, "limit       {name}: {}", Described(limit))?;
             hosts.iter().try_for_each(|host| writeln!(f, "            host {host}"))?;
         }
         let Config { discovery, authentication, management, observe, soft, stop, .. } = self;
@@ -113,7 +114,7 @@ impl fmt::Display for NamespaceConfig {
             f.write_str("hosts may make blocks unreadable, ")?;
         }
         if !self.limit.is_none() {
-            write!(f, "{}, ", self.limit)?;
+            write!(f, "{}, ", Described(&self.limit))?;
         }
         if let Some(name) = &self.shared_limit {
             write!(f, "under the limit {name:?}, ")?;

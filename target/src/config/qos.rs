@@ -106,17 +106,21 @@ fn limit(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Limit {
     limit
 }
 
-impl fmt::Display for Limit {
+/// A limit, for people.
+pub(crate) struct Described<'a>(pub(crate) &'a Limit);
+
+impl fmt::Display for Described<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Described(limit) = self;
         f.write_str("at most ")?;
-        if let Some(iops) = self.iops {
+        if let Some(iops) = limit.iops {
             write!(f, "{iops} commands")?;
         }
-        if let Some(bandwidth) = self.bandwidth {
-            let and = if self.iops.is_some() { " and " } else { "" };
+        if let Some(bandwidth) = limit.bandwidth {
+            let and = if limit.iops.is_some() { " and " } else { "" };
             write!(f, "{and}{}", Size(bandwidth))?;
         }
-        write!(f, " a second, bursts of {} ms", self.burst_ms)
+        write!(f, " a second, bursts of {} ms", limit.burst_ms)
     }
 }
 

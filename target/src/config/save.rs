@@ -356,7 +356,7 @@ mod tests {
 
     use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 
-    use crate::blockdev::durable::tests::calls;
+    use crate::blockdev::durable::testing::calls;
     use crate::config::save::*;
 
     /// A file that is another's stays so, because the daemon may read it by that; a folder may be

@@ -392,7 +392,7 @@ mod tests {
         fs::write(&path, [0; 8192]).unwrap();
         assert!(is_volatile(&namespace(&path, None)));
         assert!(!is_volatile(&NamespaceConfig { read_only: true, ..namespace(&path, None) }));
-        let disk = crate::blockdev::tests::folder();
+        let disk = crate::blockdev::testing::folder();
         assert!(!is_volatile(&namespace(&disk.path().join("a"), Some(8192))));
     }
 

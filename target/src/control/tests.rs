@@ -492,7 +492,7 @@ fn two_daemons_never_share_a_state_directory() {
 
 #[test]
 fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
-    use crate::blockdev::crash_point::tests::hinder_before;
+    use crate::blockdev::crash_point::testing::hinder_before;
 
     let stage = stage(|_| ());
     let file = stage.folder.path().join("nvmfd.toml");

@@ -6,7 +6,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::diff::differences;
 use crate::api::Settings;
-use crate::blockdev::crash_point::tests::{doomed, hinder_before, kill_before, run_killed};
+use crate::blockdev::crash_point::testing::{doomed, hinder_before, kill_before, run_killed};
 use crate::config::{NamespaceKind, Saving};
 use crate::overlay::*;
 

@@ -592,7 +592,7 @@ pub(super) mod tests {
     use crate::blockdev::InjectedFault;
     use crate::core::subsystem::bad_blocks::Change;
     use crate::core::subsystem::reservation::Barred;
-    use crate::core::subsystem::reservation::tests::reserve;
+    use crate::core::subsystem::reservation::testing::reserve;
     use crate::provision::devices::*;
 
     pub(crate) fn subsystem(nsids: &[u32], size: u64) -> SubsystemConfig {
@@ -630,7 +630,7 @@ pub(super) mod tests {
 
     #[test]
     fn unreadable_blocks_of_files_need_a_place_to_be_remembered() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].write_uncorrectable = true;
         let first = DeviceTable::default().next(&[config.clone()]);
@@ -700,7 +700,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_awaited_is_opened_by_whoever_waits_for_it_and_by_nobody_else() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let path = folder.path().join("mount/disk.img");
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: None };
@@ -728,7 +728,7 @@ pub(super) mod tests {
     fn a_path_that_hangs_holds_up_nobody_who_looks_for_others() {
         use std::sync::mpsc::channel;
 
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let paths = ["one", "two"].map(|name| folder.path().join(name));
         let mut config = subsystem(&[1, 2], 1 << 20);
         for (namespace, path) in config.namespaces.iter_mut().zip(&paths) {
@@ -766,7 +766,7 @@ pub(super) mod tests {
     /// be given up.
     #[test]
     fn all_paths_are_looked_at_and_opened_and_measured_at_once() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let mut config = subsystem(&[1, 2, 3], 1 << 20);
         for namespace in &mut config.namespaces {
             let path = folder.path().join(namespace.nsid.to_string());
@@ -788,7 +788,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_may_pass_is_awaited_from_the_start_and_never_made_anew() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let state = folder.path().join("state");
         std::fs::create_dir(&state).unwrap();
         let mut config = subsystem(&[1, 2], 1 << 20);
@@ -826,7 +826,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_was_there_is_not_made_anew_without_a_folder_to_remember_it_in() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let (path, aside) = (folder.path().join("1"), folder.path().join("aside"));
         let mut config = subsystem(&[1], 1 << 20);
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -856,7 +856,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_store_that_cannot_be_measured_stands_in_the_way_of_no_other_change() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let path = folder.path().join("disk");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         let mut config = subsystem(&[1], 1 << 20);
@@ -878,7 +878,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_wrong_in_itself_is_not_awaited() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let mut config = subsystem(&[1], 1 << 20);
         let path = folder.path().join("disk");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -889,7 +889,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_could_not_be_remembered_is_owed_until_it_is() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let (state, path) = (folder.path().join("state"), folder.path().join("disk"));
         std::fs::create_dir(&state).unwrap();
         let mut config = subsystem(&[1], 1 << 20);
@@ -912,7 +912,7 @@ pub(super) mod tests {
 
     #[test]
     fn of_two_paths_to_one_file_the_first_is_served() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let mut config = subsystem(&[1, 2], 1 << 20);
         let path = |nsid| folder.path().join(format!("{nsid}"));
         std::fs::write(path(1), vec![0; 1 << 20]).unwrap();
@@ -929,7 +929,7 @@ pub(super) mod tests {
 
     /// A folder for what is to be kept, and a namespace of 1 MiB with a file.
     fn one_with_state() -> (tempfile::TempDir, PathBuf, SubsystemConfig) {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let state = folder.path().join("state");
         std::fs::create_dir(&state).unwrap();
         let mut config = subsystem(&[1], 1 << 20);
@@ -1058,7 +1058,7 @@ pub(super) mod tests {
     /// Whatever is refused leaves everything as it was.
     #[test]
     fn a_store_that_would_take_the_uuid_of_another_leaves_its_marks_alone() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let state = folder.path().join("state");
         std::fs::create_dir(&state).unwrap();
         let of = |nsid: u32| {

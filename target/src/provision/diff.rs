@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn what_was_there_when_it_was_looked_for_is_not_made_when_it_is_opened() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let path = folder.path().join("1");
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };

@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn no_catalog_is_opened_in_the_place_of_another_file_system() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let path = folder.path();
         let nqn: Nqn = NQN.parse().unwrap();
         let why = Some("not mounted".to_owned());
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_hangs_is_awaited_and_the_rest_served() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let managed = folder.path().join("managed");
         fs::create_dir(&managed).unwrap();
         let (_go_on, hangs) = channel();
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn an_open_folder_that_hangs_is_served_as_it_was() {
-        let folder = crate::blockdev::tests::folder();
+        let folder = crate::blockdev::testing::folder();
         let managed = folder.path().join("managed");
         fs::create_dir(&managed).unwrap();
         let nqn: Nqn = NQN.parse().unwrap();

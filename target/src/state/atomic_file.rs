@@ -71,7 +71,7 @@ fn sync(folder: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use crate::blockdev::durable::tests::calls;
+    use crate::blockdev::durable::testing::calls;
 
     #[test]
     fn what_is_kept_is_synchronised_before_it_has_its_name_and_so_is_the_name() {

@@ -210,7 +210,7 @@ fn texts_are_durable_before_the_record_and_that_before_they_are_put_in_place() {
     let new = merged(&declared.sources, changed.changes()).unwrap();
     let saving = begin(&declared);
     let (written, calls) =
-        crate::blockdev::durable::tests::calls(|| saving.write(&declared.sources, &new));
+        crate::blockdev::durable::testing::calls(|| saving.write(&declared.sources, &new));
     written.unwrap();
     let directory = format!("sync directory {}", folder.path().file_name().unwrap().display());
     let included = "sync directory conf.d";

@@ -6,14 +6,15 @@ use tempfile::{TempDir, tempdir};
 
 use super::super::Transition;
 use crate::blockdev::BlockSizes;
-use crate::blockdev::crash_point::tests::{doomed, kill_before, run_killed};
+use crate::blockdev::crash_point::testing::{doomed, kill_before, run_killed};
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::Config;
+use crate::core::message::ReactorRings;
 use crate::core::subsystem::Subsystem;
 use crate::core::subsystem::bad_blocks::Change;
 use crate::core::subsystem::power::PowerMeter;
 use crate::core::subsystem::reservation::HostId;
-use crate::core::subsystem::reservation::tests::{acquired, clear, registered, reserve};
+use crate::core::subsystem::reservation::testing::{acquired, clear, registered, reserve};
 use crate::error::Fatal;
 use crate::provision::devices::DeviceTable;
 use crate::provision::format_task::*;
@@ -48,9 +49,7 @@ fn config_of(folder: &Path, bytes: usize, block_size: u32, more: &str) -> Config
 fn shelf(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
-    let tender = Arc::new(
-        DeviceMonitor::start(Vec::<crate::core::message::Sender>::new(), Arc::default()).unwrap(),
-    );
+    let tender = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let stores = DeviceTable::new(config.state_directory.clone(), 0);
     let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
     let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));

@@ -9,16 +9,17 @@ use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
 use nvme::feature::WriteProtectState;
 use tempfile::tempdir;
 
-use crate::blockdev::crash_point::tests::{doomed, hinder_before, kill_before, run_killed};
+use crate::blockdev::crash_point::testing::{doomed, hinder_before, kill_before, run_killed};
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
+use crate::core::message::ReactorRings;
 use crate::core::registry::Registry;
-use crate::core::registry::tests::visit;
+use crate::core::registry::testing::visit;
 use crate::core::shared::Shared;
 use crate::core::subsystem::ns_management::HOSTS_MAX;
 use crate::core::subsystem::ns_request::{CreateRequest, CreatedNsid};
 use crate::core::subsystem::power::PowerMeter;
-use crate::core::subsystem::reservation::tests::{clear, reserve};
+use crate::core::subsystem::reservation::testing::{clear, reserve};
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalogs;
 use crate::provision::ns_requests::*;
@@ -54,9 +55,7 @@ fn shelf(config: &Config) -> Provisioner {
 fn empty_shelf(config: &Config, stores: DeviceTable) -> Provisioner {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
-    let tender = Arc::new(
-        DeviceMonitor::start(Vec::<crate::core::message::Sender>::new(), Arc::default()).unwrap(),
-    );
+    let tender = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));
     Provisioner::new(config.clone(), stores, shared, tender, ledger, false)
 }

@@ -9,8 +9,8 @@ use nvme::reservation::{
 use proptest::prelude::*;
 use tempfile::tempdir;
 
-use crate::blockdev::crash_point::tests::{doomed, hinder_before, kill_before, run_killed};
-use crate::blockdev::durable::tests::calls;
+use crate::blockdev::crash_point::testing::{doomed, hinder_before, kill_before, run_killed};
+use crate::blockdev::durable::testing::calls;
 use crate::blockdev::monitor::{Distrust, TrustRecords};
 use crate::core::subsystem::bad_blocks::{BadBlocks, Change};
 use crate::core::subsystem::reservation::{HostId, Order, Reservation, State};

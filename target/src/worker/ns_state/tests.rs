@@ -14,12 +14,12 @@ use uuid::Uuid;
 
 use crate::core::controller::association::Association;
 use crate::core::message::{Mailbox, mailbox};
-use crate::core::registry::tests::visit;
+use crate::core::registry::testing::visit;
 use crate::core::sched::Offload;
 use crate::core::sched::offload::Job;
 use crate::core::subsystem::Subsystem;
 use crate::core::subsystem::reservation::{Barred, HostId, Order, Reservation};
-use crate::core::subsystem::tests::sample;
+use crate::core::subsystem::testing::sample;
 use crate::state::namespace_state::NamespaceFile;
 use crate::worker::Workers;
 use crate::worker::ns_state::*;

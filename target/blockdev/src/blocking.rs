@@ -1,0 +1,523 @@
+//! The threads for whatever may wait for a device or a server, perhaps for ever: one bounded pool.
+//!
+//! A task with a path ([`BlockingPool::begin`]) is awaited until a deadline. At most one runs for each
+//! path, so a path that hangs holds one thread, whoever asks for it; and [`MOST_AT_WORK`] run that have
+//! not been given up: the others wait for their turn. Tasks that nobody has to await
+//! ([`BlockingPool::spawn`]) start at once. All of them together have [`THREADS_MAX`] threads.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Tasks with a path that run for somebody who still waits.
+const MOST_AT_WORK: usize = 32;
+/// Threads in total, with those that hang.
+const THREADS_MAX: usize = 1024;
+/// Threads that wait for a task,
+const IDLE_MAX: usize = 2;
+/// and for how long they do.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The threads, and the tasks that wait for one.
+#[derive(Debug)]
+pub struct BlockingPool {
+    shared: Arc<Shared>,
+    /// Every task with a path waits for as many others as this says.
+    #[cfg(any(test, feature = "testing"))]
+    pub meet: Mutex<Option<Arc<std::sync::Barrier>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<PoolState>,
+    wake: Condvar,
+    threads_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct PoolState {
+    /// In order; none of them has started.
+    queue: VecDeque<Job>,
+    /// Tasks that somebody waits for: their numbers and paths.
+    running: Vec<(u64, PathBuf)>,
+    /// The same of those that did not come back in time.
+    hanging: Vec<(u64, PathBuf)>,
+    next: u64,
+    threads: usize,
+    /// Threads that wait for a task and have been assigned none.
+    idle: usize,
+    /// Tasks of threads that were woken and do not know it yet.
+    assigned: VecDeque<Job>,
+    is_closed: bool,
+}
+
+struct Job {
+    number: u64,
+    /// Of a task that is awaited.
+    path: Option<PathBuf>,
+    act: Box<dyn FnOnce() + Send>,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "job {}", self.number)
+    }
+}
+
+/// Something that was begun and is to be awaited with [`BlockingTask::by`], also when its outcome does not
+/// matter any more: what it opens would stay open a moment longer than anybody expects.
+#[must_use]
+pub struct BlockingTask<'a, T> {
+    pool: &'a BlockingPool,
+    path: PathBuf,
+    state: State<T>,
+}
+
+enum State<T> {
+    Over(Result<T, String>),
+    UnderWay(Receiver<Result<T, String>>, u64),
+}
+
+impl Default for BlockingPool {
+    fn default() -> BlockingPool {
+        BlockingPool::bounded(THREADS_MAX)
+    }
+}
+
+impl BlockingPool {
+    fn bounded(threads_max: usize) -> BlockingPool {
+        let shared = Shared { state: Mutex::default(), wake: Condvar::new(), threads_max };
+        BlockingPool {
+            shared: Arc::new(shared),
+            #[cfg(any(test, feature = "testing"))]
+            meet: Mutex::default(),
+        }
+    }
+
+    /// Does what may wait for the device behind a path, unless something hangs there already.
+    ///
+    /// # Errors
+    /// What `act` says, or that it does not answer.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn within<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        path: &Path,
+        act: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        self.begin(path, act).by(Instant::now() + patience)
+    }
+
+    /// The same, without waiting for it yet: paths of one server hang together, and so they cost no
+    /// more time than one.
+    pub fn begin<T: Send + 'static>(
+        &self,
+        path: &Path,
+        act: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> BlockingTask<'_, T> {
+        let begun = |state| BlockingTask { pool: self, path: path.to_owned(), state };
+        let (say, said) = sync_channel(1);
+        #[cfg(any(test, feature = "testing"))]
+        let meet = self.meet.lock().unwrap().clone();
+        let act = Box::new(move || {
+            #[cfg(any(test, feature = "testing"))]
+            if let Some(meet) = meet {
+                meet.wait();
+            }
+            // Nobody may be listening any more: then what was opened is closed again.
+            let _ = say.send(act());
+        });
+        let mut state = self.shared.lock();
+        if state.hangs_at(path) {
+            drop(state);
+            return begun(State::Over(Err(silent(path))));
+        }
+        let number = state.push(Some(path.to_owned()), act);
+        drop(state);
+        begun(match self.shared.add_thread() {
+            Ok(()) => State::UnderWay(said, number),
+            Err(error) => match self.shared.withdraw(number) {
+                Some(_) => State::Over(Err(format!("no thread to open it: {error}"))),
+                None => State::UnderWay(said, number),
+            },
+        })
+    }
+
+    /// Does something that has no path, or may take any time, at once. What it returns is received;
+    /// nobody has to.
+    ///
+    /// # Errors
+    /// No thread to be had; it is not done.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        act: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<Receiver<T>> {
+        let (say, said) = sync_channel(1);
+        let act = Box::new(move || drop(say.send(act())));
+        let mut state = self.shared.lock();
+        if state.idle == 0 && state.threads >= self.shared.threads_max {
+            drop(state);
+            return Err(io::Error::other("too many of them wait for devices that do not answer"));
+        }
+        let number = state.push(None, act);
+        drop(state);
+        match self.shared.add_thread() {
+            Err(error) if self.shared.withdraw(number).is_some() => Err(error),
+            _ => Ok(said),
+        }
+    }
+
+    /// Whether something hangs at a path.
+    pub fn hangs_at(&self, path: &Path) -> bool {
+        self.shared.lock().hangs_at(path)
+    }
+
+    /// What is known at once, where others have to be awaited.
+    pub fn over<T>(&self, path: &Path, outcome: Result<T, String>) -> BlockingTask<'_, T> {
+        BlockingTask { pool: self, path: path.to_owned(), state: State::Over(outcome) }
+    }
+}
+
+impl Drop for BlockingPool {
+    fn drop(&mut self) {
+        self.shared.lock().is_closed = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+impl<T> BlockingTask<'_, T> {
+    /// Its outcome, if there is one by then.
+    ///
+    /// # Errors
+    /// What it says, or that it does not answer.
+    pub fn by(self, deadline: Instant) -> Result<T, String> {
+        let (said, number) = match self.state {
+            State::Over(outcome) => return outcome,
+            State::UnderWay(said, number) => (said, number),
+        };
+        let patience = deadline.saturating_duration_since(Instant::now());
+        said.recv_timeout(patience).unwrap_or_else(|error| {
+            // Otherwise it has ended without an answer.
+            let hangs = error == RecvTimeoutError::Timeout;
+            self.pool.shared.give_up(number, hangs);
+            Err(silent(&self.path))
+        })
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has one more thread at work, if something may start and there may be one more. It runs from now
+    /// on, also while its thread has not been given a CPU yet.
+    fn add_thread(self: &Arc<Shared>) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.idle == 0 && state.threads >= self.threads_max {
+            return Ok(());
+        }
+        let Some(job) = state.start() else { return Ok(()) };
+        if state.idle > 0 {
+            state.idle -= 1;
+            state.assigned.push_back(job);
+            self.wake.notify_one();
+            return Ok(());
+        }
+        state.threads += 1;
+        drop(state);
+        let first = Arc::new(Mutex::new(Some(job)));
+        let (own, own_first) = (Arc::clone(self), Arc::clone(&first));
+        let take =
+            |job: &Mutex<Option<Job>>| job.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = std::thread::Builder::new().name("blocking".to_owned());
+        let spawned = thread.spawn(move || own.work(take(&own_first)));
+        spawned.map(drop).inspect_err(|_| {
+            let mut state = self.lock();
+            state.threads -= 1;
+            if let Some(job) = take(&first) {
+                state.end(job.number);
+                state.queue.push_front(job);
+            }
+        })
+    }
+
+    /// One thread: does what it was started for and what may start then, and waits a while for more.
+    fn work(&self, mut job: Option<Job>) {
+        let mut state = self.lock();
+        loop {
+            while let Some(Job { number, act, .. }) = job.take().or_else(|| state.start()) {
+                drop(state);
+                act();
+                state = self.lock();
+                state.end(number);
+            }
+            if state.is_closed || state.idle >= IDLE_MAX {
+                break;
+            }
+            state.idle += 1;
+            while state.assigned.is_empty() {
+                let waited = self.wake.wait_timeout(state, IDLE);
+                let (again, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+                state = again;
+                if state.assigned.is_empty() && (waited.timed_out() || state.is_closed) {
+                    state.idle -= 1;
+                    state.threads -= 1;
+                    return;
+                }
+            }
+            job = state.assigned.pop_front();
+        }
+        state.threads -= 1;
+    }
+
+    /// Takes back what has not started.
+    fn withdraw(&self, number: u64) -> Option<Job> {
+        let mut state = self.lock();
+        let at = state.queue.iter().position(|job| job.number == number)?;
+        state.queue.remove(at)
+    }
+
+    /// Nobody waits for a task any more: what has not started never does, nor does what waits for the
+    /// same path where this one hangs.
+    fn give_up(self: &Arc<Shared>, number: u64, hangs: bool) {
+        let mut state = self.lock();
+        let mut refused = Vec::from_iter(state.remove_from_queue(|job| job.number == number));
+        if let Some(at) = state.running.iter().position(|(other, _)| *other == number) {
+            let (number, path) = state.running.swap_remove(at);
+            if hangs {
+                refused.extend(state.remove_from_queue(|job| job.path.as_ref() == Some(&path)));
+                state.hanging.push((number, path));
+            }
+        }
+        drop(state);
+        // What they hold may take long to drop.
+        drop(refused);
+        // Whoever waits behind it need not.
+        let _ = self.add_thread();
+    }
+}
+
+impl PoolState {
+    fn push(&mut self, path: Option<PathBuf>, act: Box<dyn FnOnce() + Send>) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.queue.push_back(Job { number, path, act });
+        number
+    }
+
+    fn hangs_at(&self, path: &Path) -> bool {
+        self.hanging.iter().any(|(_, at)| at == path)
+    }
+
+    fn first_to_start(&self) -> Option<usize> {
+        let is_free = |path: &PathBuf| {
+            let is_another = |(_, other): &(u64, PathBuf)| other != path;
+            self.running.len() < MOST_AT_WORK && self.running.iter().all(is_another)
+        };
+        self.queue.iter().position(|job| job.path.as_ref().is_none_or(is_free))
+    }
+
+    /// The next task, which runs from now on.
+    fn start(&mut self) -> Option<Job> {
+        let at = self.first_to_start()?;
+        let job = self.queue.remove(at)?;
+        if let Some(path) = &job.path {
+            self.running.push((job.number, path.clone()));
+        }
+        Some(job)
+    }
+
+    fn end(&mut self, number: u64) {
+        let is_another = |(other, _): &(u64, PathBuf)| *other != number;
+        self.running.retain(is_another);
+        self.hanging.retain(is_another);
+    }
+
+    fn remove_from_queue(&mut self, is_it: impl Fn(&Job) -> bool) -> Vec<Job> {
+        let (removed, queue): (VecDeque<Job>, _) =
+            std::mem::take(&mut self.queue).into_iter().partition(is_it);
+        self.queue = queue;
+        Vec::from(removed)
+    }
+}
+
+fn silent(path: &Path) -> String {
+    format!("{} does not answer: check the disk or server that it is on", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use crate::blocking::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[test]
+    fn what_hangs_is_not_tried_again_before_it_has_come_back() {
+        let (opening, path) = (BlockingPool::default(), Path::new("/disk"));
+        let (go_on, hangs) = channel::<()>();
+        let (begins, begun) = channel();
+        let hang = move || {
+            begins.send(()).unwrap();
+            hangs.recv().map_err(|_| "too late".to_owned())
+        };
+        let first = opening.begin(path, hang);
+        begun.recv().unwrap();
+        let said = first.by(Instant::now()).unwrap_err();
+        assert!(said.contains("/disk does not answer"), "{said}");
+        for _ in 0..3 {
+            let again = opening.within(LONG, path, || Err::<(), _>("tried again".to_owned()));
+            assert_eq!(again, Err(said.clone()));
+        }
+        assert_eq!(opening.shared.lock().hanging.len(), 1, "one thread, whoever asks");
+        assert_eq!(opening.within(LONG, Path::new("/other"), || Ok(5)), Ok(5));
+        drop(go_on);
+        while opening.hangs_at(path) {
+            std::thread::yield_now();
+        }
+        assert_eq!(opening.within(LONG, path, || Ok(6)), Ok(6));
+        assert_eq!(opening.within(LONG, path, || Ok(7)), Ok(7));
+    }
+
+    /// A start with a thousand namespaces looks at a thousand paths.
+    #[test]
+    fn so_many_threads_are_at_work_and_who_is_given_up_keeps_nobody_from_it() {
+        let opening = BlockingPool::default();
+        let (go_on, hangs) = channel::<()>();
+        let hangs = Arc::new(Mutex::new(hangs));
+        let (begins, begun) = channel();
+        let begin = |at: usize| {
+            let (hangs, begins) = (Arc::clone(&hangs), begins.clone());
+            opening.begin(Path::new(&format!("/hangs/{at}")), move || {
+                begins.send(at).unwrap();
+                // The first one has the lock, and the others wait for that.
+                hangs.lock().unwrap().recv().map_err(|_| "too late".to_owned())
+            })
+        };
+        let mut all: Vec<_> = (0..MOST_AT_WORK + 5).map(begin).collect();
+        let mut first: Vec<usize> = (0..MOST_AT_WORK).map(|_| begun.recv().unwrap()).collect();
+        first.sort_unstable();
+        assert!(first.iter().copied().eq(0..MOST_AT_WORK), "{first:?}");
+        {
+            let state = opening.shared.lock();
+            assert_eq!((state.running.len(), state.queue.len()), (MOST_AT_WORK, 5));
+        }
+        // One is given up: one more begins. One that was never begun hangs nowhere.
+        assert!(all.remove(0).by(Instant::now()).is_err());
+        assert_eq!(begun.recv().unwrap(), MOST_AT_WORK);
+        assert!(all.pop().unwrap().by(Instant::now()).is_err());
+        assert!(!opening.hangs_at(Path::new(&format!("/hangs/{}", MOST_AT_WORK + 4))));
+        let good = opening.begin(Path::new("/good"), || Ok(1));
+        drop(go_on);
+        assert_eq!(good.by(Instant::now() + LONG), Ok(1));
+        for each in all {
+            assert_eq!(each.by(Instant::now() + LONG), Err("too late".to_owned()));
+        }
+        while !opening.shared.lock().hanging.is_empty() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn one_task_runs_for_a_path_and_who_waits_behind_one_that_hangs_hears_of_it() {
+        let (pool, path) = (BlockingPool::default(), Path::new("/disk"));
+        let (go_on, hangs) = channel::<()>();
+        let (begins, begun) = channel();
+        let first = pool.begin(path, {
+            let begins = begins.clone();
+            move || {
+                begins.send(1).unwrap();
+                hangs.recv().map_err(|_| "came back".to_owned())
+            }
+        });
+        assert_eq!(begun.recv(), Ok(1));
+        let say = |what: usize| {
+            let begins = begins.clone();
+            move || begins.send(what).map_err(|error| error.to_string())
+        };
+        let second = pool.begin(path, say(2));
+        pool.within(LONG, Path::new("/other"), say(3)).unwrap();
+        assert_eq!(begun.try_recv(), Ok(3), "another path waits for none");
+        assert_eq!(pool.shared.lock().queue.len(), 1);
+        let said = first.by(Instant::now()).unwrap_err();
+        // Not after a long time: the other has been given up.
+        assert_eq!(second.by(Instant::now() + LONG), Err(said));
+        drop(go_on);
+        while pool.hangs_at(path) {
+            std::thread::yield_now();
+        }
+        pool.within(LONG, path, say(4)).unwrap();
+        drop((begins, pool));
+        assert_eq!(Vec::from_iter(begun), [4], "what was refused is never done");
+    }
+
+    #[test]
+    fn what_nobody_awaits_starts_beside_all_that_is_awaited() {
+        let pool = BlockingPool::default();
+        let (go_on, hangs) = channel::<()>();
+        let hangs = Arc::new(Mutex::new(hangs));
+        let hang = || {
+            let hangs = Arc::clone(&hangs);
+            move || hangs.lock().unwrap().recv().unwrap_or_default()
+        };
+        let all: Vec<_> = (0..MOST_AT_WORK)
+            .map(|at| {
+                let hang = hang();
+                pool.begin(Path::new(&format!("/hangs/{at}")), move || {
+                    hang();
+                    Ok(())
+                })
+            })
+            .collect();
+        let hanging: Vec<_> = (0..MOST_AT_WORK).map(|_| pool.spawn(hang()).unwrap()).collect();
+        assert_eq!(pool.spawn(|| 5).unwrap().recv(), Ok(5));
+        drop(go_on);
+        all.into_iter().for_each(|task| task.by(Instant::now() + LONG).unwrap());
+        hanging.into_iter().for_each(|task| task.recv().unwrap());
+    }
+
+    #[test]
+    fn threads_have_a_maximum_and_who_comes_back_serves_who_waits() {
+        let pool = BlockingPool::bounded(2);
+        let (go_on, hangs) = channel::<()>();
+        let hangs = Arc::new(Mutex::new(hangs));
+        let hang = || {
+            let hangs = Arc::clone(&hangs);
+            move || hangs.lock().unwrap().recv().unwrap_or_default()
+        };
+        let both = [pool.spawn(hang()).unwrap(), pool.spawn(hang()).unwrap()];
+        let refused = pool.spawn(|| unreachable!("a third thread")).unwrap_err();
+        assert!(refused.to_string().contains("do not answer"), "{refused}");
+        let late = pool.begin(Path::new("/disk"), || Ok(7));
+        let given_up = pool.begin(Path::new("/other"), || -> Result<(), _> { unreachable!() });
+        assert!(given_up.by(Instant::now()).is_err());
+        assert!(!pool.hangs_at(Path::new("/other")), "it has never started");
+        drop(go_on);
+        assert_eq!(late.by(Instant::now() + LONG), Ok(7));
+        both.into_iter().for_each(|task| task.recv().unwrap());
+        assert!(pool.shared.lock().threads <= 2);
+        let shared = Arc::clone(&pool.shared);
+        drop(pool);
+        while shared.lock().threads > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_idle_serves_the_next_task() {
+        let pool = BlockingPool::default();
+        let who = || std::thread::current().id();
+        let first = pool.spawn(who).unwrap().recv().unwrap();
+        // Received before its thread is idle.
+        while pool.shared.lock().idle == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(pool.within(LONG, Path::new("/disk"), move || Ok(who())), Ok(first));
+        assert_eq!(pool.shared.lock().threads, 1);
+    }
+}

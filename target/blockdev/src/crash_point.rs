@@ -1,0 +1,81 @@
+//! Where a test kills its own process: between two steps of what is to survive that.
+
+/// Between two steps.
+pub fn crash_point() {
+    #[cfg(any(test, feature = "testing"))]
+    testing::crash_point();
+}
+
+/// For tests, also of other packages.
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
+    use std::cell::RefCell;
+    use std::env;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
+    use std::path::{Path, PathBuf};
+    use std::process::{Command, Stdio};
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use nix::sys::signal::{Signal, raise};
+
+    const FOLDER: &str = "NVMFD_TEST_KILLED_FOLDER";
+    const STEPS: &str = "NVMFD_TEST_KILLED_STEPS";
+
+    /// Steps that are left to live; 0: not counted.
+    static LEFT: AtomicU32 = AtomicU32::new(0);
+
+    type Hindrance = Box<dyn FnOnce()>;
+
+    thread_local! {
+        /// What is to happen in this thread, and how many steps before.
+        static NEXT: RefCell<Option<(u32, Hindrance)>> = const { RefCell::new(None) };
+    }
+
+    /// Has something happen before the step of this number in this thread, counted from 1.
+    pub fn hinder_before(step: u32, how: impl FnOnce() + 'static) {
+        NEXT.set(Some((step, Box::new(how))));
+    }
+
+    /// Has this process killed before its step of this number, counted from 1.
+    pub fn kill_before(step: u32) {
+        LEFT.store(step, Ordering::Relaxed);
+    }
+
+    /// In a process that [`run_killed`] has started: its folder, and the step before which it shall
+    /// be killed.
+    pub fn doomed() -> (PathBuf, u32) {
+        let folder = env::var_os(FOLDER).expect("run by another test");
+        let steps = env::var(STEPS).expect("run by another test");
+        (folder.into(), steps.parse().unwrap())
+    }
+
+    /// Runs the test `own` in a process that is killed before its `steps`th step. How many lines
+    /// with "done" it had printed, and whether it was killed rather than at its end.
+    pub fn run_killed(own: &str, folder: &Path, steps: u32) -> (usize, bool) {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", own, "--ignored", "--nocapture", "--test-threads=1"])
+            .env(FOLDER, folder)
+            .env(STEPS, steps.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // The first comes behind the name of the test.
+        let done = lines.filter(|line| line.as_ref().unwrap().contains("done ")).count();
+        let status = child.wait().unwrap();
+        assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");
+        (done, !status.success())
+    }
+
+    pub(super) fn crash_point() {
+        if LEFT.load(Ordering::Relaxed) > 0 && LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
+            raise(Signal::SIGKILL).unwrap();
+        }
+        match NEXT.take() {
+            Some((..=1, how)) => how(),
+            Some((steps, how)) => NEXT.set(Some((steps - 1, how))),
+            None => {}
+        }
+    }
+}

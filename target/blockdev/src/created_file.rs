@@ -1,0 +1,113 @@
+//! A file created for a namespace: removed again unless the change is committed.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tracing::info;
+
+use super::device::{BackingConfig, BackingDevice, BackingKind};
+use super::open::Hold;
+
+/// A file that was made a moment ago and that nobody has been served. Unless it is kept, it goes when
+/// this is dropped, which may wait for a disk: if its path still leads to this very file, and
+/// nobody has touched it since.
+#[derive(Debug)]
+pub struct CreatedFile {
+    path: PathBuf,
+    stamp: Stamp,
+    is_kept: bool,
+    /// Nobody else serves it before it is gone.
+    _hold: Arc<Hold>,
+}
+
+/// Which file it is, and what of it changes with whatever is done to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Stamp {
+    file: (u64, u64),
+    extent: (u64, u64, u64),
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(super) fn of(meta: &Metadata) -> Stamp {
+        Stamp {
+            file: (meta.dev(), meta.ino()),
+            extent: (meta.len(), meta.blocks(), meta.nlink()),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
+
+impl CreatedFile {
+    /// The file of a store, if opening it has made that.
+    pub fn by_opening(backing: &BackingDevice, config: &BackingConfig) -> Option<CreatedFile> {
+        let BackingKind::File { path, .. } = &config.kind else { return None };
+        let (stamp, hold) = (backing.made_as?, Arc::clone(backing.hold.as_ref()?));
+        Some(CreatedFile { path: path.clone(), stamp, is_kept: false, _hold: hold })
+    }
+
+    /// It is served from now on.
+    pub fn keep(mut self) {
+        self.is_kept = true;
+    }
+
+    fn is_untouched(&self) -> bool {
+        let is_so = |path: &Path| Some(Stamp::of(&fs::symlink_metadata(path).ok()?) == self.stamp);
+        is_so(&self.path).unwrap_or(false)
+    }
+}
+
+impl Drop for CreatedFile {
+    fn drop(&mut self) {
+        if !self.is_kept && self.is_untouched() && fs::remove_file(&self.path).is_ok() {
+            let shown = self.path.display();
+            info!("{shown} was created for a rejected change and is removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use crate::created_file::*;
+
+    fn made(path: &Path) -> (BackingDevice, Option<CreatedFile>) {
+        let kind = BackingKind::File { path: path.to_owned(), size: Some(1 << 20) };
+        let config =
+            BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
+        let backing = BackingDevice::open(&config).unwrap();
+        let made = CreatedFile::by_opening(&backing, &config);
+        (backing, made)
+    }
+
+    #[test]
+    fn only_what_was_made_and_nobody_has_touched_goes() {
+        let folder = crate::testing::folder();
+        let path = folder.path().join("disk");
+        drop(made(&path).1.expect("made"));
+        assert!(!path.exists());
+        made(&path).1.expect("made").keep();
+        assert!(path.exists());
+        assert!(made(&path).1.is_none(), "it was there");
+        fs::remove_file(&path).unwrap();
+
+        // Somebody has put something into it, or something else in its place.
+        let (_, written) = made(&path);
+        let file = File::options().write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_at(&file, b"precious", 0).unwrap();
+        file.sync_all().unwrap();
+        drop(written);
+        assert_eq!(fs::read(&path).unwrap()[..8], *b"precious");
+        fs::remove_file(&path).unwrap();
+        let (_, replaced) = made(&path);
+        fs::write(folder.path().join("other"), vec![0; 1 << 20]).unwrap();
+        fs::rename(folder.path().join("other"), &path).unwrap();
+        drop(replaced);
+        assert!(path.exists());
+    }
+}

@@ -1,0 +1,230 @@
+//! Durable file operations: write and fsync, rename, fsync of the directory. Everything that does
+//! so, beside the I/O of hosts, does it here, so that tests see what is done, and in which order: a
+//! process that is killed loses nothing of what it has not synchronised, so only a record of the
+//! calls can show that one is missing.
+
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+/// What is about to be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step<'a> {
+    /// This content is written into a file.
+    Write(&'a Path, &'a [u8]),
+    /// A file is synchronised.
+    Sync(&'a Path),
+    /// The content of a file is synchronised.
+    SyncData(&'a Path),
+    /// A directory is synchronised.
+    SyncDirectory(&'a Path),
+    /// The file system of a path is synchronised.
+    SyncFileSystem(&'a Path),
+    /// A file or directory gets another name.
+    Rename(&'a Path, &'a Path),
+    /// A file is removed.
+    Remove(&'a Path),
+}
+
+/// Hears of each step before it is done. What it refuses is not done.
+pub type Observer = Box<dyn FnMut(Step<'_>) -> io::Result<()>>;
+
+thread_local! {
+    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+}
+
+/// Has this thread's steps observed, for simulations of what a power loss leaves.
+pub fn observe(observer: Option<Observer>) {
+    OBSERVER.set(observer);
+}
+
+/// A step is about to be done.
+fn ask(step: Step<'_>) -> io::Result<()> {
+    OBSERVER.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |it| it(step)))
+}
+
+/// Writes all of it into an open file, which is called `path`.
+pub fn write(file: &mut File, path: &Path, content: &[u8]) -> io::Result<()> {
+    ask(Step::Write(path, content))?;
+    file.write_all(content)?;
+    note("write", path);
+    Ok(())
+}
+
+/// Makes the content and the attributes of an open file durable.
+pub fn sync(file: &File, path: &Path) -> io::Result<()> {
+    ask(Step::Sync(path))?;
+    file.sync_all()?;
+    note("sync", path);
+    Ok(())
+}
+
+/// Makes the content of an open file durable, and what it takes to find that.
+pub(crate) fn sync_data(file: &File, path: &Path) -> io::Result<()> {
+    ask(Step::SyncData(path))?;
+    file.sync_data()?;
+    note("sync data", path);
+    Ok(())
+}
+
+/// Makes the entries of a directory durable.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    ask(Step::SyncDirectory(path))?;
+    File::open(path)?.sync_all()?;
+    note("sync directory", path);
+    Ok(())
+}
+
+/// Makes everything durable that is in the file system of an open file or directory.
+pub(crate) fn sync_file_system(file: impl AsFd, path: &Path) -> io::Result<()> {
+    ask(Step::SyncFileSystem(path))?;
+    nix::unistd::syncfs(file)?;
+    note("sync file system", path);
+    Ok(())
+}
+
+/// Gives a file or directory another name.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    ask(Step::Rename(from, to))?;
+    fs::rename(from, to)?;
+    note("rename to", to);
+    Ok(())
+}
+
+/// Removes a file.
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    ask(Step::Remove(path))?;
+    fs::remove_file(path)?;
+    note("remove", path);
+    Ok(())
+}
+
+/// Makes durable what somebody else has made: content and size of an open file, and the directory
+/// entries that lead to it, also where `path` is a link. May wait long for a device.
+pub(crate) fn sync_with_entries(file: &File, path: &Path) -> io::Result<()> {
+    // Some file systems that nobody writes to know no synchronisation of a file. And who may look
+    // files up in a directory may not be allowed to read it.
+    let or_all = |outcome: io::Result<()>, path: &Path| match outcome {
+        Err(error) if is_not_to_be_had(&error) => sync_file_system(file, path),
+        outcome => outcome,
+    };
+    or_all(sync(file, path), path)?;
+    let (entry, real) = (directory_of(path), directory_of(&fs::canonicalize(path)?));
+    if fs::canonicalize(&entry)? != real {
+        or_all(sync_directory(&entry), &entry)?;
+    }
+    or_all(sync_directory(&real), &real)
+}
+
+fn is_not_to_be_had(error: &io::Error) -> bool {
+    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
+}
+
+/// The directory that a path is an entry of.
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// For tests: what has been done, to which path.
+fn note(call: &'static str, path: &Path) {
+    #[cfg(any(test, feature = "testing"))]
+    testing::note(call, path);
+    #[cfg(not(any(test, feature = "testing")))]
+    let _ = (call, path);
+}
+
+/// For tests, also of other packages.
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
+    use std::cell::RefCell;
+    use std::path::{Path, PathBuf};
+
+    thread_local! {
+        static CALLS: RefCell<Option<Vec<(&'static str, PathBuf)>>> = const { RefCell::new(None) };
+    }
+
+    pub(super) fn note(call: &'static str, path: &Path) {
+        CALLS.with_borrow_mut(|calls| calls.iter_mut().for_each(|it| it.push((call, path.into()))));
+    }
+
+    /// What this thread does durably: each call with the name of what it is about.
+    pub fn calls<T>(what: impl FnOnce() -> T) -> (T, Vec<String>) {
+        CALLS.set(Some(Vec::new()));
+        let outcome = what();
+        let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+        let calls = CALLS.take().unwrap();
+        (outcome, calls.iter().map(|(call, path)| format!("{call} {}", name(path))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+
+    use crate::durable::testing::calls;
+    use crate::durable::*;
+
+    #[test]
+    fn what_an_observer_refuses_is_not_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
+        fs::write(&a, "a").unwrap();
+        let mut file = File::options().write(true).open(&a).unwrap();
+        observe(Some(Box::new(|_| Err(ErrorKind::Interrupted.into()))));
+        let (refused, done) = calls(|| {
+            let of_file = [write(&mut file, &a, b"b"), sync(&file, &a), sync_data(&file, &a)];
+            let of_names = [rename(&a, &b), remove_file(&a), sync_directory(folder.path())];
+            let refused = of_file.into_iter().chain(of_names).all(|outcome| outcome.is_err());
+            refused && sync_file_system(&file, &a).is_err()
+        });
+        observe(None);
+        assert!(refused && done.is_empty(), "{done:?}");
+        assert_eq!((fs::read(&a).unwrap(), b.exists()), (b"a".to_vec(), false));
+        rename(&a, &b).unwrap();
+    }
+
+    /// A descriptor that names a file, and can do nothing with it: what does not ask the system for
+    /// durability does not hear of that.
+    #[test]
+    fn each_synchronisation_is_one_of_the_system() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "a").unwrap();
+        let file = File::options().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
+        assert!(sync(&file, &path).is_err());
+        assert!(sync_data(&file, &path).is_err());
+        assert!(sync_file_system(&file, &path).is_err());
+        // Nobody can synchronise a pipe.
+        let pipe = folder.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let _writer = File::options().read(true).write(true).open(&pipe).unwrap();
+        assert_eq!(sync_directory(&pipe).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_synchronised_with_all_entries_that_lead_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [real, links] = ["real", "links"].map(|name| folder.path().join(name));
+        [&real, &links].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+        let (image, link) = (real.join("a.img"), links.join("link"));
+        fs::write(&image, "a").unwrap();
+        std::os::unix::fs::symlink(&image, &link).unwrap();
+        let calls_of = |path: &Path| {
+            let file = File::open(path).unwrap();
+            calls(|| sync_with_entries(&file, path).unwrap()).1
+        };
+        assert_eq!(calls_of(&image), ["sync a.img", "sync directory real"]);
+        assert_eq!(calls_of(&link), ["sync link", "sync directory links", "sync directory real"]);
+        fs::set_permissions(&real, fs::Permissions::from_mode(0o100)).unwrap();
+        if !nix::unistd::geteuid().is_root() {
+            assert_eq!(calls_of(&image), ["sync a.img", "sync file system real"]);
+        }
+        fs::set_permissions(&real, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+}

@@ -1,0 +1,136 @@
+//! Fault injection for tests: errors that real devices rarely produce on demand.
+//!
+//! They take the place of the kernel's answer and nothing else, so whatever follows from one is
+//! what follows from the real thing. Set by the key `fault` of a namespace, also by a reload.
+
+use std::fmt;
+
+use super::request::Step;
+
+/// What a store is told to do wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum InjectedFault {
+    /// Nothing.
+    #[default]
+    None,
+    /// Nothing comes home until another fault, or none, is set.
+    Stall,
+    /// Everything takes a tenth of a second longer.
+    Slow,
+    /// Every operation fails with EIO.
+    Error,
+    /// What changes data finds no space: ENOSPC.
+    Full,
+    /// Synchronisations fail with EIO.
+    Sync,
+    /// Transfers move one block at a time.
+    Short,
+}
+
+/// What becomes of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The kernel does it.
+    Go,
+    /// Not now: look again after a while.
+    Wait,
+    /// It fails with this errno.
+    Fail(i32),
+}
+
+impl InjectedFault {
+    /// All of them.
+    pub const ALL: [InjectedFault; 7] = [
+        InjectedFault::None,
+        InjectedFault::Stall,
+        InjectedFault::Slow,
+        InjectedFault::Error,
+        InjectedFault::Full,
+        InjectedFault::Sync,
+        InjectedFault::Short,
+    ];
+
+    /// The fault of this number, or none.
+    pub(super) fn from_number(number: u8) -> InjectedFault {
+        InjectedFault::ALL.into_iter().find(|fault| *fault as u8 == number).unwrap_or_default()
+    }
+
+    /// What becomes of a step that has waited so often.
+    pub fn verdict(self, step: Step, waited: u8) -> Verdict {
+        let changes = !matches!(step, Step::Read { .. } | Step::Sync);
+        match self {
+            InjectedFault::Stall => Verdict::Wait,
+            InjectedFault::Slow if waited == 0 => Verdict::Wait,
+            InjectedFault::Error => Verdict::Fail(libc::EIO),
+            InjectedFault::Full if changes => Verdict::Fail(libc::ENOSPC),
+            InjectedFault::Sync if step == Step::Sync => Verdict::Fail(libc::EIO),
+            InjectedFault::None
+            | InjectedFault::Slow
+            | InjectedFault::Full
+            | InjectedFault::Sync
+            | InjectedFault::Short => Verdict::Go,
+        }
+    }
+
+    /// The step as this fault has it.
+    pub fn cut(self, step: Step, block_bytes: u32) -> Step {
+        match step {
+            Step::Read { at, skip, len } if self == InjectedFault::Short => {
+                Step::Read { at, skip, len: len.min(block_bytes) }
+            }
+            Step::Write { at, skip, len, durable } if self == InjectedFault::Short => {
+                Step::Write { at, skip, len: len.min(block_bytes), durable }
+            }
+            step => step,
+        }
+    }
+}
+
+/// As the configuration names it.
+impl fmt::Display for InjectedFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            InjectedFault::None => "none",
+            InjectedFault::Stall => "stall",
+            InjectedFault::Slow => "slow",
+            InjectedFault::Error => "error",
+            InjectedFault::Full => "full",
+            InjectedFault::Sync => "sync",
+            InjectedFault::Short => "short",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fault_injection::*;
+
+    #[test]
+    fn each_fault_hits_what_it_says() {
+        let read = Step::Read { at: 0, skip: 0, len: 8192 };
+        let write = Step::Write { at: 0, skip: 0, len: 8192, durable: false };
+        let steps = [read, write, Step::Sync];
+        let (go, wait) = (Verdict::Go, Verdict::Wait);
+        let (eio, enospc) = (Verdict::Fail(libc::EIO), Verdict::Fail(libc::ENOSPC));
+        for (fault, verdicts) in InjectedFault::ALL.into_iter().zip([
+            [go, go, go],
+            [wait, wait, wait],
+            [wait, wait, wait],
+            [eio, eio, eio],
+            [go, enospc, go],
+            [go, go, eio],
+            [go, go, go],
+        ]) {
+            assert_eq!(steps.map(|step| fault.verdict(step, 0)), verdicts, "{fault}");
+            assert_eq!(InjectedFault::from_number(fault as u8), fault);
+        }
+        assert_eq!(InjectedFault::Slow.verdict(read, 1), go, "once");
+        assert_eq!(InjectedFault::Stall.verdict(read, 200), wait, "as long as it lasts");
+        assert_eq!(InjectedFault::Short.cut(read, 512), Step::Read { at: 0, skip: 0, len: 512 });
+        assert_eq!(
+            (InjectedFault::None.cut(write, 512), InjectedFault::Short.cut(Step::Sync, 512)),
+            (write, Step::Sync)
+        );
+    }
+}

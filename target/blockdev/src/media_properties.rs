@@ -1,0 +1,285 @@
+//! Properties of the medium below a backing store: its power-fail write unit, and whether its contents
+//! survive a restart of the machine. Asked when a store is opened, and by `nvmfd check`.
+//!
+//! An NVMe controller promises that one block at least is written whole or not at all (AWUPF is
+//! 0's based, so less cannot be said). That holds only where the device below writes as much whole.
+//!
+//! Sources: `Documentation/ABI/stable/sysfs-block`; proc(5), mountinfo; `include/uapi/linux/magic.h`.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use nix::sys::stat::major;
+use nix::sys::statfs::fstatfs;
+
+use super::sysfs::Device;
+
+const BTRFS: u32 = 0x9123_683e;
+const ZFS: u32 = 0x2fc1_2fc1;
+const BCACHEFS: u32 = 0xca45_1a4e;
+const TMPFS: u32 = 0x0102_1994;
+const RAMFS: u32 = 0x8584_58f6;
+const HUGETLBFS: u32 = 0x9584_58f6;
+
+/// Loop devices over files on loop devices: no further than this.
+const DEEPEST: u32 = 8;
+
+/// Namespaces that one sentence names.
+const MOST_NAMED: usize = 4;
+
+/// What lies below a file or block device.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Below {
+    /// What is written whole or not at all when the power fails; none: nobody knows.
+    pub power_fail_atomic_bytes: Option<u32>,
+    /// Why flushed data may be gone after a restart of the machine or a power failure, if so: what
+    /// follows on the name of the store.
+    pub volatile: Option<String>,
+}
+
+impl Below {
+    /// Of an open file, directory or block device. May wait for disks.
+    #[must_use]
+    pub fn of(file: &File) -> Below {
+        below(file, DEEPEST)
+    }
+}
+
+/// A namespace whose blocks may be torn when the power fails.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Torn {
+    /// What it is called, to people.
+    pub place: String,
+    block_bytes: u32,
+    whole_bytes: u32,
+}
+
+impl Torn {
+    /// If its blocks are larger than what is written whole.
+    pub fn of(place: String, block_bytes: u32, whole_bytes: Option<u32>) -> Option<Torn> {
+        let whole_bytes = whole_bytes.filter(|bytes| *bytes < block_bytes)?;
+        Some(Torn { place, block_bytes, whole_bytes })
+    }
+
+    /// One sentence about all of them, if there are any.
+    pub fn sentence(all: &[Torn]) -> Option<String> {
+        let (most, more) = all.split_at(all.len().min(MOST_NAMED));
+        let named = most.iter().map(|torn| {
+            let Torn { place, block_bytes, whole_bytes } = torn;
+            format!("{place} ({whole_bytes} of {block_bytes} bytes)")
+        });
+        let mut named = named.collect::<Vec<_>>().join(", ");
+        if !more.is_empty() {
+            named += &format!(" and {} more", more.len());
+        }
+        (!all.is_empty()).then(|| {
+            format!(
+                "a block that is being written when the power fails may be left half old and half \
+                 new, although NVMe promises hosts a whole one (AWUPF), because device or file \
+                 system write less of it whole: {named}. For programs that rely on whole blocks \
+                 (databases without double writes) use block_size = 512, or sectors and file system \
+                 blocks as large as the blocks"
+            )
+        })
+    }
+}
+
+fn below(file: &File, deep: u32) -> Below {
+    let Ok(meta) = file.metadata() else { return Below::default() };
+    if meta.file_type().is_block_device() {
+        return of_device(&Device::of(meta.rdev()), deep);
+    }
+    let Ok(system) = fstatfs(file) else { return Below::default() };
+    let block_bytes = u32::try_from(system.block_size()).ok();
+    let kind = system.filesystem_type().0 as u32;
+    // Numbers without a major one are those of file systems, not of devices.
+    let device = (major(meta.dev()) != 0).then(|| of_device(&Device::of(meta.dev()), deep));
+    on_file_system(kind, block_bytes, &options(file).unwrap_or_default(), device)
+}
+
+/// What is kept in a file of a file system with such blocks and options, on such a device.
+fn on_file_system(
+    kind: u32,
+    block_bytes: Option<u32>,
+    options: &str,
+    device: Option<Below>,
+) -> Below {
+    let has = |option: &str| options.split(',').any(|each| each == option);
+    let volatile = match kind {
+        TMPFS | RAMFS | HUGETLBFS => {
+            Some("is in memory (tmpfs or the like): its data end with the machine".to_owned())
+        }
+        // The second one is how newer kernels show the first one.
+        _ if has("volatile") || options.split(',').any(|each| each.ends_with("sync=volatile")) => Some(
+            "is on an overlay that is mounted with `volatile`: what is flushed is not written to \
+             any device"
+                .to_owned(),
+        ),
+        _ => ["nobarrier", "barrier=0"].into_iter().find(|option| has(option)).map(|option| {
+            format!(
+                "is on a file system that is mounted with `{option}`: a flush does not reach the \
+                 device, and what that has in its cache is lost with the power"
+            )
+        }),
+    };
+    let power_fail_atomic_bytes = match (kind, &device) {
+        // A block is written to a new place, and then referred to.
+        (BTRFS | ZFS | BCACHEFS, _) => block_bytes,
+        (_, Some(device)) => smaller(block_bytes, device.power_fail_atomic_bytes),
+        (_, None) => None,
+    };
+    let volatile = volatile.or_else(|| device.and_then(|device| device.volatile));
+    Below { power_fail_atomic_bytes, volatile }
+}
+
+/// Of a device and of all that it is made of.
+fn of_device(device: &Device, deep: u32) -> Below {
+    let volatile = device.is_memory().then(|| {
+        "is on a device that is memory (ramdisk, zram): its data end with the machine".to_owned()
+    });
+    let own = Below { power_fail_atomic_bytes: device.power_fail_atomic_bytes(), volatile };
+    let Some(deep) = deep.checked_sub(1) else { return own };
+    let image = device.image().and_then(|path| File::open(path).ok());
+    let image = image.map(|file| below(&file, deep));
+    let parts = device.parts();
+    let all = parts.iter().map(|part| of_device(part, deep)).chain(image);
+    all.fold(own, |all, part| Below {
+        // What one part does not say the others do not make up for.
+        power_fail_atomic_bytes: (all.power_fail_atomic_bytes)
+            .and_then(|_| smaller(all.power_fail_atomic_bytes, part.power_fail_atomic_bytes)),
+        volatile: all.volatile.or(part.volatile),
+    })
+}
+
+/// The smaller of two that are known.
+fn smaller(one: Option<u32>, other: Option<u32>) -> Option<u32> {
+    Some(one?.min(other?))
+}
+
+/// The options of the mount through which a file was opened, and of its file system:
+/// `36 35 98:0 /root /mount rw,noatime shared:1 - ext4 /dev/sda rw,nobarrier`.
+fn options(file: &File) -> Option<String> {
+    // What a file of an overlay is numbered like says nothing of the mount; its descriptor does.
+    let info = Path::new("/proc/self/fdinfo").join(file.as_raw_fd().to_string());
+    let info = fs::read_to_string(info).ok()?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let line = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
+    Some(line.split_once(" - ")?.1.split(' ').nth(2)?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::media_properties::*;
+
+    const EXT4: u32 = 0xef53;
+
+    fn device(bytes: u32) -> Option<Below> {
+        Some(Below { power_fail_atomic_bytes: Some(bytes), volatile: None })
+    }
+
+    #[test]
+    fn a_block_is_whole_only_as_far_as_file_system_and_device_write_it_whole() {
+        let whole = |kind, block_bytes, device| {
+            on_file_system(kind, Some(block_bytes), "rw", device).power_fail_atomic_bytes
+        };
+        assert_eq!(whole(EXT4, 4096, device(4096)), Some(4096));
+        assert_eq!(whole(EXT4, 1024, device(4096)), Some(1024));
+        assert_eq!(whole(EXT4, 4096, device(512)), Some(512));
+        assert_eq!(whole(EXT4, 4096, Some(Below::default())), None, "it does not say");
+        assert_eq!(whole(BTRFS, 4096, None), Some(4096), "copied on write");
+        assert_eq!(whole(0x6969, 1 << 20, None), None, "a server has it");
+    }
+
+    #[test]
+    fn one_sentence_tells_of_all_blocks_that_may_be_torn() {
+        let torn = |whole| Torn::of("namespace 1".to_owned(), 4096, whole);
+        assert_eq!([torn(None), torn(Some(4096)), torn(Some(8192))], [const { None }; 3]);
+        let torn = torn(Some(512)).unwrap();
+        assert_eq!(Torn::sentence(&[]), None);
+        let one = Torn::sentence(std::slice::from_ref(&torn)).unwrap();
+        assert!(one.contains(": namespace 1 (512 of 4096 bytes). For"), "{one}");
+        let many = Torn::sentence(&vec![torn; MOST_NAMED + 3]).unwrap();
+        assert!(many.contains(" and 3 more. For"), "{many}");
+    }
+
+    #[test]
+    fn what_does_not_outlast_the_machine_is_known_by_kind_and_options() {
+        let says =
+            |kind, options: &str, device| on_file_system(kind, None, options, device).volatile;
+        let overlay = 0x794c_7630;
+        assert!(says(TMPFS, "rw", None).unwrap().contains("in memory"));
+        assert!(says(RAMFS, "rw", None).unwrap().contains("in memory"));
+        assert_eq!(says(overlay, "rw,lowerdir=/volatile,upperdir=/b", None), None);
+        for volatile in ["rw,upperdir=/b,volatile", "rw,uuid=on,fsync=volatile"] {
+            assert!(says(overlay, volatile, None).unwrap().contains("`volatile`"), "{volatile}");
+        }
+        assert_eq!(says(EXT4, "rw,errors=continue", device(512)), None);
+        assert!(says(EXT4, "rw,nobarrier", device(512)).unwrap().contains("`nobarrier`"));
+        assert!(says(EXT4, "rw,barrier=0", device(512)).unwrap().contains("`barrier=0`"));
+        let zram = Below { volatile: Some("zram".to_owned()), ..Below::default() };
+        assert_eq!(says(EXT4, "rw", Some(zram)), Some("zram".to_owned()));
+    }
+
+    #[test]
+    fn a_file_in_memory_and_one_on_a_disk_are_told_apart() {
+        use nix::sys::memfd::{MFdFlags, memfd_create};
+        let memory = File::from(memfd_create("below", MFdFlags::MFD_CLOEXEC).unwrap());
+        let found = Below::of(&memory);
+        assert!(found.volatile.unwrap().contains("in memory"));
+        assert_eq!(found.power_fail_atomic_bytes, None);
+        let folder = crate::testing::folder();
+        let file = File::create(folder.path().join("a")).unwrap();
+        assert!(options(&file).unwrap().split(',').any(|option| option == "rw"));
+        assert_eq!(Below::of(&file), Below::of(&File::open(folder.path()).unwrap()));
+    }
+
+    /// A stripe over a partition of a disk with large sectors and one with small ones.
+    #[test]
+    fn a_device_is_as_whole_and_as_lasting_as_its_weakest_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let disk = |name: &str, bytes: &str| {
+            fs::create_dir_all(at(name).join("queue")).unwrap();
+            fs::write(at(name).join("queue/physical_block_size"), bytes).unwrap();
+            fs::write(at(name).join("queue/logical_block_size"), "512\n").unwrap();
+        };
+        disk("sda", "4096\n");
+        disk("sdb", "512\n");
+        disk("dm-0", "4096\n");
+        fs::create_dir(at("sda/sda1")).unwrap();
+        fs::write(at("sda/sda1/partition"), "1\n").unwrap();
+        fs::create_dir(at("dm-0/slaves")).unwrap();
+        let add = |name: &str| {
+            let link = at("dm-0/slaves").join(Path::new(name).file_name().unwrap());
+            std::os::unix::fs::symlink(at(name), link).unwrap();
+            of_device(&Device::at(&at("dm-0")), DEEPEST)
+        };
+        let is_whole = |bytes| Below { power_fail_atomic_bytes: Some(bytes), volatile: None };
+        assert_eq!(add("sda/sda1"), is_whole(4096));
+        assert_eq!(add("sdb"), is_whole(512));
+        // A partition that begins within a sector.
+        fs::remove_file(at("dm-0/slaves/sdb")).unwrap();
+        fs::write(at("sda/sda1/alignment_offset"), "3584\n").unwrap();
+        assert_eq!(of_device(&Device::at(&at("dm-0")), DEEPEST), is_whole(512));
+        disk("zram0", "4096\n");
+        assert!(add("zram0").volatile.unwrap().contains("memory"));
+    }
+
+    #[test]
+    fn a_loop_device_is_as_its_file_is() {
+        let folder = crate::testing::folder();
+        let at = folder.path().join("loop0");
+        fs::create_dir_all(at.join("queue")).unwrap();
+        fs::create_dir(at.join("loop")).unwrap();
+        fs::write(at.join("queue/physical_block_size"), "4096\n").unwrap();
+        fs::write(at.join("loop/backing_file"), "/proc/version\n").unwrap();
+        let found = of_device(&Device::at(&at), DEEPEST);
+        assert_eq!(found.power_fail_atomic_bytes, None, "nobody knows what procfs writes whole");
+        fs::write(at.join("loop/backing_file"), "/gone\n").unwrap();
+        let found = of_device(&Device::at(&at), DEEPEST);
+        assert_eq!(found.power_fail_atomic_bytes, Some(4096), "what the device says itself");
+    }
+}

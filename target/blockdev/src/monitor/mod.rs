@@ -1,0 +1,762 @@
+//! The device monitor: examines backing stores after errors, detects truncated files, and resumes
+//! service when a device is available again.
+//!
+//! All of that may wait for a disk, so it is done by tasks of the blocking pool that nobody waits for: a
+//! file system or device that hangs keeps one of them, however many stores are on it, and the others
+//! look after the rest.
+//!
+//! ```text
+//! in service ──(gone)──► down ──(the same is sound again)──────────────► in service
+//!     ├──(shortened, or another file is at its path)──► untrusted ──(trust)──┘
+//!     └── a failed synchronisation stays until the administrator trusts the store
+//! ```
+//!
+//! A store keeps its number while it is opened again, so commands and namespaces need not know.
+
+mod trust;
+
+use std::mem::take;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvme::{Nqn, Status};
+use tracing::{error, info, warn};
+
+use crate::blocking::BlockingPool;
+use crate::{
+    BackingConfig, BackingDevice, BackingKind, Condition, Detached, DeviceId, Health, Kind,
+};
+pub use trust::{Distrust, TrustRecord, TrustRecords};
+
+/// How often it is seen to who needs a look.
+const TICK: Duration = Duration::from_millis(250);
+/// How often a store that nobody complains of is looked at: who shortens a file does not say so.
+const PATROL: Duration = Duration::from_secs(1);
+/// The longest wait between two looks at a store that fails.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// And while something is being closed.
+const HURRY: Duration = Duration::from_millis(2);
+/// How long a reactor, or an order of the operator, may take.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Tasks that may hang in disks, each at a file system or device of its own.
+const TASKS_MAX: usize = 64;
+/// Stands for the file system of the state directory.
+const RECORDS: u64 = u64::MAX;
+
+/// A store in service: what its number stands for, now and after it was opened again.
+#[derive(Debug)]
+pub struct MonitoredDevice {
+    /// Its number on every ring.
+    pub id: DeviceId,
+    /// Namespace and subsystem, for people.
+    place: String,
+    config: BackingConfig,
+    health: Arc<Health>,
+    current: Mutex<Arc<BackingDevice>>,
+    care: Mutex<CheckState>,
+    /// See [`BackingDevice::place`]. (The store itself may be locked for some time.)
+    whereabouts: AtomicU64,
+    /// Where it is kept whether it is trusted, and of which namespace it is.
+    record: Option<((Nqn, u32), TrustRecord)>,
+    /// Somebody opens it again for the administrator.
+    renewing: AtomicBool,
+    /// No longer served.
+    retired: AtomicBool,
+}
+
+#[derive(Debug)]
+struct CheckState {
+    next_look: Instant,
+    next_record: Instant,
+    pause: Duration,
+    /// Why it could not be opened again, as it was last told.
+    told: String,
+}
+
+impl MonitoredDevice {
+    /// A store that has just been opened.
+    #[must_use]
+    pub fn new(
+        id: DeviceId,
+        place: String,
+        config: BackingConfig,
+        backing: BackingDevice,
+    ) -> MonitoredDevice {
+        MonitoredDevice {
+            id,
+            place,
+            config,
+            health: Arc::clone(backing.health()),
+            whereabouts: AtomicU64::new(backing.place()),
+            record: None,
+            renewing: AtomicBool::new(false),
+            current: Mutex::new(Arc::new(backing)),
+            care: Mutex::new(CheckState {
+                next_look: Instant::now() + PATROL,
+                next_record: Instant::now(),
+                pause: TICK,
+                told: String::new(),
+            }),
+            retired: AtomicBool::new(false),
+        }
+    }
+
+    /// The same, of this namespace, trusted or not as is kept in its record.
+    pub fn recorded(self, of: (Nqn, u32), record: TrustRecord) -> MonitoredDevice {
+        if let Some(status) = record.distrust().failed_sync {
+            let why = "a flush has failed before the daemon was started or the namespace added";
+            error!(
+                "{}: {why} ({status}): every flush fails until `nvmfctl namespace trust`",
+                self.place
+            );
+            self.health.fail_sync(status);
+        }
+        if record.distrust().shortened {
+            self.health.note_shortened();
+            let why = "its file was shortened before the daemon was started or the namespace added";
+            lock(&self.current)
+                .set_down(&format!("{why}: check it, then `nvmfctl namespace trust`"));
+        }
+        MonitoredDevice { record: Some((of, record)), ..self }
+    }
+
+    /// Whether there is nothing that only the administrator may forget.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        self.health.sync_failure().is_none() && !self.health.is_untrusted()
+    }
+
+    /// Says once what keeps it from being served.
+    fn tell(&self, why: &str) {
+        let mut care = lock(&self.care);
+        if care.told != why {
+            warn!("{}: {why}", self.place);
+            why.clone_into(&mut care.told);
+        }
+    }
+
+    /// Looks whether its path still leads to it. It is served all the same: what hosts have open is
+    /// the file, not its name. But the next start would serve what is there.
+    fn look_at_path(&self, backing: &BackingDevice) {
+        let Some(detached) = backing.detached(&self.config) else { return };
+        if !self.health.set_detached(detached) {
+            return;
+        }
+        let (place, name) = (&self.place, backing.name());
+        match detached {
+            None => info!("{place}: {name} refers to the served file or device again"),
+            Some(detached) => warn!("{place}: {}", detachment(backing, detached)),
+        }
+    }
+
+    /// At the end of the daemon: what is served is at no path that the next one will look at.
+    fn tell_what_is_lost(&self) {
+        let backing = self.backing();
+        if let Some(Some(detached)) = backing.detached(&self.config) {
+            error!("{}: the daemon stops while {}", self.place, detachment(&backing, detached));
+        }
+    }
+
+    fn distrust(&self) -> Distrust {
+        let (failed_sync, shortened) = (self.health.sync_failure(), self.health.is_shortened());
+        Distrust { failed_sync, shortened }
+    }
+
+    /// Whether it is not trusted, and that is not kept yet.
+    fn owes_a_record(&self) -> bool {
+        let distrust = self.distrust();
+        let kept = |(_, record): &(_, TrustRecord)| record.distrust() == distrust;
+        distrust != Distrust::default() && !self.record.as_ref().is_none_or(kept)
+    }
+
+    /// Keeps that it is not trusted.
+    fn keep_record(&self) {
+        let Some((_, record)) = &self.record else { return };
+        // Who is about to trust it removes the record first.
+        let is_settled = || !self.renewing.load(Ordering::Relaxed);
+        let kept = record.update(|| is_settled().then(|| self.distrust()));
+        // Nobody waits for what cannot be kept.
+        if kept.is_err() || !self.owes_a_record() {
+            self.health.note_recorded();
+        }
+        let told = match kept {
+            Ok(()) if record.is_durable() => return,
+            Ok(()) => "without a `state_directory` nobody knows of the failed flush after a \
+                       restart of the daemon: trust the store before that, or tell the hosts"
+                .to_owned(),
+            Err(error) => format!("its failed flush cannot be kept: {error}"),
+        };
+        let mut care = lock(&self.care);
+        care.next_record = Instant::now() + PATIENCE;
+        if care.told != told {
+            error!("{}: {told}", self.place);
+            care.told = told;
+        }
+    }
+
+    /// What the number stands for now.
+    #[must_use]
+    pub fn backing(&self) -> Arc<BackingDevice> {
+        Arc::clone(&lock(&self.current))
+    }
+
+    /// How it fares.
+    #[must_use]
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// Whether it is served as this says; its size may be another one.
+    #[must_use]
+    pub fn is_as(&self, config: &BackingConfig) -> bool {
+        let same = match (&self.config.kind, &config.kind) {
+            (BackingKind::File { path: a, .. }, BackingKind::File { path: b, .. }) => a == b,
+            (BackingKind::Ram { .. }, BackingKind::Ram { .. })
+            | (BackingKind::Null { .. }, BackingKind::Null { .. }) => true,
+            _ => false,
+        };
+        let block_size_bytes = lock(&self.current).block_size_bytes();
+        let rest = (block_size_bytes, self.config.read_only, self.config.shared);
+        same && rest == (config.block_size_bytes, config.read_only, config.shared)
+    }
+
+    /// Whether other daemons may serve it as well.
+    pub fn is_shared(&self) -> bool {
+        self.config.shared
+    }
+
+    /// Whether it is this file.
+    pub fn is_file(&self, other: &Path) -> bool {
+        matches!(&self.config.kind, BackingKind::File { path, .. } if path == other)
+    }
+
+    /// Serves so many bytes from now on: see [`BackingDevice::resize`]. Returns how many before.
+    pub fn resize(&self, bytes: u64) -> u64 {
+        let current = lock(&self.current);
+        let old = current.size_bytes();
+        current.resize(bytes);
+        old
+    }
+
+    /// Has blocks of so many bytes from now on, unless another store has taken the place of
+    /// `backing`: see [`BackingDevice::reformat`]. Whether it has.
+    #[must_use]
+    pub fn reformat(&self, backing: &Arc<BackingDevice>, block_size_bytes: u32) -> bool {
+        let current = lock(&self.current);
+        let same = Arc::ptr_eq(&current, backing);
+        if same {
+            current.reformat(block_size_bytes);
+        }
+        same
+    }
+
+    /// How it would be opened now.
+    fn config(&self) -> BackingConfig {
+        let block_size_bytes = lock(&self.current).block_size_bytes();
+        BackingConfig { block_size_bytes, ..self.config.clone() }
+    }
+
+    fn is_record_due(&self, now: Instant) -> bool {
+        let renewing = self.renewing.load(Ordering::Relaxed);
+        let is_due = self.owes_a_record() || self.health.is_unrecorded();
+        is_due && !renewing && lock(&self.care).next_record <= now
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        let watched = matches!(self.config.kind, BackingKind::File { .. });
+        watched && lock(&self.care).next_look <= now
+    }
+
+    /// When to look again: soon while something is wrong, at ever longer intervals.
+    fn reschedule(&self) {
+        let mut care = lock(&self.care);
+        let wrong = self.health.is_suspect() || self.health.is_down();
+        let pause = if wrong { care.pause } else { PATROL };
+        care.pause = if wrong { (pause * 2).min(PATIENCE) } else { TICK };
+        care.next_look = Instant::now() + pause;
+    }
+}
+
+/// Why a store is not trusted again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Untrusted {
+    /// It is trusted.
+    Needless,
+    /// It does not answer.
+    Silent,
+    /// This is wrong with it.
+    Failing(String),
+}
+
+/// The rings that serve stores.
+pub trait Rings: std::fmt::Debug + Send + Sync {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Has a ring serve a store by its number from now on. It says later whether it does.
+    fn attach(
+        &self,
+        ring: usize,
+        id: DeviceId,
+        backing: &Arc<BackingDevice>,
+    ) -> mpsc::Receiver<std::io::Result<()>>;
+
+    /// Wakes them all: the health of a store has changed.
+    fn wake(&self);
+}
+
+/// The tasks that look after stores.
+#[derive(Debug)]
+pub struct DeviceMonitor {
+    shared: Arc<Shared>,
+    /// The end of the first of its tasks.
+    ended: Mutex<mpsc::Receiver<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    rings: Box<dyn Rings>,
+    pool: Arc<BlockingPool>,
+    book: Mutex<Book>,
+    bell: Arc<Condvar>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    tended: Vec<Arc<MonitoredDevice>>,
+    /// Stores that somebody may still use. Closing may wait, so no ring shall be the last.
+    parting: Vec<Arc<BackingDevice>>,
+    /// File systems and devices at which somebody is at work.
+    busy: Vec<u64>,
+    /// Tasks, and how many of them have nothing to do.
+    tasks: usize,
+    idle: usize,
+    stopping: bool,
+}
+
+impl DeviceMonitor {
+    /// Starts to look after stores that these rings serve.
+    ///
+    /// # Errors
+    /// No thread to be had.
+    pub fn start(
+        rings: impl Rings + 'static,
+        pool: Arc<BlockingPool>,
+    ) -> std::io::Result<DeviceMonitor> {
+        // Two, so that none has to be begun while all stores are sound.
+        let busy = Vec::with_capacity(TASKS_MAX);
+        let book = Mutex::new(Book { tasks: 2, busy, ..Book::default() });
+        let rings = Box::new(rings);
+        let shared = Arc::new(Shared { rings, pool, book, bell: Arc::default() });
+        let ended = Mutex::new(begin_work(&shared)?);
+        begin_work(&shared)?;
+        Ok(DeviceMonitor { shared, ended })
+    }
+
+    /// From now on looks after a store that every ring has.
+    pub fn tend(&self, tended: Arc<MonitoredDevice>) {
+        if tended.record.is_some() {
+            tended.health.record_by(Some(Arc::clone(&self.shared.bell)));
+        }
+        lock(&self.shared.book).tended.push(tended);
+    }
+
+    /// A store that no ring shall use any more: it is closed when the last ring has let it go.
+    pub fn forget(&self, tended: &Arc<MonitoredDevice>) {
+        tended.retired.store(true, Ordering::Relaxed);
+        if tended.owes_a_record() {
+            tended.keep_record();
+        }
+        self.shared.record_no_more(tended);
+        // Behind whoever is giving it to the rings just now.
+        let backing = tended.backing();
+        let mut book = lock(&self.shared.book);
+        book.tended.retain(|other| !Arc::ptr_eq(other, tended));
+        book.parting.push(backing);
+        drop(book);
+        self.shared.bell.notify_all();
+    }
+
+    /// The store of a namespace that is looked after.
+    #[must_use]
+    pub fn find(&self, subsystem: &Nqn, nsid: u32) -> Option<Arc<MonitoredDevice>> {
+        let of = Some((*subsystem, nsid));
+        let book = lock(&self.shared.book);
+        let mut tended = book.tended.iter();
+        tended.find(|tended| tended.record.as_ref().map(|(of, _)| *of) == of).cloned()
+    }
+
+    /// The administrator trusts a store again whose synchronisation has failed, or whose file was
+    /// shortened or replaced: what is at its path is opened and synchronised, and `tell` is called
+    /// just before it is served. What does not answer within ten seconds stays as it is.
+    ///
+    /// # Errors
+    /// Why it is not trusted.
+    pub fn trust(
+        &self,
+        tended: &Arc<MonitoredDevice>,
+        tell: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Untrusted> {
+        if tended.is_trusted() {
+            return Err(Untrusted::Needless);
+        }
+        if tended.renewing.swap(true, Ordering::Relaxed) {
+            return Err(Untrusted::Silent);
+        }
+        let (own, store) = (Arc::clone(&self.shared), Arc::clone(tended));
+        let waits = Arc::new(AtomicBool::new(true));
+        let waited = Arc::clone(&waits);
+        let spawned = self.shared.pool.spawn(move || {
+            // Whoever does not wait any more was told that it is not trusted.
+            let is_wanted = || waited.swap(false, Ordering::Relaxed);
+            let outcome = own.trust(&store, is_wanted, tell);
+            store.renewing.store(false, Ordering::Relaxed);
+            outcome
+        });
+        let said = spawned.map_err(|error| {
+            tended.renewing.store(false, Ordering::Relaxed);
+            Untrusted::Failing(format!("no thread to open it: {error}"))
+        })?;
+        let outcome = said.recv_timeout(ANSWER);
+        let outcome = match outcome {
+            Err(_) if waits.swap(false, Ordering::Relaxed) => return Err(Untrusted::Silent),
+            // It is decided.
+            Err(_) => said.recv().map_err(|_| Untrusted::Silent)?,
+            Ok(outcome) => outcome,
+        };
+        outcome.map_err(Untrusted::Failing)?;
+        warn!("{}: trusted again by the administrator: flushes succeed", tended.place);
+        Ok(())
+    }
+
+    /// Tells which stores the next daemon will not find. Waits until the deadline at most.
+    pub fn tell_what_is_lost(&self, deadline: Instant) {
+        let tended = lock(&self.shared.book).tended.clone();
+        let detached = |it: &Arc<MonitoredDevice>| it.health.detached().is_some();
+        let telling: Vec<_> = tended.into_iter().filter(detached).collect();
+        if telling.is_empty() {
+            return;
+        }
+        let tell = move || telling.iter().for_each(|it| it.tell_what_is_lost());
+        if let Ok(told) = self.shared.pool.spawn(tell) {
+            let _ = told.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// Ends the looking after; what hangs in a disk is left to itself.
+    pub fn stop(&self, deadline: Instant) {
+        let mut book = lock(&self.shared.book);
+        // What has failed a moment ago is not forgotten.
+        while book.tended.iter().any(|it| it.owes_a_record()) && Instant::now() < deadline {
+            drop(book);
+            self.shared.bell.notify_all();
+            std::thread::sleep(HURRY);
+            book = lock(&self.shared.book);
+        }
+        book.stopping = true;
+        // Whoever wakes last must not keep them.
+        let (tended, parting) = (take(&mut book.tended), take(&mut book.parting));
+        drop(book);
+        self.shared.bell.notify_all();
+        tended.iter().for_each(|tended| self.shared.record_no_more(tended));
+        drop((tended, parting));
+        let left = deadline.saturating_duration_since(Instant::now());
+        let _ = lock(&self.ended).recv_timeout(left);
+    }
+}
+
+/// What there is to do.
+#[derive(Debug)]
+enum Chore {
+    Look(Arc<MonitoredDevice>),
+    Record(Arc<MonitoredDevice>),
+    Close(Arc<BackingDevice>),
+}
+
+/// One task of the pool: does what is due, one chore at a time. Where no other one is idle, one more
+/// is begun before it goes to work, so a store that hangs keeps nobody from the others.
+fn work(shared: &Arc<Shared>) {
+    let mut wait = TICK;
+    let mut book = lock(&shared.book);
+    book.idle += 1;
+    while !book.stopping {
+        let Some((place, chore)) = book.due() else {
+            // Somebody may want to open again what is on its way out.
+            wait = if book.parting.is_empty() { TICK } else { (wait / 2).max(HURRY) };
+            let waited = shared.bell.wait_timeout(book, wait);
+            (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        book.idle -= 1;
+        let short = book.idle == 0 && book.tasks < TASKS_MAX;
+        if short && begin_work(shared).is_ok() {
+            book.tasks += 1;
+        }
+        drop(book);
+        shared.see_to(chore);
+        book = lock(&shared.book);
+        book.busy.retain(|busy| *busy != place);
+        book.idle += 1;
+    }
+}
+
+/// Begins one more task, and returns what says that it has ended.
+fn begin_work(shared: &Arc<Shared>) -> std::io::Result<mpsc::Receiver<()>> {
+    let own = Arc::clone(shared);
+    shared.pool.spawn(move || work(&own))
+}
+
+impl Book {
+    /// The next thing to do, if any, where nobody is at work; somebody is from now on.
+    fn due(&mut self) -> Option<(u64, Chore)> {
+        let now = Instant::now();
+        let is_free = |place: u64| !self.busy.contains(&place);
+        let is_let_go = |it: &Arc<BackingDevice>| Arc::strong_count(it) == 1;
+        let unrecorded = self.tended.iter().find(|it| it.is_record_due(now));
+        if let Some(tended) = unrecorded.filter(|_| is_free(RECORDS)) {
+            let chore = Chore::Record(Arc::clone(tended));
+            self.busy.push(RECORDS);
+            return Some((RECORDS, chore));
+        }
+        let closed = self.parting.iter().position(|it| is_let_go(it) && is_free(it.place()));
+        let (place, chore) = match closed {
+            Some(at) => {
+                let backing = self.parting.swap_remove(at);
+                (backing.place(), Chore::Close(backing))
+            }
+            None => {
+                let place = |it: &MonitoredDevice| it.whereabouts.load(Ordering::Relaxed);
+                let due = self.tended.iter().find(|it| is_free(place(it)) && it.is_due(now))?;
+                (place(due), Chore::Look(Arc::clone(due)))
+            }
+        };
+        self.busy.push(place);
+        Some((place, chore))
+    }
+}
+
+impl Shared {
+    fn see_to(&self, chore: Chore) {
+        match chore {
+            Chore::Close(backing) => drop(backing),
+            Chore::Record(tended) => {
+                tended.keep_record();
+                self.rings.wake();
+            }
+            Chore::Look(tended) => {
+                if !tended.retired.load(Ordering::Relaxed) {
+                    self.look(&tended);
+                }
+                tended.reschedule();
+            }
+        }
+    }
+
+    /// Nobody keeps what fails from now on, so nobody waits for that.
+    fn record_no_more(&self, tended: &MonitoredDevice) {
+        tended.health.record_by(None);
+        self.rings.wake();
+    }
+
+    /// Looks at a store, and acts upon what is seen.
+    fn look(&self, tended: &MonitoredDevice) {
+        let (backing, health) = (tended.backing(), &tended.health);
+        let thorough = health.is_suspect() || health.is_down();
+        health.clear_suspicion();
+        tended.look_at_path(&backing);
+        let moved = || backing.has_moved(&tended.config);
+        match backing.inspect(thorough) {
+            Condition::Sound if health.is_shortened() => {
+                return tended.tell(
+                    "is whole again, and waits for `nvmfctl namespace trust`: it was shortened \
+                     meanwhile, so what hosts find there may not be what they have written",
+                );
+            }
+            Condition::Sound => {
+                if health.is_down() && owes_a_sync(&backing, health) {
+                    // What a disk had in its cache may have gone while it was away.
+                    backing.fail_sync(Status::WRITE_FAULT);
+                }
+                if health.set_up() {
+                    info!("{}: {} is available again, I/O resumed", tended.place, backing.name());
+                }
+                return;
+            }
+            Condition::Shortened(bytes) => {
+                backing.note_shortened();
+                backing.set_down(&format!(
+                    "ends at byte {bytes}, inside the namespace of {} bytes: it was shortened \
+                     while being served, or its device is gone; {}",
+                    backing.size_bytes(),
+                    backing.remedy_of_shortened()
+                ));
+            }
+            Condition::Failing(errno) if is_gone(errno) || moved() => {
+                let said = nix::errno::Errno::from_raw(errno).desc();
+                backing.set_down(&format!("is gone ({said}): attach or mount it again"));
+            }
+            // A bad block: those who meet it are told.
+            Condition::Failing(_) => {}
+        }
+        if !health.is_down() {
+            return;
+        }
+        let elsewhere = backing.kind() == Kind::Device || moved() && !health.is_shortened();
+        if elsewhere && let Err(why) = self.replace(tended, &backing) {
+            tended.tell(&why);
+        }
+    }
+
+    /// Puts what is at the path now in the place of a store that is gone.
+    fn replace(&self, tended: &MonitoredDevice, gone: &Arc<BackingDevice>) -> Result<(), String> {
+        let fresh = gone.open_again(&tended.config(), false).map_err(|error| error.to_string())?;
+        self.exchange(tended, gone, fresh)?;
+        tended.health.clear_suspicion();
+        tended.health.set_up();
+        info!("{}: {} is available again, I/O resumed", tended.place, gone.name());
+        Ok(())
+    }
+
+    /// Puts a store in the place of one that is gone, with whatever that had not made durable.
+    fn exchange(
+        &self,
+        tended: &MonitoredDevice,
+        gone: &Arc<BackingDevice>,
+        fresh: BackingDevice,
+    ) -> Result<(), String> {
+        if owes_a_sync(gone, &tended.health) {
+            fresh.fail_sync(Status::WRITE_FAULT);
+        }
+        // What a ring takes home before it has the fresh one is owed; what it takes home later fails.
+        gone.set_lost(true);
+        self.put(tended, gone, fresh).inspect_err(|_| gone.set_lost(false))?;
+        if owes_a_sync(gone, &tended.health) {
+            tended.backing().fail_sync(Status::WRITE_FAULT);
+        }
+        Ok(())
+    }
+
+    /// See [`DeviceMonitor::trust`]. What cannot be done is found out before anything changes.
+    fn trust(
+        &self,
+        tended: &MonitoredDevice,
+        is_wanted: impl FnOnce() -> bool,
+        tell: impl FnOnce(),
+    ) -> Result<(), String> {
+        let old = tended.backing();
+        let elsewhere = tended.health.is_down() && old.has_moved(&tended.config);
+        let fresh = match elsewhere {
+            true => old.open_again(&tended.config(), true),
+            false => old.renewed(&tended.config()),
+        };
+        let fresh = fresh.map_err(|error| error.to_string())?;
+        match fresh.inspect(true) {
+            Condition::Sound => {}
+            Condition::Shortened(bytes) => return Err(format!("it ends at byte {bytes}")),
+            Condition::Failing(_) => return Err("it still fails".to_owned()),
+        }
+        fresh.synchronise().map_err(|error| format!("it fails again: {error}"))?;
+        if !is_wanted() {
+            return Err("it took too long".to_owned());
+        }
+        let distrust = tended.distrust();
+        if let Some((_, record)) = &tended.record {
+            let kept = record.set(Distrust::default());
+            kept.map_err(|error| format!("its record cannot be removed: {error}"))?;
+        }
+        // What a ring takes home from now on has not been done where anybody looks for it.
+        old.set_lost(elsewhere);
+        self.put(tended, &old, fresh).inspect_err(|_| {
+            old.set_lost(false);
+            if let Some(Err(error)) = tended.record.as_ref().map(|(_, it)| it.set(distrust)) {
+                error!("{}: cannot persist that the device is not trusted: {error}", tended.place);
+            }
+        })?;
+        tell();
+        tended.health.trust();
+        tended.health.clear_suspicion();
+        tended.health.set_up();
+        Ok(())
+    }
+
+    /// Gives every ring a store in the place of `old`, unless another one has taken it meanwhile.
+    fn put(
+        &self,
+        tended: &MonitoredDevice,
+        old: &Arc<BackingDevice>,
+        fresh: BackingDevice,
+    ) -> Result<(), String> {
+        fresh.prepare(self.rings.count()).map_err(|error| error.to_string())?;
+        let fresh = Arc::new(fresh);
+        let mut current = lock(&tended.current);
+        // It may have got another size since the other was opened, or other blocks.
+        fresh.resize(current.size_bytes());
+        fresh.reformat(current.block_size_bytes());
+        if tended.retired.load(Ordering::Relaxed) {
+            return Err("it is no longer served".to_owned());
+        }
+        if !Arc::ptr_eq(&current, old) {
+            return Err("it was opened again meanwhile".to_owned());
+        }
+        let given = (0..self.rings.count()).try_for_each(|ring| {
+            let attached = self.rings.attach(ring, tended.id, &fresh);
+            match attached.recv_timeout(ANSWER) {
+                Ok(outcome) => outcome.map_err(|error| error.to_string()),
+                Err(_) => Err("a reactor does not answer".to_owned()),
+            }
+        });
+        let parts = match &given {
+            Ok(()) => {
+                tended.whereabouts.store(fresh.place(), Ordering::Relaxed);
+                std::mem::replace(&mut *current, fresh)
+            }
+            // Some have it, or will: all get the old one back, or nobody could open it again.
+            Err(_) => {
+                for ring in 0..self.rings.count() {
+                    drop(self.rings.attach(ring, tended.id, &current));
+                }
+                fresh
+            }
+        };
+        drop(current);
+        lock(&self.book).parting.push(parts);
+        given
+    }
+}
+
+/// What is at the path of a store instead of it.
+fn detachment(backing: &BackingDevice, detached: Detached) -> String {
+    let (name, own_path) = (backing.name(), backing.own_path());
+    let what = match detached {
+        Detached::Removed => "was unlinked or renamed",
+        Detached::Replaced => "was replaced by another file or device",
+    };
+    format!(
+        "{name} {what} while it is served: hosts go on with the old one, which the next start \
+         will not find; before that, have hosts stop, and copy it from {own_path} or bring its \
+         path back"
+    )
+}
+
+/// Whether something was written that a host believes a flush would still save.
+fn owes_a_sync(backing: &BackingDevice, health: &Health) -> bool {
+    backing.has_volatile_cache() && health.has_unsynced()
+}
+
+/// Whether an errno means that there is nothing any more, rather than that it fails.
+fn is_gone(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESTALE | libc::ESHUTDOWN | libc::EBADF
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

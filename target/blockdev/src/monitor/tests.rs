@@ -1,0 +1,612 @@
+//! Tests of devices that disappear and return, on real files and a real ring.
+
+use std::fs::{self, OpenOptions};
+use std::path::PathBuf;
+
+use rdma::{Buf, Pool, PoolPlan};
+
+use crate::monitor::*;
+use crate::uring::{Ring, RingLimits};
+use crate::{BlockDevice, IoCompletion, IoRequest};
+
+const STORE: DeviceId = DeviceId(2);
+const SIZE: u64 = 1 << 20;
+
+/// What reaches the reactor: a store to attach, and where to answer.
+type Mail = (DeviceId, Arc<BackingDevice>, mpsc::SyncSender<std::io::Result<()>>);
+
+#[derive(Debug)]
+struct OneRing(mpsc::Sender<Mail>);
+
+impl Rings for OneRing {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn attach(
+        &self,
+        _: usize,
+        id: DeviceId,
+        backing: &Arc<BackingDevice>,
+    ) -> mpsc::Receiver<std::io::Result<()>> {
+        let (answer, answered) = mpsc::sync_channel(1);
+        let _ = self.0.send((id, Arc::clone(backing), answer));
+        answered
+    }
+
+    fn wake(&self) {}
+}
+
+/// Records that outlast the objects that have them.
+#[derive(Debug, Default)]
+struct MemoryTrust {
+    known: Mutex<std::collections::BTreeMap<uuid::Uuid, Distrust>>,
+    fails: AtomicBool,
+}
+
+impl TrustRecords for MemoryTrust {
+    fn is_durable(&self) -> bool {
+        true
+    }
+
+    fn of(&self, uuid: uuid::Uuid) -> Distrust {
+        lock(&self.known).get(&uuid).copied().unwrap_or_default()
+    }
+
+    fn set(&self, uuid: uuid::Uuid, distrust: Distrust) -> std::io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        lock(&self.known).insert(uuid, distrust);
+        Ok(())
+    }
+}
+
+fn place() -> (nvme::Nqn, u32) {
+    ("nqn.2026-11.io.nvmfd:test".parse().unwrap(), 1)
+}
+
+/// A reactor of a kind: it has a ring and reads its mail.
+struct Bench {
+    ring: Ring,
+    pool: Pool,
+    mail: mpsc::Receiver<Mail>,
+    tender: DeviceMonitor,
+    tended: Arc<MonitoredDevice>,
+    dir: tempfile::TempDir,
+    /// A write comes home just before its store is exchanged.
+    late: bool,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let plan = PoolPlan {
+            cells: 0,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 1 << 20,
+            largest_bytes: 1 << 16,
+        };
+        let pool = Pool::new(plan).unwrap();
+        let limits = RingLimits { ops: 16, backings: 4 };
+        let mut ring = Ring::new(pool.region().clone(), limits).unwrap();
+        let (sender, mail) = mpsc::channel();
+        let dir = crate::testing::folder();
+        let config = BackingConfig {
+            kind: BackingKind::File { path: dir.path().join("disk.img"), size: Some(SIZE) },
+            block_size_bytes: 512,
+            read_only: false,
+            shared: false,
+        };
+        let backing = BackingDevice::open(&config).unwrap();
+        let tended =
+            Arc::new(MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing));
+        ring.attach(STORE, tended.backing()).unwrap();
+        let tender = DeviceMonitor::start(OneRing(sender), Arc::default()).unwrap();
+        tender.tend(Arc::clone(&tended));
+        Bench { ring, pool, mail, tender, tended, dir, late: false }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("disk.img")
+    }
+
+    /// Reads mail and turns the ring until it is so.
+    fn until(&mut self, what: &str, mut so: impl FnMut(&Bench) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !so(self) {
+            assert!(Instant::now() < deadline, "not so: {what}");
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) -> Vec<IoCompletion> {
+        if let Ok((id, backing, answer)) = self.mail.try_recv() {
+            if self.late {
+                self.tended.health.note_write();
+            }
+            let _ = answer.send(self.ring.attach(id, backing));
+        }
+        let (mut done, mut woken, now) = (Vec::new(), Vec::new(), Instant::now());
+        self.ring.sleep(Some(now + Duration::from_millis(5)), now);
+        self.ring.reap(&mut done, &mut woken);
+        done
+    }
+
+    fn run(&mut self, op: IoRequest) -> (Result<(), Status>, Option<Buf>) {
+        BlockDevice::submit(&mut self.ring, STORE, 0, op);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            assert!(Instant::now() < deadline, "it does not come home");
+            if let Some(done) = self.turn().pop() {
+                return (done.outcome, done.buf);
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Status> {
+        self.run(IoRequest::Flush).0
+    }
+
+    fn write(&mut self, at: u64, byte: u8) -> Result<(), Status> {
+        let mut from = self.pool.take_data(4096).unwrap();
+        self.pool.bytes_mut(&mut from).fill(byte);
+        let (outcome, buf) = self.run(IoRequest::Write { from, at, fua: false });
+        self.pool.give(buf.unwrap());
+        outcome
+    }
+
+    fn read(&mut self, at: u64) -> Result<u8, Status> {
+        let into = self.pool.take_data(4096).unwrap();
+        let (outcome, buf) = self.run(IoRequest::Read { into, at });
+        let buf = buf.unwrap();
+        let byte = self.pool.bytes(&buf)[0];
+        self.pool.give(buf);
+        outcome.map(|()| byte)
+    }
+
+    fn shorten(&self) {
+        let file = OpenOptions::new().write(true).open(self.path()).unwrap();
+        file.set_len(8192).unwrap();
+    }
+
+    /// Another file takes the place of the one that is served.
+    fn exchange(&self, size: u64, byte: u8) {
+        let other = self.dir.path().join("other");
+        fs::write(&other, vec![byte; size as usize]).unwrap();
+        fs::rename(&other, self.path()).unwrap();
+    }
+
+    /// Another file takes the place of the one that is served, as a device does by itself.
+    fn replace(&mut self) {
+        self.exchange(SIZE, 0x77);
+        let (shared, tended) = (Arc::clone(&self.tender.shared), Arc::clone(&self.tended));
+        let replacing = std::thread::spawn(move || {
+            let gone = tended.backing();
+            let fresh = gone.open_again(&tended.config, true).unwrap();
+            shared.exchange(&tended, &gone, fresh)
+        });
+        self.until("it is replaced", |_| replacing.is_finished());
+        assert_eq!(replacing.join().unwrap(), Ok(()));
+    }
+
+    /// What comes of the administrator's trust, and whether hosts were told before.
+    fn trust(&mut self) -> (Result<(), Untrusted>, bool) {
+        let told = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&told);
+        let (say, said) = mpsc::channel();
+        let (tender, tended) = (&self.tender, Arc::clone(&self.tended));
+        let (mail, ring) = (&self.mail, &mut self.ring);
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let health = Arc::clone(tended.health());
+                let is_bad = move || health.sync_failure().is_some() || health.is_down();
+                say.send(tender.trust(&tended, move || tell.store(is_bad(), Ordering::Relaxed)))
+            });
+            loop {
+                if let Ok((id, backing, answer)) = mail.try_recv() {
+                    let _ = answer.send(ring.attach(id, backing));
+                }
+                if let Ok(outcome) = said.recv_timeout(Duration::from_millis(2)) {
+                    return outcome;
+                }
+            }
+        });
+        (outcome, told.load(Ordering::Relaxed))
+    }
+}
+
+const NOT_READY: Result<u8, Status> = Err(Health::NOT_READY);
+
+#[test]
+fn a_file_that_was_shortened_is_noticed_without_io_and_waits_for_trust_when_it_is_whole() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.write(0, 0x11), Ok(()));
+    assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
+    assert_eq!(bench.flush(), Ok(()));
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    assert_eq!((bench.read(0), bench.read(SIZE / 2)), (NOT_READY, NOT_READY));
+    assert_eq!(bench.write(SIZE - 4096, 0x33), Err(Health::NOT_READY));
+    assert_eq!(bench.flush(), Err(Health::NOT_READY));
+    assert_eq!(fs::metadata(bench.path()).unwrap().len(), 8192, "nothing made it long again");
+    let file = OpenOptions::new().write(true).open(bench.path()).unwrap();
+    let short = bench.trust();
+    assert_eq!(short, (Err(Untrusted::Failing("it ends at byte 8192".to_owned())), false));
+    file.set_len(SIZE).unwrap();
+    bench.until("it was seen", |bench| lock(&bench.tended.care).told.contains("is whole again"));
+    assert!(bench.tended.health().is_untrusted());
+    assert_eq!((bench.read(0), bench.flush()), (NOT_READY, Err(Health::NOT_READY)));
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!((bench.read(0), bench.read(SIZE - 4096)), (Ok(0x11), Ok(0)));
+    assert_eq!((bench.write(0, 0x44), bench.flush()), (Ok(()), Ok(())));
+    assert!(bench.pool.is_full());
+}
+
+#[test]
+fn a_store_that_comes_back_in_place_says_that_something_was_not_synchronised() {
+    for unsynced in [false, true] {
+        let mut bench = Bench::new();
+        assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+        if unsynced {
+            assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
+        }
+        bench.tended.backing().set_down("is gone for a while");
+        bench.until("it is up", |bench| !bench.tended.health().is_down());
+        let told = if unsynced { Err(Status::WRITE_FAULT) } else { Ok(()) };
+        assert_eq!((bench.flush(), bench.flush()), (told, told));
+    }
+}
+
+#[test]
+fn what_comes_home_while_a_lost_store_is_replaced_is_lost_with_it() {
+    let mut bench = Bench::new();
+    assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+    bench.late = true;
+    bench.replace();
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+}
+
+#[test]
+fn what_a_lost_store_does_late_is_not_done() {
+    let mut bench = Bench::new();
+    assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+    bench.tended.health().set_fault(crate::InjectedFault::Stall);
+    let from = bench.pool.take_data(4096).unwrap();
+    BlockDevice::submit(&mut bench.ring, STORE, 0, IoRequest::Write { from, at: 0, fua: false });
+    bench.turn();
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    bench.exchange(SIZE, 0x77);
+    assert_eq!(bench.trust(), (Ok(()), true));
+    bench.tended.health().set_fault(crate::InjectedFault::None);
+    let late = loop {
+        if let Some(done) = bench.turn().pop() {
+            break done;
+        }
+    };
+    assert_eq!(late.outcome, Err(Health::NOT_READY));
+    bench.pool.give(late.buf.unwrap());
+    assert_eq!((bench.read(0), bench.flush()), (Ok(0x77), Ok(())));
+}
+
+#[test]
+fn a_flush_that_is_under_way_when_its_store_is_lost_has_made_nothing_durable() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.write(0, 0x11), Ok(()));
+    bench.tended.health().begin_sync();
+    bench.replace();
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+}
+
+#[test]
+fn what_takes_the_place_of_a_lost_file_is_served_when_it_is_trusted() {
+    let mut bench = Bench::new();
+    assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    let old = bench.tended.backing();
+    // One of another size is none.
+    bench.exchange(SIZE * 2, 0x55);
+    let (refused, told) = bench.trust();
+    assert!(matches!(refused, Err(Untrusted::Failing(why)) if why.contains("2097152")) && !told);
+    bench.exchange(SIZE, 0x77);
+    for _ in 0..3 {
+        bench.tender.shared.look(&bench.tended);
+        assert!(bench.tended.health().is_down() && bench.tended.health().is_untrusted());
+    }
+    assert_eq!((bench.read(0), bench.tended.is_trusted()), (NOT_READY, false));
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!((bench.read(0), bench.write(0, 0x78), bench.flush()), (Ok(0x77), Ok(()), Ok(())));
+    assert_eq!(Arc::strong_count(&old), 2, "we and the list of those that part");
+}
+
+#[test]
+fn no_other_file_takes_the_place_of_a_lost_one_by_itself() {
+    let bench = Bench::new();
+    let gone = bench.tended.backing();
+    bench.exchange(SIZE, 0x77);
+    let refused = gone.open_again(&bench.tended.config, false).unwrap_err().to_string();
+    assert!(
+        refused.contains("is another file") && refused.contains("namespace trust"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
+    let mut bench = Bench::new();
+    let (path, aside) = (bench.path(), bench.dir.path().join("aside"));
+    let detached = |bench: &mut Bench, expected| {
+        bench.until("it was seen", |bench| bench.tended.health().detached() == expected);
+        assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
+        assert!(bench.tended.is_trusted() && !bench.tended.health().is_degraded());
+    };
+    fs::rename(&path, &aside).unwrap();
+    detached(&mut bench, Some(Detached::Removed));
+    fs::write(&path, vec![0x77; SIZE as usize]).unwrap();
+    detached(&mut bench, Some(Detached::Replaced));
+    fs::rename(&aside, &path).unwrap();
+    detached(&mut bench, None);
+    std::os::unix::fs::symlink(&path, &aside).unwrap();
+    fs::remove_file(&path).unwrap();
+    detached(&mut bench, Some(Detached::Removed));
+    // What nothing else leads to can be saved.
+    let own_path = bench.tended.backing().own_path();
+    let told = detachment(&bench.tended.backing(), Detached::Removed);
+    assert!(told.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11, "{told}");
+}
+
+#[test]
+fn what_was_shortened_is_not_served_after_a_restart_either() {
+    let book = Arc::new(MemoryTrust::default());
+    let (uuid, place) = (uuid::Uuid::from_u128(1), place());
+    book.set(uuid, Distrust { failed_sync: None, shortened: true }).unwrap();
+    let mut bench = Bench::new();
+    bench.tender.forget(&bench.tended);
+    let config = bench.tended.config.clone();
+    let backing = bench.tended.backing().renewed(&config).unwrap();
+    let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
+    bench.tended = Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)));
+    bench.tender.tend(Arc::clone(&bench.tended));
+    bench.until("it was seen", |bench| lock(&bench.tended.care).told.contains("is whole again"));
+    assert_eq!(bench.read(0), NOT_READY);
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!((bench.read(0), book.of(uuid)), (Ok(0), Distrust::default()));
+}
+
+#[test]
+fn a_trust_that_nobody_waits_for_any_more_forgives_nothing() {
+    let mut bench = Bench::new();
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    let (shared, tended) = (Arc::clone(&bench.tender.shared), Arc::clone(&bench.tended));
+    let late = std::thread::spawn(move || shared.trust(&tended, || false, || unreachable!("told")));
+    bench.until("it has come to nothing", |_| late.is_finished());
+    assert_eq!(late.join().unwrap(), Err("it took too long".to_owned()));
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+}
+
+#[test]
+fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
+    let book = Arc::new(MemoryTrust::default());
+    let (uuid, place) = (uuid::Uuid::from_u128(1), place());
+    let mut bench = Bench::new();
+    let recorded = |bench: &Bench| {
+        let config = bench.tended.config.clone();
+        let backing = bench.tended.backing().renewed(&config).unwrap();
+        backing.health().trust();
+        let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
+        Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)))
+    };
+    bench.tender.forget(&bench.tended);
+    bench.tended = recorded(&bench);
+    bench.tender.tend(Arc::clone(&bench.tended));
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.until("it is kept", |_| book.of(uuid).failed_sync.is_some());
+    let again = recorded(&bench);
+    assert_eq!(again.health().sync_failure(), Some(Status::WRITE_FAULT));
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!(book.of(uuid), Distrust::default());
+    let again = recorded(&bench);
+    assert_eq!((again.health().sync_failure(), bench.flush()), (None, Ok(())));
+    // One that fails just before the end, or before it is removed.
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.tender.forget(&bench.tended);
+    assert!(book.of(uuid).failed_sync.is_some());
+}
+
+/// Whoever is told, and kills the daemon then, finds it known to the next one.
+#[test]
+fn a_failed_sync_is_kept_before_anybody_is_told() {
+    let book = Arc::new(MemoryTrust::default());
+    let (uuid, place) = (uuid::Uuid::from_u128(1), place());
+    let mut bench = Bench::new();
+    let config = bench.tended.config.clone();
+    let backing = bench.tended.backing().renewed(&config).unwrap();
+    bench.tender.forget(&bench.tended);
+    let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
+    bench.tended = Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)));
+    bench.tender.tend(Arc::clone(&bench.tended));
+    bench.tended.health().set_fault(crate::InjectedFault::Sync);
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+    assert_eq!(book.of(uuid).failed_sync, Some(Status::WRITE_FAULT));
+
+    // While it cannot be kept, the hosts of the store wait, and no longer.
+    assert_eq!(bench.trust().0, Ok(()));
+    book.fails.store(true, Ordering::Relaxed);
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+    assert_eq!(book.of(uuid).failed_sync, None);
+}
+
+#[test]
+fn a_failed_sync_stays_until_the_administrator_trusts_the_store() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.write(0, 0x11), Ok(()));
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
+    let before = bench.tended.backing();
+    assert_eq!(bench.trust(), (Ok(()), true));
+    assert_eq!(bench.trust(), (Err(Untrusted::Needless), false));
+    assert!(!Arc::ptr_eq(&before, &bench.tended.backing()));
+    assert_eq!((bench.flush(), bench.read(0)), (Ok(()), Ok(0x11)));
+    // Not while it is down.
+    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.shorten();
+    bench.until("it is down", |bench| bench.tended.health().is_down());
+    let down = Untrusted::Failing("it ends at byte 8192".to_owned());
+    assert_eq!(bench.trust(), (Err(down), false));
+    assert!(bench.tended.health().sync_failure().is_some());
+}
+
+#[test]
+fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
+    let mut bench = Bench::new();
+    assert!(BackingDevice::open(&bench.tended.config).is_err(), "it is in use");
+    bench.tender.forget(&bench.tended);
+    let weak = Arc::downgrade(&bench.tended.backing());
+    bench.tended = {
+        let config =
+            BackingConfig { kind: BackingKind::Null { size: SIZE }, ..bench.tended.config.clone() };
+        let backing = BackingDevice::open(&config).unwrap();
+        Arc::new(MonitoredDevice::new(STORE, String::new(), config, backing))
+    };
+    bench.turn();
+    assert!(weak.upgrade().is_some(), "the ring has it");
+    bench.ring.detach(STORE);
+    bench.until("it is closed", |_| weak.upgrade().is_none());
+    let config = BackingConfig {
+        kind: BackingKind::File { path: bench.path(), size: None },
+        block_size_bytes: 512,
+        read_only: false,
+        shared: false,
+    };
+    assert!(BackingDevice::open(&config).is_ok());
+}
+
+/// A server that hangs, with many images on it.
+#[test]
+fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
+    let Bench { tender, tended, dir, .. } = Bench::new();
+    let mut book = Book::default();
+    let add = |book: &mut Book, name: &str, place: u64| {
+        let kind = BackingKind::File { path: dir.path().join(name), size: Some(SIZE) };
+        let config = BackingConfig { kind, ..tended.config.clone() };
+        let backing = BackingDevice::open(&config).unwrap();
+        let store = MonitoredDevice::new(STORE, name.to_owned(), config, backing);
+        store.whereabouts.store(place, Ordering::Relaxed);
+        lock(&store.care).next_look = Instant::now();
+        book.tended.push(Arc::new(store));
+    };
+    (0..20).for_each(|n| add(&mut book, &format!("hangs {n}"), 7));
+    add(&mut book, "sound", 8);
+    let whose = |due: Option<(u64, Chore)>| match due {
+        Some((place, Chore::Look(store))) => format!("{place}: {}", store.place),
+        other => format!("{other:?}"),
+    };
+    assert_eq!(whose(book.due()), "7: hangs 0");
+    assert_eq!(whose(book.due()), "8: sound");
+    assert_eq!(whose(book.due()), "None");
+    // What is to be closed waits as well, and no other.
+    let away = book.tended.remove(3);
+    book.parting.push(Arc::into_inner(away).unwrap().current.into_inner().unwrap());
+    assert!(book.due().is_some_and(|(place, chore)| matches!(chore, Chore::Close(_)) && place > 8));
+    book.busy.retain(|place| *place != 7);
+    assert_eq!(whose(book.due()), "7: hangs 0");
+    tender.stop(Instant::now() + Duration::from_secs(20));
+}
+
+/// Its disk was slow, and the operator's order older than what has become of the store since.
+#[test]
+fn a_late_renewal_takes_no_other_store_away() {
+    let mut bench = Bench::new();
+    let before = bench.tended.backing();
+    let late = before.renewed(&bench.tended.config).unwrap();
+    before.fail_sync(Status::WRITE_FAULT);
+    assert_eq!(bench.trust(), (Ok(()), true));
+    let now = bench.tended.backing();
+    let refused = bench.tender.shared.put(&bench.tended, &before, late);
+    assert_eq!(refused, Err("it was opened again meanwhile".to_owned()));
+    assert!(Arc::ptr_eq(&now, &bench.tended.backing()) && bench.mail.try_recv().is_err());
+}
+
+#[test]
+fn one_trust_of_a_store_waits_for_it() {
+    let mut bench = Bench::new();
+    for _ in 0..2 {
+        bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+        bench.tended.renewing.store(true, Ordering::Relaxed);
+        assert_eq!(bench.trust(), (Err(Untrusted::Silent), false));
+        bench.tended.renewing.store(false, Ordering::Relaxed);
+        assert_eq!(bench.trust(), (Ok(()), true), "as often as it fails");
+    }
+}
+
+#[test]
+fn a_store_that_is_served_in_part_comes_back_as_it_was() {
+    let dir = crate::testing::folder();
+    let path = dir.path().join("disk.img");
+    let config = BackingConfig {
+        kind: BackingKind::File { path: path.clone(), size: Some(SIZE) },
+        block_size_bytes: 512,
+        read_only: false,
+        shared: false,
+    };
+    let put = |bytes: u64| {
+        let other = dir.path().join("other");
+        fs::write(&other, vec![0; bytes as usize]).unwrap();
+        fs::rename(&other, &path).unwrap();
+    };
+    put(SIZE * 2);
+    let mut backing = BackingDevice::open(&config).unwrap();
+    // As often as it goes, also through fresh descriptors.
+    for _ in 0..2 {
+        backing = backing.renewed(&config).unwrap();
+        for bytes in [SIZE * 2 - 4096, SIZE * 2 + 4096, SIZE - 4096] {
+            put(bytes);
+            let refused = backing.open_again(&config, true).unwrap_err().to_string();
+            assert!(refused.contains(&format!("has {bytes} bytes")), "{refused}");
+        }
+        put(SIZE * 2);
+        backing = backing.open_again(&config, true).unwrap();
+        assert_eq!(backing.size_bytes(), SIZE);
+    }
+    put(SIZE);
+    backing = backing.open_again(&config, true).unwrap();
+    put(SIZE * 2);
+    assert!(backing.open_again(&config, true).is_err(), "now that would be another length");
+
+    // Its administrator makes it longer meanwhile, and goes on serving a part.
+    put(SIZE * 2);
+    let mut backing = BackingDevice::open(&config).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 3).unwrap();
+    assert_eq!(backing.inspect(false), Condition::Sound);
+    put(SIZE * 2);
+    assert!(backing.open_again(&config, true).is_err(), "that is what it was before");
+    put(SIZE * 3);
+    backing = backing.open_again(&config, true).unwrap();
+    // What lacks some of what is served says nothing of how long it should be.
+    fs::File::options().write(true).open(&path).unwrap().set_len(SIZE / 2).unwrap();
+    assert_eq!(backing.inspect(false), Condition::Shortened(SIZE / 2));
+    put(SIZE * 3);
+    assert_eq!(backing.open_again(&config, true).unwrap().size_bytes(), SIZE);
+}
+
+#[test]
+fn a_store_that_has_grown_and_is_served_in_part_since_comes_back() {
+    let dir = crate::testing::folder();
+    let path = dir.path().join("disk.img");
+    let of = |size: u64| BackingKind::File { path: path.clone(), size: Some(size) };
+    let config =
+        BackingConfig { kind: of(SIZE), block_size_bytes: 512, read_only: false, shared: false };
+    let backing = BackingDevice::open(&config).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 4).unwrap();
+    for size in [SIZE * 4, SIZE * 2] {
+        assert_eq!(backing.next_size(&of(size)), Ok(Some(size)));
+        backing.resize(size);
+    }
+    let other = dir.path().join("other");
+    fs::write(&other, vec![0; SIZE as usize * 4]).unwrap();
+    fs::rename(&other, &path).unwrap();
+    assert_eq!(backing.open_again(&config, true).unwrap().size_bytes(), SIZE * 2);
+}

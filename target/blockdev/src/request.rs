@@ -1,0 +1,349 @@
+//! `PendingIo`: the state machine of one operation between submission and completion, without I/O.
+//!
+//! [`PendingIo::step`] says what the kernel shall do next, [`PendingIo::advance`] takes what it
+//! answered: done, failed, or on to the next step (the rest of a short transfer, the same once
+//! more, another way to write zeros).
+
+use nvme::status::Status;
+use rdma::{Buf, Tag};
+
+use super::device::{BackingDevice, Kind, Space};
+use super::errno::OpKind;
+use super::fault_injection::Verdict;
+use super::health::Health;
+use super::{IoCompletion, IoRequest};
+
+/// The most that one write of zeros moves: the size of the ring's zeroed buffer.
+pub const ZEROS_BYTES: u32 = 256 * 1024;
+/// How often in a row the kernel may ask to come again before the host is told.
+const TRIES: u8 = 32;
+
+/// What the kernel shall do next. Bounds have been checked against the backing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Fill `len` bytes of the buffer, `skip` bytes into its window, from `at`.
+    Read {
+        /// Byte offset.
+        at: u64,
+        /// Bytes of the window that are filled already.
+        skip: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// Store `len` bytes of the buffer, `skip` bytes into its window, at `at`.
+    Write {
+        /// Byte offset.
+        at: u64,
+        /// Bytes of the window that are stored already.
+        skip: u32,
+        /// Bytes.
+        len: u32,
+        /// Answer only when they are on stable storage.
+        durable: bool,
+    },
+    /// Store `len` zeros (at most [`ZEROS_BYTES`]) at `at`.
+    Zeros {
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// Act on space.
+    Space {
+        /// In which way.
+        how: Space,
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Make everything durable.
+    Sync,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Task {
+    Read,
+    Write { fua: bool },
+    Flush,
+    Discard,
+    Zero { deallocate: bool, by: Option<Space> },
+}
+
+/// One operation on its way.
+#[derive(Debug)]
+pub struct PendingIo {
+    tag: Tag,
+    buf: Option<Buf>,
+    /// Which of the driver's stores it belongs to; opaque here.
+    pub attachment: u32,
+    task: Task,
+    at: u64,
+    len: u64,
+    moved: u64,
+    tries: u8,
+    insists: bool,
+    /// How often it has waited because its store was told to be slow.
+    waited: u8,
+    /// It waits: nobody but a clock has it.
+    waits: bool,
+    /// The kernel synchronises its store for it.
+    pub syncs: bool,
+    /// It waits until the store is synchronised for others.
+    pub idle: bool,
+}
+
+impl PendingIo {
+    /// An operation at its beginning.
+    #[must_use]
+    pub fn new(attachment: u32, tag: Tag, op: IoRequest) -> PendingIo {
+        let (task, buf, at, len) = match op {
+            IoRequest::Read { into, at } => {
+                let len = u64::from(into.len());
+                (Task::Read, Some(into), at, len)
+            }
+            IoRequest::Write { from, at, fua } => {
+                let len = u64::from(from.len());
+                (Task::Write { fua }, Some(from), at, len)
+            }
+            IoRequest::Flush => (Task::Flush, None, 0, 0),
+            IoRequest::Discard { at, len } => (Task::Discard, None, at, len),
+            IoRequest::Zero { at, len, deallocate } => {
+                (Task::Zero { deallocate, by: None }, None, at, len)
+            }
+        };
+        PendingIo {
+            tag,
+            buf,
+            attachment,
+            task,
+            at,
+            len,
+            moved: 0,
+            tries: 0,
+            insists: false,
+            waited: 0,
+            waits: false,
+            syncs: false,
+            idle: false,
+        }
+    }
+
+    /// The submitter's tag.
+    #[must_use]
+    pub fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    /// Its host has been told that it goes on: the kernel, which may have said so while it gave the
+    /// operation up, is asked again then.
+    pub fn insist(&mut self) {
+        self.insists = true;
+    }
+
+    /// What becomes of a step on a store that is told to do wrong.
+    pub fn verdict(&mut self, step: Step, backing: &BackingDevice) -> Verdict {
+        let verdict = backing.health().fault().verdict(step, self.waited);
+        self.waits = verdict == Verdict::Wait;
+        self.waited = if self.waits { self.waited.saturating_add(1) } else { self.waited };
+        verdict
+    }
+
+    /// Whether it has only waited; not any more, from now on.
+    pub(crate) fn take_wait(&mut self) -> bool {
+        std::mem::take(&mut self.waits)
+    }
+
+    /// The buffer of a read or write.
+    #[must_use]
+    pub fn buf(&self) -> Option<&Buf> {
+        self.buf.as_ref()
+    }
+
+    /// The buffer, for a driver that moves the data itself.
+    pub fn buf_mut(&mut self) -> Option<&mut Buf> {
+        self.buf.as_mut()
+    }
+
+    /// Sends it home.
+    #[must_use]
+    pub fn done(self, outcome: Result<(), Status>) -> IoCompletion {
+        IoCompletion { tag: self.tag, buf: self.buf, outcome }
+    }
+
+    /// Whether this fills its buffer.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        self.task == Task::Read
+    }
+
+    /// The outcome of an operation that needs no kernel, or that must not get there.
+    #[must_use]
+    pub fn shortcut(&self, backing: &BackingDevice) -> Option<Result<(), Status>> {
+        if !backing.contains(self.at, self.len) {
+            return Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
+        }
+        let changes = !matches!(self.task, Task::Read | Task::Flush);
+        if changes && backing.is_read_only() {
+            return Some(Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()));
+        }
+        if let Some(status) = backing.health().bars(self.is_durable()) {
+            return Some(Err(status));
+        }
+        let nothing = match self.task {
+            Task::Flush => backing.is_read_only() || !self.is_file(backing),
+            Task::Discard => self.len == 0 || !backing.allows(Space::Punch),
+            Task::Read | Task::Write { .. } | Task::Zero { .. } => self.len == 0,
+        };
+        (nothing || backing.kind() == Kind::Null).then_some(Ok(()))
+    }
+
+    /// What to do next.
+    pub fn step(&mut self, backing: &BackingDevice) -> Step {
+        let at = self.at.saturating_add(self.moved);
+        let left = self.len.saturating_sub(self.moved);
+        // Windows are at most u32 long, so these two are exact for reads and writes.
+        let skip = u32::try_from(self.moved).unwrap_or(u32::MAX);
+        let len = u32::try_from(left).unwrap_or(u32::MAX);
+        match &mut self.task {
+            Task::Read => Step::Read { at, skip, len },
+            Task::Write { fua } => {
+                // What is volatile anyway is not made durable.
+                let durable = *fua && backing.kind() != Kind::Ram;
+                Step::Write { at, skip, len, durable }
+            }
+            Task::Flush => Step::Sync,
+            Task::Discard => Step::Space { how: Space::Punch, at, len: left },
+            Task::Zero { deallocate, by } => {
+                *by = way_to_zero(*deallocate, backing);
+                match *by {
+                    Some(how) => Step::Space { how, at, len: left },
+                    None => Step::Zeros { at, len: len.min(ZEROS_BYTES) },
+                }
+            }
+        }
+    }
+
+    /// Takes the kernel's answer to the last step: an outcome, or none for another step.
+    #[must_use]
+    pub fn advance(&mut self, answer: i32, backing: &BackingDevice) -> Option<Result<(), Status>> {
+        if answer >= 0 {
+            self.tries = 0;
+            return self.progress(u64::from(answer.unsigned_abs()), backing);
+        }
+        let errno = answer.wrapping_neg();
+        if self.task == Task::Flush {
+            // What it was to make durable still waits for that.
+            backing.health().note_write();
+        }
+        if errno == libc::ECANCELED && self.insists {
+            return None;
+        }
+        if errno == libc::ECANCELED {
+            // Nobody but its host asks for that.
+            return Some(Err(Status::ABORT_REQUESTED));
+        }
+        if matches!(errno, libc::EINTR | libc::EAGAIN) && self.tries < TRIES {
+            self.tries += 1;
+            return None;
+        }
+        if errno == libc::EOPNOTSUPP {
+            match self.task {
+                Task::Discard => {
+                    backing.refuse(Space::Punch);
+                    return Some(Ok(()));
+                }
+                Task::Zero { by: Some(how), .. } => {
+                    backing.refuse(how);
+                    return None;
+                }
+                _ => {}
+            }
+        }
+        if backing.is_lost() {
+            // Its faults are not those of the store that has its place.
+            return Some(Err(Health::NOT_READY));
+        }
+        let status = backing.fail(self.doing(), errno, self.at.saturating_add(self.moved));
+        if self.breaks_durability(errno) {
+            backing.fail_sync(status);
+        }
+        Some(Err(status))
+    }
+
+    fn progress(&mut self, bytes: u64, backing: &BackingDevice) -> Option<Result<(), Status>> {
+        match self.task {
+            Task::Flush | Task::Discard | Task::Zero { by: Some(_), .. } => {
+                return Some(self.succeed(backing));
+            }
+            Task::Read | Task::Write { .. } | Task::Zero { by: None, .. } => {}
+        }
+        let left = self.len.saturating_sub(self.moved);
+        let at = self.at.saturating_add(self.moved);
+        if bytes == 0 || bytes > left {
+            // The end of the file, where the namespace has not ended; or no answer of this world.
+            return Some(Err(match self.task {
+                _ if backing.is_lost() => Health::NOT_READY,
+                // The namespace was made smaller meanwhile.
+                _ if !backing.contains(self.at, self.len) => Status::LBA_OUT_OF_RANGE.with_dnr(),
+                Task::Read if bytes == 0 => backing.fail_shortened(at),
+                _ => backing.fail(self.doing(), 0, at),
+            }));
+        }
+        self.moved += bytes;
+        (bytes == left).then(|| self.succeed(backing))
+    }
+
+    /// Another reactor's flush may have failed while this one succeeded: the kernel reports a
+    /// lost writeback to one of them, so neither may vouch for the data.
+    fn succeed(&self, backing: &BackingDevice) -> Result<(), Status> {
+        if self.task != Task::Read && backing.is_lost() {
+            // It was done where nobody will look for it.
+            return Err(Health::NOT_READY);
+        }
+        if !matches!(self.task, Task::Read | Task::Flush | Task::Write { fua: true }) {
+            backing.health().note_write();
+        }
+        match backing.sync_failure() {
+            Some(status) if self.is_durable() => Err(status),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_durable(&self) -> bool {
+        matches!(self.task, Task::Flush | Task::Write { fua: true })
+    }
+
+    fn is_file(&self, backing: &BackingDevice) -> bool {
+        matches!(backing.kind(), Kind::File | Kind::Device)
+    }
+
+    /// Whether this failure may have swallowed the report of a lost writeback. A write with FUA
+    /// synchronises, so its EIO may be that; that it found no space is its own affair.
+    fn breaks_durability(&self, errno: i32) -> bool {
+        match self.task {
+            Task::Flush => !matches!(errno, libc::EINTR | libc::EAGAIN),
+            Task::Write { fua: true } => errno == libc::EIO,
+            _ => false,
+        }
+    }
+
+    fn doing(&self) -> OpKind {
+        match self.task {
+            Task::Read => OpKind::Read,
+            Task::Write { .. } => OpKind::Write,
+            Task::Flush => OpKind::Flush,
+            Task::Discard => OpKind::Discard,
+            Task::Zero { .. } => OpKind::Zero,
+        }
+    }
+}
+
+/// The wanted way first, then the other; when the store has refused both, zeros are written.
+fn way_to_zero(deallocate: bool, backing: &BackingDevice) -> Option<Space> {
+    let order = match deallocate {
+        true => [Space::Punch, Space::ZeroRange],
+        false => [Space::ZeroRange, Space::Punch],
+    };
+    order.into_iter().find(|how| backing.allows(*how))
+}

@@ -1,0 +1,171 @@
+//! Resizes a backing store in service.
+//!
+//! A file or a device is made larger or smaller by its administrator, never by us: here we look
+//! how large it is by now, and take that over. A namespace grows when its store has grown. It
+//! shrinks only when its configuration says a smaller size; the file may be cut afterwards.
+
+use std::io::{self, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use super::device::{BackingDevice, BackingKind, Kind, OpenError};
+use super::open::check_shape;
+use crate::durable;
+
+impl BackingDevice {
+    /// The size in bytes that it is to have now, where that is another one; `kind` is what its
+    /// configuration says of it. Memory grows here; nothing else happens before
+    /// [`BackingDevice::resize`]. May wait for a disk.
+    ///
+    /// # Errors
+    /// One sentence: the store does not have that size, or cannot have it.
+    pub fn next_size(&self, kind: &BackingKind) -> Result<Option<u64>, OpenError> {
+        let old = self.size_bytes();
+        let new = match *kind {
+            BackingKind::File { size, .. } => self.size_of_file(size)?,
+            BackingKind::Ram { size } | BackingKind::Null { size } => size,
+        };
+        if new == old {
+            return Ok(None);
+        }
+        check_shape(self.name(), new, self.block_size_bytes())?;
+        if let (Kind::Ram, Some(file)) = (self.kind(), &self.file)
+            && new > old
+        {
+            file.set_len(new).map_err(|error| self.refusal(new, &error))?;
+        }
+        if let (Kind::File, Some(hold)) = (self.kind(), &self.hold) {
+            // After a power loss it must be as long as what is configured then says. By a descriptor
+            // of its own, or it would take a failure from those that hosts rely on.
+            let file = hold.another(self.name(), true)?;
+            durable::sync(&file, Path::new(self.name())).map_err(|error| {
+                OpenError::new(format!("cannot make the size of {} durable: {error}", self.name()))
+            })?;
+        }
+        Ok(Some(new))
+    }
+
+    /// Serves so many bytes from now on. What lies beyond is out of range at once, also for
+    /// commands that are under way.
+    pub fn resize(&self, bytes: u64) {
+        self.size_bytes.store(bytes, Ordering::Relaxed);
+        if let (Kind::Ram, Some(file)) = (self.kind(), &self.file) {
+            // Memory that could not be given back is memory, not data.
+            let _ = file.set_len(bytes);
+        }
+    }
+
+    fn size_of_file(&self, wanted: Option<u64>) -> Result<u64, OpenError> {
+        let old = self.size_bytes();
+        if wanted == Some(old) {
+            return Ok(old);
+        }
+        let found = self.measure().map_err(|error| {
+            OpenError::new(format!("cannot find out how large {} is: {error}", self.name()))
+        })?;
+        self.is_long(found);
+        match wanted {
+            // As large as it is; but what somebody has cut off is not gone on purpose.
+            None => Ok(found.max(old)),
+            Some(wanted) if wanted == found || (wanted < old && wanted < found) => Ok(wanted),
+            Some(wanted) => Err(OpenError::new(format!(
+                "{} has {found} bytes but the configuration says {wanted}; give it that size \
+                 first (a file: truncate -s {wanted} {}), then reload or try again",
+                self.name(),
+                self.name()
+            ))),
+        }
+    }
+
+    /// How many bytes the file or device has by now.
+    fn measure(&self) -> io::Result<u64> {
+        match (&self.file, self.kind()) {
+            (Some(file), Kind::Device) => (&**file).seek(SeekFrom::End(0)),
+            (Some(file), _) => Ok(file.metadata()?.len()),
+            (None, _) => Ok(self.size_bytes()),
+        }
+    }
+
+    fn refusal(&self, bytes: u64, error: &io::Error) -> OpenError {
+        OpenError::new(format!(
+            "{} cannot get {bytes} bytes: {error}; free memory first",
+            self.name()
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::super::device::BackingConfig;
+    use crate::durable::testing::calls;
+    use crate::resize::*;
+
+    fn open(kind: BackingKind) -> BackingDevice {
+        let config =
+            BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
+        BackingDevice::open(&config).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_as_large_as_its_administrator_made_it() {
+        let folder = crate::testing::folder();
+        let path = folder.path().join("disk");
+        let of = |size: Option<u64>| BackingKind::File { path: path.clone(), size };
+        let backing = open(of(Some(8192)));
+        let file = File::options().write(true).open(&path).unwrap();
+        let says = |size| backing.next_size(&of(Some(size))).unwrap_err().to_string();
+        assert_eq!(backing.next_size(&of(Some(8192))), Ok(None));
+        assert!(says(16384).contains("has 8192 bytes but the configuration says 16384"));
+        file.set_len(16384).unwrap();
+        assert_eq!(backing.next_size(&of(Some(8192))), Ok(None), "it says what it said before");
+        assert_eq!(backing.next_size(&of(Some(16384))), Ok(Some(16384)));
+        assert_eq!(backing.next_size(&of(None)), Ok(Some(16384)));
+        assert!(says(12288).contains("has 16384 bytes"), "grown, but not to that");
+        assert_eq!(backing.size_bytes(), 8192, "nothing happens before");
+        backing.resize(16384);
+        assert_eq!((backing.blocks(), backing.contains(12288, 4096)), (4, true));
+        // Smaller only when the text says so; the file may be cut before or after.
+        assert_eq!(backing.next_size(&of(Some(4096))), Ok(Some(4096)));
+        file.set_len(4096).unwrap();
+        assert_eq!(backing.next_size(&of(Some(4096))), Ok(Some(4096)));
+        assert_eq!(backing.next_size(&of(None)), Ok(None));
+        assert!(says(8192).contains("has 4096 bytes"));
+        backing.resize(4096);
+        assert!(!backing.contains(4096, 1) && backing.contains(0, 4096));
+        file.set_len(6000).unwrap();
+        assert!(
+            backing.next_size(&of(None)).unwrap_err().sentence.contains("whole number of blocks")
+        );
+    }
+
+    /// The size is kept with the changes that nobody has saved, and a start holds the file to it.
+    #[test]
+    fn a_new_size_is_durable_before_it_is_taken_over() {
+        let folder = crate::testing::folder();
+        let path = folder.path().join("disk");
+        let of = |size: Option<u64>| BackingKind::File { path: path.clone(), size };
+        let backing = open(of(Some(8192)));
+        let next = |size| calls(|| backing.next_size(&of(Some(size))).unwrap());
+        assert_eq!(next(8192), (None, vec![]));
+        File::options().write(true).open(&path).unwrap().set_len(16384).unwrap();
+        assert_eq!(next(16384), (Some(16384), vec!["sync disk".to_owned()]));
+    }
+
+    #[test]
+    fn memory_and_nothing_have_the_size_that_the_text_says() {
+        let backing = open(BackingKind::Ram { size: 8192 });
+        let bytes = || backing.file.as_ref().unwrap().metadata().unwrap().len();
+        for size in [16384, 4096] {
+            assert_eq!(backing.next_size(&BackingKind::Ram { size }), Ok(Some(size)));
+            assert!(bytes() >= size, "there before it is served");
+            backing.resize(size);
+            assert_eq!((bytes(), backing.size_bytes()), (size, size));
+        }
+        assert!(backing.next_size(&BackingKind::Ram { size: 5000 }).is_err());
+        assert!(backing.next_size(&BackingKind::Ram { size: u64::MAX - 4095 }).is_err());
+        let backing = open(BackingKind::Null { size: 8192 });
+        assert_eq!(backing.next_size(&BackingKind::Null { size: 4096 }), Ok(Some(4096)));
+    }
+}

@@ -1,0 +1,162 @@
+//! Properties of a block device from sysfs (`/sys/dev/block`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::{major, minor};
+
+/// Files that name a device for good, in the folder of a disk: those of NVMe namespaces, SCSI disks,
+/// device mapper, MD arrays, virtio disks and memory cards.
+const NAMES: [&str; 6] = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial", "device/cid"];
+
+/// A block device's folder.
+pub(super) struct Device(PathBuf);
+
+impl Device {
+    pub(super) fn of(rdev: u64) -> Device {
+        Device(format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev)).into())
+    }
+
+    /// A limit of its queue.
+    pub(super) fn text(&self, limit: &str) -> Option<String> {
+        read(&self.disk().join("queue").join(limit))
+    }
+
+    /// The same as a number, 0 where it is none.
+    pub(super) fn number(&self, limit: &str) -> u32 {
+        self.text(limit).and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    /// What no other device is called, if its kind has such a name.
+    pub(super) fn identity(&self) -> Option<String> {
+        let disk = self.disk();
+        let name = NAMES.iter().find_map(|name| read(&disk.join(name)))?;
+        Some(match read(&self.0.join("partition")) {
+            Some(number) => format!("{name}, partition {number}"),
+            None => name,
+        })
+    }
+
+    /// What it writes whole or not at all when the power fails, of blocks that lie at multiples of
+    /// their size; none: nobody knows. What it is made of may write less.
+    pub(super) fn power_fail_atomic_bytes(&self) -> Option<u32> {
+        let known = |limit: &str| Some(self.number(limit)).filter(|bytes| *bytes > 0);
+        let own = |name: &str| read(&self.0.join(name)).unwrap_or_default();
+        // Its blocks begin within a sector of the device.
+        if !matches!(&*own("alignment_offset"), "" | "0") {
+            return known("logical_block_size");
+        }
+        let physical = known("physical_block_size")?;
+        // Of NVMe the kernel tells AWUPF so, which holds for every write. (Of SCSI it tells what a
+        // command of its own does, which nobody sends here.)
+        let start_bytes = own("start").parse::<u64>().unwrap_or(0) * 512;
+        let unit = known("atomic_write_unit_max_bytes").filter(|unit| {
+            self.kernel_name().starts_with("nvme") && start_bytes.is_multiple_of((*unit).into())
+        });
+        Some(unit.map_or(physical, |unit| unit.max(physical)))
+    }
+
+    /// Whether it is memory: `brd`, `zram`, `null_blk`.
+    pub(super) fn is_memory(&self) -> bool {
+        let name = self.kernel_name();
+        let prefixes = ["ram", "zram", "nullb"];
+        prefixes.iter().any(|prefix| {
+            let number = name.strip_prefix(prefix).unwrap_or_default();
+            number.starts_with(|letter: char| letter.is_ascii_digit())
+        })
+    }
+
+    /// The devices that it is made of: device mapper, MD.
+    pub(super) fn parts(&self) -> Vec<Device> {
+        let slaves = fs::read_dir(self.disk().join("slaves"));
+        slaves.into_iter().flatten().flatten().map(|slave| Device(slave.path())).collect()
+    }
+
+    /// The file that a loop device shows.
+    pub(super) fn image(&self) -> Option<PathBuf> {
+        read(&self.disk().join("loop/backing_file")).map(PathBuf::from)
+    }
+
+    /// What the kernel calls the disk.
+    fn kernel_name(&self) -> String {
+        let path = fs::canonicalize(self.disk()).unwrap_or_default();
+        path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned()
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(folder: &Path) -> Device {
+        Device(folder.to_owned())
+    }
+
+    /// A partition has no queue of its own: it is its disk's, one folder up.
+    fn disk(&self) -> PathBuf {
+        if self.0.join("queue").is_dir() { self.0.clone() } else { self.0.join("..") }
+    }
+}
+
+/// What a file says, if anything.
+fn read(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?.trim().to_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sysfs::*;
+
+    /// As the kernel lays them out: the partition's folder is inside that of its disk.
+    #[test]
+    fn disks_and_partitions_are_known_by_what_stays_with_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("sda");
+        fs::create_dir_all(disk.join("queue")).unwrap();
+        fs::create_dir_all(disk.join("device")).unwrap();
+        fs::create_dir(disk.join("sda2")).unwrap();
+        fs::write(disk.join("queue/chunk_sectors"), "128\n").unwrap();
+        fs::write(disk.join("sda2/partition"), "2\n").unwrap();
+        let (whole, part) = (Device(disk.clone()), Device(disk.join("sda2")));
+        assert_eq!((whole.identity(), part.identity()), (None, None), "it has no name");
+        fs::write(disk.join("serial"), "\n").unwrap();
+        assert_eq!(whole.identity(), None, "nor has it now");
+        fs::write(disk.join("device/wwid"), "naa.5000c500a1b2c3d4\n").unwrap();
+        fs::write(disk.join("serial"), "7\n").unwrap();
+        assert_eq!(whole.identity().as_deref(), Some("naa.5000c500a1b2c3d4"));
+        assert_eq!(part.identity().as_deref(), Some("naa.5000c500a1b2c3d4, partition 2"));
+        assert_eq!((whole.number("chunk_sectors"), part.number("chunk_sectors")), (128, 128));
+        // Its blocks are whole as the disk's are, but where they begin within a sector of it.
+        fs::write(disk.join("queue/physical_block_size"), "4096\n").unwrap();
+        fs::write(disk.join("queue/logical_block_size"), "512\n").unwrap();
+        let atomic = || [&whole, &part].map(|device| device.power_fail_atomic_bytes());
+        assert_eq!(atomic(), [Some(4096); 2]);
+        fs::write(disk.join("sda2/alignment_offset"), "3072\n").unwrap();
+        assert_eq!(atomic(), [Some(4096), Some(512)]);
+        assert_eq!((part.number("nothing"), part.text("nothing")), (0, None));
+    }
+
+    #[test]
+    fn what_nvme_writes_whole_counts_where_a_partition_begins_at_a_multiple() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in [("nvme0n1", [16384, 512]), ("sda", [512, 512])] {
+            let disk = folder.path().join(name);
+            fs::create_dir_all(disk.join("queue")).unwrap();
+            fs::create_dir(disk.join("p1")).unwrap();
+            fs::write(disk.join("p1/start"), "63\n").unwrap();
+            fs::write(disk.join("queue/physical_block_size"), "512\n").unwrap();
+            fs::write(disk.join("queue/atomic_write_unit_max_bytes"), "16384\n").unwrap();
+            let devices = [Device(disk.clone()), Device(disk.join("p1"))];
+            assert_eq!(devices.map(|device| device.power_fail_atomic_bytes()), bytes.map(Some));
+        }
+    }
+
+    #[test]
+    fn devices_that_are_memory_are_known_by_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, is_memory) in
+            [("ram0", true), ("zram12", true), ("nullb0", true), ("sda", false), ("ramx", false)]
+        {
+            let disk = folder.path().join(name);
+            fs::create_dir_all(disk.join("queue")).unwrap();
+            assert_eq!(Device(disk).is_memory(), is_memory, "{name}");
+        }
+    }
+}

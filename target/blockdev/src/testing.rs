@@ -1,0 +1,14 @@
+//! For tests, also of other packages.
+
+use tempfile::TempDir;
+
+/// A directory on the file system of the source tree, which unlike /tmp is never tmpfs, or where the
+/// environment says.
+///
+/// # Panics
+/// There is none to be had.
+#[must_use]
+pub fn folder() -> TempDir {
+    let place = std::env::var_os("NVMFD_TEST_FOLDER");
+    tempfile::tempdir_in(place.unwrap_or(env!("CARGO_MANIFEST_DIR").into())).unwrap()
+}

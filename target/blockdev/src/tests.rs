@@ -1,0 +1,503 @@
+//! Tests of opening real files, and of operations without a kernel.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nvme::status::Status;
+use rdma::{Buf, Pool, PoolPlan};
+
+use super::request::{PendingIo, Step, ZEROS_BYTES};
+use crate::durable::testing::calls;
+use crate::testing::folder;
+use crate::*;
+
+fn config(path: &Path, size: Option<u64>, block: u32) -> BackingConfig {
+    BackingConfig {
+        kind: BackingKind::File { path: path.to_owned(), size },
+        block_size_bytes: block,
+        read_only: false,
+        shared: false,
+    }
+}
+
+fn refusal(config: &BackingConfig) -> String {
+    BackingDevice::open(config).expect_err("should be refused").to_string()
+}
+
+fn assert_says(sentence: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(sentence.contains(part), "{sentence:?} lacks {part:?}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_created_sparse_private_and_of_its_size() {
+    let dir = folder();
+    let path = dir.path().join("disk.img");
+    let backing = BackingDevice::open(&config(&path, Some(64 << 20), 4096)).unwrap();
+    let meta = fs::metadata(&path).unwrap();
+    assert_eq!((meta.len(), meta.mode() & 0o777), (64 << 20, 0o600));
+    assert!(meta.blocks() * 512 < 1 << 20, "not sparse: {} blocks", meta.blocks());
+    assert_eq!((backing.blocks(), backing.block_size_bytes()), (16384, 4096));
+    assert_eq!(backing.kind(), Kind::File);
+    assert!(backing.has_volatile_cache() && !backing.is_read_only());
+    assert_eq!(backing.name(), path.display().to_string());
+}
+
+#[test]
+fn a_file_and_its_name_are_durable_before_it_is_served() {
+    let dir = folder();
+    let (path, at) = (dir.path().join("disk.img"), dir.path().file_name().unwrap());
+    let all = ["sync disk.img".to_owned(), format!("sync directory {}", at.display())];
+    for what in ["made by us", "made by somebody else, or before"] {
+        let opened = calls(|| BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap());
+        assert_eq!(opened.1, all, "{what}");
+    }
+}
+
+#[test]
+fn an_existing_file_is_taken_as_it_is() {
+    let dir = folder();
+    let path = dir.path().join("disk.img");
+    drop(BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap());
+    let again = BackingDevice::open(&config(&path, None, 512)).unwrap();
+    assert_eq!(again.blocks(), 2048);
+    drop(again);
+    let link = dir.path().join("link");
+    symlink(&path, &link).unwrap();
+    assert_eq!(BackingDevice::open(&config(&link, Some(1 << 20), 4096)).unwrap().blocks(), 256);
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let dir = folder();
+    let path = dir.path().join("disk.img");
+    assert_says(&refusal(&config(&path, None, 4096)), &["does not exist", "give a size"]);
+    for (size, block, parts) in [
+        (4096 * 3 + 512, 4096, &["12800", "not a whole number of blocks of 4096", "= 512"][..]),
+        (1000, 512, &["1000 bytes is not a whole number", "use 512 bytes"]),
+        (0, 512, &["0 bytes cannot be served"]),
+        (u64::MAX - 4095, 4096, &["cannot be served"]),
+        (8192, 1024, &["block size 1024 is not supported", "512 or 4096"]),
+    ] {
+        assert_says(&refusal(&config(&path, Some(size), block)), parts);
+        assert!(!path.exists(), "{size} left a file behind");
+        for kind in [BackingKind::Ram { size }, BackingKind::Null { size }] {
+            let memory =
+                BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
+            assert!(BackingDevice::open(&memory).is_err());
+        }
+    }
+    drop(BackingDevice::open(&config(&path, Some(1 << 20), 4096)).unwrap());
+    let other = refusal(&config(&path, Some(2 << 20), 4096));
+    assert_says(&other, &["1048576", "2097152", "never grown or shrunk"]);
+    // One that is longer is served in part: its namespace was made smaller before, perhaps. What is
+    // behind that part stays as it is.
+    fs::write(&path, vec![0xA5; 1 << 20]).unwrap();
+    let part = BackingDevice::open(&config(&path, Some(1 << 19), 4096)).unwrap();
+    assert_eq!((part.blocks(), fs::metadata(&path).unwrap().len()), (128, 1 << 20));
+    drop(part);
+    assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0xA5));
+    fs::write(&path, [1; 1000]).unwrap();
+    assert_says(&refusal(&config(&path, None, 512)), &["1000 bytes is not a whole number"]);
+}
+
+#[test]
+fn what_is_no_store_is_refused_by_name() {
+    let dir = folder();
+    assert_says(&refusal(&config(dir.path(), None, 512)), &["is a directory"]);
+    let null = Path::new("/dev/null");
+    assert!(fs::metadata(null).unwrap().file_type().is_char_device());
+    assert_says(&refusal(&config(null, None, 512)), &["is a character device"]);
+    let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
+    assert_says(&refusal(&config(&dir.path().join("socket"), None, 512)), &["is a socket"]);
+    let dangling = dir.path().join("dangling");
+    symlink(dir.path().join("nowhere"), &dangling).unwrap();
+    let sentence = refusal(&config(&dangling, Some(4096), 512));
+    assert_says(&sentence, &["symbolic link to", "nowhere", "does not exist"]);
+    let orphan = dir.path().join("no/such/folder.img");
+    assert_says(&refusal(&config(&orphan, Some(4096), 512)), &["cannot create", "directory first"]);
+    let mut read_only = config(&dir.path().join("new"), Some(4096), 512);
+    read_only.read_only = true;
+    assert_says(&refusal(&read_only), &["read-only namespace is not created"]);
+}
+
+/// procfs is a file system without direct I/O that every Linux has.
+#[test]
+fn a_file_system_without_direct_io_is_named() {
+    let path = Path::new("/proc/version");
+    let sentence = refusal(&BackingConfig { read_only: true, ..config(path, None, 512) });
+    assert_says(&sentence, &["/proc/version", "O_DIRECT", "file system (proc)", "ext4"]);
+}
+
+const LOCK_PATH: &str = "NVMFD_TEST_LOCK_PATH";
+
+#[test]
+fn two_daemons_never_serve_one_file() {
+    let dir = folder();
+    let path = dir.path().join("disk.img");
+    let first = BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap();
+    let second = refusal(&config(&path, None, 512));
+    let us = format!("process {}", std::process::id());
+    assert_says(&second, &["in use by another nvmfd", &us]);
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "tests::the_other_daemon", "--nocapture"])
+        .env(LOCK_PATH, &path)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout).into_owned();
+    assert_says(&said, &["in use by another nvmfd", &us, "1 passed"]);
+    drop(first);
+    let reader = BackingConfig { read_only: true, ..config(&path, None, 512) };
+    let one = BackingDevice::open(&reader).unwrap();
+    let two = BackingDevice::open(&reader).unwrap();
+    assert!(refusal(&config(&path, None, 512)).contains("in use"), "a writer beside readers");
+    drop((one, two));
+    BackingDevice::open(&config(&path, None, 512)).unwrap();
+}
+
+/// The kernel's list of locks is read while others take and give up theirs.
+#[test]
+fn who_serves_a_file_is_told_however_many_locks_come_and_go() {
+    let dir = folder();
+    let path = dir.path().join("disk.img");
+    let _first = BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap();
+    let us = format!("process {}", std::process::id());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let file = tempfile::tempfile().unwrap();
+                while !over.load(Relaxed) {
+                    record_lock(&file, libc::F_WRLCK);
+                    record_lock(&file, libc::F_UNLCK);
+                }
+            });
+        }
+        let missed = (0..4000).find(|_| !refusal(&config(&path, None, 512)).contains(&us));
+        over.store(true, Relaxed);
+        assert_eq!(missed, None);
+    });
+}
+
+/// Another kind of lock in the same list.
+fn record_lock(file: &fs::File, kind: libc::c_int) {
+    let (l_type, l_whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
+    let lock = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+}
+
+#[test]
+#[ignore = "the second process of two_daemons_never_serve_one_file"]
+fn the_other_daemon() {
+    if let Some(path) = std::env::var_os(LOCK_PATH) {
+        println!("{}", refusal(&config(&PathBuf::from(path), None, 512)));
+    }
+}
+
+#[test]
+fn another_device_takes_nobodys_place() {
+    let dir = folder();
+    let device = |identity: Option<&str>| {
+        let mut backing =
+            BackingDevice::open(&config(&dir.path().join("a"), Some(4096), 512)).unwrap();
+        backing.identity = identity.map(str::to_owned);
+        // The lock on it goes as well.
+        backing.hold = None;
+        backing
+    };
+    let served = device(Some("naa.1"));
+    for (found, fits) in [(Some("naa.1"), true), (None, true), (Some("naa.2"), false)] {
+        assert_eq!(served.is_the_device(&device(found)).is_ok(), fits, "{found:?}");
+    }
+    let refused = served.is_the_device(&device(Some("naa.2"))).unwrap_err().to_string();
+    assert_says(&refused, &["another device now (naa.2)", "than it was (naa.1)"]);
+    assert!(device(None).is_the_device(&served).is_ok(), "nobody knows");
+}
+
+struct Stage {
+    pool: Pool,
+    backing: BackingDevice,
+}
+
+impl Stage {
+    /// A file backing that no kernel will see.
+    fn new() -> (tempfile::TempDir, Stage) {
+        let dir = folder();
+        let backing =
+            BackingDevice::open(&config(&dir.path().join("a"), Some(1 << 20), 512)).unwrap();
+        let plan = PoolPlan {
+            cells: 0,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 1 << 20,
+            largest_bytes: 1 << 16,
+        };
+        (dir, Stage { pool: Pool::new(plan).unwrap(), backing })
+    }
+
+    fn buf(&mut self, len: u32) -> Buf {
+        self.pool.take_data(len).unwrap()
+    }
+
+    fn read(&mut self, at: u64, len: u32) -> PendingIo {
+        let into = self.buf(len);
+        PendingIo::new(0, 0, IoRequest::Read { into, at })
+    }
+
+    fn write(&mut self, at: u64, len: u32, fua: bool) -> PendingIo {
+        let from = self.buf(len);
+        PendingIo::new(0, 0, IoRequest::Write { from, at, fua })
+    }
+}
+
+fn flight(op: IoRequest) -> PendingIo {
+    PendingIo::new(0, 0, op)
+}
+
+#[test]
+fn short_transfers_go_on_with_the_rest() {
+    let (_dir, mut stage) = Stage::new();
+    let mut read = stage.read(8192, 4096);
+    assert_eq!(read.step(&stage.backing), Step::Read { at: 8192, skip: 0, len: 4096 });
+    assert_eq!(read.advance(1024, &stage.backing), None);
+    assert_eq!(read.step(&stage.backing), Step::Read { at: 9216, skip: 1024, len: 3072 });
+    assert_eq!(read.advance(-libc::EINTR, &stage.backing), None);
+    assert_eq!(read.step(&stage.backing), Step::Read { at: 9216, skip: 1024, len: 3072 });
+    assert_eq!(read.advance(3072, &stage.backing), Some(Ok(())));
+    let mut write = stage.write(0, 4096, true);
+    assert_eq!(
+        write.step(&stage.backing),
+        Step::Write { at: 0, skip: 0, len: 4096, durable: true }
+    );
+    assert_eq!(write.advance(512, &stage.backing), None);
+    assert_eq!(
+        write.step(&stage.backing),
+        Step::Write { at: 512, skip: 512, len: 3584, durable: true }
+    );
+}
+
+#[test]
+fn nonsense_is_an_internal_error() {
+    let (_dir, mut stage) = Stage::new();
+    let internal = Some(Err(Status::INTERNAL_ERROR.with_dnr()));
+    assert_eq!(stage.read(0, 4096).advance(4097, &stage.backing), internal);
+    assert_eq!(stage.write(0, 4096, false).advance(0, &stage.backing), internal);
+    assert_eq!(stage.read(0, 4096).advance(i32::MIN, &stage.backing), internal);
+    assert_eq!(stage.backing.health().failures(), 3);
+}
+
+#[test]
+fn the_end_of_the_store_inside_the_namespace_takes_it_out_of_service() {
+    let (_dir, mut stage) = Stage::new();
+    let not_ready = Some(Err(Status::NAMESPACE_NOT_READY.with_crd(1)));
+    assert_eq!(stage.read(0, 4096).shortcut(&stage.backing), None);
+    assert_eq!(stage.read(0, 4096).advance(0, &stage.backing), not_ready);
+    assert!(stage.backing.health().is_down() && stage.backing.health().is_suspect());
+    // Above all no write, which would make it long again.
+    assert_eq!(stage.write(0, 4096, false).shortcut(&stage.backing), not_ready);
+    for op in [
+        IoRequest::Flush,
+        IoRequest::Discard { at: 0, len: 512 },
+        IoRequest::Zero { at: 0, len: 512, deallocate: true },
+    ] {
+        assert_eq!(flight(op).shortcut(&stage.backing), not_ready);
+    }
+}
+
+#[test]
+fn what_is_written_is_unsynced_until_a_flush_succeeds() {
+    let (_dir, mut stage) = Stage::new();
+    let health = std::sync::Arc::clone(stage.backing.health());
+    assert_eq!(stage.write(0, 512, true).advance(512, &stage.backing), Some(Ok(())));
+    assert!(!health.has_unsynced(), "it was durable at once");
+    assert_eq!(stage.write(0, 512, false).advance(512, &stage.backing), Some(Ok(())));
+    assert!(health.has_unsynced());
+    let mut flush = flight(IoRequest::Flush);
+    assert_eq!(flush.step(&stage.backing), Step::Sync);
+    assert!(health.has_unsynced(), "it may have to wait for its turn");
+    health.begin_sync();
+    assert_eq!(flush.advance(-libc::ECANCELED, &stage.backing), Some(Err(Status::ABORT_REQUESTED)));
+    health.end_sync();
+    assert!(health.has_unsynced(), "it was taken back");
+}
+
+/// A device that is gone ends at 0, and the kernel refuses a write beyond its end like one to a
+/// full file system.
+#[test]
+fn a_device_without_space_may_be_tried_again_a_file_may_not() {
+    let (_dir, mut stage) = Stage::new();
+    let full = Status::CAPACITY_EXCEEDED;
+    let answer = stage.write(0, 512, false).advance(-libc::ENOSPC, &stage.backing);
+    assert_eq!(answer, Some(Err(full.with_dnr())));
+    stage.backing.kind = Kind::Device;
+    let answer = stage.write(0, 512, false).advance(-libc::ENOSPC, &stage.backing);
+    assert_eq!(answer, Some(Err(full.with_crd(1))));
+    assert!(stage.backing.health().is_suspect());
+}
+
+#[test]
+fn the_kernel_may_not_ask_for_ever() {
+    let (_dir, mut stage) = Stage::new();
+    let mut read = stage.read(0, 512);
+    let answers = (0..1000).map_while(|_| match read.advance(-libc::EAGAIN, &stage.backing) {
+        None => Some(()),
+        Some(outcome) => {
+            assert_eq!(outcome, Err(Status::COMMAND_INTERRUPTED));
+            None
+        }
+    });
+    assert!(answers.count() < 100);
+}
+
+#[test]
+fn zeros_find_their_way() {
+    let (_dir, stage) = Stage::new();
+    let backing = &stage.backing;
+    let len = 600 * 1024;
+    let mut zero = flight(IoRequest::Zero { at: 512, len, deallocate: false });
+    assert_eq!(zero.step(backing), Step::Space { how: Space::ZeroRange, at: 512, len });
+    assert_eq!(zero.advance(-libc::EOPNOTSUPP, backing), None);
+    assert_eq!(zero.step(backing), Step::Space { how: Space::Punch, at: 512, len });
+    assert_eq!(zero.advance(-libc::EOPNOTSUPP, backing), None);
+    let mut at = 512;
+    for piece in [ZEROS_BYTES, ZEROS_BYTES, 600 * 1024 - 2 * ZEROS_BYTES] {
+        assert_eq!(zero.step(backing), Step::Zeros { at, len: piece });
+        at += u64::from(piece);
+        let last = at == 512 + len;
+        assert_eq!(zero.advance(piece as i32, backing), last.then_some(Ok(())));
+    }
+    // What was learned stays learned, and a hint is only a hint.
+    assert!(!backing.can_discard());
+    assert_eq!(flight(IoRequest::Discard { at: 0, len }).shortcut(backing), Some(Ok(())));
+    let mut other = flight(IoRequest::Zero { at: 0, len: 512, deallocate: true });
+    assert_eq!(other.step(backing), Step::Zeros { at: 0, len: 512 });
+}
+
+#[test]
+fn deallocating_zeros_and_discards_punch() {
+    let (_dir, stage) = Stage::new();
+    let mut zero = flight(IoRequest::Zero { at: 0, len: 512, deallocate: true });
+    let punch = Step::Space { how: Space::Punch, at: 0, len: 512 };
+    assert_eq!(zero.step(&stage.backing), punch);
+    let mut discard = flight(IoRequest::Discard { at: 0, len: 512 });
+    assert_eq!(discard.step(&stage.backing), punch);
+    assert!(stage.backing.can_discard() && !stage.backing.health().keeps_space());
+    assert_eq!(discard.advance(-libc::EOPNOTSUPP, &stage.backing), Some(Ok(())));
+    assert!(!stage.backing.can_discard() && stage.backing.health().keeps_space());
+}
+
+#[test]
+fn a_failed_flush_sticks() {
+    for (errno, status) in
+        [(libc::EIO, Status::WRITE_FAULT), (libc::ENOSPC, Status::CAPACITY_EXCEEDED.with_dnr())]
+    {
+        let (_dir, mut stage) = Stage::new();
+        // Under way when it happens: may succeed in the kernel, but vouches for nothing.
+        let mut beside = flight(IoRequest::Flush);
+        assert_eq!(beside.shortcut(&stage.backing), None);
+        assert_eq!(flight(IoRequest::Flush).advance(-errno, &stage.backing), Some(Err(status)));
+        assert_eq!(beside.advance(0, &stage.backing), Some(Err(status)));
+        assert_eq!(flight(IoRequest::Flush).shortcut(&stage.backing), Some(Err(status)));
+        let fua = stage.write(0, 512, true);
+        assert_eq!(fua.shortcut(&stage.backing), Some(Err(status)));
+        let plain = stage.write(0, 512, false);
+        assert_eq!(plain.shortcut(&stage.backing), None);
+        // The first failure is the one that is told.
+        stage.backing.fail_sync(Status::INTERNAL_ERROR);
+        assert_eq!(stage.backing.sync_failure(), Some(status));
+    }
+}
+
+#[test]
+fn a_fua_write_that_loses_the_sync_sticks_and_one_without_space_does_not() {
+    let (_dir, mut stage) = Stage::new();
+    let full = stage.write(0, 512, true).advance(-libc::ENOSPC, &stage.backing);
+    assert_eq!(full, Some(Err(Status::CAPACITY_EXCEEDED.with_dnr())));
+    let plain = stage.write(0, 512, false).advance(-libc::EIO, &stage.backing);
+    assert_eq!(plain, Some(Err(Status::WRITE_FAULT)));
+    assert_eq!(stage.backing.sync_failure(), None);
+    let lost = stage.write(0, 512, true).advance(-libc::EIO, &stage.backing);
+    assert_eq!(lost, Some(Err(Status::WRITE_FAULT)));
+    assert_eq!(stage.backing.sync_failure(), Some(Status::WRITE_FAULT));
+}
+
+#[test]
+fn operations_outside_the_namespace_never_reach_the_kernel() {
+    let (_dir, mut stage) = Stage::new();
+    let size = stage.backing.size_bytes();
+    let outside = Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
+    assert_eq!(stage.read(size, 512).shortcut(&stage.backing), outside);
+    assert_eq!(stage.read(size - 512, 1024).shortcut(&stage.backing), outside);
+    assert_eq!(stage.write(u64::MAX, 512, false).shortcut(&stage.backing), outside);
+    let discard = flight(IoRequest::Discard { at: 512, len: u64::MAX });
+    assert_eq!(discard.shortcut(&stage.backing), outside);
+    assert_eq!(stage.read(size - 512, 512).shortcut(&stage.backing), None);
+}
+
+#[test]
+fn what_is_under_way_beyond_a_new_end_is_out_of_range() {
+    let (_dir, mut stage) = Stage::new();
+    let size = stage.backing.size_bytes();
+    let outside = Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
+    let mut waits = stage.read(size - 512, 512);
+    assert_eq!(waits.shortcut(&stage.backing), None);
+    stage.backing.resize(size - 512);
+    // Cut off as well, so the kernel found its end.
+    assert_eq!(waits.advance(0, &stage.backing), outside);
+    assert_eq!(stage.read(size - 512, 512).shortcut(&stage.backing), outside);
+    // Not cut off: what the kernel has done is done.
+    let mut done = stage.read(size - 512, 512);
+    assert_eq!(done.advance(512, &stage.backing), Some(Ok(())));
+    // Within the namespace, an early end is somebody's fault still.
+    let mut cut = stage.read(0, 512);
+    assert!(!matches!(cut.advance(0, &stage.backing), None | Some(Ok(()))));
+    assert!(cut.advance(0, &stage.backing) != outside);
+}
+
+#[test]
+fn a_store_is_shared_only_by_those_that_are_told_so() {
+    let folder = folder();
+    let kind = BackingKind::File { path: folder.path().join("disk"), size: Some(1 << 20) };
+    let alone = BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
+    let shared = BackingConfig { shared: true, ..alone.clone() };
+    let first = BackingDevice::open(&shared).unwrap();
+    let second = BackingDevice::open(&shared).unwrap();
+    let refused = BackingDevice::open(&alone).unwrap_err();
+    assert!(refused.may_pass && refused.sentence.contains("`shared = true`"), "{refused}");
+    drop((first, second));
+    let alone = BackingDevice::open(&alone).unwrap();
+    assert!(BackingDevice::open(&shared).is_err());
+    drop(alone);
+}
+
+#[test]
+fn an_image_on_a_file_system_of_several_machines_is_opened_by_one_of_them() {
+    use super::owner_file::tests::{pretend_several_machines, taken_by_another_machine};
+
+    let dir = folder();
+    let path = dir.path().join("disk.img");
+    let alone = config(&path, Some(1 << 20), 512);
+    let shared = BackingConfig { shared: true, ..alone.clone() };
+    let mark = dir.path().join("disk.img.nvmfd-owner");
+    drop(BackingDevice::open(&alone).unwrap());
+    let _pretence = pretend_several_machines();
+    let other = taken_by_another_machine(&path);
+    for config in [&alone, &shared] {
+        let refused = BackingDevice::open(config).unwrap_err();
+        assert!(refused.may_pass && refused.sentence.contains("storage2"), "{refused}");
+    }
+    drop(other);
+    // The lock of who was refused is given up, and this machine is told of to the others.
+    let ours = BackingDevice::open(&alone).unwrap();
+    assert!(mark.exists());
+    drop(ours);
+    assert!(!mark.exists());
+    let ours = BackingDevice::open(&shared).unwrap();
+    assert!(!mark.exists(), "of those that share it any machine may");
+    drop(ours);
+}

@@ -1,0 +1,138 @@
+//! Cancellation of operations that are with the kernel, as a state machine without I/O.
+
+use std::collections::{HashMap, VecDeque};
+
+use rdma::Tag;
+
+/// All of a ring. There may be one for each operation that it has under way: the queues that a
+/// store hangs close together. So nothing here looks at all of them when there is nothing to do.
+#[derive(Debug, Default)]
+pub(crate) struct Cancellations {
+    /// By the indexes under which the kernel knows them; empty when there are none.
+    entries: Vec<Option<Cancellation>>,
+    /// The indexes of those operations whose wishes have no answer yet.
+    by_operation: HashMap<Tag, usize>,
+    /// Indexes of those entries that are vacant.
+    vacant: Vec<usize>,
+    /// Indexes of those that the kernel is to be asked for.
+    unasked: VecDeque<usize>,
+}
+
+/// One wish.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Cancellation {
+    /// Its own tag.
+    pub tag: Tag,
+    /// That of the operation.
+    pub of: Tag,
+    /// Where the operation is, as long as it is not home.
+    pub slot: u32,
+    /// The operation has come home, aborted.
+    pub aborted: bool,
+}
+
+impl Cancellations {
+    /// Has the kernel asked with the next submission.
+    pub(crate) fn push(&mut self, tag: Tag, of: Tag, slot: u32) {
+        let recall = Some(Cancellation { tag, of, slot, aborted: false });
+        let index = self.vacant.pop().unwrap_or(self.entries.len());
+        match self.entries.get_mut(index) {
+            Some(entry) => *entry = recall,
+            None => self.entries.push(recall),
+        }
+        self.by_operation.insert(of, index);
+        self.unasked.push_back(index);
+    }
+
+    /// The next to ask for, and its index.
+    pub(crate) fn wish(&self) -> Option<(usize, Cancellation)> {
+        let index = *self.unasked.front()?;
+        Some((index, self.entries.get(index).copied().flatten()?))
+    }
+
+    /// The kernel has been asked for the one that [`Cancellations::wish`] has given.
+    pub(crate) fn asked(&mut self) {
+        self.unasked.pop_front();
+    }
+
+    /// An operation has come home, aborted: its wish is granted, whatever the kernel says later.
+    pub(crate) fn came_home_aborted(&mut self, of: Tag) {
+        let Some(index) = self.by_operation.get(&of) else { return };
+        if let Some(Some(recall)) = self.entries.get_mut(*index) {
+            recall.aborted = true;
+        }
+    }
+
+    /// It has an answer, after it was asked for.
+    pub(crate) fn answered(&mut self, index: usize) -> Option<Cancellation> {
+        let recall = self.entries.get_mut(index)?.take()?;
+        self.by_operation.remove(&recall.of);
+        self.vacant.push(index);
+        if self.len() == 0 {
+            self.entries.clear();
+            self.vacant.clear();
+        }
+        Some(recall)
+    }
+
+    /// How many have none yet.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.vacant.len()
+    }
+
+    /// Places that are kept.
+    #[cfg(test)]
+    pub(crate) fn places(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::uring::cancel::*;
+
+    fn recall(tag: Tag, of: Tag) -> Cancellation {
+        Cancellation { tag, of, slot: of as u32 + 5, aborted: false }
+    }
+
+    fn push(recalls: &mut Cancellations, tag: Tag, of: Tag) {
+        recalls.push(tag, of, of as u32 + 5);
+    }
+
+    #[test]
+    fn each_wish_is_told_once_and_its_place_is_used_again() {
+        let mut recalls = Cancellations::default();
+        push(&mut recalls, 10, 1);
+        push(&mut recalls, 20, 2);
+        assert_eq!(recalls.wish(), Some((0, recall(10, 1))));
+        recalls.asked();
+        assert_eq!(recalls.wish(), Some((1, recall(20, 2))));
+        assert_eq!((recalls.answered(0), recalls.answered(0)), (Some(recall(10, 1)), None));
+        recalls.asked();
+        push(&mut recalls, 30, 3);
+        assert_eq!((recalls.len(), recalls.wish()), (2, Some((0, recall(30, 3)))));
+        recalls.came_home_aborted(2);
+        let aborted = Cancellation { aborted: true, ..recall(20, 2) };
+        assert_eq!((recalls.answered(1), recalls.answered(7)), (Some(aborted), None));
+    }
+
+    /// All hosts of a store that hangs give up together, and that is over some time.
+    #[test]
+    fn nothing_is_left_of_many_wishes() {
+        let mut recalls = Cancellations::default();
+        for order in [false, true] {
+            (0..1000).for_each(|of| push(&mut recalls, 10_000 + of, of));
+            for n in 0..1000 {
+                assert_eq!(recalls.wish(), Some((n, recall(10_000 + n as u64, n as u64))));
+                recalls.asked();
+            }
+            assert_eq!((recalls.wish(), recalls.len()), (None, 1000));
+            for n in 0..1000 {
+                let index = if order { n } else { 999 - n };
+                assert_eq!(recalls.answered(index).map(|it| it.of), Some(index as u64));
+            }
+            assert_eq!((recalls.len(), recalls.places()), (0, 0));
+            assert_eq!((recalls.wish(), recalls.answered(0)), (None, None));
+        }
+    }
+}

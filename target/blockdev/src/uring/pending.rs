@@ -1,0 +1,302 @@
+//! `Flights`: what a ring knows of its operations, as a state machine without I/O.
+//!
+//! It never asks the kernel for anything. It says what the kernel is to be asked next, is told
+//! whether that was possible, and takes the answers. So the same code runs over io_uring
+//! ([`super::Ring`]) and over a simulated kernel.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nvme::status::Status;
+use rdma::Tag;
+
+use super::{MAX_OPS, RingLimits, worker_quota};
+use crate::fault_injection::Verdict;
+use crate::request::{PendingIo, Step};
+use crate::uring::cancel::Cancellations;
+use crate::uring::sqe::Attachment;
+use crate::{BackingDevice, DeviceId, Health, IoCompletion, IoRequest, Kind};
+
+/// The operations of one ring, and the backings that they are for.
+pub struct Flights {
+    pub(super) attachments: Vec<Option<Attachment>>,
+    /// By [`DeviceId`]: index into `attachments`.
+    pub(super) by_id: Vec<Option<u32>>,
+    /// Ids whose slots of the kernel's table of files are to be vacated.
+    pub(super) vacated: Vec<u32>,
+    pub(super) slots: Vec<Option<PendingIo>>,
+    pub(super) free: Vec<u32>,
+    /// Not yet in a slot.
+    pub(super) queue: VecDeque<PendingIo>,
+    /// In a slot, and to be given to the kernel (again).
+    pub(super) again: VecDeque<u32>,
+    /// Scratch: slots that come home with another one.
+    pub(super) followers: Vec<u32>,
+    /// Home without the kernel's help.
+    pub(super) ready: VecDeque<IoCompletion>,
+    /// Home, and told to nobody before it is kept that their store has failed to synchronise. Whoever
+    /// keeps that wakes the reactor.
+    pub(super) unrecorded: Vec<(Arc<Health>, IoCompletion)>,
+    pub(super) recalls: Cancellations,
+    pub(super) in_kernel: usize,
+    /// Flights: in the queue, parked with their store, or in a slot.
+    pub(super) under_way: usize,
+    /// How much of one store the kernel may have: of one alone, and beside others.
+    pub(super) shares: [u32; 2],
+    pub(super) share: u32,
+    /// Attachments, by index, with whom something is parked that may have a slot now.
+    pub(super) resumed: Vec<u32>,
+    /// Steps after an operation's first.
+    pub(super) repeated: u64,
+}
+
+/// What the kernel is to be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Submission {
+    /// This of the flight in this slot.
+    Step(u32, Step),
+    /// Nothing for a tenth of a second, for the flight in this slot.
+    Pause(u32),
+}
+
+impl Submission {
+    /// Whose it is.
+    #[must_use]
+    pub fn slot(self) -> u32 {
+        match self {
+            Submission::Step(slot, _) | Submission::Pause(slot) => slot,
+        }
+    }
+}
+
+impl std::fmt::Debug for Flights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (under_way, in_kernel) = (self.under_way, self.in_kernel);
+        f.debug_struct("Flights")
+            .field("under_way", &under_way)
+            .field("in_kernel", &in_kernel)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Flights {
+    /// Of a ring of this size.
+    #[must_use]
+    pub fn new(limits: RingLimits) -> Flights {
+        let ops = limits.ops.clamp(1, MAX_OPS);
+        let room = ops as usize;
+        Flights {
+            attachments: Vec::with_capacity(limits.backings as usize),
+            by_id: vec![None; limits.backings as usize],
+            vacated: Vec::new(),
+            slots: (0..ops).map(|_| None).collect(),
+            free: (0..ops).rev().collect(),
+            queue: VecDeque::with_capacity(room),
+            again: VecDeque::with_capacity(room),
+            followers: Vec::new(),
+            ready: VecDeque::with_capacity(room),
+            unrecorded: Vec::new(),
+            recalls: Cancellations::default(),
+            in_kernel: 0,
+            under_way: 0,
+            shares: worker_quota::SHARES,
+            share: worker_quota::SHARES[0],
+            resumed: Vec::new(),
+            repeated: 0,
+        }
+    }
+
+    /// Lets the kernel have so much of one store, alone and beside others.
+    pub fn set_shares(&mut self, alone: u32, beside_others: u32) {
+        self.shares = [alone, beside_others];
+        self.share_anew();
+    }
+
+    /// Takes an operation. `at_once` serves one of memory, or none, without the kernel.
+    pub fn submit(
+        &mut self,
+        backing: DeviceId,
+        tag: Tag,
+        op: IoRequest,
+        at_once: impl FnOnce(&mut PendingIo, &BackingDevice) -> Option<Result<(), Status>>,
+    ) {
+        let index = self.by_id.get(backing.0 as usize).copied().flatten();
+        let attached = index
+            .and_then(|index| Some((index, self.attachments.get_mut(index as usize)?.as_mut()?)));
+        let Some((index, attachment)) = attached else {
+            let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
+            self.ready.push_back(PendingIo::new(u32::MAX, tag, op).done(gone));
+            return;
+        };
+        let mut flight = PendingIo::new(index, tag, op);
+        let backing = &attachment.backing;
+        let outcome = match (flight.shortcut(backing), backing.kind()) {
+            (None, Kind::Ram) => at_once(&mut flight, backing),
+            (Some(outcome), Kind::Null) => at_once(&mut flight, backing).or(Some(outcome)),
+            (outcome, _) => outcome,
+        };
+        if let Some(outcome) = outcome {
+            let health = outcome.is_err().then(|| Arc::clone(backing.health()));
+            let done = self.hold_unrecorded(flight.done(outcome), health);
+            self.ready.extend(done);
+            return;
+        }
+        attachment.flights += 1;
+        self.under_way += 1;
+        self.queue.push_back(flight);
+    }
+
+    /// What has come home since it was last asked.
+    pub fn take_ready(&mut self) -> impl Iterator<Item = IoCompletion> + '_ {
+        if !self.unrecorded.is_empty() {
+            self.release_recorded();
+        }
+        self.ready.drain(..)
+    }
+
+    /// Whether something can be done before the kernel answers anything.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.ready.is_empty() || !self.again.is_empty()
+    }
+
+    /// Operations submitted and not yet handed back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.under_way + self.ready.len() + self.unrecorded.len() + self.recalls.len()
+    }
+
+    /// Entries that the kernel has, recalls not counted.
+    #[must_use]
+    pub fn in_kernel(&self) -> usize {
+        self.in_kernel
+    }
+
+    /// The next operation that the kernel is to be asked to give back: the number of the wish, and
+    /// the slot. All of them come before any [`Flights::next_ask`]: a slot must not have become
+    /// another one's.
+    pub fn next_recall(&mut self) -> Option<(usize, u32)> {
+        while let Some((index, recall)) = self.recalls.wish() {
+            let flight = self.slots[recall.slot as usize].as_ref();
+            if flight.is_some_and(|flight| flight.tag() == recall.of) {
+                return Some((index, recall.slot));
+            }
+            self.recalls.asked();
+            let (home, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
+            self.ready.extend(home.map(|it| IoCompletion { tag: it.tag, buf: None, outcome }));
+        }
+        None
+    }
+
+    /// The kernel has been asked what [`Flights::next_recall`] has said.
+    pub fn recall_asked(&mut self) {
+        self.recalls.asked();
+    }
+
+    /// What to ask the kernel next. [`Flights::asked`] or [`Flights::not_asked`] follows.
+    pub fn next_ask(&mut self) -> Option<Submission> {
+        loop {
+            let slot = self.again.pop_front().or_else(|| self.take_slot())?;
+            if let Some(ask) = self.ask(slot) {
+                return Some(ask);
+            }
+        }
+    }
+
+    /// The kernel has it.
+    pub fn asked(&mut self, _: Submission) {
+        self.in_kernel += 1;
+    }
+
+    /// There was no room for it: it is the next once more.
+    pub fn not_asked(&mut self, ask: Submission) {
+        if let Submission::Step(slot, Step::Sync) = ask {
+            self.take_sync_back(slot);
+        }
+        self.again.push_front(ask.slot());
+    }
+
+    /// Nothing that waits is begun any more.
+    pub(super) fn begin_nothing(&mut self) {
+        self.queue.clear();
+        self.again.clear();
+        self.attachments.iter_mut().flatten().for_each(|it| it.parked.clear());
+    }
+
+    /// The backings stay open for good.
+    pub(super) fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.attachments));
+    }
+
+    /// It cannot be asked at all.
+    pub(super) fn astray(&mut self, slot: u32) {
+        tracing::error!(
+            "invalid request: buffer outside the registered region or unknown device (bug)"
+        );
+        self.take_sync_back(slot);
+        let done = self.land(slot, Err(Status::INTERNAL_ERROR.with_dnr()));
+        self.ready.extend(done);
+    }
+
+    /// The flight in a slot, for whoever moves its data.
+    pub fn flight_mut(&mut self, slot: u32) -> Option<&mut PendingIo> {
+        self.slots.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// What the flight in a slot is for.
+    #[must_use]
+    pub fn backing_id(&self, slot: u32) -> Option<DeviceId> {
+        Some(DeviceId(self.parts(slot)?.1.id))
+    }
+
+    /// Whether operations on this backing are taken.
+    #[must_use]
+    pub fn is_attached(&self, id: DeviceId) -> bool {
+        self.by_id.get(id.0 as usize).is_some_and(Option::is_some)
+    }
+
+    pub(super) fn parts(&self, slot: u32) -> Option<(&PendingIo, &Attachment)> {
+        let flight = self.slots.get(slot as usize)?.as_ref()?;
+        Some((flight, self.attachments[flight.attachment as usize].as_ref()?))
+    }
+
+    /// The next step of the flight in a slot; none when it waits for others, or is home.
+    pub(super) fn ask(&mut self, slot: u32) -> Option<Submission> {
+        let flight = self.slots[slot as usize].as_mut()?;
+        let backing = &self.attachments[flight.attachment as usize].as_ref()?.backing;
+        let step = flight.step(backing);
+        let step = backing.health().fault().cut(step, backing.block_size_bytes());
+        if step == Step::Sync && !self.leads_sync(slot) {
+            return None;
+        }
+        match self.verdict(slot, step) {
+            Verdict::Wait => return Some(Submission::Pause(slot)),
+            Verdict::Fail(errno) => {
+                self.fail(slot, errno);
+                return None;
+            }
+            Verdict::Go => {}
+        }
+        if step == Step::Sync {
+            // Not before: one that waits for its turn has begun nothing yet.
+            self.begin_sync(slot);
+        }
+        Some(Submission::Step(slot, step))
+    }
+
+    /// What becomes of a step: the kernel does it, unless the store is told to do wrong.
+    fn verdict(&mut self, slot: u32, step: Step) -> Verdict {
+        let Some(flight) = self.slots[slot as usize].as_mut() else { return Verdict::Go };
+        let attachment = self.attachments[flight.attachment as usize].as_ref();
+        attachment.map_or(Verdict::Go, |it| flight.verdict(step, &it.backing))
+    }
+
+    /// As if the kernel had failed a step.
+    fn fail(&mut self, slot: u32, errno: i32) {
+        let Some(flight) = self.slots[slot as usize].as_mut() else { return };
+        let attachment = self.attachments[flight.attachment as usize].as_ref();
+        let outcome = attachment.and_then(|it| flight.advance(-errno, &it.backing));
+        let done = self.land(slot, outcome.unwrap_or(Err(Status::INTERNAL_ERROR.with_dnr())));
+        self.ready.extend(done);
+    }
+}

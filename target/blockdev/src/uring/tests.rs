@@ -1,0 +1,1264 @@
+//! Tests of the ring on real files, with a kernel that completes asynchronously.
+
+use std::fs::{self, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Weak;
+
+use nix::sys::eventfd::EventFd;
+use proptest::prelude::*;
+
+use crate::uring::*;
+use crate::{BackingConfig, BackingKind, InjectedFault};
+
+const STORE: DeviceId = DeviceId(1);
+const SIZE: u64 = 1 << 20;
+
+/// A ring, a pool and a folder on a file system that is never tmpfs.
+struct Bench {
+    ring: Ring,
+    pool: Pool,
+    dir: tempfile::TempDir,
+    done: Vec<IoCompletion>,
+    woken: Vec<u32>,
+}
+
+impl Bench {
+    fn new(ops: u32) -> Bench {
+        let plan = PoolPlan {
+            cells: 0,
+            receives: 3,
+            lead_bytes: 64,
+            tail_bytes: 8192,
+            data_bytes: 4 << 20,
+            largest_bytes: 1 << 17,
+        };
+        let pool = Pool::new(plan).unwrap();
+        let ring = Ring::new(pool.region().clone(), RingLimits { ops, backings: 4 }).unwrap();
+        let dir = crate::testing::folder();
+        Bench { ring, pool, dir, done: Vec::new(), woken: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn file(&self, name: &str, block: u32) -> Arc<BackingDevice> {
+        open(&self.path(name), Some(SIZE), block)
+    }
+
+    fn with_file(block: u32) -> (Bench, Arc<BackingDevice>) {
+        let mut bench = Bench::new(8);
+        let backing = bench.file("disk.img", block);
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        (bench, backing)
+    }
+
+    fn with_kind(kind: BackingKind) -> (Bench, Arc<BackingDevice>) {
+        let mut bench = Bench::new(8);
+        let config = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
+        let backing = Arc::new(BackingDevice::open(&config).unwrap());
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        (bench, backing)
+    }
+
+    fn submit(&mut self, op: IoRequest) {
+        BlockDevice::submit(&mut self.ring, STORE, 0, op);
+    }
+
+    /// Sleeps until `count` operations are home.
+    fn await_done(&mut self, count: usize) -> Vec<IoCompletion> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.done.len() < count {
+            let now = Instant::now();
+            assert!(now < deadline, "{} of {count} came home", self.done.len());
+            self.ring.sleep(Some(deadline), now);
+            self.ring.reap(&mut self.done, &mut self.woken);
+        }
+        std::mem::take(&mut self.done)
+    }
+
+    fn run(&mut self, op: IoRequest) -> Result<(), Status> {
+        self.submit(op);
+        let mut done = self.await_done(1);
+        let done = done.pop().unwrap();
+        if let Some(buf) = done.buf {
+            self.pool.give(buf);
+        }
+        done.outcome
+    }
+
+    fn filled(&mut self, len: u32, byte: u8) -> Buf {
+        let mut buf = self.pool.take_data(len).unwrap();
+        self.pool.bytes_mut(&mut buf).fill(byte);
+        buf
+    }
+
+    fn write(&mut self, at: u64, len: u32, byte: u8, fua: bool) -> Result<(), Status> {
+        let from = self.filled(len, byte);
+        self.run(IoRequest::Write { from, at, fua })
+    }
+
+    fn read(&mut self, at: u64, len: u32) -> Result<Vec<u8>, Status> {
+        let into = self.filled(len, 0xEE);
+        self.submit(IoRequest::Read { into, at });
+        let done = self.await_done(1).pop().unwrap();
+        let buf = done.buf.unwrap();
+        assert_eq!((buf.start(), buf.len()), (0, len));
+        let bytes = self.pool.bytes(&buf).to_vec();
+        self.pool.give(buf);
+        done.outcome.map(|()| bytes)
+    }
+}
+
+fn open(path: &Path, size: Option<u64>, block: u32) -> Arc<BackingDevice> {
+    let kind = BackingKind::File { path: path.to_owned(), size };
+    let config = BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
+    Arc::new(BackingDevice::open(&config).unwrap())
+}
+
+/// Every operation, on a store of zeros.
+fn every_operation(bench: &mut Bench, block: u32) {
+    let b = u64::from(block);
+    assert_eq!(bench.read(0, block), Ok(vec![0; block as usize]));
+    assert_eq!(bench.write(b, block, 0x11, false), Ok(()));
+    assert_eq!(bench.write(2 * b, 4 * block, 0x22, true), Ok(()));
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
+    let bytes = bench.read(0, 8 * block).unwrap();
+    let at = |n: usize| bytes[n * block as usize];
+    assert_eq!([at(0), at(1), at(2), at(5), at(6)], [0, 0x11, 0x22, 0x22, 0]);
+    assert_eq!(bench.run(IoRequest::Discard { at: 2 * b, len: b }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Zero { at: 3 * b, len: b, deallocate: false }), Ok(()));
+    assert_eq!(bench.run(IoRequest::Zero { at: 4 * b, len: b, deallocate: true }), Ok(()));
+    let bytes = bench.read(b, 5 * block).unwrap();
+    let firsts: Vec<u8> = bytes.chunks(block as usize).map(|block| block[0]).collect();
+    assert_eq!(firsts, [0x11, 0, 0, 0, 0x22]);
+    assert_eq!(bench.run(IoRequest::Zero { at: 0, len: SIZE, deallocate: true }), Ok(()));
+    assert!(bench.read(0, 8 * block).unwrap().iter().all(|byte| *byte == 0));
+    assert!(bench.pool.is_full());
+    assert_eq!(bench.ring.in_flight(), 0);
+}
+
+#[test]
+fn every_operation_on_a_file() {
+    for block in [512, 4096] {
+        let (mut bench, backing) = Bench::with_file(block);
+        every_operation(&mut bench, block);
+        assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), SIZE);
+        assert_eq!(backing.health().failures(), 0);
+        // No copy, no pinning: every transfer was on the registered memory.
+        let stats = bench.ring.stats();
+        assert_eq!((stats.fixed, stats.plain, stats.copied), (6, 0, 0));
+        // Not every file system can zero a range; what it refuses is tried once.
+        assert_eq!((stats.syncs, stats.spaces), (1, 4 + stats.again));
+        assert!(stats.again <= 1);
+    }
+}
+
+#[test]
+fn every_operation_on_ram() {
+    let (mut bench, backing) = Bench::with_kind(BackingKind::Ram { size: SIZE });
+    every_operation(&mut bench, 512);
+    assert!(!backing.has_volatile_cache() && backing.can_discard());
+    // Memory files cannot zero a range; that was learned from one refusal.
+    assert!(!backing.allows(crate::Space::ZeroRange));
+    assert_eq!(bench.ring.stats().again, 1);
+}
+
+#[test]
+fn null_hands_out_zeros_never_what_was_there() {
+    let (mut bench, _) = Bench::with_kind(BackingKind::Null { size: SIZE });
+    assert_eq!(bench.write(0, 4096, 0x55, true), Ok(()));
+    assert_eq!(bench.read(0, 4096), Ok(vec![0; 4096]));
+    let len = SIZE;
+    for op in [
+        IoRequest::Flush,
+        IoRequest::Discard { at: 0, len },
+        IoRequest::Zero { at: 0, len, deallocate: true },
+    ] {
+        assert_eq!(bench.run(op), Ok(()));
+    }
+    let outside = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+    assert_eq!(bench.write(SIZE, 512, 1, false), outside);
+}
+
+#[test]
+fn zeros_are_written_where_nothing_else_works() {
+    let (mut bench, backing) = Bench::with_file(512);
+    backing.refuse(crate::Space::Punch);
+    backing.refuse(crate::Space::ZeroRange);
+    for at in (0..SIZE).step_by(1 << 17) {
+        assert_eq!(bench.write(at, 1 << 17, 0x77, false), Ok(()));
+    }
+    let len = SIZE - 1024;
+    assert_eq!(bench.run(IoRequest::Zero { at: 512, len, deallocate: true }), Ok(()));
+    let file = fs::read(bench.path("disk.img")).unwrap();
+    assert!(file[..512].iter().chain(&file[file.len() - 512..]).all(|byte| *byte == 0x77));
+    assert!(file[512..file.len() - 512].iter().all(|byte| *byte == 0));
+    assert_eq!(bench.ring.stats().plain, 4);
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: 512 }), Ok(()));
+    assert_eq!(bench.read(0, 512), Ok(vec![0x77; 512]), "a hint that was not taken");
+}
+
+#[test]
+fn discards_give_space_up() {
+    let (mut bench, _) = Bench::with_file(4096);
+    for at in (0..SIZE).step_by(1 << 17) {
+        assert_eq!(bench.write(at, 1 << 17, 0x77, false), Ok(()));
+    }
+    let blocks = |bench: &Bench| fs::metadata(bench.path("disk.img")).unwrap().blocks();
+    let before = blocks(&bench);
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: SIZE / 2 }), Ok(()));
+    assert!(blocks(&bench) * 512 <= before * 512 - SIZE / 2);
+}
+
+#[test]
+fn a_shortened_file_is_an_error_not_old_data() {
+    let (mut bench, backing) = Bench::with_file(512);
+    assert_eq!(bench.write(0, 1 << 16, 0x42, true), Ok(()));
+    let file = OpenOptions::new().write(true).open(bench.path("disk.img")).unwrap();
+    file.set_len(8192).unwrap();
+    let not_ready = Err(Status::NAMESPACE_NOT_READY.with_crd(1));
+    assert_eq!(bench.read(4096, 4096), Ok(vec![0x42; 4096]));
+    assert_eq!(bench.read(4096, 8192), not_ready, "half of it is there");
+    assert_eq!(bench.read(4096, 4096), not_ready);
+    assert_eq!(
+        bench.write(65536, 4096, 1, false).unwrap_err(),
+        Status::NAMESPACE_NOT_READY.with_crd(1)
+    );
+    assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), 8192, "not made long again");
+    assert_eq!(backing.health().failures(), 1);
+}
+
+/// A success beside a failure would vouch for what the kernel has told the other one is lost.
+#[test]
+fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
+    let (mut bench, backing) = Bench::with_file(512);
+    for _ in 0..5 {
+        bench.submit(IoRequest::Flush);
+    }
+    let done = bench.await_done(5);
+    assert!(done.iter().all(|done| done.outcome == Ok(())));
+    assert_eq!(bench.ring.stats().syncs, 2);
+    assert_eq!((bench.ring.in_flight(), backing.sync_failure()), (0, None));
+    // All of them again, on a ring that is full of other things.
+    for n in 0..20u64 {
+        let from = bench.filled(4096, n as u8);
+        bench.submit(IoRequest::Write { from, at: n * 4096, fua: n % 3 == 0 });
+        bench.submit(IoRequest::Flush);
+    }
+    for done in bench.await_done(40) {
+        assert_eq!(done.outcome, Ok(()));
+        if let Some(buf) = done.buf {
+            bench.pool.give(buf);
+        }
+    }
+    assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
+}
+
+/// Its store may be lost before it has begun: what came after the one under way is not durable then.
+#[test]
+fn a_flush_that_waits_for_its_turn_has_begun_nothing() {
+    let (mut bench, backing) = Bench::with_file(512);
+    let health = backing.health();
+    bench.submit(IoRequest::Flush);
+    bench.ring.fill();
+    health.note_write();
+    bench.submit(IoRequest::Flush);
+    bench.ring.fill();
+    assert!(health.has_unsynced());
+    assert!(bench.await_done(2).iter().all(|done| done.outcome == Ok(())));
+    assert!(!health.has_unsynced());
+}
+
+#[test]
+fn a_flush_that_is_made_to_wait_has_begun_nothing() {
+    let (mut bench, backing) = Bench::with_file(512);
+    let health = backing.health();
+    health.set_fault(InjectedFault::Stall);
+    health.note_write();
+    bench.submit(IoRequest::Flush);
+    bench.ring.fill();
+    assert!(health.has_unsynced());
+    health.set_fault(InjectedFault::None);
+    assert_eq!(bench.await_done(1)[0].outcome, Ok(()));
+    assert!(!health.has_unsynced());
+}
+
+#[test]
+fn each_ring_synchronises_an_open_file_of_its_own() {
+    let (bench, backing) = Bench::with_file(512);
+    let other = Bench::new(8);
+    let mut ring = other.ring;
+    ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    let fd = |ring: &Ring| ring.flights.attachments[0].as_ref().and_then(|a| a.sync_fd).unwrap();
+    let fds = [fd(&bench.ring), fd(&ring), backing.fd().unwrap()];
+    assert!(fds[0] != fds[1] && fds[0] != fds[2] && fds[1] != fds[2], "{fds:?}");
+}
+
+#[test]
+fn a_failed_flush_sticks_until_the_store_is_reopened() {
+    let (mut bench, backing) = Bench::with_file(512);
+    backing.fail_sync(Status::WRITE_FAULT);
+    assert_eq!(bench.run(IoRequest::Flush), Err(Status::WRITE_FAULT));
+    assert_eq!(bench.write(0, 512, 1, true), Err(Status::WRITE_FAULT));
+    assert_eq!(bench.write(0, 512, 2, false), Ok(()));
+    assert_eq!(bench.read(0, 512), Ok(vec![2; 512]));
+    bench.ring.detach(STORE);
+    drop(backing);
+    let again = bench.file("disk.img", 512);
+    bench.ring.attach(STORE, again).unwrap();
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
+}
+
+#[test]
+fn a_store_that_is_told_to_fail_fails_as_a_real_one() {
+    let (mut bench, backing) = Bench::with_file(512);
+    let health = backing.health();
+    assert_eq!(bench.write(0, 4096, 0x11, true), Ok(()));
+    health.set_fault(InjectedFault::Error);
+    assert_eq!(bench.read(0, 4096), Err(Status::UNRECOVERED_READ_ERROR));
+    assert_eq!(bench.write(0, 4096, 0x22, false), Err(Status::WRITE_FAULT));
+    assert_eq!((health.failures(), health.media_errors(), health.is_suspect()), (2, 2, true));
+    health.set_fault(InjectedFault::Full);
+    let full = Err(Status::CAPACITY_EXCEEDED.with_dnr());
+    assert_eq!(bench.write(0, 4096, 0x22, true), full);
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
+    health.set_fault(InjectedFault::Short);
+    assert_eq!(bench.write(4096, 4096, 0x33, false), Ok(()));
+    assert_eq!(bench.read(0, 8192).map(|bytes| (bytes[0], bytes[8191])), Ok((0x11, 0x33)));
+    assert_eq!(bench.ring.stats().again, 7 + 15, "a block at a time");
+    health.set_fault(InjectedFault::Sync);
+    let lost = Err(Status::WRITE_FAULT);
+    bench.submit(IoRequest::Flush);
+    bench.submit(IoRequest::Flush);
+    assert!(bench.await_done(2).iter().all(|done| done.outcome == lost));
+    health.set_fault(InjectedFault::None);
+    assert_eq!(bench.run(IoRequest::Flush), lost, "it sticks");
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x11; 4096]));
+    assert!(bench.pool.is_full());
+}
+
+#[test]
+fn a_store_that_hangs_keeps_nothing_from_the_others_and_can_be_asked_back() {
+    let (mut bench, hung) = Bench::with_file(512);
+    let other = bench.file("other.img", 512);
+    bench.ring.attach(DeviceId(2), other).unwrap();
+    hung.health().set_fault(InjectedFault::Stall);
+    for tag in 0..4 {
+        let from = bench.filled(4096, 0x44);
+        BlockDevice::submit(
+            &mut bench.ring,
+            STORE,
+            tag,
+            IoRequest::Write { from, at: tag << 12, fua: false },
+        );
+    }
+    BlockDevice::submit(&mut bench.ring, STORE, 4, IoRequest::Flush);
+    for _ in 0..3 {
+        let into = bench.filled(512, 1);
+        BlockDevice::submit(&mut bench.ring, DeviceId(2), 100, IoRequest::Read { into, at: 0 });
+        let done = bench.await_done(1).pop().unwrap();
+        assert_eq!((done.tag, done.outcome), (100, Ok(())));
+        bench.pool.give(done.buf.unwrap());
+    }
+    bench.ring.recall(200, 1);
+    let mut done = bench.await_done(2);
+    done.sort_by_key(|done| done.tag);
+    assert_eq!((done[0].tag, done[0].outcome), (1, Err(Status::ABORT_REQUESTED)));
+    assert_eq!((done[1].tag, done[1].outcome), (200, Ok(())));
+    done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
+    hung.health().set_fault(InjectedFault::None);
+    for done in bench.await_done(4) {
+        assert_eq!(done.outcome, Ok(()));
+        done.buf.into_iter().for_each(|buf| bench.pool.give(buf));
+    }
+    assert_eq!(bench.read(0, 512), Ok(vec![0x44; 512]));
+    assert_eq!(bench.read(4096, 512), Ok(vec![0; 512]), "it was taken back");
+    assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
+}
+
+/// All hosts of a store that hangs give up together.
+#[test]
+fn what_was_asked_back_leaves_nothing_behind() {
+    const WISH: Tag = 1 << 20;
+    let mut bench = Bench::new(512);
+    let hung = bench.file("disk.img", 512);
+    bench.ring.attach(STORE, Arc::clone(&hung)).unwrap();
+    hung.health().set_fault(InjectedFault::Stall);
+    for tag in 0..500 {
+        let into = bench.filled(512, 1);
+        BlockDevice::submit(&mut bench.ring, STORE, tag, IoRequest::Read { into, at: 0 });
+    }
+    bench.ring.submit();
+    // One of them is not there.
+    let wishes: Vec<_> = (0..501).map(|of| crate::CancelRequest { of, tag: WISH | of }).collect();
+    bench.ring.recall_all(&wishes);
+    let done = bench.await_done(1001);
+    let granted = done.iter().filter(|done| done.tag & WISH != 0 && done.outcome.is_ok()).count();
+    let aborted = done.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED)).count();
+    assert_eq!((granted, aborted), (500, 500));
+    assert!(done.iter().any(|it| (it.tag, it.outcome.is_ok()) == (WISH | 500, false)));
+    assert_eq!((bench.ring.flights.recalls.len(), bench.ring.flights.recalls.places()), (0, 0));
+    done.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
+    assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
+}
+
+#[test]
+fn a_read_only_store_refuses_every_change() {
+    let (mut bench, backing) = Bench::with_file(512);
+    bench.ring.detach(STORE);
+    drop(backing);
+    let kind = BackingKind::File { path: bench.path("disk.img"), size: None };
+    let config = BackingConfig { kind, block_size_bytes: 512, read_only: true, shared: false };
+    let backing = Arc::new(BackingDevice::open(&config).unwrap());
+    bench.ring.attach(STORE, backing).unwrap();
+    let denied = Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+    assert_eq!(bench.write(0, 512, 1, false), denied);
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: 512 }), denied);
+    assert_eq!(bench.run(IoRequest::Zero { at: 0, len: 512, deallocate: false }), denied);
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
+    assert_eq!(bench.read(0, 512), Ok(vec![0; 512]));
+}
+
+#[test]
+fn more_operations_than_the_ring_holds_wait_their_turn() {
+    let mut bench = Bench::new(3);
+    let backing = bench.file("disk.img", 4096);
+    bench.ring.attach(STORE, backing).unwrap();
+    for n in 0..200u64 {
+        let from = bench.filled(4096, n as u8);
+        bench.submit(IoRequest::Write { from, at: n * 4096, fua: false });
+    }
+    assert_eq!(bench.ring.in_flight(), 200);
+    for done in bench.await_done(200) {
+        assert_eq!(done.outcome, Ok(()));
+        bench.pool.give(done.buf.unwrap());
+    }
+    assert!(bench.pool.is_full());
+    for n in 0..200u64 {
+        assert_eq!(bench.read(n * 4096, 4096), Ok(vec![n as u8; 4096]));
+    }
+}
+
+/// As a Write with in-capsule data does it: what follows the command lies on a page boundary.
+#[test]
+fn an_operation_is_given_back_or_completes_and_the_wish_says_which() {
+    const WISH: Tag = 1 << 20;
+    let (mut bench, _) = Bench::with_file(4096);
+    let mut given_back = 0;
+    for round in 0..200u64 {
+        for tag in 0..4 {
+            let op = match (round + tag) % 4 {
+                0 => IoRequest::Flush,
+                1 => IoRequest::Zero { at: tag << 12, len: 4096, deallocate: false },
+                2 => IoRequest::Write { from: bench.filled(4096, 7), at: tag << 12, fua: true },
+                _ => IoRequest::Read { into: bench.filled(4096, 0), at: tag << 12 },
+            };
+            BlockDevice::submit(&mut bench.ring, STORE, tag, op);
+        }
+        // Before the kernel has them, when it has, or when all are home.
+        if !round.is_multiple_of(3) {
+            bench.ring.submit();
+        }
+        if round % 3 == 2 {
+            bench.done = bench.await_done(4);
+        }
+        for tag in 0..4 {
+            bench.ring.recall(WISH | tag, tag);
+        }
+        let home = bench.await_done(8);
+        let outcome = |tag| home.iter().find(|done| done.tag == tag).expect("home").outcome;
+        for tag in 0..4 {
+            let aborted = outcome(tag) == Err(Status::ABORT_REQUESTED);
+            assert_eq!(outcome(WISH | tag).is_ok(), aborted, "round {round}, operation {tag}");
+            assert!(aborted || outcome(tag).is_ok());
+            assert!(aborted || round % 3 != 0, "the kernel did not have it");
+            assert!(!aborted || round % 3 != 2, "it was home");
+            given_back += u32::from(aborted);
+        }
+        home.into_iter().filter_map(|done| done.buf).for_each(|buf| bench.pool.give(buf));
+    }
+    assert!(given_back >= 4 * 67);
+    assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
+}
+
+#[test]
+fn a_receive_buffer_goes_to_the_disk_as_it_lies() {
+    let (mut bench, _) = Bench::with_file(4096);
+    let mut buf = bench.pool.take_receive().unwrap();
+    buf.select(buf.start() + 64, 8192);
+    bench.pool.bytes_mut(&mut buf).fill(0x99);
+    assert_eq!(bench.run(IoRequest::Write { from: buf, at: 0, fua: false }), Ok(()));
+    assert_eq!(bench.read(0, 8192), Ok(vec![0x99; 8192]));
+    assert_eq!(bench.ring.stats().plain, 0);
+}
+
+#[test]
+fn addresses_for_the_kernel_lie_in_the_pool() {
+    let plan = PoolPlan {
+        cells: 0,
+        receives: 1,
+        lead_bytes: 0,
+        tail_bytes: 0,
+        data_bytes: 1 << 30,
+        largest_bytes: 1 << 17,
+    };
+    // Larger than a chunk; mapped, not touched.
+    let mut pool = Pool::new(plan).unwrap();
+    let region = pool.region().clone();
+    let memory =
+        Memory { region: pool.region().clone(), zeros: pool.region().clone(), registered: true };
+    let (mut crossing, mut inside) = (0, 0);
+    while let Some(buf) = pool.take_data(1 << 17) {
+        let place = memory.locate(&buf, 512, 512).unwrap();
+        assert_eq!(place.addr as usize, region.addr() + buf.offset() as usize + 512);
+        assert_eq!(u64::from(place.chunk.unwrap()), (buf.offset() + 512) >> CHUNK_SHIFT);
+        let whole = memory.locate(&buf, 0, buf.len()).unwrap();
+        assert!(whole.addr as usize + (1 << 17) <= region.addr() + region.len());
+        match whole.chunk {
+            None => crossing += 1,
+            Some(_) => inside += 1,
+        }
+        assert!(memory.locate(&buf, 1, 1 << 17).is_none());
+        assert!(memory.locate(&buf, u32::MAX, 2).is_none());
+    }
+    assert_eq!((crossing, inside), (1, 8191));
+}
+
+#[test]
+fn a_buffer_of_a_larger_pool_is_refused() {
+    let (mut bench, _) = Bench::with_file(512);
+    let plan = PoolPlan { data_bytes: 64 << 20, ..*bench.pool.plan() };
+    let mut other = Pool::new(plan).unwrap();
+    let far = std::iter::from_fn(|| other.take_data(1 << 17)).last().unwrap();
+    bench.submit(IoRequest::Read { into: far, at: 0 });
+    let done = bench.await_done(1).pop().unwrap();
+    assert_eq!(done.outcome, Err(Status::INTERNAL_ERROR.with_dnr()));
+    other.give(done.buf.unwrap());
+}
+
+#[test]
+fn an_unknown_backing_is_an_invalid_namespace() {
+    let mut bench = Bench::new(4);
+    let gone = Err(Status::INVALID_NAMESPACE.with_dnr());
+    assert_eq!(bench.write(0, 512, 1, false), gone);
+    let backing = bench.file("disk.img", 512);
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    assert_eq!(bench.write(0, 512, 1, false), Ok(()));
+    bench.ring.detach(STORE);
+    assert_eq!(bench.write(0, 512, 1, false), gone);
+    assert_eq!(Arc::strong_count(&backing), 1);
+    assert!(bench.ring.attach(DeviceId(4), Arc::clone(&backing)).is_err());
+    assert!(bench.ring.attach(DeviceId(u32::MAX), backing).is_err());
+    bench.ring.detach(DeviceId(u32::MAX));
+}
+
+/// Operations meet the store they were submitted to, whatever happens to its number meanwhile.
+#[test]
+fn a_number_that_changes_hands_never_mixes_stores() {
+    for submitted in [false, true] {
+        let (mut bench, old) = Bench::with_file(512);
+        for n in 0..20u64 {
+            let from = bench.filled(4096, 0xAA);
+            bench.submit(IoRequest::Write { from, at: n * 4096, fua: true });
+        }
+        bench.submit(IoRequest::Zero { at: 1 << 19, len: 4096, deallocate: false });
+        bench.submit(IoRequest::Flush);
+        if submitted {
+            bench.ring.submit();
+        }
+        let new = bench.file("new.img", 512);
+        bench.ring.attach(STORE, Arc::clone(&new)).unwrap();
+        let from = bench.filled(4096, 0xBB);
+        bench.submit(IoRequest::Write { from, at: 0, fua: false });
+        let kept: Weak<BackingDevice> = Arc::downgrade(&old);
+        drop(old);
+        for done in bench.await_done(23) {
+            assert_eq!(done.outcome, Ok(()));
+            if let Some(buf) = done.buf {
+                bench.pool.give(buf);
+            }
+        }
+        assert!(kept.upgrade().is_none(), "the old store is let go");
+        assert_eq!(bench.read(0, 4096), Ok(vec![0xBB; 4096]));
+        let old = fs::read(bench.path("disk.img")).unwrap();
+        assert!(old[..20 * 4096].iter().all(|byte| *byte == 0xAA));
+        let new = fs::read(bench.path("new.img")).unwrap();
+        assert!(new[4096..].iter().all(|byte| *byte == 0));
+        assert!(bench.pool.is_full());
+    }
+}
+
+/// The files in the kernel's table of a ring, as the kernel shows them.
+fn table_of_files(bench: &Bench) -> String {
+    let info = format!("/proc/self/fdinfo/{}", bench.ring.io.as_raw_fd());
+    fs::read_to_string(info).unwrap()
+}
+
+/// Two backings take the number of one whose operations are under way: they get no slot of the table,
+/// and the slot is not vacated when the first of them goes.
+#[test]
+fn a_slot_of_the_table_of_files_stays_with_whose_operations_are_under_way() {
+    let (mut bench, old) = Bench::with_file(512);
+    for n in 0..20u64 {
+        let from = bench.filled(4096, 0xAA);
+        bench.submit(IoRequest::Write { from, at: n * 4096, fua: false });
+    }
+    for name in ["second.img", "third.img"] {
+        let backing = bench.file(name, 512);
+        bench.ring.attach(STORE, backing).unwrap();
+        let shown = table_of_files(&bench);
+        assert!(shown.contains("disk.img") && !shown.contains(name), "{shown}");
+    }
+    let from = bench.filled(4096, 0xCC);
+    bench.submit(IoRequest::Write { from, at: 0, fua: false });
+    for done in bench.await_done(21) {
+        assert_eq!(done.outcome, Ok(()));
+        bench.pool.give(done.buf.unwrap());
+    }
+    drop(old);
+    let file = |name| fs::read(bench.path(name)).unwrap();
+    assert!(file("disk.img")[..20 * 4096].iter().all(|byte| *byte == 0xAA));
+    assert!(file("third.img")[..4096].iter().all(|byte| *byte == 0xCC));
+    assert!(file("second.img").iter().all(|byte| *byte == 0));
+    // The last operation has vacated it, for whoever comes next.
+    let shown = table_of_files(&bench);
+    assert!(!shown.contains("disk.img"), "{shown}");
+    let fourth = bench.file("fourth.img", 512);
+    bench.ring.attach(STORE, fourth).unwrap();
+    assert!(table_of_files(&bench).contains("fourth.img"));
+    assert_eq!(bench.write(0, 4096, 0xDD, false), Ok(()));
+    assert_eq!(bench.read(0, 4096), Ok(vec![0xDD; 4096]));
+}
+
+#[test]
+fn the_end_of_a_ring_waits_for_the_kernel() {
+    let (mut bench, _) = Bench::with_file(4096);
+    for n in 0..8u64 {
+        let from = bench.filled(1 << 16, 0x33);
+        bench.submit(IoRequest::Write { from, at: n << 16, fua: true });
+    }
+    bench.ring.submit();
+    let event = EventFd::new().unwrap();
+    bench.ring.watch(event.as_raw_fd(), 1);
+    let (region, path) = (Arc::downgrade(bench.pool.region()), bench.path("disk.img"));
+    let Bench { ring, pool, dir, .. } = bench;
+    drop(ring);
+    drop(pool);
+    assert!(region.upgrade().is_none(), "the memory is let go");
+    let bytes = fs::read(path).unwrap();
+    assert!(bytes[..8 << 16].iter().all(|byte| *byte == 0x33));
+    drop(dir);
+}
+
+#[test]
+fn sleep_ends_at_its_deadline() {
+    let mut bench = Bench::new(4);
+    let now = Instant::now();
+    bench.ring.sleep(Some(now + Duration::from_millis(30)), now);
+    assert!(now.elapsed() >= Duration::from_millis(29));
+    bench.ring.sleep(Some(now), Instant::now());
+    assert!(now.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_watch_reports_once_and_is_armed_again_on_demand() {
+    let mut bench = Bench::new(4);
+    let event = EventFd::new().unwrap();
+    let soon = || Some(Instant::now() + Duration::from_millis(20));
+    let turn = |bench: &mut Bench| {
+        bench.ring.sleep(soon(), Instant::now());
+        bench.ring.reap(&mut bench.done, &mut bench.woken);
+        std::mem::take(&mut bench.woken)
+    };
+    // On a busy machine a turn may be over before it has begun.
+    let woken = |bench: &mut Bench| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let woken = turn(bench);
+            if !woken.is_empty() || Instant::now() > deadline {
+                return woken;
+            }
+        }
+    };
+    for _ in 0..3 {
+        bench.ring.watch(event.as_raw_fd(), 7);
+        bench.ring.watch(event.as_raw_fd(), 7);
+        assert_eq!(turn(&mut bench), [0; 0]);
+        event.write(1).unwrap();
+        assert_eq!(woken(&mut bench), [7]);
+        assert_eq!(turn(&mut bench), [0; 0], "not armed, so not reported");
+        event.read().unwrap();
+    }
+    bench.ring.watch(event.as_raw_fd(), 7);
+    assert_eq!(turn(&mut bench), [0; 0]);
+    bench.ring.unwatch(event.as_raw_fd());
+    bench.ring.submit();
+    event.write(1).unwrap();
+    assert_eq!(turn(&mut bench), [0; 0]);
+    assert!(bench.ring.watches.is_empty());
+    // The same number again, as after close and open.
+    bench.ring.watch(event.as_raw_fd(), 8);
+    assert_eq!(woken(&mut bench), [8]);
+}
+
+/// The kernel holds a polled socket open; unwatching gives its port back.
+#[test]
+fn an_unwatched_socket_frees_its_port() {
+    let mut bench = Bench::new(4);
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    bench.ring.watch(socket.as_raw_fd(), 0);
+    bench.ring.submit();
+    bench.ring.unwatch(socket.as_raw_fd());
+    drop(socket);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while std::net::UdpSocket::bind(address).is_err() {
+        assert!(Instant::now() < deadline, "the port stays taken");
+        let now = Instant::now();
+        bench.ring.sleep(Some(now + Duration::from_millis(5)), now);
+        bench.ring.reap(&mut bench.done, &mut bench.woken);
+    }
+}
+
+/// A kernel without room for the region, as an ordinary user's limit of locked memory is.
+#[test]
+fn an_unregistered_region_works_too() {
+    let (mut bench, _) = Bench::with_file(512);
+    bench.ring.memory.registered = false;
+    every_operation(&mut bench, 512);
+    assert_eq!(bench.ring.stats().fixed, 0);
+}
+
+/// What the ring falls back to on older kernels, forced on this one.
+#[test]
+fn every_kind_of_ring_works() {
+    for rung in 0..LADDER.len() {
+        let mut bench = Bench::new(8);
+        let io = set_up(8, &LADDER[rung..=rung]).unwrap();
+        let limits = RingLimits { ops: 8, backings: 4 };
+        bench.ring = Ring::over(io, bench.pool.region().clone(), limits).unwrap();
+        let backing = bench.file("disk.img", 512);
+        bench.ring.attach(STORE, backing).unwrap();
+        every_operation(&mut bench, 512);
+        let event = EventFd::from_value(1).unwrap();
+        bench.ring.watch(event.as_raw_fd(), 5);
+        while bench.woken.is_empty() {
+            let now = Instant::now();
+            bench.ring.sleep(Some(now + Duration::from_secs(1)), now);
+            bench.ring.reap(&mut bench.done, &mut bench.woken);
+        }
+        assert_eq!(bench.woken, [5]);
+    }
+}
+
+/// The largest ring that the limits allow.
+#[test]
+fn the_largest_ring_can_be_made() {
+    let bench = Bench::new(u32::MAX);
+    assert_eq!(bench.ring.flights.slots.len(), MAX_OPS as usize);
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Read(u64, u64),
+    Write(u64, u64, u8, bool),
+    Discard(u64, u64),
+    Zero(u64, u64, bool),
+    Flush,
+}
+
+const BLOCKS: u64 = 64;
+
+fn act() -> impl Strategy<Value = Act> {
+    let range = (0..BLOCKS).prop_flat_map(|at| (Just(at), 1..=(BLOCKS - at)));
+    prop_oneof![
+        range.clone().prop_map(|(at, n)| Act::Read(at, n)),
+        (range.clone(), 1u8.., any::<bool>()).prop_map(|((at, n), b, f)| Act::Write(at, n, b, f)),
+        range.clone().prop_map(|(at, n)| Act::Discard(at, n)),
+        (range, any::<bool>()).prop_map(|((at, n), d)| Act::Zero(at, n, d)),
+        Just(Act::Flush),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever is done in whatever order, the store holds what a model in memory holds.
+    #[test]
+    fn the_store_agrees_with_a_model(
+        acts in proptest::collection::vec(act(), 1..60),
+        ram: bool,
+        large: bool,
+    ) {
+        let block = if large { 4096 } else { 512u32 };
+        let (mut bench, backing) = match ram {
+            true => Bench::with_kind(BackingKind::Ram { size: SIZE }),
+            false => Bench::with_file(block),
+        };
+        let bytes = |blocks: u64| blocks * u64::from(block);
+        // Buffers end at 128 KiB.
+        let capped = |blocks: u64| blocks.min((1 << 17) / u64::from(block)) as u32 * block;
+        let mut model = vec![0u8; bytes(BLOCKS) as usize];
+        for act in acts {
+            match act {
+                Act::Read(at, n) => {
+                    let (at, len) = (bytes(at), capped(n));
+                    let read = bench.read(at, len);
+                    prop_assert_eq!(read.as_deref(), Ok(&model[at as usize..][..len as usize]));
+                }
+                Act::Write(at, n, byte, fua) => {
+                    let (at, len) = (bytes(at), capped(n));
+                    prop_assert_eq!(bench.write(at, len, byte, fua), Ok(()));
+                    model[at as usize..][..len as usize].fill(byte);
+                }
+                Act::Discard(at, n) => {
+                    let (at, len) = (bytes(at), bytes(n));
+                    prop_assert_eq!(bench.run(IoRequest::Discard { at, len }), Ok(()));
+                    if backing.can_discard() {
+                        model[at as usize..][..len as usize].fill(0);
+                    }
+                }
+                Act::Zero(at, n, deallocate) => {
+                    let (at, len) = (bytes(at), bytes(n));
+                    prop_assert_eq!(bench.run(IoRequest::Zero { at, len, deallocate }), Ok(()));
+                    model[at as usize..][..len as usize].fill(0);
+                }
+                Act::Flush => prop_assert_eq!(bench.run(IoRequest::Flush), Ok(())),
+            }
+        }
+        prop_assert!(bench.pool.is_full());
+        prop_assert_eq!(backing.health().failures(), 0);
+        if !ram {
+            let mut stored = vec![0; model.len()];
+            let file = fs::File::open(bench.path("disk.img")).unwrap();
+            file.read_exact_at(&mut stored, 0).unwrap();
+            prop_assert!(stored == model);
+        }
+    }
+}
+
+/// A loop device, gone at the end.
+struct Loop(String);
+
+impl Loop {
+    fn new(image: &Path, sector: u32) -> Loop {
+        let made = std::process::Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on", "--sector-size", &sector.to_string()])
+            .arg(image)
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Loop(String::from_utf8(made.stdout).unwrap().trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+fn image(bench: &Bench) -> PathBuf {
+    let path = bench.path("image");
+    fs::File::create(&path).unwrap().set_len(SIZE).unwrap();
+    path
+}
+
+#[test]
+#[ignore = "needs root and a loop device"]
+fn every_operation_on_a_block_device() {
+    for block in [512, 4096] {
+        let mut bench = Bench::new(8);
+        let device = Loop::new(&image(&bench), block);
+        let backing = open(Path::new(&device.0), Some(SIZE), block);
+        assert_eq!((backing.kind(), backing.size_bytes()), (Kind::Device, SIZE));
+        assert!(backing.has_volatile_cache() && backing.can_discard());
+        assert!(backing.geometry().physical_block_bytes >= block);
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        every_operation(&mut bench, block);
+        assert_eq!((backing.health().failures(), bench.ring.stats().plain), (0, 0));
+        // Served once only, and not beside a mount.
+        let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
+        let config =
+            BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
+        let refusal = BackingDevice::open(&config).unwrap_err().to_string();
+        assert!(refusal.contains("in use"), "{refusal}");
+        bench.ring.detach(STORE);
+        drop(backing);
+        let wrong = BackingConfig {
+            kind: BackingKind::File { path: PathBuf::from(&device.0), size: Some(2 * SIZE) },
+            ..config.clone()
+        };
+        let refusal = BackingDevice::open(&wrong).unwrap_err().to_string();
+        assert!(refusal.contains("change the device yourself"), "{refusal}");
+        if block == 4096 {
+            let small = BackingConfig { block_size_bytes: 512, ..config };
+            let refusal = BackingDevice::open(&small).unwrap_err().to_string();
+            assert!(refusal.contains("set block_size = 4096"), "{refusal}");
+        }
+    }
+}
+
+#[test]
+fn a_failed_sync_comes_home_when_it_is_kept_and_what_promises_nothing_at_once() {
+    let mut bench = Bench::new(8);
+    let backing = open(&image(&bench), Some(SIZE), 512);
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    let health = backing.health();
+    health.record_by(Some(Arc::default()));
+    health.set_fault(InjectedFault::Sync);
+    let (mut done, mut woken) = (Vec::new(), Vec::new());
+    // The first one fails, the second is barred for that.
+    for tag in [1, 2] {
+        BlockDevice::submit(&mut bench.ring, STORE, tag, IoRequest::Flush);
+        let until = Instant::now() + Duration::from_secs(60);
+        while !health.is_unrecorded() && Instant::now() < until {
+            bench.ring.sleep(Some(Instant::now() + Duration::from_millis(1)), Instant::now());
+            bench.ring.reap(&mut done, &mut woken);
+        }
+        bench.ring.reap(&mut done, &mut woken);
+        assert!(health.is_unrecorded() && done.is_empty());
+    }
+    assert_eq!(bench.ring.in_flight(), 2);
+    assert_eq!(bench.write(0, 4096, 1, false), Ok(()));
+    health.note_recorded();
+    bench.ring.reap(&mut done, &mut woken);
+    let failed: Vec<_> = done.iter().map(|done| (done.tag, done.outcome)).collect();
+    assert_eq!(failed, [1, 2].map(|tag| (tag, health.sync_failure().map_or(Ok(()), Err))));
+    assert_eq!(bench.ring.in_flight(), 0);
+}
+
+#[test]
+#[ignore = "needs root and a loop device"]
+fn a_device_is_served_by_two_only_as_shared_and_never_beside_a_mount() {
+    let bench = Bench::new(8);
+    let device = Loop::new(&image(&bench), 512);
+    let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
+    let alone = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
+    let shared = BackingConfig { shared: true, ..alone.clone() };
+    let refusal = |config| BackingDevice::open(config).unwrap_err().to_string();
+    let first = BackingDevice::open(&alone).unwrap();
+    for second in [&alone, &shared] {
+        assert!(refusal(second).contains("in use by another nvmfd"), "{}", refusal(second));
+    }
+    drop(first);
+    let (first, second) =
+        (BackingDevice::open(&shared).unwrap(), BackingDevice::open(&shared).unwrap());
+    assert!(refusal(&alone).contains("in use by another nvmfd"));
+    drop((first, second));
+    // Somebody else has claimed it who knows of no lock.
+    let mut options = OpenOptions::new();
+    let _claim = options.read(true).custom_flags(libc::O_EXCL).open(&device.0).unwrap();
+    for config in [&alone, &shared] {
+        assert!(refusal(config).contains("cannot claim"), "{}", refusal(config));
+    }
+}
+
+/// A device may get a cache while it is served: what its queue said when it was opened decides
+/// nothing.
+#[test]
+#[ignore = "needs root and a loop device"]
+fn a_flush_reaches_a_device_that_was_write_through_when_it_was_opened() {
+    let mut bench = Bench::new(8);
+    let device = Loop::new(&image(&bench), 512);
+    let queue = |file: &str| Path::new("/sys/block").join(&device.0["/dev/".len()..]).join(file);
+    fs::write(queue("queue/write_cache"), "write through").unwrap();
+    let backing = open(Path::new(&device.0), Some(SIZE), 512);
+    assert!(backing.has_volatile_cache(), "so hosts flush, and their flushes are passed on");
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    // The 16th number: flushes that the device has done.
+    let flushes = || {
+        let stat = fs::read_to_string(queue("stat")).unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse::<u64>().unwrap()
+    };
+    fs::write(queue("queue/write_cache"), "write back").unwrap();
+    let before = flushes();
+    assert_eq!(bench.write(0, 512, 1, false), Ok(()));
+    assert!(backing.health().has_unsynced());
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
+    assert!(flushes() > before, "the device has not heard of it");
+    bench.ring.detach(STORE);
+    drop(backing);
+}
+
+/// A small ext4 on a loop device, unmounted at the end.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(device: &Loop, at: PathBuf) -> Mount {
+        let run = |program: &str, arguments: &[&str]| {
+            let output = std::process::Command::new(program).args(arguments).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        fs::create_dir(&at).unwrap();
+        run("mkfs.ext4", &["-q", &device.0]);
+        run("mount", &[&device.0, at.to_str().unwrap()]);
+        Mount(at)
+    }
+
+    /// Has every change wait, until the end of what this gives.
+    fn freeze(&self) -> Frozen {
+        let done = std::process::Command::new("fsfreeze").arg("--freeze").arg(&self.0).status();
+        assert!(done.unwrap().success());
+        Frozen(self.0.clone())
+    }
+
+    /// Has the file system fail everything from now on, as after losing its disk.
+    fn shut_down(&self) {
+        const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587D;
+        const WITHOUT_LOG_FLUSH: u32 = 2;
+        let folder = fs::File::open(&self.0).unwrap();
+        let flags = WITHOUT_LOG_FLUSH;
+        // SAFETY: this request reads one u32, which lives until the call returns.
+        let result = unsafe { libc::ioctl(folder.as_raw_fd(), EXT4_IOC_SHUTDOWN as _, &flags) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    }
+}
+
+/// A file system that lets no change happen, as one does whose disk is away.
+struct Frozen(PathBuf);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("fsfreeze").arg("--unfreeze").arg(&self.0).status();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // A kernel may keep a file that a ring had registered for a second.
+        for _ in 0..50 {
+            let umount = std::process::Command::new("umount").arg(&self.0).output();
+            if umount.is_ok_and(|output| output.status.success()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, a loop device and mkfs.ext4"]
+fn a_flush_that_really_fails_sticks() {
+    let mut bench = Bench::new(8);
+    let disk = bench.path("ext4");
+    fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let device = Loop::new(&disk, 4096);
+    let mount = Mount::new(&device, bench.path("mounted"));
+    let backing = open(&mount.0.join("disk.img"), Some(SIZE), 4096);
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    assert_eq!(bench.write(0, 4096, 1, true), Ok(()));
+    assert_eq!(bench.write(4096, 4096, 2, false), Ok(()));
+    mount.shut_down();
+    let failed = bench.run(IoRequest::Flush).unwrap_err();
+    assert!(failed.is(Status::WRITE_FAULT), "{failed}");
+    assert_eq!(backing.sync_failure(), Some(failed));
+    assert_eq!(bench.run(IoRequest::Flush), Err(failed));
+    assert_eq!(bench.write(0, 4096, 3, true), Err(failed));
+    assert_eq!(backing.health().failures(), 1, "the kernel was asked once");
+    bench.ring.detach(STORE);
+    drop((backing, mount, device));
+}
+
+#[test]
+#[ignore = "needs root, a loop device and mkfs.ext4"]
+fn a_full_file_system_is_capacity_exceeded() {
+    let mut bench = Bench::new(8);
+    let disk = bench.path("ext4");
+    fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
+    let device = Loop::new(&disk, 4096);
+    let mount = Mount::new(&device, bench.path("mounted"));
+    let size = 64 << 20;
+    let backing = open(&mount.0.join("disk.img"), Some(size), 4096);
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    let full = Err(Status::CAPACITY_EXCEEDED.with_dnr());
+    let outcomes: Vec<_> =
+        (0..size >> 17).map(|n| bench.write(n << 17, 1 << 17, 1, true)).collect();
+    assert!(outcomes.contains(&Ok(())) && outcomes.contains(&full));
+    assert!(outcomes.iter().all(|outcome| *outcome == Ok(()) || *outcome == full));
+    // No sync was lost with that, and space can be had back.
+    assert_eq!(bench.run(IoRequest::Flush), Ok(()));
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: size / 2 }), Ok(()));
+    assert_eq!(bench.write(size - (1 << 17), 1 << 17, 1, true), Ok(()));
+    bench.ring.detach(STORE);
+    drop((backing, mount, device));
+}
+
+/// What is more than its share waits with its store, and begins in order.
+#[test]
+fn no_store_has_all_slots_beside_another() {
+    const MANY: u64 = 1000;
+    let share = worker_quota::SHARES[1];
+    let mut bench = Bench::new(2048);
+    let (hangs, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
+    bench.ring.attach(STORE, Arc::clone(&hangs)).unwrap();
+    bench.ring.attach(DeviceId(0), Arc::clone(&other)).unwrap();
+    hangs.health().set_fault(InjectedFault::Stall);
+    let discard = |n: u64| IoRequest::Discard { at: n * 512, len: 512 };
+    (0..MANY).for_each(|n| BlockDevice::submit(&mut bench.ring, STORE, n, discard(n)));
+    bench.ring.submit();
+    let in_slots =
+        |bench: &Bench| bench.ring.flights.slots.iter().flatten().map(PendingIo::tag).max();
+    assert_eq!(in_slots(&bench), Some(u64::from(share) - 1));
+    BlockDevice::submit(&mut bench.ring, DeviceId(0), MANY, IoRequest::Flush);
+    assert_eq!(bench.await_done(1)[0].tag, MANY);
+    // The other one leaves: more may begin. It comes again: no more than have begun.
+    bench.ring.detach(DeviceId(0));
+    bench.ring.submit();
+    let alone = Some(u64::from(worker_quota::SHARES[0]) - 1);
+    assert_eq!(in_slots(&bench), alone);
+    bench.ring.attach(DeviceId(0), other).unwrap();
+    let wishes = [(2001, 5), (2002, MANY - 2), (2000, MANY - 1)];
+    bench.ring.recall_all(&wishes.map(|(tag, of)| crate::CancelRequest { of, tag }));
+    bench.ring.submit();
+    let tags: Vec<Tag> = bench.await_done(6).iter().map(|done| done.tag).collect();
+    assert!([5, 998, 999, 2000, 2001, 2002].iter().all(|tag| tags.contains(tag)), "{tags:?}");
+    assert_eq!(in_slots(&bench), alone);
+    assert_eq!(bench.ring.in_flight(), MANY as usize - 3);
+    // Whoever begins now finds the store as it is now.
+    hangs.resize(900 * 512);
+    hangs.health().set_fault(InjectedFault::None);
+    let mut home = Vec::new();
+    while home.len() < MANY as usize - 3 {
+        home.extend(bench.await_done(1));
+        let next =
+            bench.ring.flights.attachments[0].as_ref().unwrap().parked.front().map(PendingIo::tag);
+        let latest = in_slots(&bench);
+        assert!(next.is_none() || latest < next, "{latest:?} began before {next:?}");
+    }
+    assert_eq!((bench.ring.in_flight(), bench.ring.flights.resumed.len()), (0, 0));
+    let beyond = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+    let right = |it: &IoCompletion| it.outcome == if it.tag < 900 { Ok(()) } else { beyond };
+    assert!(home.iter().all(right), "{home:?}");
+}
+
+/// One that waits until its store is synchronised for others is not with the kernel.
+#[test]
+fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
+    let share = u64::from(worker_quota::SHARES[1]);
+    let mut bench = Bench::new(2048);
+    let (store, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
+    bench.ring.attach(STORE, Arc::clone(&store)).unwrap();
+    bench.ring.attach(DeviceId(0), other).unwrap();
+    store.health().set_fault(InjectedFault::Stall);
+    BlockDevice::submit(&mut bench.ring, STORE, 0, IoRequest::Flush);
+    bench.ring.submit();
+    (1..=2 * share).for_each(|n| BlockDevice::submit(&mut bench.ring, STORE, n, IoRequest::Flush));
+    bench.ring.submit();
+    // The first one hangs: the others can be had back, and what comes now begins.
+    store.health().set_fault(InjectedFault::None);
+    assert_eq!(bench.ring.flights.attachments[0].as_ref().unwrap().active, 1);
+    let into = bench.filled(512, 0xEE);
+    BlockDevice::submit(&mut bench.ring, STORE, 1000, IoRequest::Read { into, at: 0 });
+    bench.ring.submit();
+    assert!(bench.ring.flights.attachments[0].as_ref().unwrap().parked.is_empty());
+    (0..2 * share).for_each(|n| bench.ring.recall(2000 + n, 1 + n));
+    let at_once: Vec<IoCompletion> = bench.ring.flights.ready.drain(..).collect();
+    let aborted = at_once.iter().filter(|done| done.outcome == Err(Status::ABORT_REQUESTED));
+    assert_eq!((at_once.len() as u64, aborted.count() as u64), (4 * share, 2 * share));
+    let mut tags: Vec<Tag> = bench.await_done(2).iter().map(|done| done.tag).collect();
+    tags.sort_unstable();
+    assert_eq!((tags, bench.ring.in_flight()), (vec![0, 1000], 0));
+    assert_eq!(bench.ring.flights.attachments[0].as_ref().unwrap().active, 0);
+}
+
+/// Whatever waits in the kernel's line for workers, waits for all stores.
+#[test]
+#[ignore = "needs root, a loop device and mkfs.ext4"]
+fn a_store_that_hangs_leaves_workers_to_others() {
+    const MANY: u64 = 3000;
+    let mut bench = Bench::new(4096);
+    let disk = bench.path("ext4");
+    fs::File::create(&disk).unwrap().set_len(32 << 20).unwrap();
+    let device = Loop::new(&disk, 4096);
+    let mount = Mount::new(&device, bench.path("mounted"));
+    let hangs = open(&mount.0.join("disk.img"), Some(MANY * 4096), 4096);
+    let (beside, other) = (DeviceId(0), bench.file("other.img", 4096));
+    bench.ring.attach(STORE, hangs).unwrap();
+    bench.ring.attach(beside, other).unwrap();
+    let frozen = mount.freeze();
+    (0..MANY).for_each(|n| bench.submit(IoRequest::Discard { at: n * 4096, len: 4096 }));
+    bench.ring.submit();
+    for _ in 0..3 {
+        BlockDevice::submit(
+            &mut bench.ring,
+            beside,
+            7,
+            IoRequest::Zero { at: 0, len: 4096, deallocate: false },
+        );
+        BlockDevice::submit(&mut bench.ring, beside, 8, IoRequest::Flush);
+        let done = bench.await_done(2);
+        assert!(done.iter().all(|done| done.tag >= 7 && done.outcome == Ok(())), "{done:?}");
+    }
+    // One that is parked is given back at once; the others go on when they can.
+    BlockDevice::submit(&mut bench.ring, STORE, 9, IoRequest::Discard { at: 0, len: 4096 });
+    bench.ring.recall(10, 9);
+    assert_eq!(bench.await_done(2).iter().map(|done| done.tag).sum::<u64>(), 19);
+    assert_eq!(bench.ring.in_flight(), MANY as usize);
+    drop(frozen);
+    assert!(bench.await_done(MANY as usize).iter().all(|done| done.outcome == Ok(())));
+    bench.ring.detach(STORE);
+    drop((mount, device));
+}
+
+/// What the kernel is told of durability, in the entry as it is submitted: whether a write has
+/// `RWF_DSYNC`, or a synchronisation is one of data. (`rw_flags` and `fsync_flags` of
+/// `struct io_uring_sqe` are the same four bytes.)
+fn flags_told(entry: &squeue::Entry) -> (u8, u32) {
+    assert_eq!(size_of_val(entry), 64);
+    // SAFETY: an entry is 64 plain bytes: the structure that the kernel reads.
+    let bytes = unsafe { &*std::ptr::from_ref(entry).cast::<[u8; 64]>() };
+    (bytes[0], u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]))
+}
+
+/// What the kernel is to be asked for a slot, and how that is said.
+fn next_entry(ring: &mut Ring, slot: u32) -> (Step, squeue::Entry) {
+    let Some(Submission::Step(slot, step)) = ring.flights.ask(slot) else { panic!("nothing") };
+    (step, ring.entry(slot, step).unwrap())
+}
+
+#[test]
+fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
+    let (mut bench, _) = Bench::with_file(512);
+    for (fixed, registered) in [(true, true), (false, true), (true, false), (false, false)] {
+        bench.ring.flights.attachments[0].as_mut().unwrap().fixed &= fixed;
+        bench.ring.memory.registered &= registered;
+        let code = if registered { opcode::WriteFixed::CODE } else { opcode::Write::CODE };
+        for (fua, flags) in [(true, libc::RWF_DSYNC), (false, 0)] {
+            let from = bench.filled(8192, 1);
+            bench.submit(IoRequest::Write { from, at: 0, fua });
+            let slot = bench.ring.flights.take_slot().unwrap();
+            for len in [8192, 4096] {
+                let (step, entry) = next_entry(&mut bench.ring, slot);
+                assert!(matches!(step, Step::Write { len: left, .. } if left == len), "{step:?}");
+                assert_eq!(flags_told(&entry), (code, flags as u32), "{fixed} {registered}");
+                // The kernel has done half of it: the rest is as durable.
+                let flight = bench.ring.flights.slots[slot as usize].as_mut().unwrap();
+                let backing = &bench.ring.flights.attachments[0].as_ref().unwrap().backing;
+                assert_eq!(flight.advance(4096, backing).is_some(), len == 4096);
+            }
+            let done = bench.ring.flights.land(slot, Ok(())).unwrap();
+            bench.pool.give(done.buf.unwrap());
+        }
+        bench.ring.flights.attachments[0].as_mut().unwrap().fixed = true;
+        bench.ring.memory.registered = true;
+    }
+}
+
+#[test]
+fn the_kernel_is_told_to_synchronise_data_by_a_flush() {
+    let (mut bench, backing) = Bench::with_file(512);
+    bench.submit(IoRequest::Flush);
+    let slot = bench.ring.flights.take_slot().unwrap();
+    let (step, entry) = next_entry(&mut bench.ring, slot);
+    assert_eq!(step, Step::Sync);
+    let datasync = io_uring::types::FsyncFlags::DATASYNC.bits();
+    assert_eq!(flags_told(&entry), (opcode::Fsync::CODE, datasync));
+    bench.ring.flights.not_asked(Submission::Step(slot, step));
+    assert_eq!(bench.await_done(1)[0].outcome, Ok(()));
+    assert_eq!(bench.ring.stats().syncs, 1);
+    assert_eq!(backing.health().failures(), 0);
+}

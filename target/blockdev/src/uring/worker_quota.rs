@@ -1,0 +1,112 @@
+//! Quota of a backing store in the ring, and so of the kernel's io-wq workers.
+//!
+//! An operation that the kernel cannot do at once (a synchronisation, a deallocation; a transfer that
+//! finds no free tag of its device) goes to a worker and keeps it until it is done. What finds no
+//! worker waits in one line, whatever store it is for. So the kernel has as many operations of a store
+//! as leave workers to others; the rest is parked with the store, in order of arrival.
+
+use std::iter::once;
+
+use rdma::Tag;
+
+use super::pending::Flights;
+use crate::Kind;
+use crate::request::PendingIo;
+use crate::uring::setup::MOST_WORKERS;
+use crate::uring::sqe::Attachment;
+
+/// What the kernel may have of a store while there is another. With a reactor's rate (some 500,000
+/// operations a second) that is no limit up to a latency of 400 us; and half a dozen stores may hang
+/// at once, as each has some at its device as well, which keep no worker.
+const BESIDE_OTHERS: u32 = 192;
+/// What it may have of one alone: another that comes finds workers.
+const ALONE: u32 = MOST_WORKERS - BESIDE_OTHERS;
+
+/// The two, in this order.
+pub(super) const SHARES: [u32; 2] = [ALONE, BESIDE_OTHERS];
+
+impl Flights {
+    /// Stores have come or gone.
+    pub(super) fn share_anew(&mut self) {
+        let has_workers = |it: &&Attachment| matches!(it.backing.kind(), Kind::File | Kind::Device);
+        let stores = self.attachments.iter().flatten().filter(has_workers).count();
+        self.share = self.shares[usize::from(stores > 1)];
+        (0..self.attachments.len()).for_each(|index| self.resume(index as u32));
+    }
+
+    /// Gives the next flight that may have one a slot; parks those before it that may not.
+    pub(super) fn take_slot(&mut self) -> Option<u32> {
+        let slot = *self.free.last()?;
+        let flight = self.next_resumed().or_else(|| self.next_queued())?;
+        if let Some(attachment) = &mut self.attachments[flight.attachment as usize] {
+            attachment.active += 1;
+        }
+        self.free.pop();
+        self.slots[slot as usize] = Some(flight);
+        Some(slot)
+    }
+
+    /// Takes a slot back: the next of its store may have it.
+    pub(super) fn leave_slot(&mut self, slot: u32, flight: &PendingIo) {
+        self.free.push(slot);
+        let index = flight.attachment;
+        if let Some(attachment) = self.attachments[index as usize].as_mut().filter(|_| !flight.idle)
+        {
+            attachment.active = attachment.active.saturating_sub(1);
+            self.resume(index);
+        }
+    }
+
+    /// Takes out flights that are in no slot yet.
+    pub(super) fn take_waiting(&mut self, is_wanted: impl Fn(Tag) -> bool) -> Vec<PendingIo> {
+        let mut taken = Vec::new();
+        let parked = self.attachments.iter_mut().flatten().map(|it| &mut it.parked);
+        for line in once(&mut self.queue).chain(parked) {
+            for _ in 0..line.len() {
+                let Some(flight) = line.pop_front() else { break };
+                match is_wanted(flight.tag()) {
+                    true => taken.push(flight),
+                    false => line.push_back(flight),
+                }
+            }
+        }
+        taken
+    }
+
+    /// Has what is parked with a store looked at.
+    pub(super) fn resume(&mut self, index: u32) {
+        let attachment = self.attachments[index as usize].as_ref();
+        if attachment.is_some_and(|it| !it.parked.is_empty()) && !self.resumed.contains(&index) {
+            self.resumed.push(index);
+        }
+    }
+
+    fn next_resumed(&mut self) -> Option<PendingIo> {
+        while let Some(index) = self.resumed.last() {
+            let attachment = self.attachments[*index as usize].as_mut();
+            let attachment = attachment.filter(|it| it.active < self.share);
+            let next = attachment.and_then(|it| Some((it.parked.pop_front()?, &it.backing)));
+            let Some((flight, backing)) = next else {
+                self.resumed.pop();
+                continue;
+            };
+            // The store may have failed, or become smaller, since it was submitted.
+            let Some(outcome) = flight.shortcut(backing) else { return Some(flight) };
+            let done = self.dismiss(flight, outcome);
+            self.ready.extend(done);
+        }
+        None
+    }
+
+    fn next_queued(&mut self) -> Option<PendingIo> {
+        while let Some(flight) = self.queue.pop_front() {
+            match &mut self.attachments[flight.attachment as usize] {
+                Some(it) if it.active >= self.share || !it.parked.is_empty() => {
+                    it.parked.push_back(flight);
+                }
+                _ => return Some(flight),
+            }
+        }
+        None
+    }
+}

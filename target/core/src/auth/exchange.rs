@@ -1,0 +1,420 @@
+//! In-band authentication of one queue, the controller's side: a state machine without I/O.
+//!
+//! ```text
+//!        Negotiate            received             Reply                 received
+//! Idle ────────────► Challenge ───────► Challenged ──────► Verdict ──────────────────► Idle
+//!   ▲                                                         │ with R2     Success2    ▲
+//!   │                                                         └──────► Content ─────────┘
+//!   └── anything wrong, or late: Failed ──► Over, and the queue closes
+//! ```
+//!
+//! Between a message of the host and what follows from it lies a [`DhComputation`]: the arithmetic, which
+//! takes milliseconds in the large groups and is done elsewhere. The command that brought the
+//! message is answered when the job is done, so a host that asks in order never waits for nothing.
+//!
+//! A Negotiate on a queue that is authenticated begins a re-authentication; commands run on
+//! meanwhile. When that fails they do not.
+//!
+//! Source: NVMe Base Specification 2.0, "DH-HMAC-CHAP Protocol".
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme::auth::{
+    Digest, Failure, GroupId, HashId, Kind, MESSAGE_MAX_BYTES, Negotiate, Notice, Reply, Success1,
+};
+use nvme::{Nqn, Status};
+
+use super::compute::{DhComputation, DhResult, Round, Start};
+use super::keys::Keys;
+
+use crate::diag::cause::Cause;
+
+/// How long a host may go on that has proved itself with a key that was replaced since: the time to
+/// write the new one on the host, which then proves itself anew. Else a rotation would cost a host
+/// its connection, and one that finds the old key refused gives its path up for good.
+pub const GRACE: Duration = Duration::from_secs(300);
+
+/// How long an exchange may take, from Connect or from a later Negotiate to its end.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long a host may take to fetch the failure and to leave.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Exchanges that may be begun before one succeeds: each may cost us milliseconds.
+const MOST_ATTEMPTS: u8 = 3;
+
+/// Where the exchange of a queue is.
+#[derive(Debug)]
+enum Stage {
+    /// Nothing is under way; a Negotiate may come.
+    Idle,
+    /// A job is under way, or waits for others.
+    Working { since: Instant },
+    /// The challenge may be fetched.
+    Challenge(Box<Round>),
+    /// A Reply is due.
+    Challenged(Box<Round>),
+    /// The host has proved itself; Success1 may be fetched, with R2 if it asked for it.
+    Verdict { t_id: u16, digest_bytes: u8, response: Option<Digest> },
+    /// Success2 is due.
+    Content { t_id: u16 },
+    /// Failure1 may be fetched.
+    Failed { t_id: u16, why: Failure },
+    /// The host has been told.
+    Over { t_id: u16, why: Failure },
+}
+
+/// The authentication of one queue.
+#[derive(Debug)]
+pub struct Exchange {
+    host: Nqn,
+    subsystem: Nqn,
+    stage: Stage,
+    authenticated: bool,
+    /// An exchange has succeeded since somebody asked.
+    succeeded: bool,
+    /// The queue was let in for it.
+    admitted: bool,
+    attempts: u8,
+    deadline: Option<Instant>,
+    /// A failure that nobody has noted yet.
+    news: Option<Failure>,
+    /// What a person may know of it, where the message to the host has no word for it.
+    cause: Option<Cause>,
+    /// What else there is to say of it.
+    detail: Option<String>,
+    /// What the last exchange has agreed on.
+    agreed: Option<(HashId, GroupId)>,
+    /// The secrets that the last exchange is about.
+    keys: Option<Arc<Keys>>,
+    /// Which of its host's keys it has proved; none: one that was replaced meanwhile.
+    proved: Option<u32>,
+    /// When its host has had time enough to prove itself with a new key.
+    key_until: Option<Instant>,
+}
+
+impl Exchange {
+    /// Of a queue that has just connected: nothing but authentication may run on it.
+    #[must_use]
+    pub fn new(host: Nqn, subsystem: Nqn, now: Instant) -> Exchange {
+        Exchange {
+            host,
+            subsystem,
+            stage: Stage::Idle,
+            authenticated: false,
+            succeeded: false,
+            admitted: false,
+            attempts: 0,
+            deadline: Some(now + DEADLINE),
+            news: None,
+            cause: None,
+            detail: None,
+            agreed: None,
+            keys: None,
+            proved: None,
+            key_until: None,
+        }
+    }
+
+    /// Whether other commands may run.
+    #[must_use]
+    pub fn is_authenticated(&self) -> bool {
+        self.authenticated
+    }
+
+    /// The queue has been let in, because its host has proved itself.
+    pub fn admit(&mut self) {
+        self.admitted = true;
+    }
+
+    /// The queue is not let in, whatever its host has proved: it closes.
+    pub fn turn_away(&mut self, now: Instant) {
+        self.excuse();
+        self.authenticated = false;
+        self.stage = Stage::Idle;
+        self.deadline = Some(now);
+    }
+
+    /// What is not finished is not the host's failure.
+    pub fn excuse(&mut self) {
+        self.attempts = 0;
+    }
+
+    /// Whether it was ever let in.
+    #[must_use]
+    pub fn was_admitted(&self) -> bool {
+        self.admitted
+    }
+
+    /// The host, as it calls itself.
+    #[must_use]
+    pub fn host(&self) -> &Nqn {
+        &self.host
+    }
+
+    /// Whether a job is under way.
+    #[must_use]
+    pub fn is_working(&self) -> bool {
+        matches!(self.stage, Stage::Working { .. })
+    }
+
+    /// Whether the queue must close: the host took too long, or the exchange has failed.
+    #[must_use]
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        !self.is_working() && self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Whether an exchange was begun that has neither succeeded nor failed: it may have cost us
+    /// arithmetic for nothing.
+    #[must_use]
+    pub fn is_unfinished(&self) -> bool {
+        let told = matches!(self.stage, Stage::Failed { .. } | Stage::Over { .. });
+        self.attempts > 0 && !told
+    }
+
+    /// Whether an exchange has succeeded since the last call, the first one or a later one.
+    pub fn take_success(&mut self) -> bool {
+        std::mem::take(&mut self.succeeded)
+    }
+
+    /// The secrets that the last exchange is about: they may have been replaced since.
+    #[must_use]
+    pub fn keys(&self) -> Option<&Arc<Keys>> {
+        self.keys.as_ref()
+    }
+
+    /// The exchange that has succeeded was about the key with this number, or about none that is
+    /// still valid.
+    pub fn set_proved(&mut self, key: Option<u32>) {
+        self.proved = key;
+    }
+
+    /// Whether the host has had time to prove itself with its key of this number, and has not.
+    pub fn has_outlived_key(&mut self, key: u32, now: Instant) -> bool {
+        if !self.authenticated || self.proved == Some(key) {
+            self.key_until = None;
+            return false;
+        }
+        now >= *self.key_until.get_or_insert(now + GRACE)
+    }
+
+    /// A failure since the last call, to be noted.
+    pub fn take_failure(&mut self) -> Option<Failure> {
+        self.news.take()
+    }
+
+    /// Why it has failed, where that is more than the failure says.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        self.cause
+    }
+
+    /// What there is to say of it besides: names of what was offered and what is allowed.
+    pub fn take_detail(&mut self) -> Option<String> {
+        self.detail.take()
+    }
+
+    /// The hash and the group of the last exchange.
+    #[must_use]
+    pub fn agreed(&self) -> Option<(HashId, GroupId)> {
+        self.agreed
+    }
+
+    /// A message of the host, exactly as long as it was sent. `start` gives what a new exchange
+    /// needs, or nothing when this host has no key (any more). What is returned must be worked
+    /// off and given to [`Exchange::on_worked`].
+    pub fn on_message(
+        &mut self,
+        bytes: &[u8],
+        start: impl FnOnce() -> Option<Start>,
+        now: Instant,
+    ) -> Option<DhComputation> {
+        let result = match Kind::parse(bytes) {
+            _ if matches!(self.stage, Stage::Failed { .. } | Stage::Over { .. }) => return None,
+            // Before the last one is answered; the job comes home to nobody.
+            _ if self.is_working() => Err(Failure::INCORRECT_MESSAGE),
+            Ok((Kind::Negotiate, _)) => self.on_negotiate(bytes, start, now),
+            Ok((Kind::Reply, t_id)) => self.on_reply(bytes, t_id),
+            Ok((Kind::Success2, t_id)) => self.on_success2(bytes, t_id),
+            Ok((Kind::Failure2, _)) => Err(failure2(bytes)),
+            Ok(_) => Err(Failure::INCORRECT_MESSAGE),
+            Err(why) => Err(why),
+        };
+        match result {
+            Ok(job) => {
+                if job.is_some() {
+                    self.stage = Stage::Working { since: now };
+                }
+                job
+            }
+            Err(why) => {
+                self.fail(t_id(bytes), why, now);
+                None
+            }
+        }
+    }
+
+    /// A job has been done.
+    pub fn on_worked(&mut self, worked: DhResult, now: Instant) {
+        let Stage::Working { since } = self.stage else { return };
+        // The time was ours.
+        let took = now.saturating_duration_since(since);
+        self.deadline = self.deadline.map(|deadline| deadline + took);
+        match worked {
+            DhResult::Challenge(round) => self.stage = Stage::Challenge(round),
+            DhResult::Verdict { t_id, digest_bytes, response: Ok(response) } => {
+                self.stage = Stage::Verdict { t_id, digest_bytes, response };
+            }
+            DhResult::Verdict { t_id, response: Err(why), .. } => self.fail(t_id, why, now),
+        }
+    }
+
+    /// The message that is due to the host, and its length. Asked out of order it is a failure.
+    ///
+    /// # Errors
+    /// Invalid Field when the host asks for fewer bytes than the message has; it can ask again.
+    pub fn fetch(
+        &mut self,
+        room_bytes: u32,
+        to: &mut [u8; MESSAGE_MAX_BYTES],
+        now: Instant,
+    ) -> Result<usize, Status> {
+        let due = matches!(
+            self.stage,
+            Stage::Challenge(_) | Stage::Verdict { .. } | Stage::Failed { .. } | Stage::Over { .. }
+        );
+        if !due {
+            let t_id = match &self.stage {
+                Stage::Challenged(round) => round.t_id,
+                Stage::Content { t_id } => *t_id,
+                _ => 0,
+            };
+            self.fail(t_id, Failure::INCORRECT_MESSAGE, now);
+        }
+        let written = match &self.stage {
+            Stage::Challenge(round) => round.challenge().emit(to),
+            Stage::Verdict { t_id, digest_bytes, response } => {
+                let response = response.as_ref().map(Digest::as_bytes);
+                Success1 { t_id: *t_id, digest_bytes: *digest_bytes, response }.emit(to)
+            }
+            Stage::Failed { t_id, why } | Stage::Over { t_id, why } => {
+                Notice::Failure1(*why).emit(*t_id, to)
+            }
+            _ => None,
+        };
+        // No message is longer than the longest.
+        let len = written.ok_or(Status::INTERNAL_ERROR)?;
+        if (room_bytes as usize) < len {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        self.fetched();
+        Ok(len)
+    }
+
+    /// The message that was due is on its way.
+    fn fetched(&mut self) {
+        self.stage = match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Challenge(round) => Stage::Challenged(round),
+            Stage::Verdict { t_id, response: Some(_), .. } => Stage::Content { t_id },
+            Stage::Verdict { response: None, .. } => {
+                self.succeed();
+                Stage::Idle
+            }
+            Stage::Failed { t_id, why } => Stage::Over { t_id, why },
+            other => other,
+        };
+    }
+
+    fn on_negotiate(
+        &mut self,
+        bytes: &[u8],
+        start: impl FnOnce() -> Option<Start>,
+        now: Instant,
+    ) -> Result<Option<DhComputation>, Failure> {
+        let offer = Negotiate::parse(bytes)?;
+        if offer.sc_c != 0 {
+            return Err(Failure::CHANNEL_MISMATCH);
+        }
+        if self.attempts >= MOST_ATTEMPTS {
+            self.cause = Some(Cause::BadAuthentication);
+            return Err(Failure::FAILED);
+        }
+        self.attempts += 1;
+        self.deadline.get_or_insert(now + DEADLINE);
+        let Some(start) = start() else {
+            self.cause = Some(Cause::NoKey);
+            return Err(Failure::FAILED);
+        };
+        let policy = Arc::clone(&start.policy);
+        self.keys = Some(Arc::clone(&start.keys));
+        let round = Round::new(&offer, start, self.host, self.subsystem).inspect_err(|why| {
+            self.detail = policy.lacks(&offer, *why);
+        })?;
+        self.agreed = Some(round.agreed());
+        Ok(Some(DhComputation::Challenge(Box::new(round))))
+    }
+
+    fn on_reply(&mut self, bytes: &[u8], t_id: u16) -> Result<Option<DhComputation>, Failure> {
+        let Stage::Challenged(round) = &self.stage else { return Err(Failure::INCORRECT_MESSAGE) };
+        if t_id != round.t_id {
+            return Err(Failure::INCORRECT_PAYLOAD);
+        }
+        let reply = Reply::parse(bytes)?;
+        if reply.challenge.is_some() && !round.has_controller_key() {
+            self.cause = Some(Cause::NoControllerKey);
+        }
+        round.check(&reply)?;
+        // Used once, whatever comes of it: a second Reply finds no challenge.
+        match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Challenged(round) => Ok(Some(DhComputation::verify(round, &reply)?)),
+            _ => Err(Failure::INCORRECT_MESSAGE),
+        }
+    }
+
+    fn on_success2(&mut self, bytes: &[u8], t_id: u16) -> Result<Option<DhComputation>, Failure> {
+        let Stage::Content { t_id: due } = self.stage else {
+            return Err(Failure::INCORRECT_MESSAGE);
+        };
+        if t_id != due || Notice::parse(bytes)? != Notice::Success2 {
+            return Err(Failure::INCORRECT_PAYLOAD);
+        }
+        self.stage = Stage::Idle;
+        self.succeed();
+        Ok(None)
+    }
+
+    fn succeed(&mut self) {
+        self.authenticated = true;
+        self.succeeded = true;
+        self.attempts = 0;
+        self.deadline = None;
+    }
+
+    fn fail(&mut self, t_id: u16, why: Failure, now: Instant) {
+        self.authenticated = false;
+        self.stage = Stage::Failed { t_id, why };
+        let farewell = now + FAREWELL;
+        self.deadline = Some(self.deadline.map_or(farewell, |deadline| deadline.min(farewell)));
+        self.news = Some(why);
+    }
+}
+
+/// What the host fails with.
+fn failure2(bytes: &[u8]) -> Failure {
+    match Notice::parse(bytes) {
+        Ok(Notice::Failure2(why)) => why,
+        _ => Failure::INCORRECT_PAYLOAD,
+    }
+}
+
+/// The transaction identifier of a message, if it has one.
+fn t_id(bytes: &[u8]) -> u16 {
+    match bytes {
+        [_, _, _, _, low, high, ..] => u16::from_le_bytes([*low, *high]),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

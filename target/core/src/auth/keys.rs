@@ -1,0 +1,261 @@
+//! Secrets of hosts, and the parameters that may be negotiated with them.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use nvme::Nqn;
+use nvme::auth::{Failure, GroupId, HashId, Negotiate, Secret};
+
+use super::exchange::GRACE;
+
+/// The secrets of one host.
+#[derive(Debug)]
+pub struct Keys {
+    /// By which it proves itself.
+    pub host: Secret,
+    /// By which controllers prove themselves to it.
+    pub controller: Option<Secret>,
+}
+
+/// Hashes and groups that may be negotiated, best first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// Hashes.
+    pub hashes: Vec<HashId>,
+    /// Groups.
+    pub groups: Vec<GroupId>,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        let hashes = vec![HashId::SHA256, HashId::SHA384, HashId::SHA512];
+        // Not the two largest: who comes is who chooses, and for us they take ten times as long.
+        let groups =
+            vec![GroupId::FFDHE3072, GroupId::FFDHE4096, GroupId::FFDHE2048, GroupId::NULL];
+        Policy { hashes, groups }
+    }
+}
+
+impl Policy {
+    /// What a host offers and what is allowed, where that is why its offer has failed.
+    pub(super) fn lacks(&self, offer: &Negotiate, why: Failure) -> Option<String> {
+        let (kind, offered, allowed) = match why {
+            Failure::HASH_UNUSABLE => ("hashes", listed(offer.hashes()), listed(&self.hashes)),
+            Failure::GROUP_UNUSABLE => ("groups", listed(offer.groups()), listed(&self.groups)),
+            _ => return None,
+        };
+        Some(format!("of {kind} it offers {offered}, and it may use {allowed}"))
+    }
+}
+
+/// `sha256, sha384 with ffdhe3072, null`.
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} with {}", listed(&self.hashes), listed(&self.groups))
+    }
+}
+
+/// Names, with commas between them.
+fn listed<T: fmt::Display>(all: impl IntoIterator<Item = T>) -> String {
+    let all: Vec<String> = all.into_iter().map(|each| each.to_string()).collect();
+    all.join(", ")
+}
+
+/// Authentication requirement of a host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Requirement {
+    /// It need not.
+    Nothing,
+    /// It must, and can.
+    Proof,
+    /// It would have to and cannot: there is no key.
+    Impossible,
+}
+
+/// Keys and rules of authentication; immutable.
+#[derive(Debug, Default)]
+pub struct Keyring {
+    hosts: HashMap<Nqn, Arc<Keys>>,
+    /// Who had a key, and of whom nothing is said now: nobody is let in under these names.
+    revoked: BTreeSet<Nqn>,
+    /// What may be agreed on with every host that has nothing of its own.
+    policy: Arc<Policy>,
+    rules: Rules,
+}
+
+/// Rules beside the keys of hosts; by default, that hosts without a key need not authenticate.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// Hosts without a key are refused by every subsystem.
+    pub required: bool,
+    /// Discovery controllers ask for authentication as well.
+    pub discovery: bool,
+    /// Of whom it is said that they need no key.
+    pub exempt: HashSet<Nqn>,
+    /// What may be agreed on with hosts that have something of their own.
+    pub policies: HashMap<Nqn, Arc<Policy>>,
+}
+
+impl Keyring {
+    /// Of these hosts, who must prove themselves; nobody else need.
+    #[must_use]
+    pub fn new(hosts: impl IntoIterator<Item = (Nqn, Keys)>, policy: Policy) -> Keyring {
+        let hosts = hosts.into_iter().map(|(nqn, keys)| (nqn, Arc::new(keys))).collect();
+        Keyring { hosts, policy: Arc::new(policy), ..Keyring::default() }
+    }
+
+    /// The same, with rules.
+    #[must_use]
+    pub fn with_rules(self, rules: Rules) -> Keyring {
+        Keyring { rules, ..self }
+    }
+
+    /// Whether `host` must prove itself to a controller of `subsystem`.
+    #[must_use]
+    pub fn demand(&self, host: &Nqn, subsystem: &Nqn) -> Requirement {
+        let discovery = subsystem.is_discovery();
+        match (self.hosts.contains_key(host), discovery) {
+            (_, true) if !self.rules.discovery => Requirement::Nothing,
+            (true, _) => Requirement::Proof,
+            (false, true) => Requirement::Impossible,
+            (false, false) if self.rules.required || self.revoked.contains(host) => {
+                Requirement::Impossible
+            }
+            (false, false) => Requirement::Nothing,
+        }
+    }
+
+    /// These hosts have had keys. Whoever has none now, and of whom it is not said that it needs none,
+    /// is refused: who takes the key of a host away does not mean that anybody may use its name.
+    pub fn revoke(&mut self, hosts: impl IntoIterator<Item = Nqn>) {
+        let is_settled =
+            |nqn: &Nqn| self.hosts.contains_key(nqn) || self.rules.exempt.contains(nqn);
+        let revoked = hosts.into_iter().filter(|nqn| !is_settled(nqn));
+        self.revoked = std::mem::take(&mut self.revoked).into_iter().chain(revoked).collect();
+    }
+
+    /// All hosts that have or have had keys, but for those of whom it is said that they need none.
+    #[must_use]
+    pub fn known(&self) -> BTreeSet<Nqn> {
+        self.hosts.keys().chain(&self.revoked).copied().collect()
+    }
+
+    /// Whether the secret by which a host proves itself is another one than it was, or gone.
+    #[must_use]
+    pub fn differs_for(&self, host: &Nqn, old: &Keyring) -> bool {
+        match (self.hosts.get(host), old.hosts.get(host)) {
+            (Some(new), Some(old)) => !new.host.is(&old.host),
+            (new, old) => new.is_some() != old.is_some(),
+        }
+    }
+
+    /// The secrets of a host.
+    #[must_use]
+    pub fn keys(&self, host: &Nqn) -> Option<Arc<Keys>> {
+        self.hosts.get(host).cloned()
+    }
+
+    /// What may be agreed on with a host that has nothing of its own.
+    #[must_use]
+    pub fn policy(&self) -> Arc<Policy> {
+        Arc::clone(&self.policy)
+    }
+
+    /// What may be agreed on with this host.
+    #[must_use]
+    pub fn policy_of(&self, host: &Nqn) -> Arc<Policy> {
+        Arc::clone(self.rules.policies.get(host).unwrap_or(&self.policy))
+    }
+
+    /// How many hosts have keys.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Whether no host has a key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.hosts.is_empty()
+    }
+
+    /// What is different from `old`, one line each, without secrets.
+    #[must_use]
+    pub fn differences(&self, old: &Keyring) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (nqn, keys) in &self.hosts {
+            match old.hosts.get(nqn) {
+                None => lines.push(format!("host {nqn} must authenticate")),
+                Some(was) if !keys.host.is(&was.host) => lines.push(format!(
+                    "the key of host {nqn} changed: what it let in is disconnected unless it \
+                     authenticates with the new one within {} s",
+                    GRACE.as_secs()
+                )),
+                Some(was) if !keys.are(was) => lines.push(format!("keys of host {nqn} changed")),
+                Some(_) => {}
+            }
+        }
+        for nqn in old.hosts.keys().filter(|nqn| !self.hosts.contains_key(*nqn)) {
+            lines.push(match self.revoked.contains(nqn) {
+                true => format!(
+                    "the key of host {nqn} was removed: it is refused until it has one again, or \
+                     `nvmfctl host unkey` says that it needs none"
+                ),
+                false if self.rules.required => format!("the key of host {nqn} was removed"),
+                false => format!(
+                    "host {nqn} need not authenticate any more: whoever uses its name is let in"
+                ),
+            });
+        }
+        let rules = |keyring: &Keyring| (keyring.rules.required, keyring.rules.discovery);
+        if rules(self) != rules(old) {
+            lines.push("the rules of authentication changed".to_owned());
+        }
+        lines.sort();
+        lines
+    }
+}
+
+impl Keys {
+    fn are(&self, other: &Keys) -> bool {
+        let same_controller = match (&self.controller, &other.controller) {
+            (Some(a), Some(b)) => a.is(b),
+            (None, None) => true,
+            _ => false,
+        };
+        self.host.is(&other.host) && same_controller
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::auth::keys::*;
+
+    const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+
+    #[test]
+    fn a_name_whose_key_is_removed_is_refused_until_somebody_says_otherwise() {
+        let (known, disk) = ("nqn.2026-11.host:known", "nqn.2026-11.io.nvmfd:disk");
+        let [known, disk] = [known, disk].map(|name| name.parse::<Nqn>().unwrap());
+        let keys = Keys { host: Secret::parse(SECRET).unwrap(), controller: None };
+        let policy = Policy::clone(&Keyring::default().policy());
+        let old = Keyring::new([(known, keys)], policy);
+        let mut removed = Keyring::default();
+        assert_eq!(removed.demand(&known, &disk), Requirement::Nothing);
+        removed.revoke(old.known());
+        assert_eq!(removed.demand(&known, &disk), Requirement::Impossible);
+        assert!(removed.differences(&old)[0].contains("it is refused until"));
+        assert!(removed.differs_for(&known, &old) && !removed.differs_for(&disk, &old));
+        // It is known for as long as nothing else is said.
+        let mut later = Keyring::default();
+        later.revoke(removed.known());
+        assert_eq!(later.demand(&known, &disk), Requirement::Impossible);
+        let rules = Rules { exempt: [known].into(), ..Rules::default() };
+        let mut exempt = Keyring::default().with_rules(rules);
+        exempt.revoke(later.known());
+        assert_eq!(exempt.demand(&known, &disk), Requirement::Nothing);
+        assert!(exempt.differences(&old)[0].contains("whoever uses its name is let in"));
+        assert!(exempt.known().is_empty());
+    }
+}

@@ -1,0 +1,240 @@
+//! Fabrics commands: Connect, Property Get, Property Set. Who is admitted is the registry's
+//! business; what the command itself must look like is here.
+//!
+//! Source: NVMe Base Specification 2.0, "Fabrics Command Set".
+
+use nvme::fabrics::{
+    Authentication, Connect, ConnectData, Disconnect, FabricsType, InvalidParameter, PropertyGet,
+    PropertySet, SECP_NVME,
+};
+use nvme::{Sqe, Status};
+use rdma::Remote;
+
+use super::{CapsuleInfo, Plan, Source, destination, no_data, source};
+use crate::controller::{CcEffect, Controller};
+use crate::diag::cause::Cause;
+
+/// Bytes of Connect data.
+pub const CONNECT_DATA_BYTES: u32 = ConnectData::BYTES as u32;
+
+/// A refused Connect: the status, and dword 0 of the completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectError {
+    /// The status.
+    pub status: Status,
+    /// Which field is wrong, for Connect Invalid Parameters; else 0.
+    pub dw0: u32,
+    /// Why, for the administrator: the host is told less.
+    pub cause: Cause,
+    /// The host may come in, and only asks for what was there before a restart: that it asked counts
+    /// for nothing against its address.
+    pub is_late: bool,
+}
+
+impl ConnectError {
+    /// A status that names no field.
+    #[must_use]
+    pub fn new(cause: Cause, status: Status) -> ConnectError {
+        ConnectError { status, dw0: 0, cause, is_late: false }
+    }
+
+    /// Connect Invalid Parameters, naming the field.
+    #[must_use]
+    pub fn parameter(cause: Cause, field: InvalidParameter) -> ConnectError {
+        let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
+        ConnectError { status, dw0: field.dw0(), cause, is_late: false }
+    }
+
+    /// Connect Invalid Host.
+    #[must_use]
+    pub fn host(cause: Cause) -> ConnectError {
+        let status = Status::CONNECT_INVALID_HOST.with_dnr();
+        ConnectError { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause, is_late: false }
+    }
+
+    /// Connect Controller Busy. Not for good: whoever is gone makes room some time.
+    #[must_use]
+    pub fn busy(cause: Cause) -> ConnectError {
+        ConnectError::new(cause, Status::CONNECT_CONTROLLER_BUSY)
+    }
+}
+
+/// A command on a queue that is not connected yet: only Connect is in order.
+///
+/// # Errors
+/// Command Sequence Error, or what is wrong with the Connect command.
+pub fn first(sqe: &Sqe, received: CapsuleInfo) -> Result<Plan, Status> {
+    sqe.check_flags()?;
+    if !sqe.is_fabrics() || sqe.fabrics_type() != FabricsType::CONNECT {
+        return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    }
+    if Connect::parse(sqe).recfmt != 0 {
+        return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr());
+    }
+    // The admin queue's data may come in the capsule as well, when they really are in it.
+    let from: Source = source(sqe, received, CONNECT_DATA_BYTES, false)?;
+    Ok(Plan::Connect { from })
+}
+
+/// A fabrics command on a connected admin queue.
+///
+/// # Errors
+/// The status to answer with.
+pub fn admin(sqe: &Sqe, controller: &mut Controller) -> Result<Plan, Status> {
+    sqe.check_flags()?;
+    match sqe.fabrics_type() {
+        FabricsType::PROPERTY_GET => {
+            let get = PropertyGet::parse(sqe);
+            controller.property(get.property, get.size_bytes()).map(Plan::Reply)
+        }
+        FabricsType::PROPERTY_SET => {
+            let set = PropertySet::parse(sqe);
+            let effect = controller.set_property(set.property, set.size_bytes(), set.value)?;
+            Ok(match effect {
+                CcEffect::Done => Plan::Reply(0),
+                CcEffect::ShutDown { backings } => Plan::ShutDown { backings, durable: true },
+            })
+        }
+        FabricsType::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
+        FabricsType::DISCONNECT => Err(Status::INVALID_QUEUE_TYPE.with_dnr()),
+        _ => Err(Status::INVALID_OPCODE.with_dnr()),
+    }
+}
+
+/// A fabrics command on a connected I/O queue.
+///
+/// # Errors
+/// The status to answer with.
+pub fn io(sqe: &Sqe) -> Result<Plan, Status> {
+    sqe.check_flags()?;
+    match sqe.fabrics_type() {
+        FabricsType::DISCONNECT if Disconnect::parse(sqe).recfmt != 0 => {
+            Err(Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr())
+        }
+        FabricsType::DISCONNECT => no_data(sqe).map(|()| Plan::Disconnect),
+        FabricsType::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
+        _ => Err(Status::INVALID_OPCODE.with_dnr()),
+    }
+}
+
+/// Bytes that an authentication command may transfer at most: hosts ask for a page.
+pub const AUTHENTICATION_MOST_BYTES: u32 = 4096;
+
+/// Where the message of an Authentication Send comes from.
+///
+/// # Errors
+/// Invalid Field for another protocol, no bytes or too many; what is wrong with the SGL.
+pub fn authentication_send(sqe: &Sqe, received: CapsuleInfo) -> Result<Plan, Status> {
+    let len = authentication(sqe)?;
+    if len > AUTHENTICATION_MOST_BYTES {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
+    Ok(Plan::Authenticate { from: source(sqe, received, len, true)? })
+}
+
+/// Where the message of an Authentication Receive goes to, and how much of it there is room for.
+///
+/// # Errors
+/// As of [`authentication_send`].
+pub fn authentication_receive(sqe: &Sqe, received: CapsuleInfo) -> Result<Remote, Status> {
+    let len = authentication(sqe)?;
+    destination(sqe, received, len.min(AUTHENTICATION_MOST_BYTES), false)
+}
+
+fn authentication(sqe: &Sqe) -> Result<u32, Status> {
+    let Authentication { spsp0, spsp1, secp, len_bytes } = Authentication::parse(sqe);
+    match (secp, spsp0, spsp1, len_bytes) {
+        (SECP_NVME, 1, 1, 1..) => Ok(len_bytes),
+        _ => Err(Status::INVALID_FIELD.with_dnr()),
+    }
+}
+
+/// Limits negotiated for a queue pair, checked at Connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueLimits {
+    /// Queue id in the connection request.
+    pub qid: u16,
+    /// HSQSIZE of the connection request.
+    pub hsqsize_z: u16,
+    /// MQES of our controllers.
+    pub mqes_z: u16,
+}
+
+/// Largest admin queue that the documents allow, zero-based.
+const ADMIN_SQSIZE_MAX_Z: u16 = 4095;
+
+/// Holds a Connect command against its connection request.
+///
+/// # Errors
+/// Connect Invalid Parameters with the field.
+pub fn check_connect(connect: &Connect, promise: QueueLimits) -> Result<(), ConnectError> {
+    if connect.qid != promise.qid {
+        return Err(ConnectError::parameter(Cause::BadQueueId, InvalidParameter::QID));
+    }
+    let most = match connect.qid {
+        0 => ADMIN_SQSIZE_MAX_Z,
+        _ => promise.mqes_z,
+    };
+    if connect.sqsize_z == 0 || connect.sqsize_z > most.min(promise.hsqsize_z) {
+        return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::fabrics::*;
+    use nvme::{AdminOpcode, IoOpcode, Sgl};
+
+    const RECEIVED: CapsuleInfo =
+        CapsuleInfo { tail_bytes: 0, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+
+    fn connect(len: u32) -> Sqe {
+        Connect { sqsize_z: 31, ..Connect::default() }.emit(Sgl::keyed(0x10, len, 3, true).unwrap())
+    }
+
+    #[test]
+    fn only_connect_may_come_first() {
+        let plan = first(&connect(1024), RECEIVED).unwrap();
+        assert!(matches!(plan, Plan::Connect { from } if from.len_bytes() == 1024));
+        for sqe in [
+            Sqe::io(IoOpcode::READ, 1),
+            Sqe::admin(AdminOpcode::IDENTIFY),
+            Sqe::fabrics(FabricsType::PROPERTY_GET),
+        ] {
+            let status = first(&sqe, RECEIVED).unwrap_err();
+            assert!(status.is(Status::COMMAND_SEQUENCE_ERROR) && status.dnr());
+        }
+    }
+
+    #[test]
+    fn connect_data_are_1024_bytes_of_format_0() {
+        let short = first(&connect(1023), RECEIVED).unwrap_err();
+        assert!(short.is(Status::DATA_SGL_LENGTH_INVALID) && short.dnr());
+        let format = Connect { recfmt: 1, ..Connect::default() }
+            .emit(Sgl::keyed(0, 1024, 0, false).unwrap());
+        let status = first(&format, RECEIVED).unwrap_err();
+        assert!(status.is(Status::CONNECT_INCOMPATIBLE_FORMAT) && status.dnr());
+        // In the capsule, but not received: stale bytes of the buffer must never count.
+        let inline = Connect::default().emit(Sgl::in_capsule(0, 1024));
+        let status = first(&inline, RECEIVED).unwrap_err();
+        assert!(status.is(Status::DATA_SGL_LENGTH_INVALID));
+    }
+
+    #[test]
+    fn queue_id_and_size_are_held_against_the_connection_request() {
+        let promise = QueueLimits { qid: 1, hsqsize_z: 63, mqes_z: 127 };
+        let ask = |qid, sqsize_z| {
+            let connect = Connect { qid, sqsize_z, ..Connect::default() };
+            check_connect(&connect, promise).map_err(|r| (r.status.code(), r.dw0))
+        };
+        assert_eq!(ask(1, 63), Ok(()));
+        assert_eq!(ask(1, 15), Ok(()));
+        assert_eq!(ask(1, 64), Err((0x182, 44)));
+        assert_eq!(ask(1, 0), Err((0x182, 44)));
+        assert_eq!(ask(2, 15), Err((0x182, 42)));
+        let wide = QueueLimits { hsqsize_z: 9999, ..promise };
+        let connect = Connect { qid: 1, sqsize_z: 128, ..Connect::default() };
+        assert_eq!(check_connect(&connect, wide).unwrap_err().dw0, 44);
+    }
+}

@@ -1,0 +1,592 @@
+//! I/O commands of the NVM command set: Flush, Write, Read, Compare, Write Zeroes, Dataset
+//! Management, Verify, Copy; and those about reservations.
+//!
+//! Source: NVM Command Set Specification 1.0, "I/O Commands".
+
+use std::sync::Arc;
+
+use nvme::reservation::Report;
+use nvme::sqe::DsmRange;
+use nvme::{IoOpcode, Sqe, Status};
+
+use super::{CapsuleInfo, Plan, copy, destination, no_data, source, write_uncorrectable};
+use crate::subsystem::reservation::{Barred, Order};
+use crate::subsystem::{Extent, Namespace, Subsystem};
+
+/// Bytes of one Dataset Management range.
+pub const RANGE_BYTES: u32 = 16;
+
+/// What Verify loads at once, at most: enough to keep a disk busy, little enough to wait for.
+const VERIFY_BYTES: u32 = 128 << 10;
+
+/// Decides an I/O command on a ready controller. The order of checks is: flags, opcode,
+/// namespace, format in progress, reservation, write protection, range, SGL. `barred` is what
+/// reservations keep this host from in this namespace.
+///
+/// # Errors
+/// The status to answer with.
+pub fn plan(
+    sqe: &Sqe,
+    subsystem: &Subsystem,
+    barred: Barred,
+    received: CapsuleInfo,
+) -> Result<Plan, Status> {
+    type Rule = fn(&Sqe, &Namespace, CapsuleInfo) -> Result<Plan, Status>;
+    sqe.check_flags()?;
+    let rule: Rule = match sqe.io_opcode() {
+        IoOpcode::FLUSH => flush,
+        IoOpcode::WRITE => write,
+        IoOpcode::READ => read,
+        IoOpcode::COMPARE => compare,
+        IoOpcode::WRITE_ZEROES => write_zeroes,
+        IoOpcode::DATASET_MANAGEMENT => dataset_management,
+        IoOpcode::VERIFY => verify,
+        IoOpcode::WRITE_UNCORRECTABLE => write_uncorrectable::plan,
+        IoOpcode::COPY => copy_blocks,
+        IoOpcode::RESERVATION_REPORT => reservation_report,
+        IoOpcode::RESERVATION_REGISTER
+        | IoOpcode::RESERVATION_ACQUIRE
+        | IoOpcode::RESERVATION_RELEASE => reserve,
+        _ => return Err(Status::INVALID_OPCODE.with_dnr()),
+    };
+    let namespace = accessible(sqe, subsystem, barred)?;
+    let plan = rule(sqe, namespace, received)?;
+    match namespace.marks.is_empty() {
+        true => Ok(plan),
+        false => write_uncorrectable::judge(plan, namespace),
+    }
+}
+
+/// Decides whether a step of a command that was accepted may begin: it may have waited for long, and
+/// all that was checked on arrival may be otherwise by now. `range` is what the step touches, in
+/// bytes.
+///
+/// # Errors
+/// The status that the command would be answered with, were it to arrive now.
+pub fn may_begin(
+    sqe: &Sqe,
+    plan: &Plan,
+    range: Option<(u64, u64)>,
+    subsystem: &Subsystem,
+    barred: Barred,
+) -> Result<(), Status> {
+    let namespace = accessible(sqe, subsystem, barred)?;
+    let is_the_same = match plan {
+        Plan::Mark { of, .. } => Arc::ptr_eq(of, &namespace.marks),
+        plan => plan.backing() == Some(namespace.backing),
+    };
+    if !is_the_same {
+        // Another namespace has its number now.
+        return Err(Status::INVALID_NAMESPACE.with_dnr());
+    }
+    if plan.changes_blocks() {
+        writable(namespace)?;
+    }
+    let size_bytes = namespace.blocks << namespace.block_shift;
+    match range {
+        Some((at, len)) if at.checked_add(len).is_none_or(|end| end > size_bytes) => {
+            Err(Status::LBA_OUT_OF_RANGE.with_dnr())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The namespace of a command, if its host may use it so now.
+fn accessible<'a>(
+    sqe: &Sqe,
+    subsystem: &'a Subsystem,
+    barred: Barred,
+) -> Result<&'a Namespace, Status> {
+    let namespace = subsystem.namespace(sqe.nsid)?;
+    if namespace.formatting.is_some() {
+        return Err(Status::FORMAT_IN_PROGRESS);
+    }
+    match barred.has(group(sqe.io_opcode())) {
+        true => Err(Status::RESERVATION_CONFLICT.with_dnr()),
+        false => Ok(namespace),
+    }
+}
+
+/// The group of a command ("Command Behavior in the Presence of a Reservation").
+fn group(opcode: IoOpcode) -> Barred {
+    match opcode {
+        IoOpcode::READ | IoOpcode::COMPARE | IoOpcode::VERIFY => Barred::READ,
+        IoOpcode::COPY => Barred::ALL,
+        IoOpcode::FLUSH
+        | IoOpcode::WRITE
+        | IoOpcode::WRITE_ZEROES
+        | IoOpcode::DATASET_MANAGEMENT
+        | IoOpcode::WRITE_UNCORRECTABLE => Barred::WRITE,
+        _ => Barred(0),
+    }
+}
+
+/// Checks all ranges of a Dataset Management command, before any is acted on.
+///
+/// # Errors
+/// LBA Out of Range.
+pub fn check_ranges(data: &[u8], extent: Extent) -> Result<(), Status> {
+    DsmRange::parse_all(data)
+        .try_for_each(|range| extent.range(range.slba, range.blocks.into()).map(drop))
+}
+
+/// Byte offset and length of one of the ranges, counted from 0.
+///
+/// # Errors
+/// LBA Out of Range.
+pub fn range_at(data: &[u8], index: u32, extent: Extent) -> Result<(u64, u64), Status> {
+    let range = DsmRange::parse_all(data).nth(index as usize).unwrap_or_default();
+    extent.range(range.slba, range.blocks.into())
+}
+
+fn flush(sqe: &Sqe, namespace: &Namespace, _: CapsuleInfo) -> Result<Plan, Status> {
+    no_data(sqe)?;
+    match namespace.volatile_cache {
+        true => Ok(Plan::Flush { backing: namespace.backing }),
+        false => Ok(Plan::Reply(0)),
+    }
+}
+
+fn read(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
+    let (at, len) = transfer(sqe, namespace, received)?;
+    let to = destination(sqe, received, len, true)?;
+    Ok(Plan::Load { backing: namespace.backing, at, to })
+}
+
+fn write(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
+    writable(namespace)?;
+    let (at, len) = transfer(sqe, namespace, received)?;
+    let from = source(sqe, received, len, true)?;
+    Ok(Plan::Store { backing: namespace.backing, at, from, fua: sqe.fua() })
+}
+
+fn compare(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
+    let (at, len) = transfer(sqe, namespace, received)?;
+    let from = source(sqe, received, len, true)?;
+    Ok(Plan::Compare { backing: namespace.backing, at, from })
+}
+
+fn write_zeroes(sqe: &Sqe, namespace: &Namespace, _: CapsuleInfo) -> Result<Plan, Status> {
+    writable(namespace)?;
+    let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
+    no_data(sqe)?;
+    let (deallocate, fua) = (sqe.deac(), sqe.fua());
+    Ok(Plan::Zero { backing: namespace.backing, at, len, deallocate, fua })
+}
+
+fn dataset_management(
+    sqe: &Sqe,
+    namespace: &Namespace,
+    received: CapsuleInfo,
+) -> Result<Plan, Status> {
+    let nr = sqe.ranges() as u32;
+    // Linux describes 4096 bytes whatever the number of ranges: longer is fine.
+    let from = source(sqe, received, nr * RANGE_BYTES, false)?;
+    if !sqe.deallocate() {
+        return Ok(Plan::Reply(0));
+    }
+    writable(namespace)?;
+    Ok(Plan::Deallocate { extent: namespace.extent(), nr, from })
+}
+
+/// Verify moves no data, so its length has no limit but the namespace (VSL 0).
+fn verify(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
+    let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
+    no_data(sqe)?;
+    let piece_bytes = VERIFY_BYTES.min(received.mdts_bytes);
+    Ok(Plan::Verify { backing: namespace.backing, at, len, piece_bytes })
+}
+
+/// Copy reads and writes: it is barred where either is.
+fn copy_blocks(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
+    writable(namespace)?;
+    copy::plan(sqe, namespace, received)
+}
+
+/// Register, Acquire, Release: the state worker decides. Linux gives 16 bytes also where 8 are needed.
+fn reserve(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
+    let invalid = Status::INVALID_OPCODE.with_dnr();
+    if namespace.is_shared() {
+        return Err(invalid);
+    }
+    let len = Order::data_bytes(sqe.io_opcode()).ok_or(invalid)?;
+    let from = source(sqe, received, len, false)?;
+    Ok(Plan::Reserve { of: Arc::clone(&namespace.reservation), from })
+}
+
+/// Reservation Report. Host identifiers have 128 bits on a fabric, which the shorter structures
+/// cannot say.
+fn reservation_report(
+    sqe: &Sqe,
+    namespace: &Namespace,
+    received: CapsuleInfo,
+) -> Result<Plan, Status> {
+    if namespace.is_shared() {
+        return Err(Status::INVALID_OPCODE.with_dnr());
+    }
+    let report = Report::parse(sqe);
+    if !report.extended {
+        return Err(Status::HOST_ID_INCONSISTENT.with_dnr());
+    }
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    let len = u32::try_from(report.len_bytes()).map_err(|_| invalid)?;
+    let to = destination(sqe, received, len, false)?;
+    Ok(Plan::Give { page: namespace.reservation.report(), to })
+}
+
+/// Whether a host may change blocks of a namespace.
+///
+/// # Errors
+/// Namespace is Write Protected.
+pub fn writable(namespace: &Namespace) -> Result<(), Status> {
+    match namespace.is_read_only() {
+        true => Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()),
+        false => Ok(()),
+    }
+}
+
+fn transfer(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<(u64, u32), Status> {
+    let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
+    match u32::try_from(len) {
+        Ok(len) if len <= received.mdts_bytes => Ok((at, len)),
+        _ => Err(Status::INVALID_FIELD.with_dnr()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::Source;
+    use crate::command::io::*;
+    use crate::subsystem::reservation::{Reservation, State};
+    use crate::subsystem::testing::sample;
+    use crate::subsystem::write_protect::Protection;
+    use nvme::Sgl;
+    use nvme::feature::WriteProtectState;
+    use nvme::reservation::{Acquire, Register, Release, ReservationType};
+    use nvmfd_blockdev::DeviceId;
+    use proptest::prelude::*;
+    use rdma::Remote;
+
+    const RECEIVED: CapsuleInfo =
+        CapsuleInfo { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+
+    fn keyed(len: u32) -> Sgl {
+        Sgl::keyed(0x1000, len, 7, true).unwrap()
+    }
+
+    fn ask(sqe: &Sqe) -> Result<Plan, Status> {
+        plan(sqe, &sample(), Barred(0), RECEIVED)
+    }
+
+    fn refused(sqe: &Sqe, status: Status) {
+        let got = ask(sqe).unwrap_err();
+        assert!(got.is(status) && got.dnr(), "{got} instead of {status}");
+    }
+
+    #[test]
+    fn read_and_write_become_load_and_store() {
+        let backing = DeviceId(0);
+        let read = Sqe::io(IoOpcode::READ, 1).with_range(5, 1).with_sgl(keyed(8192));
+        let to = Remote { addr: 0x1000, key: 7, len: 8192 };
+        assert_eq!(ask(&read), Ok(Plan::Load { backing, at: 5 * 4096, to }));
+
+        let write = Sqe::io(IoOpcode::WRITE, 1).with_range(5, 0).with_fua(true);
+        let inline = write.with_sgl(Sgl::in_capsule(0, 4096));
+        let from = Source::Capsule { offset: 0, len: 4096 };
+        assert_eq!(ask(&inline), Ok(Plan::Store { backing, at: 5 * 4096, from, fua: true }));
+        let from = Source::Host(Remote { addr: 0x1000, key: 7, len: 4096 });
+        let pulled = Plan::Store { backing, at: 5 * 4096, from, fua: true };
+        assert_eq!(ask(&write.with_sgl(keyed(4096))), Ok(pulled));
+
+        let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_range(5, 0);
+        for fua in [true, false] {
+            let zero = Plan::Zero { backing, at: 5 * 4096, len: 4096, deallocate: false, fua };
+            assert_eq!(ask(&zeroes.with_fua(fua)), Ok(zero));
+        }
+    }
+
+    #[test]
+    fn in_capsule_data_are_what_was_received_and_nothing_else() {
+        let write = Sqe::io(IoOpcode::WRITE, 2).with_range(0, 7);
+        let whole = write.with_sgl(Sgl::in_capsule(0, 4096));
+        assert!(ask(&whole).is_ok());
+        // One byte less arrived than the descriptor says.
+        let short = CapsuleInfo { tail_bytes: 4095, ..RECEIVED };
+        let status = plan(&whole, &sample(), Barred(0), short).unwrap_err();
+        assert!(status.is(Status::DATA_SGL_LENGTH_INVALID) && status.dnr());
+        // More arrived than a capsule may hold.
+        let long = CapsuleInfo { tail_bytes: 1 << 20, ..RECEIVED };
+        let far = write.with_sgl(Sgl::in_capsule(4096, 4096));
+        assert!(
+            plan(&far, &sample(), Barred(0), long).unwrap_err().is(Status::DATA_SGL_LENGTH_INVALID)
+        );
+        refused(&write.with_sgl(Sgl::in_capsule(4097, 4096)), Status::SGL_OFFSET_INVALID);
+        refused(&write.with_sgl(Sgl::in_capsule(u64::MAX, 4096)), Status::SGL_OFFSET_INVALID);
+        refused(
+            &write.with_sgl(Sgl::in_capsule(u64::MAX - 4095, 4096)),
+            Status::SGL_OFFSET_INVALID,
+        );
+        refused(&write.with_sgl(Sgl::in_capsule(1, 4096)), Status::DATA_SGL_LENGTH_INVALID);
+    }
+
+    #[test]
+    fn what_the_reference_says_of_bad_io_commands() {
+        let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
+        for nsid in [0, 3, u32::MAX] {
+            refused(&read.with_nsid(nsid), Status::INVALID_NAMESPACE);
+        }
+        refused(&read.with_range(1 << 20, 0), Status::LBA_OUT_OF_RANGE);
+        refused(&read.with_range(u64::MAX, 0), Status::LBA_OUT_OF_RANGE);
+        refused(&read.with_range((1 << 20) - 1, 1), Status::LBA_OUT_OF_RANGE);
+        refused(&read.with_range(0, 1), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&read.with_sgl(keyed(0)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&read.with_sgl(keyed(8192)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&read.with_sgl(Sgl::in_capsule(0, 4096)), Status::INVALID_FIELD);
+        refused(&read.with_range(0, 256).with_sgl(keyed(257 * 4096)), Status::INVALID_FIELD);
+        refused(&Sqe { opcode: 0x79, ..read }, Status::INVALID_OPCODE);
+        refused(&Sqe::io(IoOpcode::WRITE_UNCORRECTABLE, 1), Status::INVALID_OPCODE);
+        let verify = Sqe::io(IoOpcode::VERIFY, 1);
+        refused(&verify.with_sgl(keyed(4096)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&verify.with_range((1 << 20) - 1, 1), Status::LBA_OUT_OF_RANGE);
+        refused(&Sqe::io(IoOpcode::COPY, 1), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&Sqe { dptr: [0xFF; 16], ..read }, Status::SGL_TYPE_INVALID);
+        refused(&read.with_flags(nvme::sqe::Flags(0)), Status::INVALID_FIELD);
+        refused(&read.with_flags(nvme::sqe::Flags(0x41)), Status::INVALID_FIELD);
+        let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1);
+        refused(&zeroes.with_sgl(keyed(4096)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&zeroes.with_range((1 << 20) - 1, 1), Status::LBA_OUT_OF_RANGE);
+        refused(&Sqe::io(IoOpcode::FLUSH, u32::MAX), Status::INVALID_NAMESPACE);
+    }
+
+    #[test]
+    fn a_read_only_namespace_is_not_written() {
+        let mut by_configuration = sample();
+        by_configuration.namespaces[0].read_only = true;
+        let mut by_a_host = sample();
+        let protection = Protection::simulated(by_a_host.nqn, 1);
+        protection.change(WriteProtectState::UNTIL_POWER_CYCLE).unwrap();
+        by_a_host.namespaces[0].protection = protection;
+        for subsystem in [by_configuration, by_a_host] {
+            is_not_written(&subsystem);
+        }
+    }
+
+    fn is_not_written(subsystem: &Subsystem) {
+        for opcode in [IoOpcode::WRITE, IoOpcode::WRITE_ZEROES] {
+            let status = plan(&Sqe::io(opcode, 1), subsystem, Barred(0), RECEIVED).unwrap_err();
+            assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
+        }
+        let copy = Sqe::io(IoOpcode::COPY, 1).with_sgl(keyed(4096));
+        for sqe in [Sqe::deallocation(1, 0).with_sgl(keyed(4096)), copy] {
+            let status = plan(&sqe, subsystem, Barred(0), RECEIVED).unwrap_err();
+            assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED));
+        }
+        let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
+        assert!(plan(&read, subsystem, Barred(0), RECEIVED).is_ok());
+    }
+
+    #[test]
+    fn nothing_is_done_while_a_host_formats_it() {
+        let mut subsystem = sample();
+        subsystem.namespaces[0].formatting =
+            Some(Arc::new(crate::subsystem::lba_format::Progress::none()));
+        let opcodes = [
+            IoOpcode::FLUSH,
+            IoOpcode::WRITE,
+            IoOpcode::READ,
+            IoOpcode::COMPARE,
+            IoOpcode::WRITE_ZEROES,
+            IoOpcode::DATASET_MANAGEMENT,
+            IoOpcode::VERIFY,
+            IoOpcode::COPY,
+            IoOpcode::RESERVATION_REPORT,
+            IoOpcode::RESERVATION_REGISTER,
+        ];
+        for opcode in opcodes {
+            let status = plan(&Sqe::io(opcode, 1), &subsystem, Barred(0), RECEIVED).unwrap_err();
+            assert!(status.is(Status::FORMAT_IN_PROGRESS) && !status.dnr(), "{opcode:?}: {status}");
+        }
+        let read = Sqe::io(IoOpcode::READ, 7).with_sgl(keyed(4096));
+        assert!(plan(&read, &subsystem, Barred(0), RECEIVED).is_ok(), "others go on");
+    }
+
+    #[test]
+    fn deallocation_takes_a_longer_buffer_and_uses_what_it_needs() {
+        let dsm = Sqe::deallocation(1, 1);
+        let from = Source::Host(Remote { addr: 0x1000, key: 7, len: 32 });
+        let extent = sample().namespaces[0].extent();
+        let expected = Plan::Deallocate { extent, nr: 2, from };
+        assert_eq!(ask(&dsm.with_sgl(keyed(4096))), Ok(expected));
+        refused(&dsm.with_sgl(keyed(31)), Status::DATA_SGL_LENGTH_INVALID);
+        let hint = Sqe { cdw11: 0, ..dsm.with_sgl(keyed(32)) };
+        assert_eq!(ask(&hint), Ok(Plan::Reply(0)));
+    }
+
+    #[test]
+    fn verify_takes_as_many_blocks_as_the_field_holds() {
+        let verify = Sqe::io(IoOpcode::VERIFY, 1).with_range(3, u16::MAX);
+        let expected = |piece_bytes| {
+            let (at, len) = (3 * 4096, 65536 * 4096);
+            Ok(Plan::Verify { backing: DeviceId(0), at, len, piece_bytes })
+        };
+        assert_eq!(ask(&verify), expected(128 << 10));
+        let small = CapsuleInfo { mdts_bytes: 8192, ..RECEIVED };
+        assert_eq!(plan(&verify, &sample(), Barred(0), small), expected(8192));
+    }
+
+    #[test]
+    fn all_ranges_are_checked_before_any_is_used() {
+        let subsystem = sample();
+        let namespace = subsystem.namespace(1).unwrap().extent();
+        let mut data = [0; 32];
+        data[..16].copy_from_slice(&DsmRange { attributes: 0, blocks: 8, slba: 1 }.emit());
+        data[16..].copy_from_slice(&DsmRange { attributes: 0, blocks: 1, slba: 1 << 20 }.emit());
+        assert!(check_ranges(&data, namespace).unwrap_err().is(Status::LBA_OUT_OF_RANGE));
+        assert_eq!(check_ranges(&data[..16], namespace), Ok(()));
+        assert_eq!(range_at(&data, 0, namespace), Ok((4096, 8 * 4096)));
+    }
+
+    #[test]
+    fn reservations_bar_what_the_documents_say() {
+        // Each type where the holder, another registrant, another host may do all, read, nothing.
+        const ALL: &str = "RCVWZFDY";
+        const READ: &str = "RCV";
+        let table = [
+            (ReservationType::WRITE_EXCLUSIVE, [ALL, READ, READ]),
+            (ReservationType::EXCLUSIVE_ACCESS, [ALL, "", ""]),
+            (ReservationType::WRITE_EXCLUSIVE_REGISTRANTS, [ALL, ALL, READ]),
+            (ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS, [ALL, ALL, ""]),
+            (ReservationType::WRITE_EXCLUSIVE_ALL, [ALL, ALL, READ]),
+            (ReservationType::EXCLUSIVE_ACCESS_ALL, [ALL, ALL, ""]),
+        ];
+        let commands = [
+            ('R', Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096))),
+            ('C', Sqe::io(IoOpcode::COMPARE, 1).with_sgl(keyed(4096))),
+            ('W', Sqe::io(IoOpcode::WRITE, 1).with_sgl(keyed(4096))),
+            ('Z', Sqe::io(IoOpcode::WRITE_ZEROES, 1)),
+            ('F', Sqe::io(IoOpcode::FLUSH, 1)),
+            ('D', Sqe::deallocation(1, 0).with_sgl(keyed(16))),
+            ('V', Sqe::io(IoOpcode::VERIFY, 1)),
+            ('Y', Sqe::io(IoOpcode::COPY, 1).with_sgl(keyed(32))),
+        ];
+        let reserved = [
+            Register(0).emit(1, keyed(16)),
+            Acquire(0).emit(1, keyed(16)),
+            Release(0).emit(1, keyed(16)),
+            Report { numd_z: 15, extended: true }.emit(1, keyed(64)),
+        ];
+        for (rtype, rights) in table {
+            let mut state = State { rtype, ..State::default() };
+            state.holder = (!rtype.is_held_by_all()).then_some([1; 16]);
+            state.registrants = [([1; 16], 1), ([2; 16], 2)].into();
+            for (host, rights) in (1..).zip(rights) {
+                let barred = state.barred(&[host; 16]);
+                for (name, sqe) in &commands {
+                    let allowed = match plan(sqe, &sample(), barred, RECEIVED) {
+                        Ok(_) => true,
+                        Err(status) => {
+                            assert!(status.is(Status::RESERVATION_CONFLICT) && status.dnr());
+                            false
+                        }
+                    };
+                    assert_eq!(allowed, rights.contains(*name), "{rtype}, host {host}, {name}");
+                }
+                for sqe in &reserved {
+                    assert!(plan(sqe, &sample(), barred, RECEIVED).is_ok(), "{rtype}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_is_not_there_is_told_before_a_conflict() {
+        let sqe = Sqe::io(IoOpcode::WRITE, 3).with_sgl(keyed(4096));
+        let status = plan(&sqe, &sample(), Barred::ALL, RECEIVED).unwrap_err();
+        assert!(status.is(Status::INVALID_NAMESPACE));
+        let sqe = Sqe::io(IoOpcode(0x0F), 1);
+        let status = plan(&sqe, &sample(), Barred::ALL, RECEIVED).unwrap_err();
+        assert!(status.is(Status::INVALID_OPCODE));
+    }
+
+    /// Another daemon serves its blocks, and would know nothing of it.
+    #[test]
+    fn a_shared_namespace_has_no_reservations() {
+        let mut subsystem = sample();
+        let namespace = &mut subsystem.namespaces[0];
+        namespace.reservation = Reservation::none(subsystem.nqn, namespace.nsid);
+        assert_eq!((namespace.is_shared(), namespace.reservation.rescap().0), (true, 0));
+        let report = Report { numd_z: 1023, extended: true };
+        for sqe in [
+            Register(0).emit(1, keyed(16)),
+            Acquire(0).emit(1, keyed(16)),
+            Release(0).emit(1, keyed(8)),
+            report.emit(1, keyed(4096)),
+        ] {
+            let refused = plan(&sqe, &subsystem, Barred(0), RECEIVED);
+            assert_eq!(refused, Err(Status::INVALID_OPCODE.with_dnr()));
+        }
+        let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(4096));
+        assert!(plan(&read, &subsystem, Barred(0), RECEIVED).is_ok());
+    }
+
+    #[test]
+    fn reservation_commands_bring_their_keys() {
+        let subsystem = sample();
+        let of = Arc::clone(&subsystem.namespaces[0].reservation);
+        let ask = |sqe: &Sqe| plan(sqe, &subsystem, Barred(0), RECEIVED);
+        let source = |len| Source::Host(Remote { addr: 0x1000, key: 7, len });
+        for (sqe, len) in [
+            (Register(0).emit(1, keyed(16)), 16),
+            (Acquire(0).emit(1, keyed(16)), 16),
+            (Release(0).emit(1, keyed(8)), 8),
+            (Release(0).emit(1, keyed(16)), 8),
+        ] {
+            let plan = Plan::Reserve { of: Arc::clone(&of), from: source(len) };
+            assert_eq!(ask(&sqe), Ok(plan));
+        }
+        refused(&Register(0).emit(1, keyed(15)), Status::DATA_SGL_LENGTH_INVALID);
+        refused(&Release(0).emit(1, keyed(7)), Status::DATA_SGL_LENGTH_INVALID);
+        let report = Report { numd_z: 1023, extended: true };
+        let Ok(Plan::Give { page, to }) = ask(&report.emit(1, keyed(4096))) else { panic!() };
+        assert_eq!((page.len(), to.len), (64, 4096));
+        refused(&report.emit(1, keyed(4095)), Status::DATA_SGL_LENGTH_INVALID);
+        let short = Report { extended: false, ..report };
+        refused(&short.emit(1, keyed(4096)), Status::HOST_ID_INCONSISTENT);
+        let long = Report { numd_z: u32::MAX, ..report };
+        refused(&long.emit(1, keyed(4096)), Status::INVALID_FIELD);
+        let long = Report { numd_z: 1 << 18, ..report };
+        refused(&long.emit(1, keyed((1 << 20) + 4)), Status::INVALID_FIELD);
+    }
+
+    proptest! {
+        #[test]
+        fn any_command_is_answered_within_bounds(
+            bytes: [u8; 64], opcode in 0u8..32, nsid in 0u32..9, flags: bool,
+            tail_bytes in 0u32..9000, kind in prop_oneof![Just(0x40u8), Just(0x4F), Just(1), any::<u8>()]
+        ) {
+            let mut bytes = bytes;
+            bytes[0] = opcode;
+            bytes[39] = kind;
+            if flags { bytes[1] = 0x40; }
+            let sqe = Sqe { nsid, ..Sqe::parse(&bytes) };
+            let subsystem = sample();
+            let received = CapsuleInfo { tail_bytes, ..RECEIVED };
+            if let Ok(plan) = plan(&sqe, &subsystem, Barred(0), received) {
+                let namespace = subsystem.namespace(nsid).unwrap();
+                let size = namespace.blocks << namespace.block_shift;
+                let (at, len, from) = match plan {
+                    Plan::Load { at, to, .. } => (at, u64::from(to.len), None),
+                    Plan::Store { at, from, .. } | Plan::Compare { at, from, .. } =>
+                        (at, u64::from(from.len_bytes()), Some(from)),
+                    Plan::Zero { at, len, .. } | Plan::Verify { at, len, .. } => (at, len, None),
+                    Plan::Deallocate { from, .. } | Plan::Copy { from, .. } => (0, 0, Some(from)),
+                    _ => (0, 0, None),
+                };
+                prop_assert!(at + len <= size);
+                if let Some(Source::Capsule { offset, len }) = from {
+                    prop_assert!(offset + len <= tail_bytes.min(4096));
+                }
+            }
+        }
+    }
+}

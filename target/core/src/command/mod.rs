@@ -1,0 +1,394 @@
+//! Rules of NVMe: every command is a function from 64 bytes to a [`Plan`] or a `Status`.
+//!
+//! Nothing here touches a buffer, a fabric or a disk; `qpair/mod.rs` acts. Say *pull* (host to pool),
+//! *push* (pool to host), *load* and *store* (disk); `read` and `write` are words of the edges.
+
+pub mod admin;
+pub mod copy;
+pub mod error_location;
+pub mod fabrics;
+pub mod features;
+mod format_nvm;
+pub mod identify;
+pub mod io;
+mod io_hints;
+pub mod log_page;
+pub mod ns_management;
+mod persistent_event;
+pub mod sgl;
+mod write_protect;
+pub mod write_uncorrectable;
+
+pub(crate) use format_nvm::FNA;
+
+use std::sync::Arc;
+
+use nvme::feature::WriteProtectState;
+use nvme::{Sgl, Sqe, Status};
+use rdma::Remote;
+
+use crate::sched::IoClass;
+use crate::subsystem::Extent;
+use crate::subsystem::bad_blocks::{BadBlocks, Change};
+use crate::subsystem::ns_request::{CreatedNsid, NamespaceRequest};
+use crate::subsystem::reservation::{Order, Reservation};
+use crate::subsystem::write_protect::Protection;
+use nvmfd_blockdev::DeviceId;
+
+/// Bytes of the submission queue entry at the head of a capsule.
+pub const SQE_BYTES: u32 = 64;
+
+/// Location of the data of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// In the capsule itself: `len` bytes at `offset` after the submission queue entry. Both were
+    /// checked against what was received.
+    Capsule {
+        /// Bytes after the submission queue entry.
+        offset: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// In the host's memory.
+    Host(Remote),
+}
+
+impl Source {
+    /// Bytes there.
+    #[must_use]
+    pub fn len_bytes(&self) -> u32 {
+        match self {
+            Source::Capsule { len, .. } => *len,
+            Source::Host(remote) => remote.len,
+        }
+    }
+
+    /// The same place, cut to `len` bytes.
+    #[must_use]
+    pub fn cut(self, len: u32) -> Source {
+        match self {
+            Source::Capsule { offset, len: had } => Source::Capsule { offset, len: len.min(had) },
+            Source::Host(remote) => Source::Host(Remote { len: len.min(remote.len), ..remote }),
+        }
+    }
+}
+
+/// Decision of a command handler; the queue pair executes it and then completes the command.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Plan {
+    /// Answer with success and this result.
+    Reply(u64),
+    /// Push a page to the host, then answer. The page is cut or followed by zeros to `to.len`.
+    Give {
+        /// The bytes, made for this command.
+        page: Vec<u8>,
+        /// Where they go.
+        to: Remote,
+    },
+    /// Load blocks and push them.
+    Load {
+        /// The namespace's store.
+        backing: DeviceId,
+        /// Byte offset.
+        at: u64,
+        /// Where they go; its length is the length of the transfer.
+        to: Remote,
+    },
+    /// Pull blocks and store them.
+    Store {
+        /// The namespace's store.
+        backing: DeviceId,
+        /// Byte offset.
+        at: u64,
+        /// The data; its length is the length of the transfer.
+        from: Source,
+        /// Only when it is durable.
+        fua: bool,
+    },
+    /// Pull blocks, load the same range, and compare.
+    Compare {
+        /// The namespace's store.
+        backing: DeviceId,
+        /// Byte offset.
+        at: u64,
+        /// The data; its length is the length of the transfer.
+        from: Source,
+    },
+    /// Load blocks and show them to nobody: whether they can be read is the answer.
+    Verify {
+        /// The namespace's store.
+        backing: DeviceId,
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// Bytes that are loaded at once, at most.
+        piece_bytes: u32,
+    },
+    /// Pull range descriptors, check them all, load the ranges, then store them elsewhere.
+    Copy {
+        /// What is copied and where to.
+        job: copy::Job,
+        /// The descriptors, exactly as many as the job has.
+        from: Source,
+    },
+    /// Make what was completed before durable.
+    Flush {
+        /// The namespace's store.
+        backing: DeviceId,
+    },
+    /// Pull `nr` range descriptors (16 bytes each), check them all, then give the ranges up.
+    Deallocate {
+        /// The namespace's blocks, as they were when the command came.
+        extent: Extent,
+        /// How many ranges, 1 to 256.
+        nr: u32,
+        /// The descriptors, exactly `nr` × 16 bytes.
+        from: Source,
+    },
+    /// Make a range read as zeros.
+    Zero {
+        /// The namespace's store.
+        backing: DeviceId,
+        /// Byte offset.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// The space may be given up.
+        deallocate: bool,
+        /// Answer only when it is durable.
+        fua: bool,
+    },
+    /// Pull the 1024 bytes of Connect data, then admit the queue or refuse it.
+    Connect {
+        /// The data, exactly 1024 bytes.
+        from: Source,
+    },
+    /// Pull an authentication message, then take it.
+    Authenticate {
+        /// The message, exactly as long as the command says.
+        from: Source,
+    },
+    /// Pull the data of a Set Features command, then set it.
+    SetFeature {
+        /// The data, exactly as long as the feature is.
+        from: Source,
+    },
+    /// Pull the keys of a reservation command, then hand it to the state worker.
+    Reserve {
+        /// What it is about.
+        of: Arc<Reservation>,
+        /// The data, exactly as long as the command has them.
+        from: Source,
+    },
+    /// Hand an order that needs no data to the state worker.
+    Keep {
+        /// What it is about.
+        of: Vec<Arc<Reservation>>,
+        /// The order.
+        order: Order,
+    },
+    /// Have the state worker set the write protection of namespaces, then flush the stores.
+    Protect {
+        /// Whose.
+        of: Vec<Arc<Protection>>,
+        /// The new state.
+        state: WriteProtectState,
+        /// The stores, one after another.
+        backings: Vec<DeviceId>,
+    },
+    /// Have the state worker make blocks unreadable.
+    Mark {
+        /// Whose.
+        of: Arc<BadBlocks>,
+        /// Which.
+        change: Change,
+    },
+    /// Carry out the plan, then have the state worker note that what it has changed, durably, can be read
+    /// again.
+    Mend {
+        /// What changes blocks; or copies some, of which none may be unreadable.
+        plan: Box<Plan>,
+        /// The blocks that cannot be read.
+        of: Arc<BadBlocks>,
+    },
+    /// Pull the data of a command about namespaces, then hand its order to the management worker.
+    Manage {
+        /// The data: 4096 bytes.
+        from: Source,
+    },
+    /// Hand an order about namespaces to the management worker.
+    Order {
+        /// The order.
+        what: NamespaceRequest,
+        /// Where it leaves the id of a new namespace, which is the answer.
+        made: CreatedNsid,
+    },
+    /// Flush every namespace, then tell the host that shutdown is complete.
+    ShutDown {
+        /// The stores, one after another.
+        backings: Vec<DeviceId>,
+        /// No flush has failed.
+        durable: bool,
+    },
+    /// Hold the command back until there is an event to tell (Asynchronous Event Request).
+    Park,
+    /// End every other command of the queue, answer, and close the connection.
+    Disconnect,
+    /// End the command `cid` of queue `sqid` if that can be, and tell whether it could.
+    Abort {
+        /// Queue id.
+        sqid: u16,
+        /// Command id.
+        cid: u16,
+    },
+}
+
+impl Plan {
+    /// What a fence asks of it.
+    #[must_use]
+    pub fn io_class(&self) -> IoClass {
+        match self {
+            _ if self.changes_blocks() => IoClass::Changes,
+            Plan::Load { .. }
+            | Plan::Compare { .. }
+            | Plan::Verify { .. }
+            | Plan::Flush { .. }
+            | Plan::Protect { .. } => IoClass::Uses,
+            Plan::Reserve { .. } | Plan::Disconnect => IoClass::Exempt,
+            _ => IoClass::Other,
+        }
+    }
+
+    /// The store that it is for, where it is one.
+    #[inline]
+    #[must_use]
+    pub fn backing(&self) -> Option<DeviceId> {
+        match self {
+            Plan::Load { backing, .. }
+            | Plan::Store { backing, .. }
+            | Plan::Compare { backing, .. }
+            | Plan::Verify { backing, .. }
+            | Plan::Flush { backing }
+            | Plan::Zero { backing, .. } => Some(*backing),
+            Plan::Copy { job: copy::Job { extent, .. }, .. } | Plan::Deallocate { extent, .. } => {
+                Some(extent.backing)
+            }
+            Plan::Mend { plan, .. } => plan.backing(),
+            _ => None,
+        }
+    }
+
+    /// Whether it changes blocks, or may. To make, to format and to delete namespaces is the
+    /// steward's affair.
+    #[must_use]
+    pub fn changes_blocks(&self) -> bool {
+        match self {
+            Plan::Store { .. }
+            | Plan::Copy { .. }
+            | Plan::Deallocate { .. }
+            | Plan::Zero { .. }
+            | Plan::Mark { .. }
+            | Plan::Mend { .. } => true,
+            Plan::Reply(_)
+            | Plan::Give { .. }
+            | Plan::Load { .. }
+            | Plan::Compare { .. }
+            | Plan::Verify { .. }
+            | Plan::Flush { .. }
+            | Plan::Connect { .. }
+            | Plan::Authenticate { .. }
+            | Plan::SetFeature { .. }
+            | Plan::Reserve { .. }
+            | Plan::Keep { .. }
+            | Plan::Protect { .. }
+            | Plan::Manage { .. }
+            | Plan::Order { .. }
+            | Plan::ShutDown { .. }
+            | Plan::Park
+            | Plan::Disconnect
+            | Plan::Abort { .. } => false,
+        }
+    }
+}
+
+/// Transport properties of a command: needed to judge its SGL.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CapsuleInfo {
+    /// Bytes that arrived after the submission queue entry.
+    pub tail_bytes: u32,
+    /// Where in-capsule data may begin at most, and how long a capsule may be, after the entry:
+    /// what Identify Controller promised (IOCCSZ).
+    pub in_capsule_bytes: u32,
+    /// The largest transfer in bytes (MDTS).
+    pub mdts_bytes: u32,
+}
+
+/// Where a command that sends exactly `len` bytes to the controller has them. A longer keyed or
+/// in-capsule descriptor is accepted when `exact` is false, and cut.
+///
+/// # Errors
+/// The SGL statuses of the NVMe documents, each with do not retry.
+pub fn source(sqe: &Sqe, received: CapsuleInfo, len: u32, exact: bool) -> Result<Source, Status> {
+    let short = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+    match sqe.sgl()? {
+        Sgl::InCapsule { offset, len: given } => {
+            let limit = u64::from(received.tail_bytes.min(received.in_capsule_bytes));
+            if offset > limit {
+                return Err(Status::SGL_OFFSET_INVALID.with_dnr());
+            }
+            // What counts is what was received: never the buffer's size.
+            let end = offset.checked_add(u64::from(given)).ok_or(short)?;
+            if end > limit || given < len || (exact && given != len) {
+                return Err(short);
+            }
+            let offset = u32::try_from(offset).map_err(|_| short)?;
+            Ok(Source::Capsule { offset, len })
+        }
+        Sgl::Keyed { addr, len: given, key, .. } => {
+            let given = given.get();
+            if given < len || (exact && given != len) {
+                return Err(short);
+            }
+            if len > received.mdts_bytes {
+                return Err(Status::INVALID_FIELD.with_dnr());
+            }
+            Ok(Source::Host(Remote { addr, key, len }))
+        }
+    }
+}
+
+/// Where a command that wants exactly `len` bytes from the controller wants them.
+///
+/// # Errors
+/// The SGL statuses of the NVMe documents, each with do not retry.
+pub fn destination(
+    sqe: &Sqe,
+    received: CapsuleInfo,
+    len: u32,
+    exact: bool,
+) -> Result<Remote, Status> {
+    match sqe.sgl()? {
+        Sgl::InCapsule { .. } => Err(Status::INVALID_FIELD.with_dnr()),
+        Sgl::Keyed { addr, len: given, key, .. } => {
+            if given.get() < len || (exact && given.get() != len) {
+                return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
+            }
+            if len > received.mdts_bytes {
+                return Err(Status::INVALID_FIELD.with_dnr());
+            }
+            Ok(Remote { addr, key, len })
+        }
+    }
+}
+
+/// Checks that a command without data describes none.
+///
+/// # Errors
+/// Data SGL Length Invalid, or what is wrong with the descriptor itself.
+pub fn no_data(sqe: &Sqe) -> Result<(), Status> {
+    match sqe.sgl()?.len_bytes() {
+        0 => Ok(()),
+        _ => Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr()),
+    }
+}

@@ -1,0 +1,187 @@
+//! Feature 84h, Namespace Write Protection Config: of one namespace, or of all at once.
+//!
+//! Source: NVMe Base Specification 2.0, "Namespace Write Protection Config (Feature Identifier
+//! 84h)".
+
+use std::sync::Arc;
+
+use nvme::feature::{GetFeatures, NamespaceWriteProtect, SetFeatures, WriteProtectState};
+use nvme::{NSID_ALL, Status};
+
+use super::Plan;
+use crate::controller::Controller;
+use crate::subsystem::Namespace;
+use crate::subsystem::write_protect::Protection;
+
+/// Whether a controller has the feature.
+pub(super) fn is_supported(controller: &Controller) -> bool {
+    controller.subsystem().is_some_and(|subsystem| subsystem.protects())
+}
+
+/// The state of a namespace; read only by configuration is Write Protect to hosts.
+///
+/// # Errors
+/// Invalid Namespace or Format, or how badly the namespace is reached on this path.
+pub(super) fn value(get: &GetFeatures, controller: &Controller) -> Result<u32, Status> {
+    let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+    let namespace = subsystem.namespace(get.nsid)?;
+    controller.association.reach.check(namespace.ana_group)?;
+    Ok(NamespaceWriteProtect(0).with_state(state(namespace)).0)
+}
+
+/// What it takes to set the state.
+///
+/// # Errors
+/// Invalid Namespace or Format, Format in Progress, Invalid Field for a state that there is not,
+/// Feature Not Changeable where the state stays, or how badly a namespace is reached on this path.
+pub(super) fn set(set: &SetFeatures, controller: &Controller) -> Result<Plan, Status> {
+    let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+    let namespaces = match set.nsid {
+        NSID_ALL => &subsystem.namespaces[..],
+        nsid => std::slice::from_ref(subsystem.namespace(nsid)?),
+    };
+    let new = NamespaceWriteProtect(set.cdw11).state();
+    // All or none.
+    for namespace in namespaces {
+        controller.association.reach.check(namespace.ana_group)?;
+        if namespace.is_shared() {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        if namespace.formatting.is_some() {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        namespace.protection.check(new)?;
+        if namespace.read_only && new != state(namespace) {
+            return Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr());
+        }
+    }
+    // What is protected already may not be so for long: then there is somebody to wait for.
+    let changes = |n: &&Namespace| {
+        let protects = new != WriteProtectState::NONE;
+        (protects || n.protection.state() != new) && !n.read_only
+    };
+    let of: Vec<Arc<Protection>> =
+        namespaces.iter().filter(changes).map(|n| Arc::clone(&n.protection)).collect();
+    // What was written before is on stable storage when a host hears that nothing is written now.
+    let volatile = |n: &&Namespace| n.volatile_cache && new != WriteProtectState::NONE;
+    let backings = namespaces.iter().filter(changes).filter(volatile).map(|n| n.backing).collect();
+    match of.is_empty() {
+        true => Ok(Plan::Reply(0)),
+        false => Ok(Plan::Protect { of, state: new, backings }),
+    }
+}
+
+fn state(namespace: &Namespace) -> WriteProtectState {
+    match namespace.protection.state() {
+        WriteProtectState::NONE if namespace.read_only => WriteProtectState::PROTECTED,
+        state => state,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme::feature::{FeatureId, Select};
+    use nvme::log::AnaState;
+    use nvme::{Sgl, Sqe};
+
+    use crate::command::admin::tests::{ask, nvm, refused};
+    use crate::command::write_protect::*;
+    use crate::controller::ControllerKind;
+    use crate::subsystem::ana::AnaStates;
+    use crate::subsystem::reservation::Reservation;
+    use nvmfd_blockdev::DeviceId;
+
+    const FID: FeatureId = FeatureId::NAMESPACE_WRITE_PROTECT;
+
+    fn get(nsid: u32, sel: u8) -> Sqe {
+        GetFeatures { fid: FID, sel: Select(sel), nsid, cdw11: 0 }.emit(Sgl::NONE)
+    }
+
+    fn set(nsid: u32, state: u32) -> Sqe {
+        SetFeatures { nsid, ..SetFeatures::new(FID, state) }.emit(Sgl::NONE)
+    }
+
+    fn protecting() -> Controller {
+        let mut controller = nvm();
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let subsystem = Arc::make_mut(subsystem);
+        for namespace in &mut subsystem.namespaces {
+            namespace.protection = Protection::simulated(subsystem.nqn, namespace.nsid);
+        }
+        controller
+    }
+
+    #[test]
+    fn without_a_place_to_keep_it_there_is_no_such_feature() {
+        assert_eq!(refused(ask(get(1, 0), &mut nvm())), 0x002);
+        assert_eq!(refused(ask(set(1, 0), &mut nvm())), 0x002);
+    }
+
+    #[test]
+    fn each_namespace_has_its_state_and_orders_are_all_or_none() {
+        let mut controller = protecting();
+        assert_eq!(ask(get(1, 3), &mut controller), Ok(Plan::Reply(0b110)));
+        assert_eq!(ask(set(1, 0), &mut controller), Ok(Plan::Reply(0)), "nothing to do");
+        let order = |plan| match plan {
+            Ok(Plan::Protect { of, state, backings }) => {
+                for protection in &of {
+                    protection.change(state).unwrap();
+                }
+                (of.iter().map(|p| p.nsid).collect::<Vec<_>>(), state.0, backings)
+            }
+            other => panic!("{other:?}"),
+        };
+        let first = order(ask(set(1, 1), &mut controller));
+        assert_eq!(first, (vec![1], 1, vec![DeviceId(0)]));
+        assert_eq!(ask(get(1, 0), &mut controller), Ok(Plan::Reply(1)));
+        assert_eq!(ask(get(1, 1), &mut controller), Ok(Plan::Reply(0)), "the default");
+        assert_eq!(ask(get(2, 0), &mut controller), Ok(Plan::Reply(0)));
+        let back = order(ask(set(1, 0), &mut controller));
+        assert_eq!(back, (vec![1], 0, vec![]), "nothing to flush");
+        assert_eq!(order(ask(set(2, 3), &mut controller)).0, [2]);
+        assert_eq!(refused(ask(set(2, 0), &mut controller)), 0x10E);
+        assert_eq!(refused(ask(set(NSID_ALL, 1), &mut controller)), 0x10E, "none of them");
+        assert_eq!(order(ask(set(NSID_ALL, 3), &mut controller)).0, [1, 2, 7], "2 once more");
+        assert_eq!(refused(ask(set(1, 4), &mut controller)), 0x002);
+        for nsid in [0, 3, NSID_ALL] {
+            assert_eq!(refused(ask(get(nsid, 0), &mut controller)), 0x00B);
+        }
+        assert_eq!(refused(ask(set(0, 1), &mut controller)), 0x00B);
+        let save = SetFeatures { save: true, nsid: 1, ..SetFeatures::new(FID, 1) };
+        assert_eq!(refused(ask(save.emit(Sgl::NONE), &mut controller)), 0x10D);
+    }
+
+    #[test]
+    fn a_shared_namespace_is_not_protected() {
+        let mut controller = protecting();
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let subsystem = Arc::make_mut(subsystem);
+        subsystem.namespaces[0].protection = Protection::none(subsystem.nqn, 1);
+        subsystem.namespaces[0].reservation = Reservation::none(subsystem.nqn, 1);
+        assert_eq!(refused(ask(set(1, 1), &mut controller)), 0x002);
+        assert_eq!(refused(ask(set(NSID_ALL, 1), &mut controller)), 0x002, "none of them");
+        assert!(matches!(ask(set(2, 1), &mut controller), Ok(Plan::Protect { .. })));
+    }
+
+    #[test]
+    fn what_the_administrator_made_read_only_no_host_changes() {
+        let mut controller = protecting();
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
+        Arc::make_mut(subsystem).namespaces[0].read_only = true;
+        assert_eq!(ask(get(1, 0), &mut controller), Ok(Plan::Reply(1)));
+        assert_eq!(ask(set(1, 1), &mut controller), Ok(Plan::Reply(0)));
+        for state in [0, 2, 3] {
+            assert_eq!(refused(ask(set(1, state), &mut controller)), 0x10E);
+        }
+    }
+
+    #[test]
+    fn it_is_not_there_on_a_path_that_does_not_reach_the_namespace() {
+        let mut controller = protecting();
+        controller.association.reach.set(&AnaStates::all(AnaState::INACCESSIBLE));
+        for sqe in [get(1, 0), set(1, 1), set(NSID_ALL, 1)] {
+            let status = ask(sqe, &mut controller).unwrap_err();
+            assert_eq!((status.code(), status.dnr()), (0x302, false));
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The association of one host with one controller: state shared by all its queues, on whichever
+//! reactor they are. Written rarely, read by relaxed loads.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nvme::{Nqn, Status};
+
+use crate::controller::ReservationView;
+use crate::diag::cause::Cause;
+use crate::subsystem::ana::{AnaStateTable, AnaStates};
+use crate::subsystem::unflushed::Unflushed;
+use crate::subsystem::usage::{SharedCounters, Usage};
+
+/// Entries of the Error Information log (ELPE + 1).
+pub const ERROR_LOG_ENTRIES: usize = 64;
+
+/// The association of a host with a controller.
+#[derive(Debug)]
+pub struct Association {
+    /// Unique in the process for its whole life; what reactors name the association by.
+    pub id: u64,
+    /// Controller id, unique in the subsystem among live controllers.
+    pub cntlid: u16,
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// The host, as it calls itself.
+    pub host: Nqn,
+    /// The host identifier that it gave.
+    pub host_id: [u8; 16],
+    /// The shortest keep alive timeout that its listener grants, in milliseconds.
+    pub keep_alive_min_ms: u32,
+    /// Nobody vouches for its host: no configuration names it, and it need not prove who it is.
+    pub anonymous: bool,
+    /// The address by which the host reached us.
+    pub local: SocketAddr,
+    /// I/O queues that Set Features 07h granted.
+    granted: AtomicU16,
+    /// I/O queues that are connected and not yet wholly closed.
+    io_queues: AtomicU16,
+    /// Enabled, ready and not shutting down: I/O commands are served.
+    ready: AtomicBool,
+    /// Over: every queue of it must close.
+    closed: AtomicBool,
+    /// Why others have ended it, as the place in [`Cause::ALL`] plus one; 0: they have not.
+    ended_for: AtomicU8,
+    /// Its own host has brought its end about.
+    blamed: AtomicBool,
+    /// It is to have a fatal error, which its admin queue has not told yet.
+    fatal: AtomicBool,
+    /// Counts controller resets; an I/O queue of an earlier count must close.
+    epoch: AtomicU16,
+    /// The host has proved itself on the admin queue, where it must.
+    proved: AtomicBool,
+    /// The key by which its host has proved itself is no longer valid.
+    /// How often the key of its host was replaced since it is there.
+    key_changes: AtomicU32,
+    /// The host heeds the delays that statuses ask for (ACRE).
+    retry_delays: AtomicBool,
+    /// Some queue that may serve has received a command since the last look.
+    traffic: AtomicBool,
+    /// The host has proved itself on some queue since the last look.
+    proof: AtomicBool,
+    errors: Mutex<ErrorLog>,
+    /// What its host has done with it.
+    pub usage: SharedCounters,
+    /// What all hosts have done with its subsystem.
+    pub subsystem_usage: Arc<Usage>,
+    /// How it stands with reservations.
+    pub reservations: ReservationView,
+    /// What its host has written and not flushed, by whichever controller.
+    pub unflushed: Arc<Unflushed>,
+    /// Namespaces that are not what they were.
+    pub changes: Changes,
+    /// How well it reaches the groups of namespaces.
+    pub reach: AnaStateTable,
+}
+
+impl Association {
+    /// A new association; not ready, and by no address.
+    #[must_use]
+    pub fn new(id: u64, cntlid: u16, subsystem: Nqn, host: Nqn, host_id: [u8; 16]) -> Association {
+        let reservations = match subsystem == Nqn::DISCOVERY {
+            true => ReservationView::default(),
+            false => ReservationView::new(),
+        };
+        Association {
+            id,
+            cntlid,
+            subsystem,
+            host,
+            host_id,
+            keep_alive_min_ms: 0,
+            anonymous: false,
+            local: (Ipv4Addr::UNSPECIFIED, 0).into(),
+            granted: AtomicU16::new(0),
+            io_queues: AtomicU16::new(0),
+            ready: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            ended_for: AtomicU8::new(0),
+            blamed: AtomicBool::new(false),
+            fatal: AtomicBool::new(false),
+            epoch: AtomicU16::new(0),
+            proved: AtomicBool::new(false),
+            key_changes: AtomicU32::new(0),
+            retry_delays: AtomicBool::new(false),
+            traffic: AtomicBool::new(false),
+            proof: AtomicBool::new(false),
+            errors: Mutex::default(),
+            usage: SharedCounters::default(),
+            subsystem_usage: Arc::default(),
+            reservations,
+            unflushed: Arc::new(Unflushed::none()),
+            changes: Changes::default(),
+            reach: AnaStateTable::default(),
+        }
+    }
+
+    /// The same, of a host that reached us at `local`, with the states of that path.
+    #[must_use]
+    pub fn via(self, local: SocketAddr, states: &AnaStates) -> Association {
+        self.reach.set(states);
+        Association { local, ..self }
+    }
+
+    /// Whether I/O commands are served. Who finds that they are not sees also why: an end or a
+    /// reset is stored before.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    /// Opens or closes the I/O queues to commands.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::Release);
+    }
+
+    /// The key by which the host has proved itself is no longer valid.
+    pub fn note_key_change(&self) {
+        self.key_changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the key of its host was replaced: each queue has yet to prove itself with the new
+    /// one whose proof is of before.
+    pub fn key_changes(&self) -> u32 {
+        self.key_changes.load(Ordering::Relaxed)
+    }
+
+    /// Whether the host has proved itself; never, where it need not.
+    pub fn is_proved(&self) -> bool {
+        self.proved.load(Ordering::Relaxed)
+    }
+
+    /// The host has proved itself.
+    pub fn set_proved(&self) {
+        self.proved.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the host heeds the delays that statuses ask for.
+    pub fn heeds_retry_delays(&self) -> bool {
+        self.retry_delays.load(Ordering::Relaxed)
+    }
+
+    /// The host heeds the delays that statuses ask for, or does not.
+    pub fn allow_retry_delays(&self, heeded: bool) {
+        self.retry_delays.store(heeded, Ordering::Relaxed);
+    }
+
+    /// Whether it is over.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Ends it: each queue closes when its reactor next looks.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.set_ready(false);
+    }
+
+    /// Ends it for a cause that its queues do not know of themselves; the first one stays.
+    pub fn end(&self, cause: Cause) {
+        let (none, number) = (0, cause as u8 + 1);
+        // It stays 0 or becomes this; whoever finds it closed sees which.
+        let _ = self.ended_for.compare_exchange(none, number, Ordering::Relaxed, Ordering::Relaxed);
+        self.close();
+    }
+
+    /// Why others have ended it, if they have.
+    pub fn ended_for(&self) -> Option<Cause> {
+        let number = self.ended_for.load(Ordering::Relaxed).checked_sub(1)?;
+        Cause::ALL.get(usize::from(number)).copied()
+    }
+
+    /// Its own host brings its end about; before that.
+    pub fn blame(&self) {
+        self.blamed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its own host has brought its end about.
+    pub fn is_blamed(&self) -> bool {
+        self.blamed.load(Ordering::Relaxed)
+    }
+
+    /// The controller is to have a fatal error (CSTS.CFS), when its admin queue next looks.
+    pub fn order_fatal_error(&self) {
+        self.fatal.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is to have a fatal error that has not been told yet; asked once, it is.
+    pub fn take_fatal_error(&self) -> bool {
+        self.fatal.load(Ordering::Relaxed) && self.fatal.swap(false, Ordering::Relaxed)
+    }
+
+    /// How many controller resets there were.
+    pub fn epoch(&self) -> u16 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// A controller reset: the I/O queues of before must close.
+    pub fn next_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// I/O queues the host may connect.
+    pub fn granted_queues(&self) -> u16 {
+        self.granted.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many I/O queues the host may connect.
+    pub fn grant_queues(&self, queues: u16) {
+        self.granted.store(queues, Ordering::Relaxed);
+    }
+
+    /// I/O queues that are connected and not yet wholly closed.
+    pub fn io_queues(&self) -> u16 {
+        self.io_queues.load(Ordering::Relaxed)
+    }
+
+    /// Counts an I/O queue in (+1) or out (-1).
+    pub(crate) fn count_io_queue(&self, opened: bool) {
+        match opened {
+            true => self.io_queues.fetch_add(1, Ordering::Relaxed),
+            false => self.io_queues.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Notes that the host is alive. A load first: the line stays shared while I/O flows.
+    #[inline]
+    pub fn note_traffic(&self) {
+        if !self.traffic.load(Ordering::Relaxed) {
+            self.traffic.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a command has arrived since the last call.
+    pub fn take_traffic(&self) -> bool {
+        self.traffic.swap(false, Ordering::Relaxed)
+    }
+
+    /// Notes that the host has just proved itself on a queue.
+    pub fn note_proof(&self) {
+        self.proof.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the host has proved itself on a queue since the last call.
+    pub fn take_proof(&self) -> bool {
+        self.proof.swap(false, Ordering::Relaxed)
+    }
+
+    /// Records a failed command. Locks: failures are not the hot path.
+    pub fn log_error(&self, entry: ErrorRecord) {
+        let mut log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        // Numbers are of the subsystem, so that none comes twice, also not after a restart.
+        log.push(self.subsystem_usage.count_error(), entry);
+    }
+
+    /// How many errors this controller had, and the latest ones with their numbers, newest first.
+    pub fn errors(&self) -> (u64, Vec<(u64, ErrorRecord)>) {
+        let log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        (log.count, log.entries.iter().rev().copied().collect())
+    }
+}
+
+/// Namespaces that have changed without a new snapshot, until the controller takes note.
+#[derive(Debug, Default)]
+pub struct Changes {
+    news: AtomicBool,
+    nsids: Mutex<BTreeSet<u32>>,
+}
+
+impl Changes {
+    /// Notes a namespace.
+    pub fn tell(&self, nsid: u32) {
+        self.nsids.lock().unwrap_or_else(PoisonError::into_inner).insert(nsid);
+        self.news.store(true, Ordering::Release);
+    }
+
+    /// What was noted since the last call, ascending; none when there is nothing.
+    pub fn take(&self) -> Option<BTreeSet<u32>> {
+        // A load first: usually there are none, and the line stays shared.
+        let news = self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire);
+        let take =
+            || std::mem::take(&mut *self.nsids.lock().unwrap_or_else(PoisonError::into_inner));
+        news.then(take)
+    }
+}
+
+/// One failed command, for the Error Information log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ErrorRecord {
+    /// Queue id.
+    pub sqid: u16,
+    /// Command id.
+    pub cid: u16,
+    /// What it was answered with.
+    pub status: Status,
+    /// Namespace id of the command.
+    pub nsid: u32,
+    /// First LBA of the command, or 0.
+    pub slba: u64,
+    /// Its opcode.
+    pub opcode: u8,
+    /// Where its wrong parameter is, as the log has it.
+    pub parameter: u16,
+}
+
+#[derive(Debug, Default)]
+struct ErrorLog {
+    count: u64,
+    entries: VecDeque<(u64, ErrorRecord)>,
+}
+
+impl ErrorLog {
+    fn push(&mut self, number: u64, entry: ErrorRecord) {
+        self.count += 1;
+        if self.entries.len() == ERROR_LOG_ENTRIES {
+            self.entries.pop_front();
+        }
+        self.entries.push_back((number, entry));
+    }
+}
+
+/// Numbers for [`Association::id`].
+pub fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::controller::association::*;
+
+    #[test]
+    fn the_error_log_keeps_the_latest_and_counts_all() {
+        let nqn: Nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
+        let association = Association::new(1, 1, nqn, nqn, [0; 16]);
+        for cid in 0..100 {
+            let status = Status::INVALID_FIELD;
+            let (opcode, parameter) = (2, 0xFFFF);
+            let entry = ErrorRecord { sqid: 0, cid, status, nsid: 0, slba: 0, opcode, parameter };
+            association.log_error(entry);
+        }
+        let (count, entries) = association.errors();
+        assert_eq!((count, entries.len()), (100, ERROR_LOG_ENTRIES));
+        assert_eq!(association.subsystem_usage.errors(), 100);
+        assert_eq!((entries[0].0, entries[0].1.cid), (100, 99));
+        assert_eq!((entries[63].0, entries[63].1.cid), (37, 36));
+    }
+}

@@ -1,0 +1,192 @@
+//! The Discovery log: subsystems and addresses that this host may connect to.
+//!
+//! Source: NVMe Base Specification 2.0, "Discovery Log Page (Log Identifier 70h)"; NVMe RDMA
+//! Transport Specification 1.0, "Transport Specific Address Subtype".
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+
+use nvme::log::{
+    AddressFamily, DiscoveryEntry, DiscoveryHeader, EntryFlags, RdmaCms, RdmaProvider, RdmaQpType,
+    TransportType, Treq,
+};
+use nvme::{Nqn, Text};
+
+/// What a record leads to ("Discovery Log Page Entry", SUBTYPE).
+pub use nvme::log::SubsystemType as Subtype;
+
+/// Entries of an admin queue that every host may count on.
+const ADMIN_QUEUE_ENTRIES: u16 = 32;
+
+/// Controller id of a subsystem that makes a controller for each association.
+const DYNAMIC_CONTROLLER: u16 = 0xFFFF;
+
+/// One way to reach one subsystem.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// What is there: an NVM subsystem, or the discovery subsystem that is being asked.
+    pub subtype: Subtype,
+    /// Its name.
+    pub nqn: Nqn,
+    /// Where: never a wildcard; the address that the host used stands for one.
+    pub address: SocketAddr,
+    /// The listener, as a number of our own choice.
+    pub port_id: u16,
+}
+
+impl Record {
+    /// The record as the log has it ("Discovery Log Page Entry").
+    fn entry(&self) -> DiscoveryEntry {
+        // A dual-stack socket names an IPv4 peer ::ffff:a.b.c.d; the host knows a.b.c.d.
+        let ip = self.address.ip().to_canonical();
+        // Our discovery controllers live on with Keep Alive and raise an event on change, so a
+        // host may stay connected to one; nvme-cli does so only when the record says it.
+        let persistent = self.subtype == Subtype::CURRENT_DISCOVERY;
+        DiscoveryEntry {
+            trtype: TransportType::RDMA,
+            adrfam: if ip.is_ipv4() { AddressFamily::IPV4 } else { AddressFamily::IPV6 },
+            subtype: self.subtype,
+            // "Not specified" for the secure channel: nvme-cli names no other value with this bit.
+            treq: Treq(0).with_sq_flow_control_disable(true),
+            portid: self.port_id,
+            cntlid: DYNAMIC_CONTROLLER,
+            asqsz: ADMIN_QUEUE_ENTRIES,
+            eflags: EntryFlags(0).with_persistent(persistent),
+            trsvcid: Text::lossy(&self.address.port().to_string()),
+            subnqn: self.nqn.into(),
+            traddr: Text::lossy(&ip.to_string()),
+            rdma_qptype: RdmaQpType::CONNECTED,
+            rdma_prtype: RdmaProvider::UNSPECIFIED,
+            rdma_cms: RdmaCms::RDMA_CM,
+            rdma_pkey: 0,
+        }
+    }
+}
+
+/// State of a discovery controller.
+#[derive(Debug)]
+pub struct DiscoveryLog {
+    /// The name of its subsystem.
+    pub nqn: Nqn,
+    /// The log as it was when its beginning was last read, so that a host which reads in pieces
+    /// never sees two generations mixed.
+    snapshot: Vec<u8>,
+    /// Stands for the records that its host knows, or has been told to look at.
+    known: u64,
+}
+
+impl DiscoveryLog {
+    /// Of a host that sees these records.
+    #[must_use]
+    pub fn new(nqn: Nqn, records: &[Record]) -> DiscoveryLog {
+        DiscoveryLog { nqn, snapshot: Vec::new(), known: digest(records) }
+    }
+
+    /// The log of which a part is read from `at` bytes on. Reading its beginning takes a new
+    /// snapshot, and all that lies further on comes from that.
+    pub fn log(&mut self, at: u64, current: &dyn Fn() -> (u64, Vec<Record>)) -> &[u8] {
+        if at == 0 || self.snapshot.is_empty() {
+            let (generation, records) = current();
+            self.snapshot = log(generation, &records);
+        }
+        &self.snapshot
+    }
+
+    /// Something has changed, and these are the records that the host sees now; whether they are
+    /// not those of before.
+    pub fn is_news(&mut self, records: &[Record]) -> bool {
+        let new = digest(records);
+        std::mem::replace(&mut self.known, new) != new
+    }
+}
+
+fn digest(records: &[Record]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for Record { subtype, nqn, address, port_id } in records {
+        (subtype.0, nqn.as_bytes(), address, port_id).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// The whole log, header and records, of one generation ("Discovery Log Page").
+fn log(generation: u64, records: &[Record]) -> Vec<u8> {
+    let header = DiscoveryHeader { genctr: generation, numrec: records.len() as u64, recfmt: 0 };
+    let mut log = Vec::with_capacity((records.len() + 1) * DiscoveryEntry::BYTES);
+    log.extend(header.emit());
+    for record in records {
+        log.extend(record.entry().emit());
+    }
+    log
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::controller::discovery::*;
+
+    fn record(subtype: Subtype, address: &str) -> Record {
+        let nqn = match subtype {
+            Subtype::CURRENT_DISCOVERY => Nqn::DISCOVERY,
+            _ => "nqn.2026-11.io.nvmfd:a".parse().unwrap(),
+        };
+        Record { subtype, nqn, address: address.parse().unwrap(), port_id: 3 }
+    }
+
+    #[test]
+    fn records_follow_the_header() {
+        let records = [
+            record(Subtype::CURRENT_DISCOVERY, "192.0.2.1:4420"),
+            record(Subtype::NVM, "[2001:db8::1]:4421"),
+            record(Subtype::NVM, "[::ffff:192.0.2.9]:65535"),
+        ];
+        let log = log(77, &records);
+        let (chunks, rest) = log.as_chunks::<1024>();
+        assert_eq!((chunks.len(), rest.len()), (4, 0));
+        let header = DiscoveryHeader::parse(&chunks[0]);
+        assert_eq!((header.genctr, header.numrec, header.recfmt), (77, 3, 0));
+        let expected = [
+            (AddressFamily::IPV4, "192.0.2.1", "4420", true),
+            (AddressFamily::IPV6, "2001:db8::1", "4421", false),
+            (AddressFamily::IPV4, "192.0.2.9", "65535", false),
+        ];
+        for ((chunk, record), (adrfam, address, port, persistent)) in
+            chunks[1..].iter().zip(records).zip(expected)
+        {
+            let entry = DiscoveryEntry::parse(chunk);
+            assert_eq!((entry.trtype, entry.adrfam), (TransportType::RDMA, adrfam));
+            assert_eq!((entry.subtype, entry.portid), (record.subtype, 3));
+            assert_eq!((entry.treq.0, entry.cntlid, entry.asqsz), (0b100, 0xFFFF, 32));
+            assert_eq!(entry.eflags.persistent(), persistent);
+            assert_eq!(entry.subnqn.nqn(), Ok(record.nqn));
+            assert_eq!(entry.traddr.trimmed(), address.as_bytes());
+            assert_eq!(entry.trsvcid.trimmed(), port.as_bytes());
+            assert_eq!(chunk[768..771], [1, 1, 1]);
+        }
+    }
+
+    #[test]
+    fn nothing_to_discover_is_a_header_alone() {
+        assert_eq!(log(1, &[]).len(), 1024);
+    }
+
+    #[test]
+    fn a_change_is_news_to_those_only_who_see_it() {
+        let (own, disk) = (
+            record(Subtype::CURRENT_DISCOVERY, "192.0.2.1:4420"),
+            record(Subtype::NVM, "192.0.2.1:4420"),
+        );
+        let mut service = DiscoveryLog::new(Nqn::DISCOVERY, &[own]);
+        assert!(!service.is_news(&[own]));
+        assert!(service.is_news(&[own, disk]) && !service.is_news(&[own, disk]));
+        assert!(service.is_news(&[own, Record { port_id: 4, ..disk }]));
+        assert!(service.is_news(&[own]), "what it saw before is gone");
+    }
+
+    #[test]
+    fn what_is_read_in_pieces_is_of_one_generation() {
+        let disk = record(Subtype::NVM, "192.0.2.1:4420");
+        let mut service = DiscoveryLog::new(Nqn::DISCOVERY, &[]);
+        let first = service.log(0, &|| (1, vec![disk; 3])).to_vec();
+        assert_eq!(service.log(1024, &|| (2, Vec::new())), first);
+        assert_eq!(service.log(0, &|| (2, Vec::new())).len(), 1024, "a new beginning");
+    }
+}

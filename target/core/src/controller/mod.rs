@@ -1,0 +1,651 @@
+//! The controller: its state (CC and CSTS), keep alive, events. One per admin queue, owned by it.
+//!
+//! ```text
+//!            CC.EN 0→1, good settings            CC.SHN = 01b or 10b
+//! Disabled ───────────────────────────► Ready ───────────────────────► ShuttingDown
+//!     ▲   └── bad settings ──► Failed     │                                 │ flushed
+//!     └────────── CC.EN 1→0 ──────────────┴──────── CC.EN = 0 ◄──────── ShutDown, or Unflushed
+//! ```
+//!
+//! Source: NVMe Base Specification 2.0, "Controller Properties", "Keep Alive".
+
+pub mod aer;
+pub mod association;
+pub mod discovery;
+mod features;
+mod reservation_view;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvme::Status;
+use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
+
+use crate::auth::exchange;
+use crate::sched::abort::AbortRequest;
+use crate::subsystem::ana::AnaLog;
+use crate::subsystem::{AccessPolicy, Namespace, Subsystem};
+use aer::AsyncEvents;
+use association::Association;
+use nvmfd_blockdev::DeviceId;
+
+use discovery::DiscoveryLog;
+
+pub use features::Features;
+pub use reservation_view::ReservationView;
+
+/// How many Abort commands a host may leave outstanding: ACL + 1.
+pub const ABORTS: usize = 4;
+
+/// Command retry delays (CRDT1 to CRDT3) in units of 100 ms: what passes soon, what takes the time
+/// of a person or another machine; the third is not used.
+pub const RETRY_DELAYS_100MS: [u16; 3] = [10, 50, 0];
+
+/// Keep Alive granularity (KAS), in units of 100 ms.
+pub const KAS_100MS: u16 = 10;
+
+/// What a host's keep alive may be late by before we call it dead. Traffic is seen up to a tick
+/// later than it came, and so is the end of the time: with two ticks of 250 ms it is a second at most.
+const KEEP_ALIVE_MARGIN: Duration = Duration::from_millis(400);
+
+/// The longest keep alive timeout that a host may ask for, in milliseconds: a host that died keeps
+/// its memory as long as that. As long as one without keep alive may be silent; hosts use 5 s.
+pub const KEEP_ALIVE_MAX_MS: u32 = 2 * 3600 * 1000;
+
+/// The same of a discovery controller, which anybody may have; hosts use 30 s.
+pub const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 600 * 1000;
+
+/// How long a discovery controller without keep alive may be silent.
+const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
+
+/// How long an I/O controller without keep alive may be silent: a host that lost power says no
+/// goodbye, and must not hold its memory for ever. As long as TCP would wait.
+const IDLE: Duration = Duration::from_secs(2 * 3600);
+
+/// The version that we implement.
+pub const VERSION: Vs = Vs::V1_4;
+
+/// Limits of the target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Entries of an I/O queue (MQES + 1).
+    pub queue_depth: u16,
+    /// I/O queues of a controller.
+    pub io_queues: u16,
+    /// In-capsule data of an I/O command in bytes; a multiple of 4096.
+    pub in_capsule_bytes: u32,
+    /// Largest transfer in bytes: 4096 times a power of two.
+    pub mdts_bytes: u32,
+}
+
+impl Limits {
+    /// The same, or less where a subsystem offers less.
+    #[must_use]
+    pub fn within(self, offer: &AccessPolicy) -> Limits {
+        Limits {
+            queue_depth: self.queue_depth.min(offer.queue_depth.unwrap_or(u16::MAX)),
+            io_queues: self.io_queues.min(offer.io_queues.unwrap_or(u16::MAX)),
+            mdts_bytes: self.mdts_bytes.min(offer.mdts_bytes.unwrap_or(u32::MAX)),
+            ..self
+        }
+    }
+}
+
+/// Kind of a controller.
+#[derive(Debug)]
+pub enum ControllerKind {
+    /// An NVM subsystem.
+    Nvm(Arc<Subsystem>),
+    /// Discovery.
+    Discovery(Box<DiscoveryLog>),
+}
+
+/// State of a controller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ControllerState {
+    /// Connected, not enabled.
+    Disabled,
+    /// Serving.
+    Ready,
+    /// CSTS.CFS: enabled with settings that we do not have, or dead.
+    Failed,
+    /// Flushing.
+    ShuttingDown,
+    /// CSTS.SHST = 10b.
+    ShutDown,
+    /// CSTS.CFS, and CSTS.SHST = 01b for ever: a flush of the shutdown has failed. A host that read
+    /// "complete" would take what it has written for durable. Ends with a reset.
+    Unflushed,
+}
+
+/// Effect of a change of Controller Configuration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CcEffect {
+    /// Nothing more: the command is answered.
+    Done,
+    /// A shutdown has begun: flush, then tell that it is complete.
+    ShutDown {
+        /// The stores, one after another.
+        backings: Vec<DeviceId>,
+    },
+}
+
+/// The controller of one association.
+#[derive(Debug)]
+pub struct Controller {
+    /// What its queues share.
+    pub association: Arc<Association>,
+    /// What it serves.
+    pub role: ControllerKind,
+    /// What it promises.
+    pub limits: Limits,
+    /// The address by which the host reached us.
+    pub local: SocketAddr,
+    /// Feature values.
+    pub features: Features,
+    /// Asynchronous events.
+    pub events: AsyncEvents,
+    /// Abort commands that wait for what they come to: their slots, oldest first.
+    pub aborts: Vec<(u16, AbortRequest)>,
+    /// How well groups of namespaces are reached, as the host is told; of a discovery controller,
+    /// empty.
+    pub ana: AnaLog,
+    /// What its host reads of the Persistent Event log: its reporting context.
+    pub reporting: Option<Arc<[u8]>>,
+    /// A store was not as it should be at the last look.
+    degraded: bool,
+    cc: Cc,
+    life: ControllerState,
+    kato: Duration,
+    alive_until: Instant,
+}
+
+impl Controller {
+    /// A controller as Connect makes it. `kato_ms` 0 means no keep alive.
+    #[must_use]
+    pub fn new(
+        association: Arc<Association>,
+        role: ControllerKind,
+        limits: Limits,
+        local: SocketAddr,
+        kato_ms: u32,
+        now: Instant,
+    ) -> Controller {
+        let mut controller = Controller {
+            association,
+            role,
+            limits,
+            local,
+            features: Features::default(),
+            events: AsyncEvents::default(),
+            aborts: Vec::with_capacity(ABORTS),
+            ana: AnaLog::default(),
+            reporting: None,
+            degraded: false,
+            cc: Cc(0),
+            life: ControllerState::Disabled,
+            kato: Duration::ZERO,
+            alive_until: now,
+        };
+        controller.set_kato_ms(kato_ms, now);
+        controller.reset_ana();
+        controller
+    }
+
+    /// Whether this is a discovery controller.
+    #[must_use]
+    pub fn is_discovery(&self) -> bool {
+        matches!(self.role, ControllerKind::Discovery(_))
+    }
+
+    /// The NVM subsystem it serves, if any.
+    #[must_use]
+    pub fn subsystem(&self) -> Option<&Arc<Subsystem>> {
+        match &self.role {
+            ControllerKind::Nvm(subsystem) => Some(subsystem),
+            ControllerKind::Discovery(_) => None,
+        }
+    }
+
+    /// Where in its life it is.
+    #[must_use]
+    pub fn life(&self) -> ControllerState {
+        self.life
+    }
+
+    /// Controller capabilities.
+    #[must_use]
+    pub fn cap(&self) -> Cap {
+        Cap(0)
+            .with_mqes_z(self.limits.queue_depth - 1)
+            .with_cqr(true)
+            .with_to_500ms(15)
+            .with_css(Cap::CSS_NVM)
+    }
+
+    /// Controller status. Ready falls only when the last I/O queue is closed, so that a host which
+    /// sees 0 knows that nothing of its old commands is still under way.
+    #[must_use]
+    pub fn csts(&self) -> Csts {
+        let draining = self.life == ControllerState::Disabled && self.association.io_queues() > 0;
+        let shst = match self.life {
+            ControllerState::ShuttingDown | ControllerState::Unflushed => ShutdownStatus::Occurring,
+            ControllerState::ShutDown => ShutdownStatus::Complete,
+            _ => ShutdownStatus::Normal,
+        };
+        Csts(0)
+            .with_rdy(self.life == ControllerState::Ready || draining)
+            .with_cfs(matches!(self.life, ControllerState::Failed | ControllerState::Unflushed))
+            .with_shst(shst)
+    }
+
+    /// Property Get: the value of a property of `size_bytes`.
+    ///
+    /// # Errors
+    /// Invalid Field for a property that we do not have or that has another size. Bare, without Do
+    /// Not Retry: `nvme show-regs` walks all offsets and takes nothing else for "not there".
+    pub fn property(&self, property: Property, size_bytes: Option<u32>) -> Result<u64, Status> {
+        if size_bytes.is_none() || property.size_bytes() != size_bytes {
+            return Err(Status::INVALID_FIELD);
+        }
+        match property {
+            Property::CAP => Ok(self.cap().0),
+            Property::VS => Ok(VERSION.0.into()),
+            Property::CC => Ok(self.cc.0.into()),
+            Property::CSTS => Ok(self.csts().0.into()),
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// Property Set: only Controller Configuration can be set.
+    ///
+    /// # Errors
+    /// Invalid Field for anything else.
+    pub fn set_property(
+        &mut self,
+        property: Property,
+        size_bytes: Option<u32>,
+        value: u64,
+    ) -> Result<CcEffect, Status> {
+        if property != Property::CC || size_bytes != Some(4) {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        Ok(self.configure(Cc(value as u32)))
+    }
+
+    /// What was asked of the stores for a shutdown is done; `durable`: all of it has succeeded.
+    pub fn shut_down_complete(&mut self, durable: bool) {
+        if self.life == ControllerState::ShuttingDown {
+            self.life =
+                if durable { ControllerState::ShutDown } else { ControllerState::Unflushed };
+        }
+    }
+
+    /// A fatal error: CSTS.CFS is set, the host is told by an event, and the I/O queues close, until
+    /// the host resets the controller ("Controller Status", "Asynchronous Event Information - Error
+    /// Status"). False where it serves nothing that could fail.
+    pub fn fail_fatally(&mut self) -> bool {
+        if self.life != ControllerState::Ready {
+            return false;
+        }
+        self.life = ControllerState::Failed;
+        self.association.next_epoch();
+        self.association.set_ready(false);
+        self.events.failed();
+        true
+    }
+
+    /// The connection or the host is lost: nothing is served any more.
+    pub fn fail(&mut self) {
+        self.life = ControllerState::Failed;
+        self.association.close();
+    }
+
+    /// The longest keep alive timeout that its host may ask for, in milliseconds.
+    #[must_use]
+    pub fn keep_alive_max_ms(&self) -> u32 {
+        if self.is_discovery() { KEEP_ALIVE_DISCOVERY_MAX_MS } else { KEEP_ALIVE_MAX_MS }
+    }
+
+    /// Keep alive timeout in milliseconds as granted; 0 when there is none.
+    #[must_use]
+    pub fn kato_ms(&self) -> u32 {
+        self.kato.as_millis() as u32
+    }
+
+    /// Sets the keep alive timeout: at least what the listener grants, rounded up to the
+    /// granularity. 0 stays none.
+    pub fn set_kato_ms(&mut self, kato_ms: u32, now: Instant) {
+        let step = u32::from(KAS_100MS) * 100;
+        let asked = if kato_ms == 0 { 0 } else { kato_ms.max(self.association.keep_alive_min_ms) };
+        let granted = asked.min(self.keep_alive_max_ms()).next_multiple_of(step);
+        self.kato = Duration::from_millis(granted.into());
+        self.alive_until = now + self.patience();
+    }
+
+    /// Looks at the clock; true when the host has been silent for too long.
+    pub fn expired(&mut self, now: Instant) -> bool {
+        if self.association.take_traffic() {
+            self.alive_until = self.alive_until.max(now + self.patience());
+        }
+        // Its next queue may have to prove itself first, and what comes there does not count
+        // before that.
+        if self.association.take_proof() {
+            self.alive_until = self.alive_until.max(now + self.patience().max(exchange::DEADLINE));
+        }
+        now >= self.alive_until
+    }
+
+    /// Takes a new snapshot of the subsystem and raises the event for what differs.
+    pub fn replace_subsystem(&mut self, new: Arc<Subsystem>) {
+        let ControllerKind::Nvm(old) = &mut self.role else { return };
+        let differing = |a: &Subsystem, b: &Subsystem| {
+            let unlike = |n: &&Namespace| {
+                // That a namespace is in another group is told by the event of groups, and that a
+                // host begins to format it is no change that others could use.
+                let same = |m: &Namespace| {
+                    let (ana_group, formatting) = (n.ana_group, n.formatting.clone());
+                    Namespace { ana_group, formatting, ..m.clone() } == **n
+                };
+                !b.namespace(n.nsid).is_ok_and(same)
+            };
+            a.namespaces.iter().filter(unlike).map(|n| n.nsid).collect::<Vec<_>>()
+        };
+        let mut changed = differing(old, &new);
+        changed.extend(differing(&new, old));
+        *old = new;
+        if !changed.is_empty() {
+            self.events.namespaces_changed(changed);
+        }
+        self.note_ana();
+    }
+
+    /// Looks whether the stores are as they should be, and raises the event when one no longer is.
+    pub fn look_at_stores(&mut self) {
+        let degraded = self.subsystem().is_some_and(|subsystem| subsystem.is_degraded());
+        if degraded && !self.degraded {
+            self.events.reliability_degraded();
+        }
+        self.degraded = degraded;
+    }
+
+    /// Looks at how well groups of namespaces are reached now, and raises the event when that has
+    /// changed.
+    pub fn look_at_paths(&mut self) {
+        if self.association.reach.states() != self.ana.states() {
+            self.note_ana();
+        }
+    }
+
+    fn note_ana(&mut self) {
+        let ControllerKind::Nvm(subsystem) = &self.role else { return };
+        if self.ana.update(subsystem, self.association.reach.states()) {
+            self.events.ana_changed();
+        }
+    }
+
+    fn reset_ana(&mut self) {
+        if let ControllerKind::Nvm(subsystem) = &self.role {
+            self.ana = AnaLog::new(subsystem, self.association.reach.states());
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        match (self.kato.is_zero(), self.is_discovery()) {
+            (false, _) => self.kato + KEEP_ALIVE_MARGIN,
+            (true, true) => DISCOVERY_IDLE,
+            (true, false) => IDLE,
+        }
+    }
+
+    fn configure(&mut self, new: Cc) -> CcEffect {
+        let old = std::mem::replace(&mut self.cc, new);
+        if old.en() && !new.en() {
+            self.life = ControllerState::Disabled;
+            self.association.next_epoch();
+            self.association.set_ready(false);
+            self.features = Features::default();
+            self.association.allow_retry_delays(false);
+            self.events.reset();
+            self.reporting = None;
+            self.degraded = false;
+            self.association.reservations.reset();
+            self.reset_ana();
+        } else if !old.en() && new.en() {
+            self.enable(new);
+        }
+        let wanted = matches!(new.shn(), Shutdown::Normal | Shutdown::Abrupt);
+        match self.life {
+            ControllerState::ShuttingDown | ControllerState::ShutDown if !wanted && new.en() => {
+                // The host takes the shutdown back: CC.SHN = 00b clears CSTS.SHST.
+                self.enable(new);
+            }
+            ControllerState::Disabled | ControllerState::Ready if wanted => {
+                self.life = ControllerState::ShuttingDown;
+                self.association.set_ready(false);
+                return CcEffect::ShutDown { backings: self.backings() };
+            }
+            _ => {}
+        }
+        CcEffect::Done
+    }
+
+    fn enable(&mut self, cc: Cc) {
+        let sizes = cc.iosqes() == Cc::SQE_64_BYTES && cc.iocqes() == Cc::CQE_16_BYTES;
+        // A discovery controller has no I/O queues, so their entry sizes may be anything.
+        let good = (sizes || self.is_discovery())
+            && cc.mps() == 0
+            && cc.ams() == 0
+            && cc.css() == Cc::CSS_NVM;
+        self.life = if good { ControllerState::Ready } else { ControllerState::Failed };
+        self.association.set_ready(good);
+    }
+
+    fn backings(&self) -> Vec<DeviceId> {
+        let namespaces = self.subsystem().map_or(&[][..], |s| &s.namespaces);
+        namespaces.iter().filter(|n| n.volatile_cache).map(|n| n.backing).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme::log::AnaState;
+
+    use crate::controller::aer::Event;
+    use crate::controller::*;
+    use crate::subsystem::ana::AnaStates;
+    use crate::subsystem::testing::sample;
+
+    const EN: u64 = 0x0046_0001;
+
+    fn controller() -> Controller {
+        let nqn = sample().nqn;
+        let association = Arc::new(Association::new(1, 1, nqn, nqn, [0; 16]));
+        let limits =
+            Limits { queue_depth: 128, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
+        let role = ControllerKind::Nvm(Arc::new(sample()));
+        let local = "192.0.2.1:4420".parse().unwrap();
+        Controller::new(association, role, limits, local, 5000, Instant::now())
+    }
+
+    fn set(controller: &mut Controller, value: u64) -> CcEffect {
+        controller.set_property(Property::CC, Some(4), value).unwrap()
+    }
+
+    fn csts(controller: &Controller) -> u64 {
+        controller.property(Property::CSTS, Some(4)).unwrap()
+    }
+
+    #[test]
+    fn properties_are_there_or_plainly_not() {
+        let mut controller = controller();
+        assert_eq!(controller.property(Property::CAP, Some(8)), Ok(0x20_0F01_007F));
+        assert_eq!(controller.property(Property::VS, Some(4)), Ok(0x1_0400));
+        assert_eq!(controller.property(Property::CC, Some(4)), Ok(0));
+        for (property, size) in [
+            (Property::CAP, Some(4)),
+            (Property::VS, Some(8)),
+            (Property::VS, None),
+            (Property::NSSR, Some(4)),
+            (Property::CRTO, Some(4)),
+            (Property(0x0C), Some(4)),
+            (Property(u32::MAX), Some(8)),
+        ] {
+            assert_eq!(controller.property(property, size), Err(Status::INVALID_FIELD));
+        }
+        for (property, size) in [
+            (Property::CAP, Some(8)),
+            (Property::CSTS, Some(4)),
+            (Property::NSSR, Some(4)),
+            (Property::CC, Some(8)),
+            (Property::CC, None),
+        ] {
+            let status = controller.set_property(property, size, EN).unwrap_err();
+            assert_eq!(status, Status::INVALID_FIELD.with_dnr());
+        }
+        assert_eq!(csts(&controller), 0, "nothing was set");
+    }
+
+    #[test]
+    fn it_is_ready_only_with_settings_that_it_has() {
+        for (value, ready) in [
+            (EN, 1),
+            (0x0045_0001, 2), // completion entries of another size
+            (0x0036_0001, 2),
+            (EN | 1 << 7, 2),  // memory pages of 8 KiB
+            (EN | 1 << 11, 2), // another arbitration
+            (EN | 6 << 4, 2),  // all command sets
+        ] {
+            let mut controller = controller();
+            assert_eq!(set(&mut controller, value), CcEffect::Done, "status is success");
+            assert_eq!(csts(&controller), ready, "CC {value:#x}");
+            assert_eq!(controller.association.is_ready(), ready == 1);
+            set(&mut controller, 0);
+            assert_eq!(csts(&controller), 0, "disabling heals");
+        }
+    }
+
+    #[test]
+    fn a_reset_is_over_when_the_last_io_queue_is() {
+        let mut controller = controller();
+        set(&mut controller, EN);
+        controller.association.count_io_queue(true);
+        let epoch = controller.association.epoch();
+        set(&mut controller, 0);
+        assert_ne!(controller.association.epoch(), epoch, "I/O queues are told");
+        assert!(!controller.association.is_ready());
+        assert_eq!(csts(&controller), 1);
+        controller.association.count_io_queue(false);
+        assert_eq!(csts(&controller), 0);
+    }
+
+    #[test]
+    fn shutdown_flushes_what_has_a_cache_then_completes() {
+        for value in [EN | 1 << 14, EN | 2 << 14] {
+            let mut controller = controller();
+            set(&mut controller, EN);
+            let CcEffect::ShutDown { backings } = set(&mut controller, value) else { panic!() };
+            assert_eq!(backings, [0, 1, 6].map(DeviceId));
+            assert_eq!(csts(&controller) & 0xC, 4, "occurring");
+            controller.shut_down_complete(true);
+            assert_eq!(csts(&controller) & 0xC, 8, "complete");
+            assert!(!controller.association.is_ready());
+            set(&mut controller, EN);
+            assert_eq!(csts(&controller), 1, "taken back");
+        }
+    }
+
+    #[test]
+    fn keep_alive_is_rounded_up_and_has_an_end() {
+        let mut controller = controller();
+        let now = Instant::now();
+        for (asked, granted) in [(0, 0), (1, 1000), (5000, 5000), (u32::MAX, 7_200_000)] {
+            controller.set_kato_ms(asked, now);
+            assert_eq!(controller.kato_ms(), granted);
+        }
+        let mut association = Association::new(1, 1, sample().nqn, sample().nqn, [0; 16]);
+        association.keep_alive_min_ms = 15_500;
+        controller.association = Arc::new(association);
+        for (asked, granted) in [(0, 0), (1, 16_000), (15_500, 16_000), (20_000, 20_000)] {
+            controller.set_kato_ms(asked, now);
+            assert_eq!(controller.kato_ms(), granted);
+        }
+    }
+
+    #[test]
+    fn without_keep_alive_silence_is_borne_for_long_and_not_for_ever() {
+        let mut controller = controller();
+        let now = Instant::now();
+        controller.set_kato_ms(0, now);
+        assert!(!controller.expired(now + Duration::from_secs(7199)));
+        assert!(controller.expired(now + Duration::from_secs(7200)));
+        controller.role =
+            ControllerKind::Discovery(Box::new(DiscoveryLog::new(nvme::Nqn::DISCOVERY, &[])));
+        controller.set_kato_ms(0, now);
+        assert!(!controller.expired(now + Duration::from_secs(119)));
+        assert!(controller.expired(now + Duration::from_secs(120)));
+    }
+
+    #[test]
+    fn what_differs_between_snapshots_is_told() {
+        let mut controller = controller();
+        let mut next = Subsystem::clone(controller.subsystem().unwrap());
+        next.namespaces[1].blocks *= 2;
+        next.namespaces.pop();
+        next.namespaces[0].volatile_cache = true;
+        controller.replace_subsystem(Arc::new(next));
+        assert_eq!(controller.events.changed().unwrap().collect::<Vec<_>>(), [2, 7]);
+    }
+
+    #[test]
+    fn a_store_that_goes_wrong_is_a_warning_once_each_time() {
+        let mut controller = controller();
+        set(&mut controller, EN);
+        let health = Arc::clone(&controller.subsystem().unwrap().namespaces[1].health);
+        let told = |controller: &mut Controller| {
+            controller.look_at_stores();
+            controller.events.park(3);
+            let told = controller.events.next(1 << 2).map(|(_, dw0)| dw0);
+            controller.events.take_parked().for_each(drop);
+            told
+        };
+        assert_eq!(told(&mut controller), None);
+        health.fail_sync(Status::WRITE_FAULT);
+        assert_eq!(told(&mut controller), Some(0x02_0001));
+        controller.events.acknowledge(Event::Reliability);
+        assert_eq!(told(&mut controller), None, "no news");
+        health.trust();
+        assert_eq!(told(&mut controller), None, "good news are none");
+        health.set_down();
+        assert_eq!(told(&mut controller), Some(0x02_0001));
+        set(&mut controller, 0);
+        set(&mut controller, EN);
+        assert_eq!(told(&mut controller), Some(0x02_0001), "the next host has not heard of it");
+    }
+
+    #[test]
+    fn another_group_and_another_state_are_told_as_such() {
+        let mut controller = controller();
+        let told = |controller: &mut Controller| {
+            controller.events.park(1);
+            controller.events.next(u32::MAX).map(|(_, dw0)| dw0)
+        };
+        let mut next = Subsystem::clone(controller.subsystem().unwrap());
+        next.namespaces[0].ana_group = 2;
+        controller.replace_subsystem(Arc::new(next));
+        assert_eq!(told(&mut controller), Some(0x0C_03_02));
+        assert_eq!(controller.events.changed().unwrap().count(), 0);
+        controller.events.acknowledge(Event::Ana);
+        controller.look_at_paths();
+        assert_eq!(told(&mut controller), None, "nothing has changed");
+        let mut states = AnaStates::default();
+        states.set(2, AnaState::INACCESSIBLE);
+        controller.association.reach.set(&states);
+        controller.look_at_paths();
+        assert_eq!(told(&mut controller), Some(0x0C_03_02));
+        set(&mut controller, EN);
+        set(&mut controller, 0);
+        assert_eq!(controller.ana.page(1)[..8], [0; 8], "a reset starts to count anew");
+    }
+}

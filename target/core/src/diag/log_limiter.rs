@@ -1,0 +1,155 @@
+//! Rate-limited log of refused and disconnected hosts.
+//!
+//! Anybody can send requests that are refused, as fast as the network carries them, and must not
+//! fill the log that way. So the first of a cause is told at once, and those that follow within a
+//! second only as their number.
+
+use std::slice;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant, SystemTime};
+
+use tracing::{info, warn};
+
+use crate::diag::RecentDisconnects;
+use crate::diag::cause::{Cause, DisconnectRecord, Stage};
+
+/// How long a cause that was told is only counted.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// A number for each cause, for everyone to read.
+#[derive(Debug)]
+pub struct Totals([AtomicU64; Cause::COUNT]);
+
+impl Default for Totals {
+    fn default() -> Totals {
+        Totals(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl<'a> IntoIterator for &'a Totals {
+    type Item = &'a AtomicU64;
+    type IntoIter = slice::Iter<'a, AtomicU64>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+/// Rate limit of log lines by cause, on one reactor.
+#[derive(Debug, Default)]
+pub struct CauseLog {
+    causes: Vec<Told>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    last: Option<Instant>,
+    /// Refusals since then that were not told.
+    more: u64,
+    /// All that there ever were.
+    total: u64,
+}
+
+impl CauseLog {
+    /// Writes down what has happened, and logs it unless the same cause was logged just before.
+    pub fn tell(&mut self, why: DisconnectRecord, book: &RecentDisconnects, now: Instant) {
+        if self.count(why.cause, now) {
+            log(&why);
+        }
+        book.note(why, SystemTime::now());
+    }
+
+    /// Counts a cause. True: it is to be told now, by itself.
+    fn count(&mut self, cause: Cause, now: Instant) -> bool {
+        self.causes.resize(Cause::COUNT, Told::default());
+        let told = &mut self.causes[cause as usize];
+        told.total += 1;
+        let quiet = told.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET);
+        // What was counted before is told first, by `overdue`.
+        if quiet || told.more > 0 {
+            told.more += 1;
+            return false;
+        }
+        told.last = Some(now);
+        true
+    }
+
+    /// How many there were of each of [`Cause::ALL`], told or not.
+    pub fn totals(&self) -> impl Iterator<Item = u64> {
+        self.causes.iter().map(|told| told.total)
+    }
+
+    /// A cause of which more came a while ago than were told, and how many; again until there is
+    /// none.
+    pub fn overdue(&mut self, now: Instant) -> Option<(Cause, u64)> {
+        let due = |told: &Told| {
+            told.more > 0
+                && told.last.is_none_or(|last| now.saturating_duration_since(last) >= QUIET)
+        };
+        let at = self.causes.iter().position(due)?;
+        let told = &mut self.causes[at];
+        told.last = Some(now);
+        Some((Cause::ALL[at], std::mem::take(&mut told.more)))
+    }
+}
+
+/// One line, with what is known as fields. Whoever was connected is missed by somebody.
+fn log(why: &DisconnectRecord) {
+    let DisconnectRecord { remote, local, qid, .. } = why;
+    let cause = why.cause.name();
+    let host = why.host.as_ref().map(tracing::field::display);
+    let subsystem = why.subsystem.as_ref().map(tracing::field::display);
+    match why.cause.stage() {
+        Stage::Running => warn!(%remote, %local, host, subsystem, qid, cause, "{why}"),
+        Stage::Request | Stage::Connect | Stage::Authentication => {
+            info!(%remote, %local, host, subsystem, qid, cause, "{why}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::diag::log_limiter::*;
+
+    #[test]
+    fn a_flood_of_refusals_is_told_once_a_second_for_each_cause() {
+        let (start, mut refusals) = (Instant::now(), CauseLog::default());
+        let (mut singly, mut summed, mut lines) = (0, 0, 0);
+        // Ten seconds of 1000 refusals each, looked after four times a second.
+        for ms in 0..10_000 {
+            let now = start + Duration::from_millis(ms);
+            singly += u64::from(refusals.count(Cause::NoRoom, now));
+            if ms % 250 == 0
+                && let Some((cause, more)) = refusals.overdue(now)
+            {
+                assert_eq!(cause, Cause::NoRoom);
+                (summed, lines) = (summed + more, lines + 1);
+            }
+        }
+        assert_eq!((singly, lines), (1, 9));
+        // Another cause is told at once, whatever is counted.
+        let now = start + Duration::from_millis(9_999);
+        assert!(refusals.count(Cause::Overloaded, now));
+        assert!(!refusals.count(Cause::Overloaded, now));
+        // The rest is told when the flood is over, and then nothing.
+        let later = start + Duration::from_secs(12);
+        while let Some((_, more)) = refusals.overdue(later) {
+            summed += more;
+        }
+        assert_eq!(singly + summed, 10_000 + 1);
+        assert_eq!(refusals.overdue(later + QUIET), None);
+        assert!(refusals.count(Cause::NoRoom, later + QUIET));
+    }
+
+    #[test]
+    fn all_are_written_down_however_few_are_told() {
+        let (now, mut refusals, book) =
+            (Instant::now(), CauseLog::default(), RecentDisconnects::default());
+        let at = ([192, 0, 2, 1], 4420).into();
+        for _ in 0..100 {
+            refusals.tell(DisconnectRecord::nameless(Cause::NoRoom, at, at), &book, now);
+        }
+        assert_eq!((book.count(Cause::NoRoom), book.list(None)[0].count), (100, 100));
+        assert_eq!(refusals.overdue(now + QUIET), Some((Cause::NoRoom, 99)));
+    }
+}

@@ -1,0 +1,192 @@
+//! Recent records of refused and disconnected hosts. Bounded, whoever connects.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use nvme::Nqn;
+
+use super::cause::{Cause, DisconnectRecord};
+
+/// Different records that are kept.
+const LATEST: usize = 256;
+
+/// Hosts of which the last record is kept, however much happens elsewhere.
+const HOSTS: usize = 256;
+
+/// A cause, its count, and its times.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// What happened the last time.
+    pub why: DisconnectRecord,
+    /// How often the same has happened, as long as it was remembered.
+    pub count: u64,
+    /// The first of these times.
+    pub first: SystemTime,
+    /// The last of them.
+    pub last: SystemTime,
+    /// Ascends with every note: the order in which things last happened.
+    pub number: u64,
+}
+
+/// The book of what hosts were refused or dropped for.
+#[derive(Debug)]
+pub struct RecentDisconnects {
+    shelves: Mutex<Shelves>,
+    /// By cause, all that ever happened.
+    counts: Vec<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct Shelves {
+    number: u64,
+    latest: Vec<Record>,
+    /// The last one of each host.
+    of_hosts: Vec<Record>,
+}
+
+impl Default for RecentDisconnects {
+    fn default() -> RecentDisconnects {
+        let counts = Cause::ALL.iter().map(|_| AtomicU64::new(0)).collect();
+        RecentDisconnects { shelves: Mutex::default(), counts }
+    }
+}
+
+impl RecentDisconnects {
+    /// Writes down what has happened just now. What is the same as before, but for the host's port
+    /// and queue, is counted. Locks: nothing of this is on the way of an I/O.
+    pub fn note(&self, why: DisconnectRecord, at: SystemTime) {
+        self.counts[why.cause as usize].fetch_add(1, Ordering::Relaxed);
+        let mut shelves = self.lock();
+        shelves.number += 1;
+        let number = shelves.number;
+        let record = Record { why, count: 1, first: at, last: at, number };
+        if record.why.host.is_some() {
+            let same_host =
+                |a: &DisconnectRecord, b: &DisconnectRecord| a.host == b.host && is_same(a, b);
+            let of_hosts = &mut shelves.of_hosts;
+            match of_hosts.iter_mut().find(|other| other.why.host == record.why.host) {
+                Some(other) if same_host(&other.why, &record.why) => other.again(record.clone()),
+                Some(other) => *other = record.clone(),
+                None => put(of_hosts, record.clone(), HOSTS),
+            }
+        }
+        match shelves.latest.iter_mut().find(|other| is_same(&other.why, &record.why)) {
+            Some(other) => other.again(record),
+            None => put(&mut shelves.latest, record, LATEST),
+        }
+    }
+
+    /// What is remembered, the latest first; of one host, or of all.
+    #[must_use]
+    pub fn list(&self, host: Option<&Nqn>) -> Vec<Record> {
+        let shelves = self.lock();
+        let mut records = shelves.latest.clone();
+        let forgotten =
+            |record: &&Record| !shelves.latest.iter().any(|other| is_same(&other.why, &record.why));
+        records.extend(shelves.of_hosts.iter().filter(forgotten).cloned());
+        drop(shelves);
+        records.retain(|record| host.is_none() || record.why.host.as_ref() == host);
+        records.sort_by_key(|record| std::cmp::Reverse(record.number));
+        records
+    }
+
+    /// How often a cause has occurred since the start.
+    #[must_use]
+    pub fn count(&self, cause: Cause) -> u64 {
+        self.counts[cause as usize].load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelves> {
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Record {
+    /// The same once more.
+    fn again(&mut self, latest: Record) {
+        *self = Record { count: self.count + 1, first: self.first, ..latest };
+    }
+}
+
+/// Whether two things are one that happened twice. A host that tries again has another port.
+fn is_same(a: &DisconnectRecord, b: &DisconnectRecord) -> bool {
+    let place = |why: &DisconnectRecord| (why.cause, why.remote.ip(), why.local);
+    place(a) == place(b) && a.host == b.host && a.subsystem == b.subsystem && a.detail == b.detail
+}
+
+/// Adds a record. Of too many, the oldest goes of the address that has the most: whoever makes
+/// noise pushes out its own.
+fn put(records: &mut Vec<Record>, record: Record, most: usize) {
+    if records.len() >= most {
+        let of = |records: &[Record], at: usize| {
+            let ip = records[at].why.remote.ip();
+            records.iter().filter(|other| other.why.remote.ip() == ip).count()
+        };
+        let victim = (0..records.len())
+            .max_by_key(|&at| (of(records, at), std::cmp::Reverse(records[at].number)));
+        if let Some(victim) = victim {
+            records.swap_remove(victim);
+        }
+    }
+    records.push(record);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::diag::recent::*;
+
+    fn why(cause: Cause, last: u8, host: Option<&str>) -> DisconnectRecord {
+        let remote = ([192, 0, 2, last], 4000).into();
+        let local = ([192, 0, 2, 250], 4420).into();
+        let host = host.map(|name| name.parse().unwrap());
+        DisconnectRecord { host, ..DisconnectRecord::nameless(cause, remote, local) }
+    }
+
+    #[test]
+    fn the_same_is_counted_and_another_is_a_record_of_its_own() {
+        let book = RecentDisconnects::default();
+        let at = |s| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(s);
+        for second in 0..5 {
+            let mut why = why(Cause::WrongSecret, 1, Some("nqn.2026-11.host:a"));
+            why.remote.set_port(1000 + second as u16);
+            book.note(why, at(second));
+        }
+        book.note(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:a")), at(7));
+        book.note(why(Cause::NoRoom, 2, None), at(8));
+        let all = book.list(None);
+        assert_eq!(all.len(), 3);
+        assert_eq!(all[0].why.cause, Cause::NoRoom, "the latest first");
+        let (count, first, last) = (all[2].count, all[2].first, all[2].last);
+        assert_eq!((count, first, last), (5, at(0), at(4)));
+        assert_eq!(all[2].why.remote.port(), 1004, "as it was the last time");
+        let host = "nqn.2026-11.host:a".parse().unwrap();
+        assert_eq!(book.list(Some(&host)).len(), 2);
+        let other = "nqn.2026-11.host:b".parse().unwrap();
+        assert_eq!(book.list(Some(&other)), []);
+        assert_eq!((book.count(Cause::WrongSecret), book.count(Cause::KeepAlive)), (5, 1));
+    }
+
+    /// A stranger with thousands of names, and thousands who have none.
+    #[test]
+    fn noise_pushes_out_nobody_elses_record_of_a_host() {
+        let book = RecentDisconnects::default();
+        let now = SystemTime::now();
+        book.note(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:quiet")), now);
+        for number in 0..2000 {
+            let name = format!("nqn.2026-11.host:stranger{number}");
+            book.note(why(Cause::HostNotAllowed, 2, Some(&name)), now);
+        }
+        for number in 0..2000u32 {
+            let mut nameless = why(Cause::NotNvme, 3, None);
+            let [_, b, c, d] = number.to_be_bytes();
+            nameless.remote.set_ip([10, b, c, d].into());
+            book.note(nameless, now);
+        }
+        let quiet = "nqn.2026-11.host:quiet".parse().unwrap();
+        let left = book.list(Some(&quiet));
+        assert_eq!((left.len(), left[0].why.cause), (1, Cause::KeepAlive));
+        assert!(book.list(None).len() <= LATEST + HOSTS);
+        assert_eq!(book.count(Cause::NotNvme), 2000);
+    }
+}

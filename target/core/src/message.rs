@@ -1,0 +1,167 @@
+//! The channel of a reactor: a bounded message queue, and an eventfd that wakes it.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use rdma::{FabricError, Incoming};
+
+use crate::auth::DhResult;
+use crate::sched::abort::AbortToken;
+use crate::sched::{DrainBarrier, Waker};
+use crate::subsystem::Subsystem;
+use nvmfd_blockdev::monitor::Rings;
+use nvmfd_blockdev::{BackingDevice, DeviceId, IoCompletion};
+
+/// Letters that may wait. A sender of the control plane waits for room; a reactor never waits.
+const CAPACITY: usize = 1024;
+
+/// A message to a reactor.
+#[derive(Debug)]
+pub enum Message {
+    /// A connection request that another reactor received and this one shall serve.
+    Incoming(Incoming),
+    /// A backing store to serve from now on; the answer says whether the ring took it.
+    Attach(DeviceId, Arc<BackingDevice>, SyncSender<io::Result<()>>),
+    /// A backing store that no namespace uses any more.
+    Detach(DeviceId),
+    /// A new or changed subsystem.
+    Subsystem(Arc<Subsystem>),
+    /// What discovery answers has changed.
+    DiscoveryChanged,
+    /// What a reservation command has come to.
+    Answer(IoCompletion),
+    /// Commands of preempted hosts shall end.
+    Fence(Arc<DrainBarrier>),
+    /// A command shall end at its host's wish.
+    Errand(AbortToken),
+    /// The arithmetic of an authentication is done.
+    Authenticated {
+        /// The queue that it is for.
+        key: u32,
+        /// The number of the task: the queue may have become another one.
+        ticket: u64,
+        /// What came of it.
+        worked: DhResult,
+    },
+    /// Say that everything sent before has been read.
+    Caught(SyncSender<()>),
+    /// Accept connections at an address.
+    Listen(std::net::SocketAddr, SyncSender<Result<(), FabricError>>),
+    /// Stop accepting connections at an address.
+    Unlisten(std::net::SocketAddr),
+    /// Disconnect everything, then end.
+    Stop,
+}
+
+/// The sending end: cheap to clone, for any thread.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    letters: SyncSender<Message>,
+    bell: Arc<EventFd>,
+}
+
+impl Sender {
+    /// Sends, waiting for room. For the control plane. False when the reactor has ended.
+    pub fn send(&self, mail: Message) -> bool {
+        let sent = self.letters.send(mail).is_ok();
+        self.ring();
+        sent
+    }
+
+    /// Sends if there is room. For reactors. Gives the letter back otherwise.
+    ///
+    /// # Errors
+    /// The letter, when the channel is full or its reactor has ended.
+    pub fn try_send(&self, mail: Message) -> Result<(), Message> {
+        let result = self.letters.try_send(mail).map_err(|e| match e {
+            std::sync::mpsc::TrySendError::Full(mail)
+            | std::sync::mpsc::TrySendError::Disconnected(mail) => mail,
+        });
+        self.ring();
+        result
+    }
+
+    /// Wakes the reactor without a letter: something that it shares has changed.
+    pub fn ring(&self) {
+        self.bell.wake();
+    }
+
+    /// What wakes the reactor, for whoever has no letters for it.
+    #[must_use]
+    pub fn waker(&self) -> Arc<dyn Waker> {
+        Arc::clone(&self.bell) as Arc<dyn Waker>
+    }
+}
+
+impl Waker for EventFd {
+    fn wake(&self) {
+        // The counter cannot overflow in practice, and a full one wakes just as well.
+        let _ = self.write(1);
+    }
+}
+
+/// The rings of the reactors at the other ends.
+/// The mailboxes of all reactors, whose rings have every store.
+#[derive(Clone, Debug)]
+pub struct ReactorRings(pub Vec<Sender>);
+
+impl Rings for ReactorRings {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn attach(
+        &self,
+        ring: usize,
+        id: DeviceId,
+        backing: &Arc<BackingDevice>,
+    ) -> Receiver<io::Result<()>> {
+        let (answer, answered) = sync_channel(1);
+        self.0[ring].send(Message::Attach(id, Arc::clone(backing), answer));
+        answered
+    }
+
+    fn wake(&self) {
+        self.0.iter().for_each(Sender::ring);
+    }
+}
+
+/// The receiving end, owned by the reactor.
+#[derive(Debug)]
+pub struct Mailbox {
+    letters: Receiver<Message>,
+    bell: Arc<EventFd>,
+}
+
+impl Mailbox {
+    /// Readable when somebody has rung.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+
+    /// Silences the bell; before reading the letters, so that none is missed. Whether somebody had
+    /// rung.
+    pub fn hush(&self) -> bool {
+        self.bell.read().is_ok()
+    }
+
+    /// The next letter.
+    pub fn take(&self) -> Option<Message> {
+        self.letters.try_recv().ok()
+    }
+}
+
+/// A mailbox and its first sender.
+///
+/// # Errors
+/// No eventfd to be had.
+pub fn mailbox() -> io::Result<(Sender, Mailbox)> {
+    let (letters, inbox) = sync_channel(CAPACITY);
+    let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+    let bell = Arc::new(EventFd::from_value_and_flags(0, flags)?);
+    Ok((Sender { letters, bell: Arc::clone(&bell) }, Mailbox { letters: inbox, bell }))
+}

@@ -1,0 +1,279 @@
+//! Limits for connections without an admitted host: their share of a reactor, and eviction.
+//!
+//! Anybody can hold receives and a queue pair until the Connect deadline without a name, or for as
+//! long as it likes as a host of discovery or of a subsystem that admits any host. So what such
+//! connections hold of the room that hosts with a name leave is bounded: half for one source, three
+//! quarters for all. Where that is reached, the oldest of the source that holds the most is closed,
+//! so that who asks next, and goes on within a round trip, is served also amid a flood.
+//!
+//! What a request costs beyond that is bounded as well. Connections are counted only for one request
+//! at a time: while it waits, others stand behind it in line, where each source has its turn, and
+//! nobody looks again before something has come home or a time has come. And a connection that its
+//! host has confirmed is closed before one that it has not, which has [`CONFIRMATION`] for that: only
+//! what was confirmed is charged to its source ([`rdma::soft::SourcePenalty`]), and a busy reactor would read
+//! too late that it was.
+//!
+//! Of connections that nobody has confirmed there may only be so many ([`limits`]), whatever they hold.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use nvme::cm;
+use rdma::{FabricHints, Incoming, Qp, Source, limits};
+
+use super::{PollGroup, Resources};
+use crate::diag::cause::{Cause, DisconnectRecord};
+use crate::qpair::RECEIVES_FOR_ADMIN;
+
+/// How often one connection makes room for another, at most: to make and end them costs much more
+/// than to ask, and others want to be served meanwhile.
+const DISPLACEMENT: Duration = Duration::from_millis(1);
+/// How long the host of a connection has to confirm it before it may make room for another.
+const CONFIRMATION: Duration = Duration::from_millis(100);
+/// Connections that are opened within that time, at most: on an adapter each costs system calls, and
+/// commands of others wait meanwhile.
+const MOST_OPENED: u32 = 8;
+/// Requests to connect that wait for room, at most.
+const MOST_DEFERRED: usize = 256;
+
+/// What the connections of one source hold that nobody vouches for.
+struct Share {
+    held: u32,
+    /// Of that, without those that are being closed.
+    open: u32,
+    /// What it holds beyond what its controllers were promised: hosts bring up all their
+    /// connections before the first Connect, and those are no flood.
+    excess: u32,
+    /// The first of them that is open: of those that are confirmed, if there is any.
+    oldest: Option<Oldest>,
+    /// How many of them nobody has confirmed, and the first of those.
+    half_open: usize,
+    oldest_half_open: Option<Oldest>,
+}
+
+impl Share {
+    const NONE: Share =
+        Share { held: 0, open: 0, excess: 0, oldest: None, half_open: 0, oldest_half_open: None };
+}
+
+/// Which connection makes room first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Oldest {
+    unconfirmed: bool,
+    opened: Instant,
+    qp: Qp,
+}
+
+/// What connections hold of a reactor, each counted by the resource of which it holds the larger
+/// part: its receives, or its queue pair.
+struct Census {
+    /// Receives, of which there are this many.
+    most: u32,
+    /// Of hosts that somebody vouches for, and of I/O queues that controllers were promised. (The
+    /// registry bounds what it promises to hosts that nobody vouches for.)
+    named: u32,
+    /// Of the others, without those that are being closed.
+    open: u32,
+    closing: u32,
+    shares: BTreeMap<Source, Share>,
+    /// Receives that controllers were promised, by source.
+    promised: BTreeMap<Source, u32>,
+}
+
+impl Census {
+    fn take(queues: &PollGroup, queue_pairs_max: u32, lent: &Resources<'_>) -> Census {
+        let receives = lent.pool.plan().receives;
+        let least = receives.div_ceil(queue_pairs_max.max(1));
+        let promised = lent.shared.registry.promised_receives(lent.now);
+        let (named, open, closing, shares) = (0, 0, 0, BTreeMap::new());
+        let mut census = Census { most: receives, named, open, closing, shares, promised };
+        for queue in queues.queues.iter().flatten() {
+            let weight = u32::from(queue.depth()).max(least);
+            if !queue.is_anonymous() {
+                census.named += weight;
+                continue;
+            }
+            let share = census.shares.entry(queue.source().into()).or_insert(Share::NONE);
+            share.held += weight;
+            match queue.is_closing() {
+                true => census.closing += weight,
+                false => {
+                    share.open += weight;
+                    let (unconfirmed, opened) = (!queue.is_confirmed(), queue.opened());
+                    let this = Oldest { unconfirmed, opened, qp: queue.qp() };
+                    let first = |oldest: Option<_>| Some(oldest.map_or(this, |at| this.min(at)));
+                    share.oldest = first(share.oldest);
+                    if queue.is_half_open() {
+                        share.half_open += 1;
+                        share.oldest_half_open = first(share.oldest_half_open);
+                    }
+                }
+            }
+        }
+        census.settle_promises();
+        census
+    }
+
+    fn settle_promises(&mut self) {
+        for (source, share) in &mut self.shares {
+            let promised = self.promised.get(source).copied().unwrap_or(0);
+            share.excess = share.held.saturating_sub(promised);
+            let kept = promised.min(share.open);
+            self.named += kept;
+            self.open += share.open - kept;
+        }
+    }
+
+    /// Whether the controllers of a source were promised more than it holds.
+    fn is_promised_more(&self, source: Source) -> bool {
+        let held = self.shares.get(&source).map_or(0, |share| share.held);
+        self.promised.get(&source).is_some_and(|promised| held < *promised)
+    }
+
+    /// What hosts with a name leave.
+    fn left(&self) -> u32 {
+        self.most.saturating_sub(self.named)
+    }
+
+    /// Which half-open connection is closed for one more of a source, where there are too many of
+    /// them, whatever the source was promised: anybody may use its address to ask.
+    fn oldest_half_open(&self, source: Source) -> Option<Oldest> {
+        let all: usize = self.shares.values().map(|share| share.half_open).sum();
+        let own = self.shares.get(&source);
+        let crowded = match own.is_some_and(|own| own.half_open >= limits::HALF_OPEN_PER_SOURCE) {
+            true => own,
+            false if all >= limits::HALF_OPEN => {
+                self.shares.values().max_by_key(|share| share.half_open)
+            }
+            false => None,
+        };
+        crowded.and_then(|share| share.oldest_half_open)
+    }
+
+    /// The source that holds the most, and more than it was promised; of several the one that has
+    /// the oldest.
+    fn largest(&self) -> Option<Source> {
+        let shares = self.shares.iter().filter_map(|(source, share)| {
+            let opened = share.oldest?.opened;
+            (share.excess > 0).then_some((*source, (share.excess, Reverse(opened))))
+        });
+        shares.max_by_key(|(_, rank)| *rank).map(|(source, _)| source)
+    }
+}
+
+impl PollGroup {
+    /// Makes room for a request, if that is needed. Otherwise when to look again: not now, because that
+    /// happened just before, or what was closed has not come home yet, or may still be confirmed.
+    pub(super) fn look_for_room(
+        &mut self,
+        incoming: &Incoming,
+        lent: &mut Resources<'_>,
+    ) -> Result<(), Instant> {
+        if lent.now.saturating_duration_since(self.opened.0) >= DISPLACEMENT {
+            self.opened = (lent.now, 0);
+        }
+        if self.opened.1 >= MOST_OPENED {
+            return Err(self.opened.0 + DISPLACEMENT);
+        }
+        let FabricHints { connections_exhausted, queue_pairs_max, .. } = lent.fabric.hints();
+        if connections_exhausted {
+            return Err(lent.now + DISPLACEMENT);
+        }
+        let source = Source::from(incoming.remote.ip());
+        let census = Census::take(self, queue_pairs_max, lent);
+        let left = census.left();
+        if census.closing > 0 && census.open + census.closing >= left / 8 * 7 {
+            return Err(lent.now + DISPLACEMENT);
+        }
+        // What was promised may be all that there is.
+        let is_short = census.is_promised_more(source) && self.is_short(queue_pairs_max, lent);
+        if is_short && census.closing > 0 {
+            return Err(lent.now + DISPLACEMENT);
+        }
+        let own = census.shares.get(&source).map_or(0, |share| share.excess);
+        let crowded = match own >= left / 2 && own > 0 {
+            true => Some(source),
+            false if is_short || census.open >= left / 4 * 3 => census.largest(),
+            false => None,
+        };
+        let share = crowded.and_then(|source| census.shares.get(&source));
+        let oldest = share.and_then(|share| share.oldest);
+        let Some(oldest) = oldest.or_else(|| census.oldest_half_open(source)) else {
+            return Ok(());
+        };
+        let ripe = if oldest.unconfirmed { oldest.opened + CONFIRMATION } else { lent.now };
+        let until = self.next_displacement.max(ripe);
+        if lent.now < until {
+            return Err(until);
+        }
+        self.next_displacement = lent.now + DISPLACEMENT;
+        if let Some(key) = self.key(oldest.qp)
+            && let Some((queue, mut io)) = self.queue(key, lent)
+        {
+            queue.displace(&mut io);
+        }
+        match is_short {
+            true => Err(self.next_displacement),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there is no more room for an I/O queue with all the entries that it may have.
+    fn is_short(&self, queue_pairs_max: u32, lent: &Resources<'_>) -> bool {
+        let (_, receives, _) = lent.pool.free();
+        receives < u32::from(self.limits.queue_depth) + RECEIVES_FOR_ADMIN
+            || self.count >= queue_pairs_max as usize
+    }
+
+    /// Rejects a request: there is no room for it, and others need what comes free.
+    pub(super) fn refuse(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        self.refused(
+            DisconnectRecord::nameless(Cause::NoRoom, incoming.remote, incoming.local),
+            lent,
+        );
+        let reject = cm::Reject::new(cm::RejectStatus::NO_RESOURCES);
+        lent.fabric.reject(incoming, &reject.emit());
+    }
+
+    /// Nobody looks for room before this, unless something has come home.
+    pub(super) fn wait_for_room(&mut self, until: Instant) {
+        self.full_until = Some(until);
+        self.next_tick = self.next_tick.min(until);
+    }
+
+    /// Puts a request aside until there is room. Of too many, the oldest of a source that has its share
+    /// is refused.
+    pub(super) fn defer(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        let source = Source::from(incoming.remote.ip());
+        self.deferred.push(source, incoming);
+        if self.deferred.len() > MOST_DEFERRED
+            && let Some(refused) = self.deferred.displace(source)
+        {
+            self.refuse(refused, lent);
+        }
+    }
+
+    /// Lets those in for whom there is room now.
+    pub(super) fn admit_deferred(&mut self, lent: &mut Resources<'_>) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        if let Some(until) = self.full_until.filter(|until| lent.now < *until) {
+            return self.wait_for_room(until);
+        }
+        while let Some(incoming) = self.deferred.pop() {
+            if self.debts.bars(lent.now, incoming.remote.ip().into()) {
+                self.refuse(incoming, lent);
+                continue;
+            }
+            match self.look_for_room(&incoming, lent) {
+                Ok(()) => self.open(incoming, lent),
+                Err(until) => {
+                    self.deferred.put_back(incoming.remote.ip().into(), incoming);
+                    return self.wait_for_room(until);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! All queue pairs of one reactor, without its thread: dispatches completions, buffers and timers.
+//!
+//! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
+//! the reactor has real ones, a simulator need not.
+
+mod half_open;
+mod pending;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rdma::soft::SourcePenalty;
+use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
+use tracing::{debug, warn};
+
+use crate::controller::Limits;
+use crate::diag::cause::{Cause, DisconnectRecord};
+use crate::diag::log_limiter::CauseLog;
+use crate::message::Message;
+use crate::qpair::{Io, QueuePair, room};
+use crate::registry::OpenQueue;
+use crate::sched::buffers::{BufferScheduler, Starved, TryAlloc};
+use crate::sched::fair_queue::FairQueue;
+use crate::shared::Shared;
+use crate::stats::CompletionBatch;
+use nvmfd_blockdev::{BlockDevice, IoCompletion};
+
+use self::pending::DECISION_LIMIT;
+
+/// How often queues look at the clock.
+const TICK: Duration = Duration::from_millis(250);
+/// Connections of one source that may end at once before their hosts have been let in: more than a
+/// host makes that is refused, several controllers at a time, and far less than a flood.
+pub const MOST_IN_VAIN: u32 = 64;
+
+/// Resources lent by the driver for a step.
+pub struct Resources<'a> {
+    /// The reactor's buffers.
+    pub pool: &'a mut Pool,
+    /// Its connections.
+    pub fabric: &'a mut dyn Fabric,
+    /// Its stores.
+    pub disk: &'a mut dyn BlockDevice,
+    /// The registry of the target.
+    pub shared: &'a Shared,
+    /// The time of this turn.
+    pub now: Instant,
+}
+
+/// The queues of one reactor.
+#[derive(Debug)]
+pub struct PollGroup {
+    /// Which of the reactors this is.
+    index: usize,
+    limits: Limits,
+    queues: Vec<Option<QueuePair>>,
+    /// Key of the queue on each queue pair.
+    by_qp: Vec<Option<u32>>,
+    count: usize,
+    waiters: BufferScheduler,
+    run: CompletionBatch,
+    refusals: CauseLog,
+    /// Requests to connect that wait until what was closed for them has come home, and until when there
+    /// is no use in looking, unless something has come home.
+    deferred: FairQueue<Incoming>,
+    full_until: Option<Instant>,
+    /// Requests that came by a listener which is not in force yet, and how long they are held.
+    pending: FairQueue<(Incoming, Instant)>,
+    /// Addresses at which the fabric listens no more, for the reactor to take.
+    pub lost_listeners: Vec<SocketAddr>,
+    next_displacement: Instant,
+    /// When it was last counted how many connections are opened, and how many since.
+    opened: (Instant, u32),
+    /// What sources owe for connections that have come to nothing.
+    debts: SourcePenalty,
+    next_tick: Instant,
+    /// Where the clocks of commands begin.
+    since: Instant,
+    /// The time of the turn, and the same as those clocks have it.
+    time: (Instant, u64),
+    /// Until then it is known when pushes and responses came home: the reactor has slept since.
+    nap_ns: Option<u64>,
+    stopping: bool,
+    /// Since when changes of blocks are watched, as [`crate::sched::range_lock::RangeLocks::round`] has it.
+    round: u32,
+}
+
+impl PollGroup {
+    /// None yet, for the reactor of this index in the registry.
+    #[must_use]
+    pub fn new(index: usize, limits: Limits, now: Instant) -> PollGroup {
+        PollGroup {
+            index,
+            limits,
+            queues: Vec::new(),
+            by_qp: Vec::new(),
+            count: 0,
+            waiters: BufferScheduler::default(),
+            run: CompletionBatch::default(),
+            refusals: CauseLog::default(),
+            deferred: FairQueue::default(),
+            full_until: None,
+            pending: FairQueue::default(),
+            lost_listeners: Vec::new(),
+            next_displacement: now,
+            opened: (now, 0),
+            debts: SourcePenalty::new(Some(MOST_IN_VAIN)),
+            next_tick: now + TICK,
+            since: now,
+            time: (now, 0),
+            nap_ns: None,
+            stopping: false,
+            round: 0,
+        }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes of all buffers that they have in hand: neither in the pool, nor at the fabric, nor at
+    /// the disk.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.queues.iter().flatten().map(QueuePair::held_bytes).sum()
+    }
+
+    /// Whether they have been told to end.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    /// Whether nobody waits for a push or a response to come home: for its buffer, its slot, or to
+    /// go on behind it.
+    #[must_use]
+    pub fn nobody_waits(&self) -> bool {
+        self.waiters.is_empty() && self.waiters.behind_sent == 0
+    }
+
+    /// When [`PollGroup::tick`] has something to do.
+    #[must_use]
+    pub fn next_tick(&self) -> Instant {
+        self.waiters.tolls.due().map_or(self.next_tick, |due| due.min(self.next_tick))
+    }
+
+    /// The reactor goes to sleep, and is not woken by pushes and responses that come home. What the
+    /// next turn finds of those came at an unknown time; it is counted as if it came now.
+    pub fn nap(&mut self, now: Instant) {
+        self.nap_ns = Some(self.since_ns(now));
+    }
+
+    /// Takes what has happened on the fabric, all of it.
+    pub fn on_events(&mut self, events: &mut Vec<Event>, lent: &mut Resources<'_>) {
+        if events.is_empty() {
+            return;
+        }
+        let mut events = events.drain(..);
+        while let Some(event) = self.on_completions(&mut events, lent) {
+            self.on_event(event, lent);
+        }
+        self.run.end();
+    }
+
+    /// Something has happened on the fabric.
+    pub fn on_event(&mut self, event: Event, lent: &mut Resources<'_>) {
+        match event {
+            Event::Done(done) => match self.key(done.qp) {
+                Some(key) => {
+                    if let Some((queue, mut io)) = self.queue(key, lent) {
+                        queue.on_completion(done, &mut io);
+                    }
+                }
+                None => lent.pool.give(done.work.into_buf()),
+            },
+            Event::Incoming(incoming) => self.place(incoming, lent),
+            Event::Established(qp) => {
+                debug!(qp = qp.0, "connection established");
+                if let Some((queue, _)) = self.key(qp).and_then(|key| self.queue(key, lent)) {
+                    queue.confirm();
+                    self.full_until = None;
+                }
+            }
+            Event::Gone(qp, reason) => self.on_gone(qp, reason, lent),
+            Event::ListenerLost(at) => self.lost_listeners.push(at),
+        }
+        self.run.end();
+    }
+
+    /// A disk operation has come home.
+    pub fn on_disk(&mut self, done: IoCompletion, lent: &mut Resources<'_>) {
+        let key = key_of(&done);
+        let (_, queues, mut io) = self.split(lent);
+        if step(queues, done, &mut io) {
+            self.reap(key, lent);
+        }
+    }
+
+    /// Takes what has come home from disks, until there is enough to send.
+    pub fn on_disks(&mut self, done: &mut VecDeque<IoCompletion>, lent: &mut Resources<'_>) {
+        while !done.is_empty() {
+            let (_, queues, mut io) = self.split(lent);
+            let finished = loop {
+                if io.fabric.hints().batch_full {
+                    return;
+                }
+                let Some(done) = done.pop_front() else { return };
+                let key = key_of(&done);
+                if step(queues, done, &mut io) {
+                    break key;
+                }
+            };
+            self.reap(finished, lent);
+        }
+    }
+
+    /// A letter has come. Those for the driver, who has the ring and the listeners, are given
+    /// back.
+    pub fn on_mail(&mut self, mail: Message, lent: &mut Resources<'_>) -> Option<Message> {
+        match mail {
+            Message::Incoming(incoming) => self.ask(incoming, lent),
+            Message::Subsystem(new) => {
+                let (now, queues) = (lent.now, &self.queues);
+                self.waiters.tolls.change(now, |key, slot, booking| {
+                    if let Some(Some(queue)) = queues.get(key as usize) {
+                        queue.give_back(slot, booking, now);
+                    }
+                });
+                self.each(lent, |queue, io| queue.on_subsystem(&new, io));
+            }
+            Message::DiscoveryChanged => self.each(lent, QueuePair::on_discovery_changed),
+            Message::Answer(done) => self.on_disk(done, lent),
+            Message::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
+            Message::Errand(errand) => self.each(lent, |queue, io| queue.on_errand(&errand, io)),
+            Message::Authenticated { key, ticket, worked } => {
+                if let Some((queue, mut io)) = self.queue(key, lent) {
+                    queue.on_worked(ticket, worked, &mut io);
+                }
+            }
+            Message::Stop => {
+                self.stopping = true;
+                while let Some(incoming) = self.deferred.pop() {
+                    self.turn_away(incoming, lent);
+                }
+                while let Some((incoming, _)) = self.pending.pop() {
+                    self.turn_away(incoming, lent);
+                }
+                self.each(lent, QueuePair::close);
+            }
+            mail => return Some(mail),
+        }
+        None
+    }
+
+    /// Looks at the clock, if it is time. True when [`PollGroup::serve_waiters`] has something to do: it
+    /// is time to ask for those who wait to connect, somebody waits for buffers (nobody is waited for
+    /// without end), or commands have begun that limits had held back. What those lead to may be
+    /// home already, and must be looked for before any sleep.
+    pub fn tick(&mut self, lent: &mut Resources<'_>) -> bool {
+        self.nap_ns = None;
+        let mut worked = self.serve_tolls(lent);
+        if lent.now >= self.next_tick {
+            worked |= !self.deferred.is_empty() || !self.waiters.is_empty();
+            self.next_tick = lent.now + TICK;
+            self.look(lent);
+            self.publish(lent);
+            while let Some((cause, more)) = self.refusals.overdue(lent.now) {
+                warn!(cause = cause.name(), "{}, {more} more", cause.reason());
+            }
+        }
+        worked
+    }
+
+    /// Looks at the clock and at what is shared with other reactors, because somebody rang.
+    pub fn look(&mut self, lent: &mut Resources<'_>) {
+        let round = lent.shared.range_locks.round();
+        if round != self.round {
+            self.round = round;
+            let mut unclaimed = 0;
+            self.each(lent, |queue, _| unclaimed += queue.note_unclaimed());
+            lent.shared.range_locks.settle(unclaimed);
+        }
+        self.each(lent, QueuePair::tick);
+        self.release_pending(lent);
+    }
+
+    /// Gives buffers to those who wait, admin commands first, then a command of each host in turn;
+    /// and room to those who wait to connect.
+    pub fn serve_waiters(&mut self, lent: &mut Resources<'_>) {
+        self.admit_deferred(lent);
+        clear(&mut self.waiters, lent.pool, lent.now);
+        if self.waiters.is_idle() {
+            return;
+        }
+        while let Some(turn) = self.waiters.next_turn(&room(lent.pool, lent.now)) {
+            let take = match self.queue(turn.key, lent) {
+                Some((queue, mut io)) => queue.on_buffers(turn.slot, turn.aside, &mut io),
+                None => TryAlloc::Done,
+            };
+            if !self.waiters.settle(turn, take, lent.now) {
+                return;
+            }
+        }
+    }
+
+    /// Begins the commands that limits let begin by now; whether there were any.
+    fn serve_tolls(&mut self, lent: &mut Resources<'_>) -> bool {
+        let (now, mut begun) = (lent.now, false);
+        loop {
+            let queues = &self.queues;
+            let book = |key: u32, slot| queues.get(key as usize)?.as_ref()?.book(slot, now);
+            let Some((key, slot)) = self.waiters.tolls.next(now, book) else { return begun };
+            begun = true;
+            if let Some((queue, mut io)) = self.queue(key, lent) {
+                queue.on_rate_limit(slot, &mut io);
+            }
+        }
+    }
+
+    /// Serves a connection request here or hands it to the reactor with the fewest queues.
+    fn place(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        let index = lent.shared.registry.place();
+        let (remote, local) = (incoming.remote, incoming.local);
+        if index == self.index {
+            self.ask(incoming, lent);
+        } else if let Err(mail) =
+            lent.shared.registry.reactor(index).try_send(Message::Incoming(incoming))
+        {
+            drop(mail);
+            self.refused(DisconnectRecord::nameless(Cause::Overloaded, remote, local), lent);
+        }
+    }
+
+    /// Takes completed work, as much as there is in a row: its queues are lent the same for all of
+    /// it. The event behind.
+    fn on_completions(
+        &mut self,
+        events: &mut impl Iterator<Item = Event>,
+        lent: &mut Resources<'_>,
+    ) -> Option<Event> {
+        let (by_qp, queues, mut io) = self.split(lent);
+        loop {
+            let done = match events.next()? {
+                Event::Done(done) => done,
+                event => return Some(event),
+            };
+            let key = by_qp.get(done.qp.0 as usize).copied().flatten();
+            match key.and_then(|key| queues.get_mut(key as usize)?.as_mut()) {
+                Some(queue) => queue.on_completion(done, &mut io),
+                None => io.pool.give(done.work.into_buf()),
+            }
+        }
+    }
+
+    fn refused(&mut self, why: DisconnectRecord, lent: &Resources<'_>) {
+        self.refusals.tell(why, &lent.shared.disconnects, lent.now);
+    }
+
+    /// Rejects a request because we are stopping.
+    fn turn_away(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        self.refused(
+            DisconnectRecord::nameless(Cause::Stopping, incoming.remote, incoming.local),
+            lent,
+        );
+        lent.fabric.reject(incoming, &[]);
+    }
+
+    /// Somebody asks to connect.
+    fn ask(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        match self.stopping {
+            true => self.turn_away(incoming, lent),
+            false => self.ask_listener(incoming, lent.now + DECISION_LIMIT, lent),
+        }
+    }
+
+    /// Somebody asks to connect by a listener in force. Where others wait already, nobody looks for
+    /// room for one more.
+    fn admit(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        if self.debts.bars(lent.now, incoming.remote.ip().into()) {
+            return self.refuse(incoming, lent);
+        }
+        if !self.deferred.is_empty() {
+            return self.defer(incoming, lent);
+        }
+        match self.look_for_room(&incoming, lent) {
+            Ok(()) => self.open(incoming, lent),
+            Err(until) => {
+                self.wait_for_room(until);
+                self.defer(incoming, lent);
+            }
+        }
+    }
+
+    fn open(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        self.opened.1 += 1;
+        let vacant = self.queues.iter().position(Option::is_none);
+        let at = vacant.unwrap_or(self.queues.len());
+        let limits = self.limits;
+        let (.., mut io) = self.split(lent);
+        let mut queue = match QueuePair::open(at as u32, incoming, limits, &mut io) {
+            Ok(queue) => queue,
+            Err(why) => return self.refused(*why, lent),
+        };
+        let qp = queue.qp().0 as usize;
+        if self.by_qp.len() <= qp {
+            self.by_qp.resize(qp + 1, None);
+        }
+        self.by_qp[qp] = Some(at as u32);
+        let held = OpenQueue { reactor: self.index, receives: queue.depth() };
+        lent.shared.registry.queue_opened(held);
+        *queue.unadmitted_mut() = Some(held);
+        match vacant {
+            Some(at) => self.queues[at] = Some(queue),
+            None => self.queues.push(Some(queue)),
+        }
+        self.count += 1;
+    }
+
+    fn on_gone(&mut self, qp: Qp, reason: Reason, lent: &mut Resources<'_>) {
+        let Some(key) = self.by_qp.get_mut(qp.0 as usize).and_then(Option::take) else { return };
+        if let Some((queue, mut io)) = self.queue(key, lent) {
+            let before = queue.receives();
+            let (in_vain, source) = (queue.is_in_vain(), queue.source().into());
+            queue.on_gone(reason, &mut io);
+            // The others are there for the next queue, however long a disk keeps this one.
+            let receives = before.saturating_sub(queue.receives());
+            let unadmitted = queue.unadmitted_mut().take();
+            unadmitted.iter().for_each(|held| lent.shared.registry.queue_admitted(*held));
+            lent.shared.registry.receives_returned(OpenQueue { reactor: self.index, receives });
+            if in_vain {
+                self.debts.charge(lent.now, source);
+            }
+        }
+        self.reap(key, lent);
+    }
+
+    /// Removes a queue of which nothing is left.
+    fn reap(&mut self, key: u32, lent: &mut Resources<'_>) {
+        let Some(entry) = self.queues.get_mut(key as usize) else { return };
+        if let Some(queue) = entry.take_if(|queue| queue.is_finished()) {
+            let receives = queue.receives();
+            let (.., mut io) = self.split(lent);
+            queue.finish(&mut io);
+            lent.shared.registry.receives_returned(OpenQueue { reactor: self.index, receives });
+            self.count -= 1;
+            self.full_until = None;
+        }
+    }
+
+    /// Makes known how things stand.
+    fn publish(&self, lent: &Resources<'_>) {
+        let Some(observer) = lent.shared.observer(self.index) else { return };
+        let (cells, receives, data_bytes) = lent.pool.free();
+        let gauges = &observer.gauges;
+        gauges.cells_free.store(cells.into(), Ordering::Relaxed);
+        gauges.receives_free.store(receives.into(), Ordering::Relaxed);
+        gauges.data_free_bytes.store(data_bytes, Ordering::Relaxed);
+        gauges.data_bytes.store(lent.pool.plan().data_bytes, Ordering::Relaxed);
+        gauges.waiters.store(self.waiters.len() as u64, Ordering::Relaxed);
+        let totals = self.refusals.totals();
+        (&gauges.refusals)
+            .into_iter()
+            .zip(totals)
+            .for_each(|(to, n)| to.store(n, Ordering::Relaxed));
+        observer.set_fabric(|stats| lent.fabric.stats(stats));
+    }
+
+    fn since_ns(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.since).as_nanos().try_into().unwrap_or(u64::MAX)
+    }
+
+    fn key(&self, qp: Qp) -> Option<u32> {
+        self.by_qp.get(qp.0 as usize).copied().flatten()
+    }
+
+    fn each(&mut self, lent: &mut Resources<'_>, mut act: impl FnMut(&mut QueuePair, &mut Io<'_>)) {
+        let (_, queues, mut io) = self.split(lent);
+        for queue in queues.iter_mut().flatten() {
+            act(queue, &mut io);
+        }
+    }
+
+    fn queue<'a>(
+        &'a mut self,
+        key: u32,
+        lent: &'a mut Resources<'_>,
+    ) -> Option<(&'a mut QueuePair, Io<'a>)> {
+        let (_, queues, io) = self.split(lent);
+        queues.get_mut(key as usize)?.as_mut().map(|queue| (queue, io))
+    }
+
+    /// Keys by queue pair, queues by key, and what they are lent.
+    fn split<'a>(
+        &'a mut self,
+        lent: &'a mut Resources<'_>,
+    ) -> (&'a [Option<u32>], &'a mut Vec<Option<QueuePair>>, Io<'a>) {
+        if self.time.0 != lent.now {
+            self.time = (lent.now, self.since_ns(lent.now));
+        }
+        let now_ns = self.time.1;
+        let io = Io {
+            pool: lent.pool,
+            fabric: lent.fabric,
+            disk: lent.disk,
+            shared: lent.shared,
+            waiters: &mut self.waiters,
+            refusals: &mut self.refusals,
+            reactor: self.index,
+            now: lent.now,
+            now_ns,
+            sent_ns: self.nap_ns.unwrap_or(now_ns),
+            run: &mut self.run,
+        };
+        (&self.by_qp, &mut self.queues, io)
+    }
+}
+
+/// Has a part of the pool set aside for who has been waited for in vain, so that what is taken of
+/// it comes together.
+pub fn clear(waiters: &mut BufferScheduler, pool: &mut Pool, now: Instant) {
+    match waiters.claim(now, || room(pool, now)) {
+        Starved::None => pool.put_back(),
+        Starved::Stay => {}
+        Starved::First(bytes) => {
+            pool.put_back();
+            pool.set_aside(bytes);
+        }
+        Starved::Next(bytes) => {
+            if pool.set_aside(bytes) {
+                waiters.round_over();
+            }
+        }
+    }
+}
+
+/// The queue that a disk operation is of.
+fn key_of(done: &IoCompletion) -> u32 {
+    (done.tag >> 32) as u32
+}
+
+/// Steps a queue with what has come home from a disk. Whether nothing is left of the queue.
+fn step(queues: &mut [Option<QueuePair>], done: IoCompletion, io: &mut Io<'_>) -> bool {
+    let queue = queues.get_mut(key_of(&done) as usize).and_then(Option::as_mut);
+    let Some(queue) = queue else { return false };
+    let slot = done.tag as u16;
+    match QueuePair::is_about_recall(done.tag) {
+        true => queue.on_recalled(slot, done.outcome, io),
+        false => queue.on_disk(slot, done, io),
+    }
+    queue.is_finished()
+}

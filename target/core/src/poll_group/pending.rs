@@ -1,0 +1,59 @@
+//! Connection requests through a listener that is not active yet.
+//!
+//! A change of the configuration listens at its new addresses before it is committed, because that may
+//! fail. Who asks there meanwhile is held: when the change is in force it is asked on as if the request
+//! had come just then, and when the change is refused, or not decided in time, the request is dropped, and
+//! the provider refuses it as if nobody had listened. There are as many such requests as there may be
+//! half-open connections ([`limits`]).
+
+use std::time::{Duration, Instant};
+
+use rdma::{Incoming, Source, limits};
+
+use super::{PollGroup, Resources};
+use crate::diag::cause::{Cause, DisconnectRecord};
+use crate::registry::Reached;
+
+/// How long a request is held. `soft` takes a request that comes again after 10 seconds for a new one.
+pub(super) const DECISION_LIMIT: Duration = Duration::from_secs(5);
+
+impl PollGroup {
+    /// Somebody asks to connect, by a listener that may not be in force. Until then the request is held.
+    pub(super) fn ask_listener(
+        &mut self,
+        incoming: Incoming,
+        until: Instant,
+        lent: &mut Resources<'_>,
+    ) {
+        match lent.shared.registry.reached(incoming.local) {
+            Reached::InForce => self.admit(incoming, lent),
+            Reached::Prepared if lent.now < until => self.hold(incoming, until, lent),
+            Reached::Prepared | Reached::Nobody => {
+                let why =
+                    DisconnectRecord::nameless(Cause::NoListener, incoming.remote, incoming.local);
+                self.refused(why, lent);
+                // Only the fabric by which it came knows how nobody answers.
+                drop(incoming);
+            }
+        }
+    }
+
+    /// Asks anew for those that are held: something may have been decided, or time has passed.
+    pub(super) fn release_pending(&mut self, lent: &mut Resources<'_>) {
+        let mut pending = std::mem::take(&mut self.pending);
+        while let Some((incoming, until)) = pending.pop() {
+            self.ask_listener(incoming, until, lent);
+        }
+    }
+
+    /// Of too many, the oldest of a source that has its share is refused.
+    fn hold(&mut self, incoming: Incoming, until: Instant, lent: &mut Resources<'_>) {
+        let source = Source::from(incoming.remote.ip());
+        self.pending.push(source, (incoming, until));
+        let crowded = self.pending.count_of(source) > limits::HALF_OPEN_PER_SOURCE
+            || self.pending.len() > limits::HALF_OPEN;
+        if crowded && let Some((refused, _)) = self.pending.displace(source) {
+            self.refuse(refused, lent);
+        }
+    }
+}

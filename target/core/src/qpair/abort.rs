@@ -1,0 +1,102 @@
+//! Abort: commands end at their host's wish, when they have done nothing yet or a device gives them
+//! back. Whatever goes on is said to go on.
+
+use super::request::{Request, State, WaitReason};
+use super::requests::Requests;
+use crate::command::Plan;
+use crate::sched::abort::AbortToken;
+use nvmfd_blockdev::CancelRequest;
+
+/// Marks the tag of a device's answer to the request to cancel an operation.
+const CANCEL: u64 = 1 << 16;
+
+/// What is done about a command that shall end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Aborting {
+    /// Nothing now: it goes on, or ends with its next step.
+    Nothing,
+    /// It waits, and is completed.
+    EndWaiting,
+    /// It holds an operation back, and is completed.
+    EndLocked,
+    /// A device may give its operation back.
+    Cancel,
+}
+
+/// Whether a tag is about a request to cancel, not about the operation.
+pub(super) fn is_about_cancel(tag: u64) -> bool {
+    tag & CANCEL != 0
+}
+
+/// Notes that a command shall end. Of several Abort commands for one command, each is told what
+/// becomes of it.
+pub(super) fn begin(entry: &mut Request, token: &AbortToken) -> Aborting {
+    let is_wanted = entry.ext().is_some_and(|ext| !ext.aborts.is_empty());
+    let action = match (entry.state(), &entry.plan) {
+        (State::Waiting(WaitReason::RangeLock), _) => Aborting::EndLocked,
+        (State::Pulling | State::Waiting(WaitReason::FusedWrite), _) => Aborting::Nothing,
+        (State::Waiting(_), Plan::Abort { .. } | Plan::Disconnect | Plan::Reply(_)) => {
+            return Aborting::Nothing;
+        }
+        (State::Waiting(_), _) => Aborting::EndWaiting,
+        // The device has been asked already, or has given the piece back that was under way.
+        (State::AtDevice | State::Offloaded, _) if is_wanted => Aborting::Nothing,
+        (State::AtDevice, plan) if is_cancellable(plan) && !entry.cancelling => Aborting::Cancel,
+        _ => return Aborting::Nothing,
+    };
+    entry.make_ext().aborts.push(token.clone());
+    action
+}
+
+/// A device has heard the request to cancel. An operation that goes on comes home as if nobody had
+/// asked; no Abort command need wait for that. (One that is being completed already was given back
+/// otherwise, and is told so.)
+pub(super) fn on_cancelled(entry: &mut Request, is_cancelled: bool) {
+    entry.cancelling = false;
+    let goes_on = matches!(
+        entry.state(),
+        State::AtDevice | State::Offloaded | State::Waiting(WaitReason::RangeLock)
+    );
+    if !is_cancelled
+        && goes_on
+        && let Some(ext) = entry.ext_mut()
+    {
+        ext.aborts.clear();
+    }
+}
+
+/// A request to cancel the operation of a command, which goes to its device now.
+pub(super) fn cancel(requests: &mut Requests, slot: u16) -> CancelRequest {
+    let of = requests.tag(slot);
+    requests[slot].cancelling = true;
+    requests.outstanding += 1;
+    CancelRequest { of, tag: of | CANCEL }
+}
+
+/// The same for whatever a device may not have begun.
+pub(super) fn cancel_all(requests: &mut Requests) -> Vec<CancelRequest> {
+    if requests.outstanding == 0 {
+        return Vec::new();
+    }
+    let slots = requests.numbered().filter(|(_, entry)| {
+        entry.state() == State::AtDevice && is_cancellable(&entry.plan) && !entry.cancelling
+    });
+    let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
+    slots.into_iter().map(|slot| cancel(requests, slot)).collect()
+}
+
+/// Whether what is under way for a plan is at a device, rather than at a worker, and nobody but its
+/// host waits for it.
+fn is_cancellable(plan: &Plan) -> bool {
+    matches!(
+        plan,
+        Plan::Load { .. }
+            | Plan::Store { .. }
+            | Plan::Compare { .. }
+            | Plan::Flush { .. }
+            | Plan::Deallocate { .. }
+            | Plan::Zero { .. }
+            | Plan::Copy { .. }
+            | Plan::Verify { .. }
+    )
+}

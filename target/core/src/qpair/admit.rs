@@ -1,0 +1,231 @@
+//! Admission: a command waits until its rate limits let it begin, and then for buffers. This is the
+//! only place where data buffers are allocated.
+
+use std::time::Instant;
+
+use rdma::Pool;
+
+use super::buffers::{self, BufferShare, DATA_FOR_ADMIN_BYTES, Want, free_for_io};
+use super::request::{State, WaitReason};
+use super::{Io, QueuePair};
+use crate::sched::buffers::{BufferDemand, NsIndex, TryAlloc};
+use crate::subsystem::rate_limit::Grant;
+
+impl QueuePair {
+    /// A command waits for what it needs: the time that limits give it, then buffers.
+    #[inline]
+    pub(super) fn admit(&mut self, slot: u16, io: &mut Io<'_>) {
+        if !self.rate_limits.are_there() || !self.waits_for_limits(slot, io) {
+            self.admit_to_buffers(slot, io);
+        }
+    }
+
+    /// The time of a command that was limited has come.
+    pub fn on_rate_limit(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        if self.conn.is_open() && entry.state() == State::Waiting(WaitReason::RateLimit) {
+            entry.enter(State::Waiting(WaitReason::Buffers));
+            self.admit_to_buffers(slot, io);
+        }
+    }
+
+    /// Buffers may be there for a waiting command; `aside`: also of what is set aside.
+    pub fn on_buffers(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> TryAlloc {
+        let state = self.requests[slot].state();
+        if !self.conn.is_open() || state != State::Waiting(WaitReason::Buffers) {
+            return TryAlloc::Done;
+        }
+        let want = buffers::want(&self.requests, slot);
+        match self.allocate(slot, want, aside, io) {
+            TryAlloc::Done => self.execute(slot, io),
+            // It leaves the line: it waits for its own queue.
+            TryAlloc::Over if self.buffers.tenant.is_none() => {
+                self.buffers.defer(&mut self.requests, slot, io);
+            }
+            tried => return tried,
+        }
+        TryAlloc::Done
+    }
+
+    /// Books the time of a command; none: nothing limits it any more.
+    #[must_use]
+    pub fn book(&self, slot: u16, now: Instant) -> Option<Grant> {
+        self.rate_limits.book(&self.requests, slot, &self.conn.role, now)
+    }
+
+    /// Gives back what a command has booked that will not begin as it is.
+    pub fn give_back(&self, slot: u16, grant: &Grant, now: Instant) {
+        self.rate_limits.give_back(&self.requests[slot], &self.conn.role, grant, now);
+    }
+
+    /// A command no longer waits for limits and buffers: it ends before it has begun.
+    pub(super) fn leave_line(&self, slot: u16, io: &mut Io<'_>) {
+        if let Some(grant) = io.waiters.remove(self.requests.key, slot) {
+            self.give_back(slot, &grant, io.now);
+        }
+    }
+
+    /// A command is over: those of a queue without a share that waited for it try again, in their
+    /// order.
+    #[cold]
+    pub(super) fn retry_deferred(&mut self, over: u16, io: &mut Io<'_>) {
+        let mut over = Some(over);
+        while let Some(slot) = self.buffers.next_deferred(over.take(), io)
+            && self.conn.is_open()
+        {
+            // Unless it was aborted meanwhile.
+            let tried = match self.requests[slot].state() {
+                State::Waiting(WaitReason::AdminCap) => {
+                    let want = buffers::want(&self.requests, slot);
+                    Some(self.allocate(slot, want, false, io))
+                }
+                _ => None,
+            };
+            if tried == Some(TryAlloc::Over) {
+                return;
+            }
+            self.buffers.end_deferred(io);
+            match tried {
+                Some(TryAlloc::Done) => self.execute(slot, io),
+                Some(_) => {
+                    self.requests[slot].enter(State::Waiting(WaitReason::Buffers));
+                    self.wait_for_buffers(slot, tried, io);
+                }
+                None => {}
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn waits_for_limits(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+        let entry = &self.requests[slot];
+        let (nsid, Some(tenant)) = (entry.sqe.nsid, self.buffers.tenant) else { return false };
+        if !self.rate_limits.apply_to(&self.requests, slot, &self.conn.role) {
+            return false;
+        }
+        let booked = match io.waiters.tolls.may_book(tenant, nsid) {
+            true => self.book(slot, io.now),
+            false => None,
+        };
+        if booked.is_some_and(|grant| grant.start <= io.now) {
+            return false;
+        }
+        io.waiters.tolls.push(tenant, (self.requests.key, slot), nsid, booked);
+        self.requests[slot].enter(State::Waiting(WaitReason::RateLimit));
+        true
+    }
+
+    /// Takes the buffers of a command and begins it, or has it stand in line for them.
+    fn admit_to_buffers(&mut self, slot: u16, io: &mut Io<'_>) {
+        buffers::lend_receive(&mut self.requests[slot], io);
+        if let Some(other) = self.requests[slot].fused_with() {
+            buffers::lend_receive(&mut self.requests[other], io);
+        }
+        // What needs no buffer takes none from those who wait.
+        let want = buffers::want(&self.requests, slot);
+        let may_try = want.all_bytes == 0 || io.waiters.may_try(self.buffers.tenant, want.device);
+        let tried = may_try.then(|| self.allocate(slot, want, false, io));
+        match tried {
+            Some(TryAlloc::Done) => self.execute(slot, io),
+            Some(TryAlloc::Over) if self.buffers.tenant.is_none() => {
+                self.buffers.defer(&mut self.requests, slot, io);
+            }
+            _ => self.wait_for_buffers(slot, tried, io),
+        }
+    }
+
+    fn wait_for_buffers(&self, slot: u16, tried: Option<TryAlloc>, io: &mut Io<'_>) {
+        let waiter = BufferShare::waiter(&self.requests, slot, &self.conn.role, io.pool);
+        io.waiters.push(self.buffers.tenant, waiter, tried);
+    }
+
+    /// Takes the buffers that the plan needs, with those of the other half of a fused command: all
+    /// or none. `aside`: also of what is set aside.
+    fn allocate(&mut self, slot: u16, want: Want, aside: bool, io: &mut Io<'_>) -> TryAlloc {
+        let wanted_bytes = want.all_bytes;
+        if wanted_bytes == 0 {
+            return TryAlloc::Done;
+        }
+        if let Some(tenant) = self.buffers.tenant {
+            // What is set aside is there for this one alone, what is for admin commands for none.
+            let free_bytes = match aside {
+                true => io.pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES),
+                false => free_for_io(io.pool),
+            };
+            if free_bytes < wanted_bytes {
+                return TryAlloc::Short;
+            }
+            let largest_bytes = io.pool.plan().largest_bytes.into();
+            let lane = buffers::lane(&self.requests[slot], &self.conn.role);
+            let store = want.device;
+            let demand = BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes };
+            if !io.waiters.allows(tenant, &demand) {
+                return TryAlloc::Over;
+            }
+        } else if !BufferShare::may_hold(&self.requests, wanted_bytes) {
+            return TryAlloc::Over;
+        }
+        if !self.allocate_own(slot, want, aside, io) {
+            return TryAlloc::Short;
+        }
+        match self.requests[slot].fused_with() {
+            None => TryAlloc::Done,
+            Some(other) => self.allocate_for_other(slot, other, aside, io),
+        }
+    }
+
+    /// The buffers of the other half of a fused command; without those, this one gives back its own.
+    fn allocate_for_other(
+        &mut self,
+        slot: u16,
+        other: u16,
+        aside: bool,
+        io: &mut Io<'_>,
+    ) -> TryAlloc {
+        let want = buffers::want_alone(&self.requests[other]);
+        if self.allocate_own(other, want, aside, io) {
+            return TryAlloc::Done;
+        }
+        let entry = &mut self.requests[slot];
+        let second = entry.ext_mut().and_then(|ext| ext.second.take());
+        [entry.data.take(), second].into_iter().flatten().for_each(|buf| io.pool.give(buf));
+        self.buffers.discharge(entry, io);
+        TryAlloc::Short
+    }
+
+    #[inline]
+    fn allocate_own(&mut self, slot: u16, want: Want, aside: bool, io: &mut Io<'_>) -> bool {
+        let tenant = self.buffers.tenant;
+        let take = match tenant {
+            _ if aside => Pool::take_aside,
+            Some(_) => Pool::take_data,
+            // A few small ones, for which no host shall wait.
+            None => Pool::take_any,
+        };
+        let Want { first, second, own_bytes, device, .. } = want;
+        let entry = &mut self.requests[slot];
+        if first > 0 && entry.data.is_none() {
+            entry.data = take(io.pool, first);
+            if entry.data.is_none() {
+                return false;
+            }
+        }
+        if second > 0 && entry.ext().is_none_or(|ext| ext.second.is_none()) {
+            let taken = take(io.pool, second);
+            let is_short = taken.is_none();
+            entry.make_ext().second = taken;
+            if is_short {
+                if let Some(buf) = entry.data.take() {
+                    io.pool.give(buf);
+                }
+                return false;
+            }
+        }
+        entry.charged_bytes = own_bytes;
+        if let Some(tenant) = tenant {
+            entry.device = device;
+            io.waiters.charge(tenant, NsIndex::of(entry.sqe.nsid), device, own_bytes);
+        }
+        true
+    }
+}

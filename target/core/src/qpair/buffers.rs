@@ -1,0 +1,268 @@
+//! The buffers of a command: what it wants of the pool, and for whom it is held. Who gets them is
+//! decided in `admit.rs`.
+//!
+//! A queue that has no share of the data buffers is an admin queue, or any queue before its Connect.
+//! Anybody may have one, and its commands come before all I/O; so there is a limit to what it holds.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rdma::Pool;
+use rdma::pool::capacity_for;
+
+use super::Io;
+use super::log_page;
+use super::request::{Request, State, WaitReason};
+use super::requests::Requests;
+use super::role::QueueRole;
+use crate::command::{Plan, Source};
+use crate::sched::buffers::{DeviceSlot, NsIndex, PoolState, QueuedCommand};
+
+/// Data bytes that only admin commands may take.
+pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
+
+/// Bytes that the commands of a queue without a share may hold together. One alone may hold more.
+const MOST_HELD_BYTES: u64 = log_page::AT_ONCE_BYTES as u64;
+
+/// What a command wants of the pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    /// Bytes of its first and second data buffer; 0: it needs none.
+    pub(super) first: u32,
+    pub(super) second: u32,
+    /// Bytes that are taken for them.
+    pub(super) own_bytes: u32,
+    /// The same, with the other half of a fused command.
+    pub(super) all_bytes: u64,
+    /// The device that it is for.
+    pub(super) device: Option<DeviceSlot>,
+}
+
+/// For whom the commands of a queue pair hold buffers.
+#[derive(Debug, Default)]
+pub(super) struct BufferShare {
+    /// Of an I/O queue, what its association holds of the data buffers.
+    pub(super) tenant: Option<u32>,
+    /// Of a queue without a share, slots of commands that wait until others of its own are over.
+    deferred: VecDeque<u16>,
+}
+
+/// Bytes of data buffers that are free for I/O commands.
+#[must_use]
+pub fn free_for_io(pool: &Pool) -> u64 {
+    pool.free_for_all_bytes().saturating_sub(DATA_FOR_ADMIN_BYTES)
+}
+
+/// How things stand for those who wait for buffers of this pool.
+#[must_use]
+pub fn room(pool: &Pool, now: Instant) -> PoolState {
+    let (whole_bytes, aside_bytes) = pool.whole_bytes();
+    let largest_bytes = pool.plan().largest_bytes.into();
+    let all_free_bytes = pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES);
+    let free_bytes = free_for_io(pool);
+    PoolState { free_bytes, all_free_bytes, whole_bytes, aside_bytes, largest_bytes, now }
+}
+
+impl BufferShare {
+    /// Whether a queue without a share may take so many bytes more.
+    pub(super) fn may_hold(requests: &Requests, wanted_bytes: u64) -> bool {
+        let held: u64 = requests.iter().map(|entry| u64::from(entry.charged_bytes)).sum();
+        held == 0 || held.saturating_add(wanted_bytes) <= MOST_HELD_BYTES
+    }
+
+    /// A command waits until others of its queue are over, and stands in no line meanwhile: it
+    /// keeps nobody else waiting.
+    pub(super) fn defer(&mut self, requests: &mut Requests, slot: u16, io: &mut Io<'_>) {
+        io.waiters.behind_sent += 1;
+        self.deferred.push_back(slot);
+        requests[slot].enter(State::Waiting(WaitReason::AdminCap));
+    }
+
+    /// Whether some command waits for others of its queue.
+    #[inline]
+    pub(super) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// The command that has waited for others the longest; `over`: that is over itself.
+    pub(super) fn next_deferred(&mut self, over: Option<u16>, io: &mut Io<'_>) -> Option<u16> {
+        let before = self.deferred.len();
+        self.deferred.retain(|slot| Some(*slot) != over);
+        io.waiters.behind_sent -= before - self.deferred.len();
+        self.deferred.front().copied()
+    }
+
+    /// The command that has waited the longest waits no longer.
+    pub(super) fn end_deferred(&mut self, io: &mut Io<'_>) {
+        self.deferred.pop_front();
+        io.waiters.behind_sent -= 1;
+    }
+
+    /// The queue has a share from now on, and what its commands take is charged to that. What was
+    /// put off are other Connect commands, which have lost.
+    pub(super) fn begin(&mut self, tenant: u32, requests: &mut Requests, io: &mut Io<'_>) {
+        self.tenant = Some(tenant);
+        requests.iter_mut().for_each(|entry| entry.charged_bytes = 0);
+        io.waiters.behind_sent -= self.deferred.len();
+        self.deferred.clear();
+    }
+
+    /// A command is done with its device: a host that takes no data keeps nothing from those that use
+    /// it as well.
+    #[inline]
+    pub(super) fn leave_device(&self, entry: &mut Request, io: &mut Io<'_>) {
+        if let (Some(tenant), Some(device)) = (self.tenant, entry.device.take()) {
+            io.waiters.discharge_store(tenant, device, entry.charged_bytes);
+        }
+    }
+
+    /// A command is over, and holds nothing any more.
+    #[inline]
+    pub(super) fn discharge(&self, entry: &mut Request, io: &mut Io<'_>) {
+        let charged_bytes = std::mem::take(&mut entry.charged_bytes);
+        if let Some(tenant) = self.tenant {
+            let lane = NsIndex::of(entry.sqe.nsid);
+            io.waiters.discharge(tenant, lane, entry.device, charged_bytes);
+        }
+    }
+
+    /// How a command stands in line.
+    pub(super) fn waiter(
+        requests: &Requests,
+        slot: u16,
+        role: &QueueRole,
+        pool: &Pool,
+    ) -> QueuedCommand {
+        let Want { all_bytes, device: store, .. } = want(requests, slot);
+        let wanted_bytes = u32::try_from(all_bytes).unwrap_or(u32::MAX);
+        let block_bytes = block_bytes(requests, slot, pool.plan().largest_bytes);
+        let (key, lane) = (requests.key, lane(&requests[slot], role));
+        QueuedCommand { key, slot, lane, store, wanted_bytes, block_bytes, claims: false }
+    }
+}
+
+/// Bytes of all buffers that these commands have in hand: neither at the fabric nor at a device.
+pub(super) fn held_bytes(requests: &Requests) -> u64 {
+    let in_slots = requests
+        .iter()
+        .flat_map(|entry| [&entry.capsule, &entry.data, &entry.cell].into_iter().flatten());
+    let in_ext = requests.iter().filter_map(Request::ext).flat_map(|ext| {
+        let waiting = ext.waiting_op.as_ref().and_then(|(_, op)| op.buf());
+        ext.second.iter().chain(waiting)
+    });
+    in_slots.chain(in_ext).map(|buf| u64::from(buf.capacity())).sum()
+}
+
+/// What a command wants, with what the other half of a fused one does.
+#[inline]
+pub(super) fn want(requests: &Requests, slot: u16) -> Want {
+    let entry = &requests[slot];
+    let own = want_alone(entry);
+    match entry.fused_with() {
+        None => own,
+        Some(other) => {
+            Want { all_bytes: own.all_bytes + want_alone(&requests[other]).all_bytes, ..own }
+        }
+    }
+}
+
+#[inline]
+pub(super) fn want_alone(entry: &Request) -> Want {
+    let (first, second) = needs(entry);
+    let own_bytes = taken_bytes(first).saturating_add(taken_bytes(second));
+    let device = entry.plan.backing().map(DeviceSlot::of);
+    Want { first, second, own_bytes, all_bytes: own_bytes.into(), device }
+}
+
+/// The namespace of a command, when its host has several: only then is there one to protect.
+#[inline]
+pub(super) fn lane(entry: &Request, role: &QueueRole) -> Option<NsIndex> {
+    match role {
+        QueueRole::Io { subsystem, .. } if subsystem.namespaces.len() > 1 => {
+            Some(NsIndex::of(entry.sqe.nsid))
+        }
+        _ => None,
+    }
+}
+
+/// Lets the receive of a command go to the device, or has its data copied when its device has enough
+/// receives: a device that hangs keeps what it has, and others shall be able to connect. It counts
+/// from now on: many may be let pass before the first of them is at the device.
+#[inline]
+pub(super) fn lend_receive(entry: &mut Request, io: &mut Io<'_>) {
+    // What does not begin on a page is copied in any case.
+    let Plan::Store { from: Source::Capsule { .. }, backing, .. } = entry.plan else { return };
+    if needs(entry) == (0, 0) && !entry.lends_receive {
+        let (device, receives) = (DeviceSlot::of(backing), io.pool.plan().receives);
+        entry.lends_receive = io.waiters.keep_receive(device, receives);
+        entry.bounces = !entry.lends_receive;
+    }
+}
+
+/// The receive of a command, if it was let go to the device, is home or never goes.
+#[inline]
+pub(super) fn return_receive(entry: &mut Request, io: &mut Io<'_>) {
+    if std::mem::take(&mut entry.lends_receive)
+        && let Some(backing) = entry.plan.backing()
+    {
+        io.waiters.return_receive(DeviceSlot::of(backing));
+    }
+}
+
+/// Bytes of a free block that suffices for all buffers of a command, or of several of the
+/// largest size: buffers are powers of two, so they fill it without gaps.
+fn block_bytes(requests: &Requests, slot: u16, largest_bytes: u32) -> u32 {
+    let entry = &requests[slot];
+    let other = entry.fused_with().map(|other| needs(&requests[other]));
+    let (first, second) = needs(entry);
+    let (third, fourth) = other.unwrap_or_default();
+    let wanted = [first, second, third, fourth].into_iter().filter(|len| *len > 0);
+    let sum = wanted.map(capacity_for).fold(0, u32::saturating_add);
+    match sum <= largest_bytes {
+        true => sum.next_power_of_two(),
+        false => sum.checked_next_multiple_of(largest_bytes).unwrap_or(u32::MAX),
+    }
+}
+
+/// Bytes that are taken of the pool for so many; for none, none.
+#[inline]
+fn taken_bytes(len: u32) -> u32 {
+    if len == 0 { 0 } else { capacity_for(len) }
+}
+
+/// Bytes of the first and second data buffer that a command needs from the pool.
+#[inline]
+fn needs(entry: &Request) -> (u32, u32) {
+    let pulled = |from: &Source| match *from {
+        Source::Host(remote) => remote.len,
+        Source::Capsule { len, .. } if entry.bounces => len,
+        Source::Capsule { offset, len } if !offset.is_multiple_of(rdma::pool::PAGE_BYTES) => len,
+        Source::Capsule { .. } => 0,
+    };
+    match &entry.plan {
+        Plan::Give { to, .. } => (to.len.min(log_page::AT_ONCE_BYTES), 0),
+        Plan::Load { to, .. } => (to.len, 0),
+        Plan::Store { from, .. } => (pulled(from), 0),
+        Plan::Compare { from, .. } => (pulled(from), from.len_bytes()),
+        Plan::Copy { job, from } => (pulled(from), job.room_bytes()),
+        Plan::Verify { len, piece_bytes, .. } => ((*len).min(u64::from(*piece_bytes)) as u32, 0),
+        Plan::Deallocate { from, .. }
+        | Plan::Connect { from }
+        | Plan::Reserve { from, .. }
+        | Plan::Authenticate { from }
+        | Plan::Manage { from }
+        | Plan::SetFeature { from } => (pulled(from), 0),
+        Plan::Reply(_)
+        | Plan::Flush { .. }
+        | Plan::Zero { .. }
+        | Plan::ShutDown { .. }
+        | Plan::Keep { .. }
+        | Plan::Protect { .. }
+        | Plan::Mark { .. }
+        | Plan::Mend { .. }
+        | Plan::Order { .. }
+        | Plan::Park
+        | Plan::Abort { .. }
+        | Plan::Disconnect => (0, 0),
+    }
+}

@@ -1,0 +1,283 @@
+//! A capsule arrives: it gets a slot, and the rules decide what is to be done about it.
+
+use nvme::sgl::LastSegment;
+use nvme::sqe::Flags;
+use nvme::{Sqe, Status};
+use rdma::{Buf, Work};
+
+use super::fused::FusedState;
+use super::request::{State, WaitReason};
+use super::role::QueueRole;
+use super::{Io, QueuePair, bad_blocks, event_log, fused, sgl_transfer};
+use crate::command::{CapsuleInfo, Plan, SQE_BYTES, admin, fabrics, io as rules};
+use crate::controller::{Controller, ControllerState};
+use crate::diag::cause::Cause;
+
+impl QueuePair {
+    /// A capsule of `len` bytes has arrived, at `came_ns`.
+    pub(super) fn on_capsule(&mut self, buf: Buf, len: u32, came_ns: u64, io: &mut Io<'_>) {
+        let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
+            self.conn.explain(Cause::ShortCapsule, format!("{len} bytes"), io);
+            io.pool.give(buf);
+            self.close(io);
+            return;
+        };
+        if self.disconnect_slot.is_some() {
+            // It was told to be the last command.
+            io.pool.give(buf);
+            return;
+        }
+        if self.conn.role.is_stale() {
+            // No answer: a status would end in the host's file system, a lost path does not.
+            io.pool.give(buf);
+            self.close(io);
+            return;
+        }
+        let Some(slot) = self.requests.take_free() else {
+            // The host has its answers and asks on; only our notice that they arrived is late.
+            self.backlog.push_back((buf, len, came_ns));
+            io.waiters.behind_sent += 1;
+            return;
+        };
+        let sqe = match io.pool.bytes(&buf).first_chunk() {
+            Some(bytes) => Sqe::parse(bytes),
+            None => Sqe::default(),
+        };
+        if self.auth.is_rejected(&sqe, &self.conn.role) {
+            io.pool.give(buf);
+            self.requests.give_free(slot);
+            self.close(io);
+            return;
+        }
+        if !self.requests.claim_cid(sqe.cid) && !self.drop_parked(sqe.cid, io) {
+            // An answer to either would be taken for the other's.
+            self.conn.explain(Cause::CommandIdInUse, format!("{:04X}h", sqe.cid), io);
+            io.pool.give(buf);
+            self.requests.give_free(slot);
+            self.close(io);
+            return;
+        }
+        self.requests[slot].begin(sqe, buf, came_ns, io.now_ns);
+        self.head.advance();
+        if sqe.flags.fuse() != 0 || self.fused != FusedState::None {
+            return self.on_half(slot, &sqe, tail_bytes, io);
+        }
+        let plan = self.decide(slot, &sqe, tail_bytes, io);
+        self.start(slot, plan, io);
+    }
+
+    /// Capsules that have waited for a slot get those that are free, the oldest first. None is
+    /// taken out before there is one for it: it would stand last again, and the halves of a fused
+    /// command would change places.
+    #[inline]
+    pub(super) fn resume_backlog(&mut self, io: &mut Io<'_>) {
+        while self.conn.is_open()
+            && !self.requests.is_full()
+            && let Some((buf, len, came_ns)) = self.backlog.pop_front()
+        {
+            io.waiters.behind_sent -= 1;
+            self.on_capsule(buf, len, came_ns, io);
+        }
+    }
+
+    /// What waits for a slot is not looked at any more.
+    pub(super) fn drop_backlog(&mut self, io: &mut Io<'_>) {
+        io.waiters.behind_sent -= self.backlog.len();
+        self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
+    }
+
+    /// A command that is half of a fused one, or comes behind a first half.
+    fn on_half(&mut self, slot: u16, sqe: &Sqe, tail_bytes: u32, io: &mut Io<'_>) {
+        let before = std::mem::take(&mut self.fused);
+        let may_be_fused = self.conn.role.is_io() && !sqe.is_fabrics();
+        let fuse = if may_be_fused { sqe.flags.fuse() } else { 0 };
+        let missing = Status::ABORTED_MISSING_FUSED.with_dnr();
+        if let FusedState::Held(first) = before
+            && fuse != Flags::FUSED_SECOND
+        {
+            self.complete(first, Err(missing), io);
+        }
+        let alone = sqe.with_flags(sqe.flags.with_fuse(0));
+        match (fuse, before) {
+            (Flags::FUSED_FIRST, _) => {
+                let plan = self.decide(slot, &alone, tail_bytes, io);
+                match plan.and_then(|plan| fused::check_first(sqe, plan, &self.conn.role)) {
+                    Ok(plan) => {
+                        let entry = &mut self.requests[slot];
+                        entry.enter(State::Waiting(WaitReason::FusedPartner));
+                        entry.plan = plan;
+                        // Its end is told to the queue.
+                        entry.make_ext();
+                        self.fused = FusedState::Held(slot);
+                    }
+                    Err(status) => {
+                        self.complete(slot, Err(status), io);
+                        self.fused = FusedState::Failed;
+                    }
+                }
+            }
+            (Flags::FUSED_SECOND, FusedState::Held(first)) => {
+                let plan = self.decide(slot, &alone, tail_bytes, io);
+                match fused::join(&mut self.requests, first, slot, plan) {
+                    // The first half stands in line for both.
+                    Ok(()) => self.admit(first, io),
+                    Err((of_first, of_second)) => {
+                        self.complete(first, Err(of_first), io);
+                        self.complete(slot, Err(of_second), io);
+                    }
+                }
+            }
+            (Flags::FUSED_SECOND, FusedState::Failed) => {
+                self.complete(slot, Err(fused::FAILED), io);
+            }
+            (Flags::FUSED_SECOND, FusedState::None) => self.complete(slot, Err(missing), io),
+            _ => {
+                let plan = self.decide(slot, sqe, tail_bytes, io);
+                self.start(slot, plan, io);
+            }
+        }
+    }
+
+    /// What to do about a command.
+    #[inline]
+    fn decide(
+        &mut self,
+        slot: u16,
+        sqe: &Sqe,
+        tail_bytes: u32,
+        io: &mut Io<'_>,
+    ) -> Result<Plan, Status> {
+        let gathered;
+        let sqe = match LastSegment::parse(&sqe.dptr) {
+            None => sqe,
+            Some(segment) => {
+                let received_bytes = tail_bytes.min(self.conn.limits.in_capsule_bytes);
+                let entry = &mut self.requests[slot];
+                gathered = sgl_transfer::gather(entry, sqe, segment, received_bytes, io.pool)?;
+                &gathered
+            }
+        };
+        match self.rule(slot, sqe, tail_bytes, io) {
+            Ok(Plan::Mend { plan, of }) => {
+                bad_blocks::note(&mut self.requests[slot], of);
+                Ok(*plan)
+            }
+            plan => plan,
+        }
+    }
+
+    /// What the rules say of it.
+    fn rule(
+        &mut self,
+        slot: u16,
+        sqe: &Sqe,
+        tail_bytes: u32,
+        io: &mut Io<'_>,
+    ) -> Result<Plan, Status> {
+        let received = CapsuleInfo {
+            tail_bytes,
+            in_capsule_bytes: self.conn.limits.in_capsule_bytes,
+            mdts_bytes: self.conn.limits.mdts_bytes,
+        };
+        let conn = &mut self.conn;
+        if let Some(plan) = self.auth.check(sqe, received, &self.requests, conn, io) {
+            return plan;
+        }
+        match &mut conn.role {
+            QueueRole::Io { association, subsystem, .. } => {
+                association.note_traffic();
+                if sqe.is_fabrics() {
+                    return fabrics::io(sqe);
+                }
+                if !association.is_ready() {
+                    return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+                }
+                association.reach.check_io(sqe, subsystem)?;
+                let barred = association.reservations.barred(sqe.nsid);
+                rules::plan(sqe, subsystem, barred, received)
+            }
+            QueueRole::Admin(controller) => {
+                controller.association.note_traffic();
+                let (epoch, life) = (controller.association.epoch(), controller.life());
+                let plan = rule_admin(controller, slot, sqe, received, io);
+                self.follow_controller((epoch, life), io);
+                if plan.is_ok() {
+                    event_log::note_start(&self.conn.role, sqe, io);
+                }
+                plan
+            }
+            QueueRole::Nothing { .. } => {
+                let plan = fabrics::first(sqe, received);
+                if let Err(status) = plan {
+                    // The first command is not what it must be.
+                    conn.explain(Cause::BadConnect, status.to_string(), io);
+                }
+                plan
+            }
+        }
+    }
+
+    /// An admin command has been ruled on, before which the controller had this epoch and state: it
+    /// may have reset the controller, or made it fail.
+    fn follow_controller(&mut self, (epoch, life): (u16, ControllerState), io: &mut Io<'_>) {
+        let QueueRole::Admin(controller) = &mut self.conn.role else { return };
+        let is_reset = controller.association.epoch() != epoch;
+        let tells = match controller.life() {
+            ControllerState::Failed if life != ControllerState::Failed => Some(Cause::BadSettings),
+            _ if is_reset && !controller.is_discovery() => Some(Cause::HostReset),
+            _ => None,
+        };
+        if is_reset {
+            // A reset: the I/O queues close, the held requests end.
+            io.shared.registry.wake_reactors();
+            let parked: Vec<u16> = controller.events.take_parked().collect();
+            event_log::note_reset(&self.conn.role, io);
+            for slot in parked {
+                self.complete(slot, Err(Status::ABORT_REQUESTED), io);
+            }
+        }
+        if let Some(cause) = tells {
+            self.conn.tell(cause, "".into(), io);
+        }
+    }
+
+    /// A new command has the id of an Asynchronous Event Request that waits for an event: its host
+    /// has given that up without a word, as SPDK's does before it detaches. The request is dropped
+    /// without an answer; its id stays taken, for the new command. False when there is none.
+    fn drop_parked(&mut self, cid: u16, io: &mut Io<'_>) -> bool {
+        let QueueRole::Admin(controller) = &mut self.conn.role else { return false };
+        let parked = self.requests.find(|entry| {
+            entry.state() == State::Waiting(WaitReason::Event)
+                && entry.plan == Plan::Park
+                && entry.sqe.cid == cid
+        });
+        let Some(slot) = parked else { return false };
+        controller.events.unpark(slot);
+        if let Some(mut buf) = self.requests[slot].capsule.take() {
+            io.pool.rewind(&mut buf);
+            io.fabric.post(self.conn.qp, 0, Work::Recv(buf));
+        }
+        self.release(slot, io);
+        true
+    }
+}
+
+/// What the rules say of a command for a controller.
+fn rule_admin(
+    controller: &mut Controller,
+    slot: u16,
+    sqe: &Sqe,
+    received: CapsuleInfo,
+    io: &Io<'_>,
+) -> Result<Plan, Status> {
+    if sqe.is_fabrics() {
+        return fabrics::admin(sqe, controller);
+    }
+    let (host, local) = (controller.association.host, controller.local);
+    let discovery = &|| io.shared.registry.discovery(&host, local);
+    let (now, power) = (io.now, io.shared.power.at(io.now));
+    let nqn = controller.association.subsystem;
+    let controllers = &|| io.shared.registry.controllers_of(&nqn);
+    let env = admin::AdminContext { slot, received, now, power, discovery, controllers };
+    admin::plan(sqe, controller, &env)
+}

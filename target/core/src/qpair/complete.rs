@@ -1,0 +1,464 @@
+//! Completion: data pushed, the response sent, failures logged, buffers given back; and commands
+//! that end before they are done.
+
+use std::sync::Arc;
+
+use nvme::{Cqe, Status};
+use rdma::{Buf, Fault, Remote, Work};
+use tracing::debug;
+
+use super::abort::Aborting;
+use super::bad_blocks::ClearBadBlocks;
+use super::fused::Partner;
+use super::request::{Reply, State, WaitReason};
+use super::role::QueueRole;
+use super::{Io, QueuePair, abort, bad_blocks, buffers, fused, range_lock, sgl_transfer};
+use crate::command::{Plan, error_location};
+use crate::controller::association::ErrorRecord;
+use crate::sched::DrainBarrier;
+use crate::sched::abort::AbortToken;
+use crate::stats::Stage;
+
+impl QueuePair {
+    /// Completes a command; a failure is logged for the host and says so (More).
+    #[inline]
+    pub(super) fn complete(&mut self, slot: u16, outcome: Result<u64, Status>, io: &mut Io<'_>) {
+        match outcome {
+            Ok(_) if self.requests[slot].has_ext() && self.clears_bad_blocks(slot, io) => {}
+            Ok(result) => self.send_response(slot, Status::SUCCESS, result, None, io),
+            Err(status) => self.fail(slot, status, io),
+        }
+    }
+
+    #[inline(never)]
+    fn fail(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
+        let nsid = self.requests[slot].sqe.nsid;
+        self.stats.count_failure(nsid, status, &self.conn.role);
+        let status = self.log_error(slot, self.delayed(status));
+        self.send_response(slot, status, 0, None, io);
+    }
+
+    /// Whether a command that has done all it should waits for the worker that keeps the list of bad
+    /// blocks from now on.
+    fn clears_bad_blocks(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+        if !self.conn.is_open() {
+            return false;
+        }
+        let what = bad_blocks::begin_clearing(&mut self.requests[slot], io.pool);
+        let Some(what) = what else { return false };
+        let job = bad_blocks::job(&self.requests, slot, what, &self.conn.role, io);
+        self.offload(slot, Ok(job), io);
+        true
+    }
+
+    /// Pushes the command's data to the host and completes it right behind: on a reliable connection
+    /// the response cannot overtake the data.
+    #[inline]
+    pub(super) fn push_and_complete(&mut self, slot: u16, to: Remote, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        if !entry.is_scattered() {
+            return self.send_response(slot, Status::SUCCESS, 0, Some(to), io);
+        }
+        self.buffers.leave_device(entry, io);
+        entry.make_ext().pieces.begin(to.len);
+        self.push_piece(slot, io);
+    }
+
+    /// Pushes the next piece; with the last one the response.
+    fn push_piece(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        let to = sgl_transfer::next_push(entry, io.pool);
+        let has_more = self.conn.is_open() && entry.is_in_pieces();
+        match to {
+            Some(to) if has_more => {
+                entry.enter(State::Replying);
+                if let Some(from) = entry.data.take() {
+                    entry.posted += 1;
+                    io.waiters.behind_sent += 1;
+                    io.fabric.post(self.conn.qp, slot.into(), Work::Write { from, to });
+                }
+            }
+            to => self.send_response(slot, Status::SUCCESS, 0, to, io),
+        }
+    }
+
+    /// A piece that is not the last one was pushed.
+    pub(super) fn on_piece_pushed(
+        &mut self,
+        slot: u16,
+        from: Buf,
+        fault: Option<Fault>,
+        io: &mut Io<'_>,
+    ) {
+        let entry = &mut self.requests[slot];
+        entry.data = Some(from);
+        entry.posted -= 1;
+        io.waiters.behind_sent -= 1;
+        match fault {
+            None if self.conn.is_open() => self.push_piece(slot, io),
+            fault => {
+                self.release(slot, io);
+                self.on_fault(fault, io);
+            }
+        }
+    }
+
+    /// Sends the response of a command, behind its data if it has some: its state is Replying from
+    /// now on, and what it holds beside them is given back.
+    pub(super) fn send_response(
+        &mut self,
+        slot: u16,
+        status: Status,
+        result: u64,
+        push: Option<Remote>,
+        io: &mut Io<'_>,
+    ) {
+        if !self.conn.is_open() {
+            return self.release(slot, io);
+        }
+        let entry = &mut self.requests[slot];
+        let Some(reply) = entry.take_reply() else {
+            debug_assert!(false, "a command was completed twice");
+            return;
+        };
+        let stage = if push.is_some() { Stage::Push } else { Stage::Reply };
+        entry.enter(State::Replying);
+        entry.status = status;
+        entry.clock.enter(stage, io.now_ns);
+        range_lock::unlock(entry, io);
+        buffers::return_receive(entry, io);
+        self.buffers.leave_device(entry, io);
+        if let Some(ext) = entry.ext_mut() {
+            ext.fused_failed = false;
+            ext.clears = ClearBadBlocks::None;
+            ext.barriers.clear();
+            if !status.is(Status::ABORT_REQUESTED) {
+                ext.aborts.clear();
+            }
+            if let Some(buf) = ext.second.take() {
+                io.pool.give(buf);
+            }
+        }
+        if let Some(mut buf) = entry.capsule.take() {
+            io.pool.rewind(&mut buf);
+            io.fabric.post(self.conn.qp, 0, Work::Recv(buf));
+        }
+        match (entry.data.take(), push) {
+            (Some(from), Some(to)) => {
+                entry.posted += 1;
+                io.fabric.post(self.conn.qp, slot.into(), Work::Write { from, to });
+            }
+            (Some(buf), None) => io.pool.give(buf),
+            (None, _) => {}
+        }
+        self.post_response(slot, reply, status, result, io);
+        if self.requests[slot].has_ext() {
+            self.end_partner(slot, status, io);
+        }
+    }
+
+    /// Posts a response: the command has none any more, and the host may use its id again.
+    #[inline]
+    fn post_response(
+        &mut self,
+        slot: u16,
+        reply: Reply,
+        status: Status,
+        result: u64,
+        io: &mut Io<'_>,
+    ) {
+        let Reply { cid, invalidate } = reply;
+        self.requests.release_cid(cid);
+        let entry = &mut self.requests[slot];
+        if let Some(mut from) = entry.cell.take() {
+            let (sqhd, sqid) = (self.head.field(), self.conn.qid);
+            let cqe = Cqe { result, sqhd, sqid, ..Cqe::new(cid, status) };
+            from.select(0, Cqe::BYTES as u32);
+            io.pool.bytes_mut(&mut from).copy_from_slice(&cqe.emit());
+            entry.posted += 1;
+            io.fabric.post(self.conn.qp, slot.into(), Work::Send { from, invalidate });
+        }
+    }
+
+    /// One half of a fused command was completed.
+    fn end_partner(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
+        match self.fused.part(&mut self.requests, slot, status) {
+            Partner::GoesOn => {}
+            Partner::Fails(other) => self.complete(other, Err(fused::FAILED), io),
+            Partner::FailsWaiting(other) => {
+                self.leave_line(other, io);
+                self.complete(other, Err(fused::FAILED), io);
+            }
+        }
+    }
+
+    /// Data or a response that were posted have come home.
+    pub(super) fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        entry.posted -= 1;
+        if entry.posted == 0 && entry.state() == State::Replying {
+            let entry = &self.requests[slot];
+            self.stats.observe(entry, self.requests.key, &self.conn, io);
+            // The response has reached its host. If the command was aborted, its Abort commands are
+            // completed from now on: on another queue, and so on another connection, nothing else
+            // keeps their responses from overtaking.
+            if let Some(ext) = self.requests[slot].ext_mut() {
+                ext.aborts.drain(..).for_each(AbortToken::succeed);
+            }
+            self.set_free(slot, io);
+            if self.disconnect_slot == Some(slot) {
+                // The host has its answer.
+                return self.close(io);
+            }
+        }
+        self.on_fault(fault, io);
+        self.resume_backlog(io);
+    }
+
+    #[inline]
+    pub(super) fn on_fault(&mut self, fault: Option<Fault>, io: &mut Io<'_>) {
+        if let (Some(fault), true) = (fault, self.conn.is_open()) {
+            self.end_for(fault, io);
+        }
+    }
+
+    /// Gives back all that a command holds, without a response.
+    pub(super) fn release(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        range_lock::unlock(entry, io);
+        buffers::return_receive(entry, io);
+        if let Some(ext) = entry.ext_mut() {
+            (ext.fused_with, ext.fused_failed) = (None, false);
+            ext.barriers.clear();
+            ext.aborts.clear();
+            ext.clears = ClearBadBlocks::None;
+        }
+        entry.forget_reply();
+        entry.take_buffers().for_each(|buf| io.pool.give(buf));
+        if entry.state() != State::Free && entry.posted == 0 {
+            self.set_free(slot, io);
+        }
+    }
+
+    /// A command is over, and holds nothing any more.
+    fn set_free(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        entry.enter(State::Free);
+        self.buffers.discharge(entry, io);
+        self.requests.give_free(slot);
+        if self.buffers.has_deferred() {
+            self.retry_deferred(slot, io);
+        }
+    }
+
+    /// A status with the delay after which the command is worth a retry, for a host that heeds it
+    /// ("Host Behavior Support", ACRE); for any other without.
+    fn delayed(&self, status: Status) -> Status {
+        const SOON: u8 = 1;
+        let passing =
+            [Status::NAMESPACE_NOT_READY, Status::COMMAND_INTERRUPTED, Status::FORMAT_IN_PROGRESS];
+        let association = self.conn.role.association();
+        match association.is_some_and(|association| association.heeds_retry_delays()) {
+            false => status.with_crd(0),
+            true if status.dnr() || status.crd() != 0 => status,
+            true if passing.iter().any(|other| status.is(*other)) => status.with_crd(SOON),
+            true => status,
+        }
+    }
+
+    fn log_error(&mut self, slot: u16, status: Status) -> Status {
+        if !self.is_admitted() {
+            // The log is of a host that somebody else only claims to be.
+            return status;
+        }
+        let entry = &mut self.requests[slot];
+        let sqe = entry.sqe;
+        if sqe.is_fabrics() {
+            // Asking for properties that are not there is no error worth a place in the log, and
+            // a status with More set is not what `nvme show-regs` takes for "not there".
+            return status;
+        }
+        let (sqid, role) = (self.conn.qid, &self.conn.role);
+        let slba = if sqid == 0 { 0 } else { bad_blocks::failing_lba(entry, status, role) };
+        let Some(association) = role.association() else { return status };
+        let (cid, nsid) = (sqe.cid, sqe.nsid);
+        debug!(host = %association.host, sqid, cid, opcode = sqe.opcode, nsid, %status, "refused");
+        let (opcode, parameter) = (sqe.opcode, error_location::of(&sqe, status));
+        let record = ErrorRecord { sqid, cid, status, nsid, slba, opcode, parameter };
+        association.log_error(record);
+        status.with_more(true)
+    }
+
+    // ---- events
+
+    /// Completes what waits for something to happen, as far as that has.
+    #[inline]
+    pub(super) fn raise_events(&mut self, io: &mut Io<'_>) {
+        // An I/O queue has a Disconnect command at most.
+        if self.disconnect_slot.is_some() || !self.conn.role.is_io() {
+            self.complete_waiting(io);
+        }
+    }
+
+    #[inline(never)]
+    fn complete_waiting(&mut self, io: &mut Io<'_>) {
+        if let QueueRole::Admin(controller) = &mut self.conn.role {
+            if controller.association.reservations.take_news() {
+                controller.events.reservation_noticed();
+            }
+            if let Some(changed) = controller.association.changes.take() {
+                controller.events.namespaces_changed(changed);
+            }
+        }
+        while let QueueRole::Admin(controller) = &mut self.conn.role
+            && let Some((slot, dw0)) =
+                controller.events.next(controller.features.async_event_config())
+        {
+            self.complete(slot, Ok(dw0.into()), io);
+        }
+        self.complete_aborts(io);
+        self.complete_disconnect(io);
+    }
+
+    // ---- commands that end before they are done
+
+    /// An Abort command begins. It waits until the command that it names has ended or is known to
+    /// go on.
+    pub(super) fn abort(&mut self, slot: u16, sqid: u16, cid: u16, io: &mut Io<'_>) {
+        let QueueRole::Admin(controller) = &mut self.conn.role else {
+            return self.complete(slot, Err(Status::INVALID_OPCODE.with_dnr()), io);
+        };
+        let (request, token) =
+            io.shared.registry.recall(controller.association.id, sqid, cid, io.reactor);
+        controller.aborts.push((slot, request));
+        match sqid == self.conn.qid {
+            true => self.on_errand(&token, io),
+            false => io.shared.registry.send_errand(token),
+        }
+        // Whatever is known already is completed with the events.
+    }
+
+    /// An Abort command of the association looks for its command.
+    pub fn on_errand(&mut self, token: &AbortToken, io: &mut Io<'_>) {
+        let Some(association) = self.conn.role.association() else { return };
+        // Anybody can claim a queue of this number, and would answer for the host's own.
+        let is_its_own = self.conn.is_open() && self.is_admitted();
+        if !is_its_own || !token.is_for(association.id, self.conn.qid) {
+            return;
+        }
+        let named = self.requests.find(|entry| {
+            entry.sqe.cid == token.cid() && !matches!(entry.state(), State::Free | State::Replying)
+        });
+        let Some(slot) = named else { return };
+        match abort::begin(&mut self.requests[slot], token) {
+            Aborting::Nothing => {}
+            Aborting::EndWaiting => {
+                if let QueueRole::Admin(controller) = &mut self.conn.role
+                    && self.requests[slot].plan == Plan::Park
+                {
+                    controller.events.unpark(slot);
+                }
+                self.leave_line(slot, io);
+                self.complete(slot, Err(Status::ABORT_REQUESTED), io);
+            }
+            Aborting::EndLocked => self.end_waiting(slot, Status::ABORT_REQUESTED, io),
+            Aborting::Cancel => {
+                let request = abort::cancel(&mut self.requests, slot);
+                io.disk.recall(request.tag, request.of);
+            }
+        }
+    }
+
+    /// A device has heard the request to cancel an operation.
+    pub fn on_recalled(&mut self, slot: u16, outcome: Result<(), Status>, io: &mut Io<'_>) {
+        self.requests.outstanding -= 1;
+        abort::on_cancelled(&mut self.requests[slot], outcome.is_ok());
+        self.raise_events(io);
+    }
+
+    /// Whether a tag of this queue's is about a request to cancel, not about the operation.
+    #[must_use]
+    pub fn is_about_recall(tag: u64) -> bool {
+        abort::is_about_cancel(tag)
+    }
+
+    /// Completes the Abort commands of which it is known what they have come to.
+    fn complete_aborts(&mut self, io: &mut Io<'_>) {
+        while let QueueRole::Admin(controller) = &mut self.conn.role
+            && let Some(at) =
+                controller.aborts.iter().position(|(_, request)| request.outcome().is_some())
+        {
+            let (slot, request) = controller.aborts.remove(at);
+            self.complete(slot, Ok(u64::from(request.outcome() != Some(true))), io);
+        }
+    }
+
+    /// Hosts were preempted, or namespaces write protected, and commands shall end: what has not
+    /// begun ends here, what is under way holds the barrier until it is home. Nothing is recalled
+    /// from a device.
+    pub fn on_fence(&mut self, barrier: &Arc<DrainBarrier>, io: &mut Io<'_>) {
+        let is_admin = matches!(self.conn.role, QueueRole::Admin(_));
+        let Some(association) = self.conn.role.association() else { return };
+        if association.subsystem != barrier.subsystem
+            || !barrier.concerns(&association.host_id, is_admin)
+        {
+            return;
+        }
+        for slot in 0..self.requests.count() {
+            let entry = &mut self.requests[slot];
+            if matches!(entry.state(), State::Free | State::Replying) {
+                continue;
+            }
+            // A fabrics command names no namespace: its type lies where others have one.
+            if entry.sqe.is_fabrics() || !barrier.ends(entry.plan.io_class(), entry.sqe.nsid) {
+                continue;
+            }
+            match entry.state().has_not_begun() && self.conn.is_open() {
+                true => {
+                    self.leave_line(slot, io);
+                    self.complete(slot, Err(barrier.status()), io);
+                }
+                false => entry.make_ext().barriers.push(Arc::clone(barrier)),
+            }
+        }
+    }
+
+    /// A Disconnect command begins: the host deletes the queue. What has not begun ends, what has is
+    /// outwaited; the response to Disconnect is the last one, and then the connection goes
+    /// ("Disconnect command").
+    pub(super) fn disconnect(&mut self, disconnect: u16, io: &mut Io<'_>) {
+        self.disconnect_slot = Some(disconnect);
+        for slot in 0..self.requests.count() {
+            match self.requests[slot].state() {
+                State::Free | State::Replying => {}
+                _ if slot == disconnect => {}
+                State::Waiting(WaitReason::RangeLock) => {
+                    self.end_waiting(slot, Status::ABORTED_SQ_DELETION, io);
+                }
+                state if state.has_not_begun() => {
+                    self.leave_line(slot, io);
+                    self.complete(slot, Err(Status::ABORTED_SQ_DELETION), io);
+                }
+                _ => self.requests[slot].make_ext().is_deleted = true,
+            }
+        }
+        // Whatever came behind it is not looked at.
+        self.drop_backlog(io);
+        // It is completed with the events, when it is alone.
+    }
+
+    /// Completes a Disconnect command when every other command has been.
+    fn complete_disconnect(&mut self, io: &mut Io<'_>) {
+        let Some(disconnect) = self.disconnect_slot.filter(|_| self.conn.is_open()) else { return };
+        let alone = self.requests.numbered().all(|(slot, entry)| match entry.state() {
+            state if slot == disconnect => state == State::Waiting(WaitReason::Event),
+            State::Free => true,
+            // Of data in several places, the response goes with the last piece.
+            State::Replying => !entry.is_in_pieces(),
+            _ => false,
+        });
+        if alone {
+            self.complete(disconnect, Ok(0), io);
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The connection of a queue pair: where its host is, what it serves, and why it ends. A cause is
+//! told once, where it is decided.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nvme::fabrics::ConnectData;
+use nvme::{Status, cm};
+use rdma::{Qp, Reason};
+use tracing::{debug, info};
+
+use super::Io;
+use super::role::QueueRole;
+use crate::command::fabrics;
+use crate::controller::{ControllerState, Limits};
+use crate::diag::cause::{Cause, DisconnectRecord};
+use crate::registry::OpenQueue;
+use nvmfd_blockdev::DeviceId;
+
+/// How long a connection may take from its reply to its Connect command. Hosts bring up all
+/// connections of a controller before the first Connect, each round trip may take seconds.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Link {
+    Open,
+    /// Disconnecting: work is coming home.
+    Closing,
+    /// The queue pair is gone; only devices still have work.
+    Gone,
+}
+
+/// The connection of a queue pair.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) qp: Qp,
+    pub(super) qid: u16,
+    pub(super) link: Link,
+    /// Its host has confirmed the connection, so its address is not forged.
+    pub(super) confirmed: bool,
+    /// Why it was refused or ends has been told.
+    explained: bool,
+    /// What it was when its work came back although nobody here had ended it.
+    end_cause: Option<Cause>,
+    pub(super) role: QueueRole,
+    pub(super) limits: Limits,
+    /// As its host has asked for it.
+    pub(super) hsqsize_z: u16,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) opened: Instant,
+    /// What the registry counts as held by a connection that is not admitted.
+    pub(super) unadmitted: Option<OpenQueue>,
+}
+
+impl Connection {
+    /// Before its Connect; from and to these addresses.
+    pub(super) fn new(
+        qp: Qp,
+        request: cm::Request,
+        limits: Limits,
+        (local, remote): (SocketAddr, SocketAddr),
+        now: Instant,
+    ) -> Connection {
+        Connection {
+            qp,
+            qid: request.qid,
+            link: Link::Open,
+            confirmed: false,
+            explained: false,
+            end_cause: None,
+            role: QueueRole::Nothing { deadline: now + CONNECT_DEADLINE },
+            limits,
+            hsqsize_z: request.hsqsize_z,
+            local,
+            remote,
+            opened: now,
+            unadmitted: None,
+        }
+    }
+
+    /// Whether it is not being closed.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.link == Link::Open
+    }
+
+    /// Whether its Connect has succeeded.
+    #[inline]
+    pub(super) fn is_connected(&self) -> bool {
+        !matches!(self.role, QueueRole::Nothing { .. })
+    }
+
+    /// The queue ends, or is refused, for this cause; what follows from it is not told again.
+    pub(super) fn explain(
+        &mut self,
+        cause: Cause,
+        detail: impl Into<Cow<'static, str>>,
+        io: &mut Io<'_>,
+    ) {
+        if !std::mem::replace(&mut self.explained, true) {
+            self.tell(cause, detail.into(), io);
+        }
+    }
+
+    /// A cause that does not end the queue.
+    pub(super) fn tell(&self, cause: Cause, detail: Cow<'static, str>, io: &mut Io<'_>) {
+        let association = self.role.association();
+        let host = association.map(|association| association.host);
+        let subsystem = association.map(|association| association.subsystem);
+        let why = DisconnectRecord { host, subsystem, detail, ..self.nameless(cause) };
+        io.refusals.tell(why, &io.shared.disconnects, io.now);
+    }
+
+    /// The flush of a device has failed when its host shut the controller down.
+    pub(super) fn tell_unflushed(
+        &self,
+        backing: Option<DeviceId>,
+        status: Status,
+        io: &mut Io<'_>,
+    ) {
+        let QueueRole::Admin(controller) = &self.role else { return };
+        let namespaces = controller.subsystem().map_or(&[][..], |it| &it.namespaces);
+        let of = namespaces.iter().find(|namespace| Some(namespace.backing) == backing);
+        let nsid = of.map_or(0, |namespace| namespace.nsid);
+        let detail = format!("namespace {nsid}: {status}");
+        self.tell(Cause::UnflushedShutdown, detail.into(), io);
+    }
+
+    /// Tells of another host that cannot be told from this one. It is let in: who is in doubt may be
+    /// the host of before under another name.
+    pub(super) fn tell_duplicate_host_id(&self, io: &mut Io<'_>) {
+        let QueueRole::Admin(controller) = &self.role else { return };
+        if controller.is_discovery() {
+            return;
+        }
+        if let Some(other) = io.shared.registry.twin(&controller.association) {
+            self.tell(Cause::SharedHostId, format!("the other one is {other}").into(), io);
+        }
+    }
+
+    /// Its Connect has succeeded: from now on another cause may end it.
+    pub(super) fn forget_causes(&mut self) {
+        self.explained = false;
+    }
+
+    /// Its Connect was refused.
+    pub(super) fn explain_connect(
+        &mut self,
+        refusal: &fabrics::ConnectError,
+        data: Option<&ConnectData>,
+        io: &mut Io<'_>,
+    ) {
+        let fabrics::ConnectError { status, cause, .. } = refusal;
+        let host = data.and_then(|data| data.hostnqn().ok());
+        let subsystem = data.and_then(|data| data.subnqn().ok());
+        let detail = match cause {
+            Cause::BadConnect => Cow::Owned(status.to_string()),
+            _ => Cow::Borrowed(""),
+        };
+        let why = DisconnectRecord { host, subsystem, detail, ..self.nameless(*cause) };
+        self.explained = true;
+        io.refusals.tell(why, &io.shared.disconnects, io.now);
+    }
+
+    /// Its work came back although nobody here had ended it.
+    pub(super) fn note_end(&mut self, is_admitted: bool) {
+        self.end_cause = self.cause_of_end(is_admitted);
+    }
+
+    /// The queue pair is gone, for a reason that the fabric gives.
+    pub(super) fn explain_end(&mut self, reason: &Reason, is_admitted: bool, io: &mut Io<'_>) {
+        let (remote, qid) = (self.remote, self.qid);
+        // Of those that nobody has named, anybody can make as many as they like.
+        match self.is_connected() {
+            true => info!(%remote, qid, ?reason, "queue closed"),
+            false => debug!(%remote, ?reason, "queue closed before its Connect"),
+        }
+        let cause = match reason {
+            Reason::Device => Some(Cause::DeviceGone),
+            Reason::NotEstablished | Reason::Rejected { .. } if !self.is_connected() => {
+                Some(Cause::NotEstablished)
+            }
+            _ if self.is_open() => self.cause_of_end(is_admitted),
+            _ => self.end_cause,
+        };
+        if let Some(cause) = cause {
+            self.explain(cause, "", io);
+        }
+    }
+
+    /// What it is when the host ends this queue now; nothing where that is in order.
+    fn cause_of_end(&self, is_admitted: bool) -> Option<Cause> {
+        let Some(association) = self.role.association() else {
+            return Some(Cause::LeftBeforeConnect);
+        };
+        match &self.role {
+            _ if association.is_closed() => None,
+            _ if !is_admitted => Some(Cause::NotAuthenticated),
+            // Hosts end I/O queues first when they leave in good order, and shut down then.
+            QueueRole::Io { .. } | QueueRole::Nothing { .. } => None,
+            QueueRole::Admin(controller) => {
+                let missed =
+                    controller.life() == ControllerState::Ready && !controller.is_discovery();
+                missed.then_some(Cause::HostLeft)
+            }
+        }
+    }
+
+    fn nameless(&self, cause: Cause) -> DisconnectRecord {
+        let qid = Some(self.qid);
+        DisconnectRecord { qid, ..DisconnectRecord::nameless(cause, self.remote, self.local) }
+    }
+}

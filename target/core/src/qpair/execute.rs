@@ -1,0 +1,616 @@
+//! Carrying out a plan: the steps between a decided command and its completion. This is the only
+//! place where operations go to a device, and where jobs go to a worker.
+//!
+//! What few commands have ([`super::request::RequestExt`]) is asked about once a step, and only of
+//! those that have some of it.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use nvme::Status;
+use rdma::{Buf, Remote, Work};
+
+use super::range_lock::RangeLockState;
+use super::request::{State, WaitReason};
+use super::role::QueueRole;
+use super::unflushed;
+use super::{Io, QueuePair, bad_blocks, fused, log_page, offload, range_lock, sgl_transfer};
+use crate::command::copy::Job;
+use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
+use crate::sched::offload::Job as OffloadJob;
+use crate::stats::Stage;
+use crate::subsystem::Extent;
+use nvmfd_blockdev::{DeviceId, IoCompletion, IoRequest};
+
+impl QueuePair {
+    /// What was decided about a command.
+    #[inline]
+    pub(super) fn start(&mut self, slot: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
+        match plan {
+            Ok(Plan::Reply(result)) => self.complete(slot, Ok(result), io),
+            Ok(plan @ (Plan::Park | Plan::Disconnect | Plan::Abort { .. })) => {
+                let entry = &mut self.requests[slot];
+                entry.enter(State::Waiting(WaitReason::Event));
+                entry.plan = plan;
+                match entry.plan {
+                    Plan::Disconnect => self.disconnect(slot, io),
+                    Plan::Abort { sqid, cid } => self.abort(slot, sqid, cid, io),
+                    _ => {}
+                }
+            }
+            Ok(plan) => {
+                self.requests[slot].plan = plan;
+                self.admit(slot, io);
+            }
+            Err(status) => self.complete(slot, Err(status), io),
+        }
+    }
+
+    /// The buffers are there: the first step; of a fused command, that of both halves.
+    #[inline]
+    pub(super) fn execute(&mut self, slot: u16, io: &mut Io<'_>) {
+        self.execute_alone(slot, io);
+        // Unless it has ended by now.
+        if let Some(other) = self.requests[slot].fused_with() {
+            self.execute_alone(other, io);
+        }
+    }
+
+    fn execute_alone(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        match &mut entry.plan {
+            Plan::Give { .. } => {
+                if let Some(to) = log_page::begin(entry, io.pool) {
+                    self.push_and_complete(slot, to, io);
+                }
+            }
+            Plan::Load { backing, at, .. } => {
+                let (backing, at) = (*backing, *at);
+                let buf = entry.data.take();
+                self.submit(slot, backing, buf.map(|into| IoRequest::Read { into, at }), io);
+            }
+            Plan::Store { from, .. }
+            | Plan::Compare { from, .. }
+            | Plan::Deallocate { from, .. }
+            | Plan::Copy { from, .. }
+            | Plan::Connect { from }
+            | Plan::Reserve { from, .. }
+            | Plan::Authenticate { from }
+            | Plan::Manage { from }
+            | Plan::SetFeature { from } => match *from {
+                Source::Host(remote) => self.pull(slot, remote, io),
+                Source::Capsule { offset, len } => {
+                    if let Some(buf) = &mut entry.capsule {
+                        let start = buf.start() + SQE_BYTES + offset;
+                        buf.select(start, len);
+                    }
+                    // Data that do not begin on a page cannot go to the device as they lie; others
+                    // may not.
+                    if let (Some(capsule), Some(data)) = (&entry.capsule, &mut entry.data) {
+                        let bytes = io.pool.bytes(capsule);
+                        io.pool.bytes_mut(data).copy_from_slice(bytes);
+                    }
+                    self.on_pulled(slot, io);
+                }
+            },
+            Plan::Flush { .. }
+            | Plan::Zero { .. }
+            | Plan::Verify { .. }
+            | Plan::ShutDown { .. } => self.next_step(slot, io),
+            _ => self.execute_job(slot, io),
+        }
+    }
+
+    /// The first step of a command of which a worker does something.
+    fn execute_job(&mut self, slot: u16, io: &mut Io<'_>) {
+        let role = &self.conn.role;
+        let job = match &mut self.requests[slot].plan {
+            Plan::Keep { of, order } => {
+                let (of, order) = (std::mem::take(of), *order);
+                offload::reservation(&self.requests, slot, (of, order), role, io)
+            }
+            Plan::Protect { of, state, .. } => {
+                let (of, state) = (std::mem::take(of), *state);
+                Ok(offload::write_protect(&self.requests, slot, of, state, io))
+            }
+            Plan::Mark { of, change } => {
+                let what = (Arc::clone(of), change.clone());
+                let may_begin = role.may_begin_at(&self.requests[slot], None);
+                may_begin.map(|()| bad_blocks::job(&self.requests, slot, what, role, io))
+            }
+            Plan::Order { what, made } => {
+                let order = (what.clone(), made.clone());
+                offload::namespace(&mut self.requests, slot, order, role, io)
+            }
+            // Of a plan that clears bad blocks, the queue has taken the plan inside.
+            _ => return,
+        };
+        self.offload(slot, job, io);
+    }
+
+    /// Pulls the data of a command.
+    fn pull(&mut self, slot: u16, from: Remote, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        entry.enter(State::Pulling);
+        entry.clock.enter(Stage::Pull, io.now_ns);
+        let work = match entry.ext_mut().map(|ext| &mut ext.pieces) {
+            Some(pieces) if !pieces.is_empty() => {
+                pieces.begin(from.len);
+                sgl_transfer::next_pull(entry)
+            }
+            _ => entry.data.take().map(|into| Work::Read { into, from }),
+        };
+        if let Some(work) = work {
+            entry.posted += 1;
+            io.fabric.post(self.conn.qp, slot.into(), work);
+        }
+    }
+
+    /// Data of a command are here; whether that were all of them.
+    pub(super) fn on_piece_pulled(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+        let entry = &mut self.requests[slot];
+        if !entry.has_ext() {
+            return true;
+        }
+        if entry.is_in_pieces() {
+            if let Some(work) = sgl_transfer::next_pull(entry) {
+                entry.posted += 1;
+                io.fabric.post(self.conn.qp, slot.into(), work);
+            }
+            return false;
+        }
+        sgl_transfer::join(entry);
+        true
+    }
+
+    /// The command's data are here.
+    pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        if let Some(ext) = entry.ext() {
+            if let Some(other) = ext.fused_with {
+                return self.on_half_pulled(slot, other, io);
+            }
+            if ext.fused_failed {
+                return self.complete(slot, Err(fused::FAILED), io);
+            }
+            if let Some(status) = entry.pending_end() {
+                return self.complete(slot, Err(status), io);
+            }
+        }
+        match entry.plan {
+            Plan::Store { backing, at, fua, .. } => {
+                let buf = entry.data.take().or_else(|| entry.capsule.take());
+                self.submit(slot, backing, buf.map(|from| IoRequest::Write { from, at, fua }), io);
+            }
+            Plan::Compare { backing, at, .. } => {
+                let buf = entry.make_ext().second.take();
+                self.submit(slot, backing, buf.map(|into| IoRequest::Read { into, at }), io);
+            }
+            Plan::Deallocate { extent, .. } => {
+                match rules::check_ranges(entry.bytes(io.pool), extent) {
+                    Ok(()) => self.next_step(slot, io),
+                    Err(status) => self.complete(slot, Err(status), io),
+                }
+            }
+            Plan::Copy { job, .. } => {
+                let checked = job.check(entry.bytes(io.pool));
+                match checked.and_then(|()| bad_blocks::check_copied(entry, job, io.pool)) {
+                    Ok(()) => self.next_step(slot, io),
+                    Err(status) => self.complete(slot, Err(status), io),
+                }
+            }
+            _ => self.on_admin_pulled(slot, io),
+        }
+    }
+
+    /// The data of a command that moves no blocks are here.
+    fn on_admin_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        match &entry.plan {
+            Plan::Connect { .. } => self.connect(slot, io),
+            Plan::Reserve { .. } => {
+                entry.clock.enter(Stage::Wait, io.now_ns);
+                let job = offload::reserve(&self.requests, slot, &self.conn.role, io);
+                self.offload(slot, job, io);
+            }
+            Plan::Authenticate { .. } => {
+                match self.auth.on_message(slot, &mut self.requests, &mut self.conn, io) {
+                    Ok(true) => self.complete(slot, Ok(0), io),
+                    Ok(false) => {}
+                    Err(status) => self.complete(slot, Err(status), io),
+                }
+            }
+            Plan::Manage { .. } => {
+                let job = offload::manage(&mut self.requests, slot, &self.conn.role, io);
+                self.offload(slot, job, io);
+            }
+            Plan::SetFeature { .. } => {
+                let result = match &mut self.conn.role {
+                    QueueRole::Admin(controller) => {
+                        let data = entry.bytes(io.pool);
+                        admin::set_feature_with_data(&entry.sqe, data, controller)
+                    }
+                    _ => Err(Status::INVALID_OPCODE.with_dnr()),
+                };
+                self.complete(slot, result, io);
+            }
+            _ => {}
+        }
+    }
+
+    /// A device operation, or the job of a worker, has come home.
+    pub fn on_disk(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
+        self.requests.outstanding -= 1;
+        let is_open = self.conn.is_open();
+        let entry = &mut self.requests[slot];
+        range_lock::end_op(entry, io);
+        entry.put_back(done.buf);
+        unflushed::note(&self.conn.role, entry, done.outcome, is_open);
+        if !is_open {
+            return self.release(slot, io);
+        }
+        if entry.has_ext() && self.on_ext_done(slot, done.outcome, io) {
+            return;
+        }
+        let entry = &mut self.requests[slot];
+        if let Err(status) = done.outcome {
+            if !matches!(entry.plan, Plan::ShutDown { .. }) {
+                return self.complete(slot, Err(status), io);
+            }
+            self.note_failed_shutdown_flush(slot, status, io);
+        }
+        self.requests[slot].step += 1;
+        self.next_step(slot, io);
+        self.raise_events(io);
+    }
+
+    /// What few commands have to do when an operation of theirs is home; whether that was all.
+    fn on_ext_done(&mut self, slot: u16, outcome: Result<(), Status>, io: &mut Io<'_>) -> bool {
+        if let Some(first) = fused::end_write(&mut self.requests, slot) {
+            self.complete(first, Ok(0), io);
+        }
+        if !bad_blocks::end_clearing(&mut self.requests[slot]) {
+            return false;
+        }
+        self.complete(slot, outcome.map(|()| 0), io);
+        self.raise_events(io);
+        true
+    }
+
+    /// The next operation of the plan, or the completion when all are done. `step` counts those
+    /// that are done.
+    fn next_step(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &self.requests[slot];
+        let step = entry.step;
+        if let Some(status) = entry.pending_end() {
+            return self.complete(slot, Err(status), io);
+        }
+        match &entry.plan {
+            Plan::Load { to, .. } => {
+                let to = *to;
+                self.stats.count_read(entry, to.len.into(), &self.conn.role);
+                self.push_and_complete(slot, to, io);
+            }
+            Plan::Store { from, .. } => {
+                let len = from.len_bytes();
+                self.stats.count_write(entry, len.into(), &self.conn.role);
+                self.complete(slot, Ok(0), io);
+            }
+            Plan::Compare { from, .. } => {
+                let len = from.len_bytes();
+                self.compare(slot, len, io);
+            }
+            Plan::Flush { backing } => {
+                let backing = *backing;
+                self.flush(slot, backing, io);
+            }
+            Plan::Zero { backing, at, len, deallocate, fua } => {
+                let (backing, fua) = (*backing, *fua);
+                let op = IoRequest::Zero { at: *at, len: *len, deallocate: *deallocate };
+                match step {
+                    0 => self.submit(slot, backing, Some(op), io),
+                    1 if fua => self.submit(slot, backing, Some(IoRequest::Flush), io),
+                    _ => self.complete(slot, Ok(0), io),
+                }
+            }
+            Plan::Deallocate { extent, nr, .. } => {
+                let (extent, nr) = (*extent, *nr);
+                self.next_range(slot, extent, nr, io);
+            }
+            Plan::Verify { backing, at, len, piece_bytes } => {
+                let (backing, at, len, piece_bytes) = (*backing, *at, *len, *piece_bytes);
+                self.verify_piece(slot, backing, (at, len), piece_bytes, io);
+            }
+            Plan::Copy { job, .. } => {
+                let job = *job;
+                self.copy_range(slot, job, io);
+            }
+            Plan::ShutDown { .. } => self.flush_for_shutdown(slot, io),
+            Plan::Reserve { .. } | Plan::Keep { .. } | Plan::Mark { .. } => {
+                self.complete(slot, Ok(0), io);
+            }
+            Plan::Order { made, .. } => {
+                let made = made.nsid().into();
+                self.complete(slot, Ok(made), io);
+            }
+            // The first step was the worker's.
+            Plan::Protect { backings, .. } => match backings.get((step as usize).wrapping_sub(1)) {
+                Some(&backing) => self.submit(slot, backing, Some(IoRequest::Flush), io),
+                None => self.complete(slot, Ok(0), io),
+            },
+            _ => {}
+        }
+    }
+
+    /// Compare: the blocks are here beside the data of the host; the completion, or of a fused
+    /// command the write.
+    fn compare(&mut self, slot: u16, len_bytes: u32, io: &mut Io<'_>) {
+        let entry = &self.requests[slot];
+        let same = match entry.ext().and_then(|ext| ext.second.as_ref()) {
+            Some(second) => io.pool.bytes(second) == entry.bytes(io.pool),
+            None => false,
+        };
+        let other = entry.fused_with();
+        self.stats.count_read(entry, len_bytes.into(), &self.conn.role);
+        match (same, other) {
+            (true, None) => self.complete(slot, Ok(0), io),
+            (true, Some(second)) => self.write_fused(slot, second, io),
+            (false, _) => self.complete(slot, Err(Status::COMPARE_FAILURE.with_dnr()), io),
+        }
+    }
+
+    /// The data of one half are here: when those of the other are as well, it begins.
+    fn on_half_pulled(&mut self, slot: u16, other: u16, io: &mut Io<'_>) {
+        let both = fused::on_pulled(&mut self.requests, slot, other);
+        self.requests[slot].clock.enter(Stage::Wait, io.now_ns);
+        let Some((first, second)) = both else { return };
+        for half in [first, second] {
+            let entry = &self.requests[half];
+            let refused = || self.conn.role.may_begin_at(entry, None).err();
+            if let Some(status) = entry.pending_end().or_else(refused) {
+                return self.complete(half, Err(status), io);
+            }
+        }
+        let entry = &mut self.requests[first];
+        let into = entry.make_ext().second.take();
+        let (Plan::Compare { backing, at, from }, Some(into)) = (&entry.plan, into) else {
+            return self.complete(first, Err(Status::INTERNAL_ERROR), io);
+        };
+        let (backing, at, len) = (*backing, *at, from.len_bytes());
+        let op = IoRequest::Read { into, at };
+        self.submit_locked(first, backing, op, Some((at, len.into())), io);
+    }
+
+    /// The blocks are what the first half says. The second has them now.
+    fn write_fused(&mut self, first: u16, second: u16, io: &mut Io<'_>) {
+        fused::pass_lock(&mut self.requests, first, second);
+        let entry = &mut self.requests[second];
+        if let Plan::Store { backing, at, fua, .. } = entry.plan {
+            let buf = entry.data.take().or_else(|| entry.capsule.take());
+            let op = buf.map(|from| IoRequest::Write { from, at, fua });
+            self.submit(second, backing, op, io);
+        }
+    }
+
+    /// Flush: of the device, unless the host has to hear first that earlier writes may be lost.
+    fn flush(&mut self, slot: u16, backing: DeviceId, io: &mut Io<'_>) {
+        let entry = &self.requests[slot];
+        if entry.step > 0 {
+            return self.complete(slot, Ok(0), io);
+        }
+        match unflushed::begin_flush(&self.conn.role, entry.sqe.nsid) {
+            Ok(()) => self.submit(slot, backing, Some(IoRequest::Flush), io),
+            Err(status) => self.complete(slot, Err(status), io),
+        }
+    }
+
+    /// Shutdown: the next device is flushed, or the controller has shut down.
+    fn flush_for_shutdown(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &self.requests[slot];
+        let Plan::ShutDown { backings, durable } = &entry.plan else { return };
+        let Some(&backing) = backings.get(entry.step as usize) else {
+            if let QueueRole::Admin(controller) = &mut self.conn.role {
+                controller.shut_down_complete(*durable);
+            }
+            return self.complete(slot, Ok(0), io);
+        };
+        match unflushed::begin_shutdown_flush(&self.conn.role, backing) {
+            Ok(()) => self.submit(slot, backing, Some(IoRequest::Flush), io),
+            Err(status) => {
+                self.note_failed_shutdown_flush(slot, status, io);
+                self.requests[slot].step += 1;
+                self.next_step(slot, io);
+            }
+        }
+    }
+
+    fn note_failed_shutdown_flush(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
+        if let Some(backing) = unflushed::fail_shutdown(&mut self.requests[slot]) {
+            self.conn.tell_unflushed(backing, status, io);
+        }
+    }
+
+    /// Deallocate: the next range, or the completion.
+    fn next_range(&mut self, slot: u16, extent: Extent, nr: u32, io: &mut Io<'_>) {
+        while self.requests[slot].step < nr {
+            let entry = &mut self.requests[slot];
+            match rules::range_at(entry.bytes(io.pool), entry.step, extent) {
+                Ok((_, 0)) => entry.step += 1,
+                Ok((at, len)) => {
+                    let op = bad_blocks::discard(entry, at, len);
+                    return self.submit(slot, extent.backing, Some(op), io);
+                }
+                Err(status) => return self.complete(slot, Err(status), io),
+            }
+        }
+        if bad_blocks::must_flush_first(&self.requests[slot], nr) {
+            return self.submit(slot, extent.backing, Some(IoRequest::Flush), io);
+        }
+        self.complete(slot, Ok(0), io);
+    }
+
+    /// Verify: the next piece of the range, or the completion.
+    fn verify_piece(
+        &mut self,
+        slot: u16,
+        backing: DeviceId,
+        (at, len): (u64, u64),
+        piece_bytes: u32,
+        io: &mut Io<'_>,
+    ) {
+        let entry = &mut self.requests[slot];
+        let done = u64::from(entry.step) * u64::from(piece_bytes);
+        let left = len.saturating_sub(done).min(piece_bytes.into()) as u32;
+        if left == 0 {
+            self.stats.count_read(entry, len, &self.conn.role);
+            return self.complete(slot, Ok(0), io);
+        }
+        let into = entry.data.take().map(|mut into| {
+            into.select(0, left);
+            IoRequest::Read { into, at: at + done }
+        });
+        self.submit(slot, backing, into, io);
+    }
+
+    /// Copy: loads the next range behind the others, stores them all, or is completed.
+    fn copy_range(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        let (step, mut buf) = (entry.step, entry.make_ext().second.take());
+        let data = entry.bytes(io.pool);
+        let next = match step.cmp(&job.nr) {
+            Ordering::Less => job.load(data, step).map(|range| {
+                let (at, len, skip) = range?;
+                let mut into = buf.take()?;
+                into.select(skip, len);
+                Some(IoRequest::Read { into, at })
+            }),
+            Ordering::Equal => job.store(data).map(|(at, len)| {
+                let mut from = buf.take()?;
+                from.select(0, len);
+                Some(IoRequest::Write { from, at, fua: job.fua })
+            }),
+            Ordering::Greater => {
+                let len = u64::from(buf.as_ref().map_or(0, Buf::len));
+                entry.make_ext().second = buf;
+                self.stats.count_read(entry, len, &self.conn.role);
+                self.stats.count_write(entry, len, &self.conn.role);
+                return self.complete(slot, Ok(0), io);
+            }
+        };
+        entry.make_ext().second = buf;
+        if let Ok(Some(op @ IoRequest::Write { .. })) = &next {
+            let bytes = op.changes().map_or(0, |(_, len)| len);
+            self.rate_limits.charge(entry, &self.conn.role, bytes, io.now);
+        }
+        match next {
+            Ok(op) => self.submit(slot, job.extent.backing, op, io),
+            Err(status) => self.complete(slot, Err(status), io),
+        }
+    }
+
+    /// Hands an operation to the device, as soon as nobody stands in its way.
+    #[inline]
+    fn submit(&mut self, slot: u16, backing: DeviceId, op: Option<IoRequest>, io: &mut Io<'_>) {
+        // Its buffers were allocated before, so there always is an operation.
+        let Some(op) = op else {
+            return self.complete(slot, Err(Status::INTERNAL_ERROR), io);
+        };
+        self.submit_locked(slot, backing, op, None, io);
+    }
+
+    /// The same; `exclusive`: nobody else may change these bytes meanwhile.
+    #[inline]
+    fn submit_locked(
+        &mut self,
+        slot: u16,
+        backing: DeviceId,
+        op: IoRequest,
+        exclusive: Option<(u64, u64)>,
+        io: &mut Io<'_>,
+    ) {
+        let entry = &mut self.requests[slot];
+        let exclusive = match entry.has_ext() && exclusive.is_none() {
+            true => bad_blocks::exclusive_range(entry, &op, io.pool),
+            false => exclusive,
+        };
+        if !RangeLockState::lock(entry, backing, op.changes(), exclusive, io) {
+            return self.locks.wait(entry, (backing, op), io.now_ns);
+        }
+        if let Err(status) = self.conn.role.may_begin(entry, &op) {
+            entry.put_back(op.into_buf());
+            return self.complete(slot, Err(status), io);
+        }
+        self.submit_to_device(slot, backing, op, io);
+    }
+
+    #[inline]
+    fn submit_to_device(&mut self, slot: u16, backing: DeviceId, op: IoRequest, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        entry.enter(State::AtDevice);
+        entry.clock.enter(Stage::Disk, io.now_ns);
+        self.requests.outstanding += 1;
+        io.disk.submit(backing, self.requests.tag(slot), op);
+    }
+
+    /// Submits what has waited for its blocks and has them now.
+    pub(super) fn submit_granted(&mut self, io: &mut Io<'_>) {
+        if !self.locks.has_waiting() || !self.conn.is_open() {
+            return;
+        }
+        for slot in 0..self.requests.count() {
+            let entry = &self.requests[slot];
+            let Some(op) = range_lock::granted(entry, io) else { continue };
+            let role = &self.conn.role;
+            let refused = role.may_begin(entry, op).err().map(|status| (slot, status));
+            match refused.or_else(|| fused::refused(&self.requests, entry, role)) {
+                Some((half, status)) => self.refuse_waiting(slot, half, status, io),
+                None => {
+                    let op = self.locks.take_waiting(&mut self.requests[slot]);
+                    if let Some((backing, op)) = op {
+                        self.submit_to_device(slot, backing, op, io);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A command whose blocks were granted may not begin any more, because of this half of it.
+    fn refuse_waiting(&mut self, slot: u16, half: u16, status: Status, io: &mut Io<'_>) {
+        if half == slot {
+            self.end_waiting(slot, status, io);
+            return;
+        }
+        fused::separate(&mut self.requests, [slot, half]);
+        self.end_waiting(slot, fused::FAILED, io);
+        self.complete(half, Err(status), io);
+    }
+
+    /// Ends a command that waits for its blocks, and has done nothing yet. What it waits for may
+    /// take as long as a device hangs.
+    pub(super) fn end_waiting(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        let Some((_, op)) = self.locks.take_waiting(entry) else { return };
+        // As if the device gave it back.
+        entry.enter(State::AtDevice);
+        self.requests.outstanding += 1;
+        let tag = self.requests.tag(slot);
+        let done = IoCompletion { tag, buf: op.into_buf(), outcome: Err(status) };
+        self.on_disk(slot, done, io);
+    }
+
+    /// Hands a job over to a worker. What comes of it is told as a device tells it: until then the
+    /// slot is taken, and the queue is not finished.
+    pub(super) fn offload(&mut self, slot: u16, job: Result<OffloadJob, Status>, io: &mut Io<'_>) {
+        let job = match job {
+            Ok(job) => job,
+            Err(status) => return self.complete(slot, Err(status), io),
+        };
+        match io.shared.offload.submit(job) {
+            true => {
+                self.requests[slot].enter(State::Offloaded);
+                self.requests.outstanding += 1;
+            }
+            false => self.complete(slot, Err(Status::INTERNAL_ERROR), io),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Fused commands: Compare and Write, two capsules one behind the other, carried out as one step.
+//!
+//! The first waits for the second. Then the data of both are pulled, the blocks are claimed, loaded
+//! and compared, and written when they are alike; nobody else changes them meanwhile. When one half
+//! fails before the write has begun, so does the other.
+//!
+//! Source: NVMe Base Specification 2.0, "Fused Operation"; NVM Command Set Specification 1.0,
+//! "Fused Operation".
+
+use nvme::{Sqe, Status};
+
+use super::request::{Request, State, WaitReason};
+use super::requests::Requests;
+use super::role::QueueRole;
+use crate::command::Plan;
+use crate::subsystem::Namespace;
+
+/// What has become of the first half of a fused command, when it was the last command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum FusedState {
+    /// There was none: the last command was no such half.
+    #[default]
+    None,
+    /// It waits in this slot.
+    Held(u16),
+    /// It was completed already, with an error.
+    Failed,
+}
+
+/// The other half has failed.
+pub(super) const FAILED: Status = Status::ABORTED_FAILED_FUSED.with_dnr();
+
+/// What becomes of the other half of a fused command when one was completed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Partner {
+    /// There is none, or it goes on alone.
+    GoesOn,
+    /// It fails.
+    Fails(u16),
+    /// It fails, and waits no longer.
+    FailsWaiting(u16),
+}
+
+impl FusedState {
+    /// A command was completed. If it is half of a fused one, the other has none any more: it fails,
+    /// or it is on its own.
+    pub(super) fn part(&mut self, requests: &mut Requests, slot: u16, status: Status) -> Partner {
+        if *self == FusedState::Held(slot) {
+            *self = FusedState::Failed;
+        }
+        let Some(other) = requests[slot].ext_mut().and_then(|ext| ext.fused_with.take()) else {
+            return Partner::GoesOn;
+        };
+        let entry = &mut requests[other];
+        entry.make_ext().fused_with = None;
+        let state = entry.state();
+        match (state, entry.posted) {
+            _ if status.is_success() => Partner::GoesOn,
+            (State::Pulling, 1..) => {
+                entry.make_ext().fused_failed = true;
+                Partner::GoesOn
+            }
+            (State::Pulling | State::Waiting(WaitReason::FusedWrite), _) => Partner::Fails(other),
+            // The first half stands in line for both, and may be the one that is left.
+            _ if state.has_not_begun() => Partner::FailsWaiting(other),
+            _ => Partner::GoesOn,
+        }
+    }
+}
+
+/// A first half: Compare, of no more than what is written at once whatever happens (ACWU), of a
+/// namespace whose blocks nobody but this daemon changes between the halves.
+pub(super) fn check_first(sqe: &Sqe, plan: Plan, role: &QueueRole) -> Result<Plan, Status> {
+    if let QueueRole::Io { subsystem, .. } = role
+        && subsystem.namespace(sqe.nsid).is_ok_and(Namespace::is_shared)
+    {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
+    match plan {
+        Plan::Compare { .. } if sqe.blocks() > 1 => {
+            Err(Status::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr())
+        }
+        Plan::Compare { .. } => Ok(plan),
+        _ => Err(Status::INVALID_FIELD.with_dnr()),
+    }
+}
+
+/// Joins both halves; `plan` is that of the second.
+///
+/// # Errors
+/// What each of them is told: they are no fused command.
+pub(super) fn join(
+    requests: &mut Requests,
+    first: u16,
+    second: u16,
+    plan: Result<Plan, Status>,
+) -> Result<(), (Status, Status)> {
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    let [nsid, other] = [first, second].map(|half| requests[half].sqe.nsid);
+    match (&requests[first].plan, &plan) {
+        (
+            Plan::Compare { backing, at, from },
+            Ok(Plan::Store { backing: to, at: there, from: data, .. }),
+        ) if (backing, at, from.len_bytes()) == (to, there, data.len_bytes()) => {}
+        (Plan::Compare { backing, .. }, Ok(Plan::Store { backing: to, .. }))
+            if backing != to && nsid == other =>
+        {
+            // The namespace that the first half was for has gone: another one has its number now.
+            return Err((Status::INVALID_NAMESPACE.with_dnr(), FAILED));
+        }
+        (_, Ok(Plan::Store { .. })) => return Err((invalid, invalid)),
+        (_, Ok(_)) => return Err((FAILED, invalid)),
+        (_, Err(status)) => return Err((FAILED, *status)),
+    }
+    let entry = &mut requests[first];
+    entry.enter(State::Waiting(WaitReason::Buffers));
+    entry.make_ext().fused_with = Some(second);
+    let entry = &mut requests[second];
+    entry.enter(State::Waiting(WaitReason::FusedPartner));
+    entry.make_ext().fused_with = Some(first);
+    if let Ok(plan) = plan {
+        entry.plan = plan;
+    }
+    Ok(())
+}
+
+/// The data of one half are here: when those of the other are as well, which is the first and which
+/// the second.
+pub(super) fn on_pulled(requests: &mut Requests, slot: u16, other: u16) -> Option<(u16, u16)> {
+    requests[slot].enter(State::Pulling);
+    let entry = &requests[other];
+    if entry.state() != State::Pulling || entry.posted > 0 {
+        return None;
+    }
+    let compares = matches!(requests[slot].plan, Plan::Compare { .. });
+    Some(if compares { (slot, other) } else { (other, slot) })
+}
+
+/// The blocks are what the first half says: the second has them now.
+pub(super) fn pass_lock(requests: &mut Requests, first: u16, second: u16) {
+    let entry = &mut requests[first];
+    entry.enter(State::Waiting(WaitReason::FusedWrite));
+    let lock = std::mem::take(&mut entry.lock);
+    requests[second].lock = lock;
+}
+
+/// The write of a fused command is home, however it went: the first half, which is completed now, as
+/// the comparison had succeeded.
+pub(super) fn end_write(requests: &mut Requests, second: u16) -> Option<u16> {
+    let entry = &mut requests[second];
+    if !matches!(entry.plan, Plan::Store { .. }) {
+        return None;
+    }
+    let first = entry.ext_mut()?.fused_with.take()?;
+    requests[first].make_ext().fused_with = None;
+    Some(first)
+}
+
+/// Whether the other half of a fused command may not begin any more, and why.
+pub(super) fn refused(
+    requests: &Requests,
+    entry: &Request,
+    role: &QueueRole,
+) -> Option<(u16, Status)> {
+    let other = entry.fused_with()?;
+    let status = role.may_begin_at(&requests[other], None).err()?;
+    Some((other, status))
+}
+
+/// Each half is on its own.
+pub(super) fn separate(requests: &mut Requests, halves: [u16; 2]) {
+    for half in halves {
+        if let Some(ext) = requests[half].ext_mut() {
+            ext.fused_with = None;
+        }
+    }
+}

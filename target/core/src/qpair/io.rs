@@ -1,0 +1,37 @@
+//! What a queue pair is lent for a step.
+
+use std::time::Instant;
+
+use rdma::{Fabric, Pool};
+
+use crate::diag::log_limiter::CauseLog;
+use crate::sched::buffers::BufferScheduler;
+use crate::shared::Shared;
+use crate::stats::CompletionBatch;
+use nvmfd_blockdev::BlockDevice;
+
+/// The lent world.
+pub struct Io<'a> {
+    /// Buffers.
+    pub pool: &'a mut Pool,
+    /// The fabric.
+    pub fabric: &'a mut dyn Fabric,
+    /// The backing stores.
+    pub disk: &'a mut dyn BlockDevice,
+    /// Who may connect.
+    pub shared: &'a Shared,
+    /// Who waits for buffers.
+    pub waiters: &'a mut BufferScheduler,
+    /// Tells who is refused or dropped.
+    pub refusals: &'a mut CauseLog,
+    /// Which of the reactors this is.
+    pub reactor: usize,
+    /// The time of this turn.
+    pub now: Instant,
+    /// The same in nanoseconds since some moment, for the clocks of commands.
+    pub now_ns: u64,
+    /// When pushes and responses that come home now have done so, likewise.
+    pub sent_ns: u64,
+    /// Commands that are over and not counted yet.
+    pub run: &'a mut CompletionBatch,
+}

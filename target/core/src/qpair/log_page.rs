@@ -1,0 +1,42 @@
+//! Pages: data that are made for a command, of a log or of a structure. However much of a log a
+//! host asks for, its page goes in pieces through one small buffer. So nobody gets hold of many of
+//! the data buffers by asking for pages, and the few that are there for admin commands alone are
+//! enough for them when a disk has all others.
+
+use rdma::{Pool, Remote};
+
+use super::request::Request;
+use crate::command::Plan;
+
+/// Bytes of a page that are pushed at once, at most.
+pub(super) const AT_ONCE_BYTES: u32 = 16 << 10;
+
+/// Makes a page, and zeros behind it up to the length that the host has asked for, ready to be
+/// pushed: where to.
+pub(super) fn begin(entry: &mut Request, pool: &mut Pool) -> Option<Remote> {
+    let Plan::Give { to, .. } = entry.plan else { return None };
+    if to.len > AT_ONCE_BYTES {
+        entry.make_ext().pieces.cut(to, AT_ONCE_BYTES);
+    }
+    if !entry.is_scattered() {
+        fill(entry, 0, to.len, pool);
+    }
+    Some(to)
+}
+
+/// Brings the part of a page that is pushed next into its buffer: `len` bytes behind `skip`.
+pub(super) fn fill(entry: &mut Request, skip: u32, len: u32, pool: &mut Pool) {
+    let (Plan::Give { page, .. }, Some(data)) = (&mut entry.plan, &mut entry.data) else {
+        return;
+    };
+    data.select(0, len);
+    let bytes = pool.bytes_mut(data);
+    let rest = page.get(skip as usize..).unwrap_or_default();
+    let (there, zeros) = bytes.split_at_mut(rest.len().min(bytes.len()));
+    there.copy_from_slice(&rest[..there.len()]);
+    zeros.fill(0);
+    if there.len() == rest.len() {
+        // Zeros are all that follows.
+        *page = Vec::new();
+    }
+}

@@ -1,0 +1,620 @@
+//! One NVMe queue on one queue pair: its requests, and the life of its connection.
+//!
+//! ```text
+//!         capsule          buffers there        data there            done
+//! Free ──────────► Waiting ───────────► Pulling ───────────► AtDevice ─────► Replying ──► Free
+//!          └── each step that a command does not need is skipped ──┘              sent
+//! ```
+//!
+//! * *Waiting* has a reason (`WaitReason` in `request.rs`); a command that needs nothing of what one
+//!   waits for does not stop there.
+//! * A command that a device cannot carry out alone is *Offloaded* instead of, before or after
+//!   *AtDevice*.
+//! * In-capsule data skip *Pulling*: the receive buffer itself goes to the device.
+//! * The receive buffer is posted again before the response is sent, so a host that keeps to its
+//!   queue size always finds one.
+//!
+//! Five files act on a queue pair: a capsule arrives and is decided about (`capsule.rs`, by the rules
+//! of `command/`), waits for limits and buffers (`admit.rs`), is carried out (`execute.rs`) and
+//! completed (`complete.rs`); here connections begin and end. What a feature knows of a queue pair is
+//! a value of its own in a file of its own, which is lent what it needs for a step.
+
+mod abort;
+mod admit;
+mod auth;
+mod bad_blocks;
+mod buffers;
+mod capsule;
+mod complete;
+mod connect;
+mod connection;
+mod event_log;
+mod execute;
+mod fused;
+mod io;
+mod log_page;
+mod offload;
+mod range_lock;
+mod rate_limits;
+mod request;
+mod requests;
+mod role;
+mod sgl_transfer;
+mod stats;
+mod unflushed;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nvme::Status;
+use nvme::cm;
+use nvme::fabrics::{Connect, ConnectData, ConnectResult};
+use rdma::{Buf, Completion, Fault, Incoming, Qp, QpLimits, Reason, Work};
+use tracing::{debug, info};
+
+use crate::auth::DhResult;
+use crate::command::{Plan, fabrics};
+use crate::controller::association::Association;
+use crate::controller::{ControllerKind, Limits};
+use crate::diag::cause::{Cause, DisconnectRecord};
+use crate::registry::OpenQueue;
+use crate::stats::Stage;
+use crate::subsystem::Subsystem;
+use auth::Authentication;
+use buffers::BufferShare;
+pub use buffers::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
+pub use connect::RECEIVES_FOR_ADMIN;
+use connection::{Connection, Link};
+use fused::FusedState;
+pub use io::Io;
+use range_lock::RangeLockState;
+use rate_limits::RateLimits;
+pub use request::SENDS_PER_RECEIVE;
+use request::{Head, State};
+use requests::Requests;
+use role::QueueRole;
+use stats::QueueStats;
+
+/// RDMA Reads that we would like to have outstanding on a queue pair.
+const READS: u8 = 64;
+
+/// One NVMe queue.
+#[derive(Debug)]
+pub struct QueuePair {
+    conn: Connection,
+    requests: Requests,
+    head: Head,
+    buffers: BufferShare,
+    locks: RangeLockState,
+    stats: QueueStats,
+    fused: FusedState,
+    rate_limits: RateLimits,
+    auth: Authentication,
+    /// The slot of a Disconnect command: nothing more is taken.
+    disconnect_slot: Option<u16>,
+    /// Receives that it keeps from others.
+    receives: u16,
+    /// Capsules that wait for a slot, with the time at which they came; each holds a receive, so
+    /// there are at most as many.
+    backlog: VecDeque<(Buf, u32, u64)>,
+}
+
+impl QueuePair {
+    /// Takes a connection request: checks its private data, opens a queue pair, posts all receives
+    /// and accepts. `key` is this queue's name in the tags of devices.
+    ///
+    /// # Errors
+    /// The request was not acceptable, and has been rejected: why.
+    pub fn open(
+        key: u32,
+        incoming: Incoming,
+        limits: Limits,
+        io: &mut Io<'_>,
+    ) -> Result<QueuePair, Box<DisconnectRecord>> {
+        let (local, remote, reads) = (incoming.local, incoming.remote, incoming.reads);
+        let checked = connect::check_request(&incoming.private_data, reads, limits, io.pool);
+        let (request, depth) = match checked {
+            Ok(checked) => checked,
+            Err(status) => {
+                io.fabric.reject(incoming, &cm::Reject::new(status).emit());
+                let why = DisconnectRecord::nameless(Cause::of_request(status), remote, local);
+                let detail = status.to_string().into();
+                return Err(Box::new(DisconnectRecord { detail, ..why }));
+            }
+        };
+        let qp_limits = QpLimits {
+            receives: u32::from(depth),
+            sends: u32::from(depth) * SENDS_PER_RECEIVE,
+            reads: READS.min(reads),
+        };
+        let qp = io.fabric.open(incoming, qp_limits).map_err(|error| {
+            let why = DisconnectRecord::nameless(Cause::NoQueuePair, remote, local);
+            Box::new(DisconnectRecord { detail: error.0.into(), ..why })
+        })?;
+        let queue = QueuePair {
+            conn: Connection::new(qp, request, limits, (local, remote), io.now),
+            requests: Requests::new(key, depth, io.pool),
+            head: Head::default(),
+            buffers: BufferShare::default(),
+            locks: RangeLockState::default(),
+            stats: QueueStats::default(),
+            fused: FusedState::None,
+            rate_limits: RateLimits::default(),
+            auth: Authentication::default(),
+            disconnect_slot: None,
+            receives: depth,
+            backlog: VecDeque::with_capacity(depth.into()),
+        };
+        for _ in 0..depth {
+            if let Some(buf) = io.pool.take_receive() {
+                io.fabric.post(qp, 0, Work::Recv(buf));
+            }
+        }
+        io.waiters.open(depth);
+        let accept = cm::Accept { recfmt: 0, crqsize: depth };
+        io.fabric.accept(qp, &accept.emit());
+        debug!(%remote, qid = request.qid, depth, "connection accepted");
+        Ok(queue)
+    }
+
+    /// The queue pair.
+    #[must_use]
+    pub fn qp(&self) -> Qp {
+        self.conn.qp
+    }
+
+    /// Where its host is.
+    #[must_use]
+    pub fn source(&self) -> IpAddr {
+        self.conn.remote.ip()
+    }
+
+    /// Whose it is; nobody's before its Connect.
+    #[must_use]
+    pub fn association(&self) -> Option<&Arc<Association>> {
+        self.conn.role.association()
+    }
+
+    /// Receives that were posted for it.
+    #[must_use]
+    pub fn depth(&self) -> u16 {
+        self.requests.count() / 2
+    }
+
+    /// Receives that it keeps from others: all of them, and when its queue pair is gone, those that
+    /// are still on their way to a device.
+    #[must_use]
+    pub fn receives(&self) -> u16 {
+        self.receives
+    }
+
+    /// Bytes of all buffers that it has in hand: neither at the fabric nor at a device.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        let waiting = self.backlog.iter().map(|(buf, ..)| u64::from(buf.capacity()));
+        buffers::held_bytes(&self.requests) + waiting.sum::<u64>()
+    }
+
+    /// What the registry counts as held by a connection that is not admitted.
+    pub(crate) fn unadmitted_mut(&mut self) -> &mut Option<OpenQueue> {
+        &mut self.conn.unadmitted
+    }
+
+    /// Whether its Connect has succeeded.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.conn.is_connected()
+    }
+
+    /// Whether it is connected, and its host has proved itself where it must.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.is_connected() && self.auth.is_done()
+    }
+
+    /// Whether nobody vouches for who holds it: it is not admitted, or it is the admin queue of an
+    /// anonymous host that has no I/O queues.
+    #[must_use]
+    pub fn is_anonymous(&self) -> bool {
+        match &self.conn.role {
+            QueueRole::Admin(controller) if self.is_admitted() => {
+                let association = &controller.association;
+                association.anonymous && association.io_queues() == 0
+            }
+            _ => !self.is_admitted(),
+        }
+    }
+
+    /// Whether it is being closed, or its queue pair is gone.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        !self.conn.is_open()
+    }
+
+    /// Its host has confirmed the connection.
+    pub fn confirm(&mut self) {
+        self.conn.confirmed = true;
+    }
+
+    /// Whether its host has confirmed the connection.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        self.conn.confirmed
+    }
+
+    /// Whether its host has neither confirmed the connection nor said anything on it.
+    #[must_use]
+    pub fn is_half_open(&self) -> bool {
+        !self.conn.confirmed && !self.is_admitted()
+    }
+
+    /// Whether its host has confirmed the connection and was not let in: it came to nothing, if it
+    /// ends now.
+    #[must_use]
+    pub fn is_in_vain(&self) -> bool {
+        self.conn.confirmed && !self.is_admitted()
+    }
+
+    /// When it was opened.
+    #[must_use]
+    pub fn opened(&self) -> Instant {
+        self.conn.opened
+    }
+
+    /// Whether nothing is left: the queue pair is gone and all work of devices is home.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.conn.link == Link::Gone && self.requests.outstanding == 0
+    }
+
+    /// A piece of fabric work has come home.
+    pub fn on_completion(&mut self, done: Completion, io: &mut Io<'_>) {
+        let slot = done.tag as u16;
+        let is_open = self.conn.is_open();
+        match (done.work, done.outcome) {
+            (Work::Recv(buf), Ok(len)) if is_open => {
+                self.on_capsule(buf, len, io.now_ns, io);
+            }
+            (Work::Recv(buf), outcome) => {
+                io.pool.give(buf);
+                self.on_fault(outcome.err(), io);
+            }
+            (Work::Send { from, .. }, outcome) => {
+                self.requests[slot].cell = Some(from);
+                self.on_posted(slot, outcome.err(), io);
+            }
+            (Work::Write { from, .. }, outcome) if self.requests[slot].is_in_pieces() => {
+                self.on_piece_pushed(slot, from, outcome.err(), io);
+            }
+            (Work::Write { from, .. }, outcome) => {
+                io.pool.give(from);
+                self.requests[slot].clock.enter(Stage::Reply, io.sent_ns);
+                self.on_posted(slot, outcome.err(), io);
+            }
+            (Work::Read { into, .. }, outcome) => {
+                let entry = &mut self.requests[slot];
+                entry.data = Some(into);
+                entry.posted -= 1;
+                match outcome {
+                    Ok(_) if is_open => {
+                        if self.on_piece_pulled(slot, io) {
+                            self.on_pulled(slot, io);
+                        }
+                    }
+                    outcome => {
+                        self.release(slot, io);
+                        self.on_fault(outcome.err(), io);
+                    }
+                }
+            }
+        }
+        self.raise_events(io);
+    }
+
+    /// A fused command waits for all changes under way: how many there are here.
+    pub fn note_unclaimed(&mut self) -> u32 {
+        range_lock::await_unclaimed(&mut self.requests)
+    }
+
+    /// Looks at the clock and at what is shared with other reactors.
+    pub fn tick(&mut self, io: &mut Io<'_>) {
+        self.stats.hand_in(&self.conn.role, &self.requests, io.now);
+        self.submit_granted(io);
+        self.look_for_fatal_error(io);
+        // What only follows from something else has no cause.
+        let end = self.look_for_end(io.now);
+        let late = || self.auth.is_overdue(io.now).then_some(Some(Cause::LateAuthentication));
+        // Reservations may have brought news that nothing here has led to.
+        let Some(cause) = end.or_else(late) else { return self.raise_events(io) };
+        if self.conn.is_open() {
+            match cause {
+                Some(cause) => self.conn.explain(cause, "", io),
+                None => {
+                    debug!(remote = %self.conn.remote, qid = self.conn.qid, "its controller went")
+                }
+            }
+            self.close(io);
+        }
+    }
+
+    /// Whether it has to end now, and for which cause.
+    fn look_for_end(&mut self, now: Instant) -> Option<Option<Cause>> {
+        let admitted = self.is_admitted();
+        match &mut self.conn.role {
+            QueueRole::Nothing { deadline } => (now >= *deadline).then_some(Some(Cause::NoConnect)),
+            QueueRole::Admin(controller) => {
+                if controller.association.is_closed() {
+                    Some(controller.association.ended_for())
+                } else if admitted && controller.expired(now) {
+                    // A host that computes its proof keeps nothing alive; that has its own limit.
+                    Some(Some(Cause::KeepAlive))
+                } else if self.auth.has_outlived_key(&controller.association, now) {
+                    Some(Some(Cause::KeyChanged))
+                } else {
+                    controller.look_at_paths();
+                    controller.look_at_stores();
+                    None
+                }
+            }
+            QueueRole::Io { association, epoch, .. } => {
+                let over = association.is_closed() || association.epoch() != *epoch;
+                match over {
+                    true => Some(None),
+                    false => self
+                        .auth
+                        .has_outlived_key(association, now)
+                        .then_some(Some(Cause::KeyChanged)),
+                }
+            }
+        }
+    }
+
+    /// A subsystem has changed.
+    pub fn on_subsystem(&mut self, new: &Arc<Subsystem>, io: &mut Io<'_>) {
+        // What a host sees of its own is made once, for all of its queues.
+        let view = |association: &Association| match new.is_the_same_for_all() {
+            true => Some(Arc::clone(new)),
+            false => io.shared.registry.view(association),
+        };
+        match &mut self.conn.role {
+            QueueRole::Admin(controller) if controller.association.subsystem == new.nqn => {
+                if let Some(view) = view(&controller.association) {
+                    controller.replace_subsystem(view);
+                }
+            }
+            QueueRole::Io { association, subsystem, .. } if subsystem.nqn == new.nqn => {
+                if let Some(view) = view(association) {
+                    *subsystem = view;
+                    self.stats.find_rows(&self.conn.role, io);
+                    self.rate_limits.find(&self.conn.role);
+                }
+            }
+            _ => {}
+        }
+        self.raise_events(io);
+    }
+
+    /// What discovery answers has changed, for some host.
+    pub fn on_discovery_changed(&mut self, io: &mut Io<'_>) {
+        let QueueRole::Admin(controller) = &mut self.conn.role else { return };
+        let ControllerKind::Discovery(service) = &mut controller.role else { return };
+        let (_, records) =
+            io.shared.registry.discovery(&controller.association.host, controller.local);
+        if service.is_news(&records) {
+            controller.events.discovery_changed();
+            self.raise_events(io);
+        }
+    }
+
+    // ---- how it begins to serve
+
+    /// The data of a Connect command are here.
+    fn connect(&mut self, slot: u16, io: &mut Io<'_>) {
+        if self.is_connected() {
+            // Another Connect was under way when this one was let in, and has won.
+            return self.send_response(slot, connect::LOST, 0, None, io);
+        }
+        let entry = &self.requests[slot];
+        let connect = Connect::parse(&entry.sqe);
+        let data = entry.bytes(io.pool).first_chunk().map(ConnectData::parse);
+        let outcome = match data {
+            Some(ref data) => connect::admit(&connect, data, &mut self.conn, &mut self.auth, io),
+            None => {
+                let status = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+                Err(fabrics::ConnectError::new(Cause::BadConnect, status))
+            }
+        };
+        match outcome {
+            Ok(association) => {
+                if self.conn.role.is_io() {
+                    self.begin_io(&association, io);
+                }
+                self.conn.forget_causes();
+                self.auth.mark_admitted(&self.conn, io);
+                let off = connect.cattr.disable_sq_flow_control();
+                // The Connect command itself was the first entry.
+                self.head = Head { at: 1, size: connect.sqsize_z.saturating_add(1), off };
+                let atr = self.auth.is_required();
+                let result = ConnectResult(0).with_cntlid(association.cntlid).with_atr(atr).0;
+                self.complete(slot, Ok(result.into()), io);
+                self.end_other_connects(io);
+            }
+            Err(refusal) => {
+                let fabrics::ConnectError { status, dw0, is_late, .. } = refusal;
+                if is_late {
+                    // After a restart of the target a host may ask so many times over, and shall
+                    // not be kept out for that when it asks for a new controller.
+                    io.fabric.admit(self.conn.qp);
+                }
+                debug!(remote = %self.conn.remote, qid = connect.qid, %status, dw0, "Connect refused");
+                self.conn.explain_connect(&refusal, data.as_ref(), io);
+                self.send_response(slot, status, dw0.into(), None, io);
+            }
+        }
+    }
+
+    /// It is an I/O queue from now on.
+    fn begin_io(&mut self, association: &Association, io: &mut Io<'_>) {
+        let depth = self.depth();
+        io.waiters.close(depth);
+        let tenant = io.waiters.join(association.id, depth);
+        self.buffers.begin(tenant, &mut self.requests, io);
+        self.stats.find_rows(&self.conn.role, io);
+        self.rate_limits.find(&self.conn.role);
+    }
+
+    /// Connect commands that wait for buffers have lost. None stays in a line in which its queue
+    /// stands no more.
+    fn end_other_connects(&mut self, io: &mut Io<'_>) {
+        for slot in 0..self.requests.count() {
+            let entry = &self.requests[slot];
+            if entry.state().has_not_begun() && matches!(entry.plan, Plan::Connect { .. }) {
+                io.waiters.remove(self.requests.key, slot);
+                self.send_response(slot, connect::LOST, 0, None, io);
+            }
+        }
+    }
+
+    /// The computation of an authentication is done.
+    pub fn on_worked(&mut self, ticket: u64, worked: DhResult, io: &mut Io<'_>) {
+        if let Some(slot) = self.auth.on_computed(ticket, worked, &mut self.conn, io) {
+            self.complete(slot, Ok(0), io);
+        }
+    }
+
+    // ---- how it ends
+
+    /// Ends the connection so that another may have its room.
+    pub fn displace(&mut self, io: &mut Io<'_>) {
+        let cause = if self.is_admitted() { Cause::Crowded } else { Cause::Displaced };
+        self.conn.explain(cause, "", io);
+        self.close(io);
+    }
+
+    /// Ends the connection. Everything comes home, then the queue is finished.
+    pub fn close(&mut self, io: &mut Io<'_>) {
+        if !self.conn.is_open() {
+            return;
+        }
+        self.conn.link = Link::Closing;
+        io.fabric.disconnect(self.conn.qp);
+        self.leave(io);
+        for slot in 0..self.requests.count() {
+            if self.requests[slot].state().has_not_begun() {
+                self.release(slot, io);
+            }
+        }
+        self.leave_devices(io);
+    }
+
+    /// The queue pair is gone, and all fabric work is home.
+    pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
+        self.conn.explain_end(&reason, self.is_admitted(), io);
+        if self.conn.is_open() {
+            self.conn.link = Link::Closing;
+            self.leave(io);
+            self.leave_devices(io);
+        }
+        self.conn.link = Link::Gone;
+        self.drop_backlog(io);
+        self.receives = 0;
+        for slot in 0..self.requests.count() {
+            let entry = &mut self.requests[slot];
+            if !matches!(entry.state(), State::AtDevice | State::Offloaded) {
+                self.release(slot, io);
+                continue;
+            }
+            // The device may keep its part for long, and its host comes again meanwhile, and again.
+            let has_capsule = entry.capsule.is_some();
+            entry.take_buffers().for_each(|buf| io.pool.give(buf));
+            if !has_capsule && entry.lends_receive {
+                self.receives += 1;
+            }
+        }
+        self.give_cells(io);
+    }
+
+    /// Gives back what a finished queue still holds.
+    pub fn finish(mut self, io: &mut Io<'_>) {
+        self.give_cells(io);
+        match self.buffers.tenant {
+            Some(tenant) => {
+                self.requests.iter_mut().for_each(|entry| self.buffers.discharge(entry, io));
+                io.waiters.leave(tenant, self.depth());
+            }
+            None => io.waiters.close(self.depth()),
+        }
+        self.auth.on_finish(&self.conn, io);
+        self.stats.hand_in(&self.conn.role, &self.requests, io.now);
+        if let QueueRole::Io { association, .. } = &self.conn.role
+            && self.auth.was_admitted()
+        {
+            io.shared.registry.io_closed(association, self.conn.qid);
+        }
+    }
+
+    /// An administrator wants the controller to fail.
+    fn look_for_fatal_error(&mut self, io: &mut Io<'_>) {
+        let QueueRole::Admin(controller) = &mut self.conn.role else { return };
+        if controller.association.take_fatal_error() && controller.fail_fatally() {
+            // Its I/O queues close.
+            io.shared.registry.wake_reactors();
+            self.conn.tell(Cause::FailedOnPurpose, "".into(), io);
+        }
+    }
+
+    #[cold]
+    fn end_for(&mut self, fault: Fault, io: &mut Io<'_>) {
+        match Cause::of_fault(fault) {
+            Some(cause) => self.conn.explain(cause, fault.to_string(), io),
+            None => self.conn.note_end(self.is_admitted()),
+        }
+        self.close(io);
+    }
+
+    /// This queue is closing: nobody waits for its commands any more, and the association learns it.
+    fn leave(&mut self, io: &mut Io<'_>) {
+        if let Some(slot) = self.auth.cancel(io) {
+            self.release(slot, io);
+        }
+        let now = io.now;
+        io.waiters.forget(self.requests.key, |slot, grant| self.give_back(slot, grant, now));
+        if let Some(tenant) = self.buffers.tenant {
+            io.waiters.abandon(tenant);
+        }
+        if let QueueRole::Admin(controller) = &mut self.conn.role {
+            controller.fail();
+            let association = Arc::clone(&controller.association);
+            info!(host = %association.host, subsystem = %association.subsystem,
+                  cntlid = association.cntlid, "host disconnected");
+            io.shared.registry.admin_closed(&association);
+        }
+    }
+
+    /// The connection is over. What waits for its blocks never begins; what a device has keeps its
+    /// blocks from later changes until it is home, and what it has not begun comes back before it
+    /// begins it, and with it its buffers. It may hang, and keep the rest for as long.
+    fn leave_devices(&mut self, io: &mut Io<'_>) {
+        for slot in 0..self.requests.count() {
+            let entry = &mut self.requests[slot];
+            match self.locks.take_waiting(entry) {
+                Some((_, op)) => {
+                    op.into_buf().into_iter().for_each(|buf| io.pool.give(buf));
+                    self.release(slot, io);
+                }
+                None => range_lock::orphan(entry, io),
+            }
+        }
+        let requests = abort::cancel_all(&mut self.requests);
+        if !requests.is_empty() {
+            io.disk.recall_all(&requests);
+        }
+    }
+
+    fn give_cells(&mut self, io: &mut Io<'_>) {
+        let cells = self.requests.iter_mut().filter_map(|entry| entry.cell.take());
+        cells.for_each(|cell| io.pool.give(cell));
+    }
+}

@@ -1,0 +1,145 @@
+//! Operations that change blocks, and those who must not be disturbed meanwhile
+//! ([`crate::sched::range_lock`]).
+
+use super::Io;
+use super::bad_blocks;
+use super::request::{Request, State, WaitReason};
+use super::requests::Requests;
+use crate::command::Plan;
+use crate::sched::range_lock::RangeLock;
+use crate::stats::Stage;
+use nvmfd_blockdev::{DeviceId, IoRequest};
+
+/// How an operation at a device stands with the others that change blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum LockState {
+    /// It changes none, or there is none.
+    #[default]
+    None,
+    /// It changes blocks, by byte offset and length, and nobody wanted to know.
+    Unclaimed(u64, u64),
+    /// The same, and a fused command waits until it is home.
+    Awaited(u64, u64),
+    /// It has claimed them, by this ticket.
+    Claimed(u64),
+}
+
+/// The requests of a queue pair that wait for their blocks.
+#[derive(Debug, Default)]
+pub(super) struct RangeLockState {
+    waiting: u16,
+}
+
+impl RangeLockState {
+    /// Whether an operation may go on that changes this range of bytes, or shall have one to itself.
+    #[inline]
+    pub(super) fn lock(
+        entry: &mut Request,
+        backing: DeviceId,
+        changes: Option<(u64, u64)>,
+        exclusive: Option<(u64, u64)>,
+        io: &Io<'_>,
+    ) -> bool {
+        let Some((at, len)) = exclusive.or(changes) else { return true };
+        if matches!(entry.lock, LockState::Claimed(_)) {
+            return true;
+        }
+        if exclusive.is_none() && !io.shared.range_locks.is_watching(backing) {
+            entry.lock = LockState::Unclaimed(at, len);
+            return true;
+        }
+        let alone = exclusive.is_some();
+        let lock = RangeLock { backing, at, len, alone, reactor: io.reactor };
+        let (ticket, granted) = io.shared.range_locks.claim(lock);
+        entry.lock = LockState::Claimed(ticket);
+        granted
+    }
+
+    /// An operation waits until its blocks are granted.
+    #[cold]
+    pub(super) fn wait(
+        &mut self,
+        entry: &mut Request,
+        waiting_op: (DeviceId, IoRequest),
+        now_ns: u64,
+    ) {
+        entry.clock.enter(Stage::Wait, now_ns);
+        entry.enter(State::Waiting(WaitReason::RangeLock));
+        entry.make_ext().waiting_op = Some(waiting_op);
+        self.waiting += 1;
+    }
+
+    /// Whether some request waits.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting > 0
+    }
+
+    /// What a request waits with, and waits no longer.
+    pub(super) fn take_waiting(&mut self, entry: &mut Request) -> Option<(DeviceId, IoRequest)> {
+        let waiting = entry.ext_mut()?.waiting_op.take()?;
+        self.waiting -= 1;
+        Some(waiting)
+    }
+}
+
+/// The connection is over: what a device has keeps its blocks from later changes until it is
+/// home.
+pub(super) fn orphan(entry: &mut Request, io: &Io<'_>) {
+    let locks = &io.shared.range_locks;
+    let (at, len) = match entry.lock {
+        LockState::None => return,
+        LockState::Claimed(ticket) => return locks.leave_claimed(ticket),
+        LockState::Unclaimed(at, len) | LockState::Awaited(at, len) => (at, len),
+    };
+    let Some(backing) = entry.plan.backing() else { return };
+    let lock = RangeLock { backing, at, len, alone: false, reactor: io.reactor };
+    let ticket = locks.leave(lock);
+    let before = std::mem::replace(&mut entry.lock, LockState::Claimed(ticket));
+    if let LockState::Awaited(..) = before {
+        // The fused command waits for its blocks from now on, where they are the same.
+        locks.settled();
+    }
+}
+
+/// The operation of a request that waits, where its blocks are granted to it.
+pub(super) fn granted<'a>(entry: &'a Request, io: &Io<'_>) -> Option<&'a IoRequest> {
+    let (_, op) = entry.ext()?.waiting_op.as_ref()?;
+    let LockState::Claimed(ticket) = entry.lock else { return None };
+    io.shared.range_locks.is_granted(ticket).then_some(op)
+}
+
+/// An operation is home: others may have its blocks. A fused command keeps them between its
+/// halves, and one that makes blocks readable until the marks are gone.
+#[inline]
+pub(super) fn end_op(entry: &mut Request, io: &Io<'_>) {
+    if entry.has_ext() {
+        let between = entry.fused_with().is_some() && matches!(entry.plan, Plan::Compare { .. });
+        if between || bad_blocks::keeps_lock(entry) {
+            return;
+        }
+    }
+    unlock(entry, io);
+}
+
+/// Gives up whatever claim a command has.
+#[inline]
+pub(super) fn unlock(entry: &mut Request, io: &Io<'_>) {
+    match std::mem::take(&mut entry.lock) {
+        LockState::None | LockState::Unclaimed(..) => {}
+        LockState::Awaited(..) => io.shared.range_locks.settled(),
+        LockState::Claimed(ticket) => io.shared.range_locks.give_up(ticket),
+    }
+}
+
+/// A fused command waits for all changes under way: how many there are here.
+pub(super) fn await_unclaimed(requests: &mut Requests) -> u32 {
+    let mut count = 0;
+    for entry in requests.iter_mut() {
+        if let LockState::Unclaimed(at, len) = entry.lock {
+            entry.lock = LockState::Awaited(at, len);
+            count += 1;
+        }
+    }
+    count
+}

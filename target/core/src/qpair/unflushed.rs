@@ -1,0 +1,63 @@
+//! What a host has written and not flushed ([`crate::subsystem::unflushed`]).
+
+use nvme::Status;
+
+use super::request::Request;
+use super::role::QueueRole;
+use crate::command::Plan;
+use nvmfd_blockdev::DeviceId;
+
+/// An operation of a command is home: whether the host has something to flush now. `is_open`: its
+/// connection is, so that it is told of a failure.
+#[inline]
+pub(super) fn note(role: &QueueRole, entry: &Request, outcome: Result<(), Status>, is_open: bool) {
+    let Some(association) = role.association() else { return };
+    let nsid = entry.sqe.nsid;
+    match (&entry.plan, outcome) {
+        (Plan::Store { fua: false, .. } | Plan::Zero { fua: false, .. }, Ok(()))
+        | (Plan::Deallocate { .. }, Ok(())) => association.unflushed.note_write(nsid),
+        (Plan::Copy { job, .. }, Ok(())) if !job.fua => association.unflushed.note_write(nsid),
+        (Plan::Flush { .. }, Err(status)) => end_failed_flush(role, nsid, status, is_open),
+        (Plan::ShutDown { backings, .. }, Err(status)) => {
+            let backing = backings.get(entry.step as usize);
+            if let Some(nsid) = backing.and_then(|backing| role.nsid_of(*backing)) {
+                end_failed_flush(role, nsid, status, is_open);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether a flush of this namespace may begin.
+///
+/// # Errors
+/// Write Fault: what the host has written before may be lost, and it does not know yet.
+pub(super) fn begin_flush(role: &QueueRole, nsid: u32) -> Result<(), Status> {
+    let unflushed = role.association().map(|association| &association.unflushed);
+    match unflushed.is_none_or(|unflushed| unflushed.begin_flush(nsid)) {
+        true => Ok(()),
+        false => Err(Status::WRITE_FAULT),
+    }
+}
+
+/// The same for one of the flushes of a shutdown.
+pub(super) fn begin_shutdown_flush(role: &QueueRole, backing: DeviceId) -> Result<(), Status> {
+    role.nsid_of(backing).map_or(Ok(()), |nsid| begin_flush(role, nsid))
+}
+
+/// One of the flushes of a shutdown has failed. The other devices are flushed all the same; the
+/// status of the controller says that not all were. The first is told, of this device.
+pub(super) fn fail_shutdown(entry: &mut Request) -> Option<Option<DeviceId>> {
+    let step = entry.step;
+    let Plan::ShutDown { backings, durable } = &mut entry.plan else { return None };
+    let backing = backings.get(step as usize).copied();
+    std::mem::replace(durable, false).then_some(backing)
+}
+
+fn end_failed_flush(role: &QueueRole, nsid: u32, status: Status, is_open: bool) {
+    let Some(association) = role.association() else { return };
+    let namespace = role.subsystem().and_then(|subsystem| subsystem.namespace(nsid).ok());
+    let failure = namespace.and_then(|namespace| namespace.health.sync_failure());
+    let reported = failure == Some(status) && is_open;
+    association.unflushed.end_failed_flush(nsid, reported);
+}

@@ -1,0 +1,698 @@
+//! Admission: the rules of Connect that need the registry.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nvme::fabrics::{
+    CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
+};
+use nvme::{Nqn, NqnError, Status};
+use rdma::{Source, limits};
+
+use super::{ControllerTable, DuplicateHosts, Entry, Registry, bar};
+use crate::auth::{Keys, Requirement};
+use crate::command::fabrics::ConnectError;
+use crate::controller::Limits;
+use crate::controller::association::{Association, next_id};
+use crate::diag::cause::Cause;
+use crate::subsystem::Subsystem;
+
+/// How long receives are kept for the I/O queues that a controller was promised: as long as a
+/// connection may take to its Connect.
+const KEPT: Duration = Duration::from_secs(30);
+
+/// How long a host may take to prove itself before others are given its room: far longer than the
+/// exchange takes.
+const PROOF: Duration = Duration::from_secs(5);
+
+/// Addresses and time of a Connect.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectContext {
+    /// The address by which it reached us.
+    pub local: SocketAddr,
+    /// Where it is.
+    pub source: IpAddr,
+    /// What the target allows everybody.
+    pub limits: Limits,
+    /// What its connection holds, as [`Registry::queue_opened`] has counted it.
+    pub held: Option<OpenQueue>,
+    /// The time.
+    pub now: Instant,
+}
+
+/// A queue, by what it holds.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenQueue {
+    /// The reactor that has it.
+    pub reactor: usize,
+    /// How many.
+    pub receives: u16,
+}
+
+/// Parameters of an admitted queue.
+#[derive(Debug)]
+pub struct Admitted {
+    /// Its association; a new one for an admin queue.
+    pub association: Arc<Association>,
+    /// The name by which the host called the subsystem; of discovery there may be two.
+    pub name: Nqn,
+    /// What it connects to, as its host sees it; none for discovery.
+    pub subsystem: Option<Arc<Subsystem>>,
+    /// What its controller may promise.
+    pub limits: Limits,
+    /// The host must prove itself before anything else.
+    pub authenticate: bool,
+    /// How many controller resets there were before it.
+    pub epoch: u16,
+}
+
+/// For whom an association makes room.
+struct Evictions {
+    /// Of the same host, which ends them once it has proved itself.
+    replaced: Vec<Arc<Association>>,
+    /// Whose hosts have not proved themselves in time.
+    displaced: Vec<Arc<Association>>,
+    /// Whose hosts nobody vouches for, and that have no I/O queues.
+    crowded: Vec<Arc<Association>>,
+}
+
+impl Evictions {
+    fn is_empty(&self) -> bool {
+        self.replaced.is_empty() && self.displaced.is_empty() && self.crowded.is_empty()
+    }
+
+    /// Ends them. Those of a host that has yet to prove itself end when it has done that.
+    fn end(&self, book: &ControllerTable, newcomer: &Candidate) {
+        if !newcomer.authenticate {
+            self.replaced.iter().for_each(|old| old.end(Cause::Replaced));
+        }
+        for old in &self.displaced {
+            let entry = book.associations.get(&old.id);
+            if entry.is_some_and(|entry| entry.source() == newcomer.source) {
+                old.blame();
+            }
+            old.end(Cause::TooManyClaims);
+        }
+        self.crowded.iter().for_each(|old| old.end(Cause::Crowded));
+    }
+}
+
+/// How many associations there may be of some kind.
+struct Limit {
+    most: usize,
+    /// So many of them of hosts that have yet to prove themselves.
+    claims: usize,
+    /// Why there is no room.
+    full: Cause,
+}
+
+/// Who asks for an association.
+struct Candidate {
+    source: Source,
+    now: Instant,
+    /// It has yet to prove itself.
+    authenticate: bool,
+}
+
+impl Registry {
+    /// Admits an admin queue.
+    ///
+    /// # Errors
+    /// The exact refusal, as the documents want it.
+    pub fn connect_admin(
+        &self,
+        data: &ConnectData,
+        visit: &ConnectContext,
+    ) -> Result<Admitted, ConnectError> {
+        if !matches!(data.cntlid, CNTLID_DYNAMIC | CNTLID_STATIC) {
+            let cause = Cause::BadControllerId;
+            return Err(ConnectError::parameter(cause, InvalidParameter::CNTLID));
+        }
+        let (name, host) = names(data)?;
+        let mut book = self.lock();
+        let subnqn = book.canonical(name);
+        let subsystem = book.exposed(&subnqn, &host, visit.local)?;
+        let authenticate = book.demand(&host, &subnqn)?;
+        let listener = book.listener(visit.local);
+        let states = listener.map(|listener| listener.ana).unwrap_or_default();
+        let association = Association::new(next_id(), 0, subnqn, host, data.hostid);
+        let mut association = association.via(visit.local, &states);
+        association.keep_alive_min_ms = listener.map_or(0, |listener| listener.keep_alive_min_ms);
+        let is_named = subsystem.is_some_and(|subsystem| subsystem.hosts.contains(&host));
+        association.anonymous = !authenticate && !is_named;
+        let source = Source::from(visit.source);
+        let newcomer = Candidate { source, now: visit.now, authenticate };
+        let room_made = book.check_room(self.controllers, &association, subsystem, &newcomer)?;
+        let cntlids = subsystem.map_or(1..=CNTLID_MAX, |s| s.offer.cntlids.clone());
+        if let Some(subsystem) = subsystem {
+            association.subsystem_usage = Arc::clone(&subsystem.usage);
+        }
+        let view = subsystem.map(|s| book.view(s, &host));
+        let whole = subsystem.cloned();
+        let mut limits = subsystem.map_or(visit.limits, |s| visit.limits.within(&s.offer));
+        if let Some(subsystem) = &whole {
+            association.unflushed = book.hosts.unflushed(&association, subsystem);
+        }
+        association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
+        // Nothing fails from here on.
+        visit.held.iter().for_each(|held| self.queue_admitted(*held));
+        // Promise no more I/O queues than there is memory for; the host takes what it gets.
+        let most_io_queues = limits.io_queues;
+        limits.io_queues = self.promise(&book, limits, association.anonymous, visit.now);
+        let association = Arc::new(association);
+        // No queue of its own can ask before this is set, and every later change finds it.
+        // It may be granted to delete what it does not see, so that counts as well.
+        whole.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
+        let claimed = match authenticate {
+            true => book.claims.note(source, visit.now),
+            false => visit.now,
+        };
+        let entry = Entry {
+            association: Arc::clone(&association),
+            qids: BTreeSet::new(),
+            authenticate,
+            view: view.clone(),
+            limits,
+            most_io_queues,
+            source: visit.source,
+            since: visit.now,
+            claimed,
+            kept_until: visit.now + KEPT,
+        };
+        if !room_made.is_empty() {
+            room_made.end(&book, &newcomer);
+            self.wake_reactors();
+        }
+        book.associations.insert(association.id, entry);
+        let epoch = association.epoch();
+        Ok(Admitted { association, name, subsystem: view, limits, authenticate, epoch })
+    }
+
+    /// Admits an I/O queue of an existing association.
+    ///
+    /// # Errors
+    /// The exact refusal, as the documents want it.
+    pub fn connect_io(
+        &self,
+        connect: &Connect,
+        data: &ConnectData,
+        visit: &ConnectContext,
+    ) -> Result<Admitted, ConnectError> {
+        let (name, host) = names(data)?;
+        let mut book = self.lock();
+        let subnqn = book.canonical(name);
+        book.exposed(&subnqn, &host, visit.local)?;
+        let known = |e: &&mut Entry| {
+            let a = &e.association;
+            // All queues of a controller are at one port.
+            let here = a.local == visit.local;
+            here && a.cntlid == data.cntlid
+                && a.subsystem == subnqn
+                && a.host == host
+                && !a.is_closed()
+        };
+        // Whoever need not prove anything could have come in just as well, with an admin queue.
+        let is_late = matches!(book.keyring.demand(&host, &subnqn), Requirement::Nothing);
+        let unknown = || ConnectError { is_late, ..unknown_controller() };
+        let entry = book.associations.values_mut().find(known).ok_or_else(unknown)?;
+        if entry.association.host_id != data.hostid {
+            return Err(ConnectError::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
+        }
+        let granted = entry.association.granted_queues();
+        // Before anything that a reset ends.
+        let epoch = entry.association.epoch();
+        // A discovery controller has no I/O queues at all.
+        if entry.view.is_none() || !entry.association.is_ready() || connect.qid > granted {
+            return Err(ConnectError::parameter(Cause::BadQueueId, InvalidParameter::QID));
+        }
+        if connect.sqsize_z >= entry.limits.queue_depth {
+            return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
+        }
+        // What only claims to be the host's is not in the way of what proves it.
+        let is_free = match entry.authenticate {
+            true => !entry.qids.contains(&connect.qid),
+            false => entry.take(connect.qid),
+        };
+        if !is_free {
+            return Err(queue_in_use());
+        }
+        let (association, authenticate) = (Arc::clone(&entry.association), entry.authenticate);
+        if let (false, Some(held)) = (authenticate, visit.held) {
+            self.queue_admitted(held);
+        }
+        let (subsystem, limits) = (entry.view.clone(), entry.limits);
+        Ok(Admitted { association, name, subsystem, limits, authenticate, epoch })
+    }
+
+    /// A host has proved itself on an I/O queue, which has its id from now on; `epoch`: the resets
+    /// before its Connect.
+    ///
+    /// # Errors
+    /// The queue must close: another one had proved itself before, or its controller was reset or is
+    /// gone.
+    pub fn io_proved(
+        &self,
+        association: &Association,
+        qid: u16,
+        epoch: u16,
+        held: Option<OpenQueue>,
+    ) -> Result<(), ConnectError> {
+        let mut book = self.lock();
+        let entry = book.associations.get_mut(&association.id);
+        let is_there = !association.is_closed() && association.epoch() == epoch;
+        let Some(entry) = entry.filter(|_| is_there) else { return Err(unknown_controller()) };
+        if !entry.take(qid) {
+            return Err(queue_in_use());
+        }
+        held.iter().for_each(|held| self.queue_admitted(*held));
+        association.note_proof();
+        Ok(())
+    }
+
+    /// Which of the keys that an association's host has had since it is there this is, counted as
+    /// [`Association::key_changes`] does; none where it is one of before.
+    pub fn key_number(&self, association: &Association, keys: &Keys) -> Option<u32> {
+        // Nobody replaces keys meanwhile.
+        let book = self.lock();
+        let current = book.keyring.keys(&association.host)?;
+        current.host.is(&keys.host).then(|| association.key_changes())
+    }
+
+    /// A host has proved itself, and so what its subsystem says of hosts that come twice applies
+    /// now: a mere claim ends nobody's association.
+    pub fn proved(&self, association: &Association) {
+        let closed = {
+            let mut book = self.lock();
+            if association.is_closed() {
+                return;
+            }
+            if let Some(source) = book.associations.get(&association.id).map(Entry::source) {
+                book.claims.forget(source);
+            }
+            association.set_proved();
+            association.note_proof();
+            let Some(subsystem) = book.subsystems.get(&association.subsystem) else { return };
+            let others: Vec<_> = book.duplicates(association).collect();
+            match subsystem.offer.duplicates {
+                DuplicateHosts::Replace => {
+                    others.iter().for_each(|old| old.end(Cause::Replaced));
+                }
+                DuplicateHosts::Refuse if !others.is_empty() => {
+                    association.end(Cause::DuplicateHost);
+                }
+                DuplicateHosts::Refuse | DuplicateHosts::Allow => {}
+            }
+            !others.is_empty()
+        };
+        if closed {
+            self.wake_reactors();
+        }
+    }
+
+    /// Another host, by name, that uses the same subsystem with the same host identifier, by which
+    /// reservations know it.
+    #[must_use]
+    pub fn twin(&self, association: &Association) -> Option<Nqn> {
+        let is_twin = |a: &Association| {
+            a.host != association.host
+                && a.host_id == association.host_id
+                && a.subsystem == association.subsystem
+        };
+        let book = self.lock();
+        let settled = book.associations.values().filter(|e| e.view.is_some() && !e.is_claim());
+        let mut hosts = settled.map(|e| &e.association).filter(|a| is_twin(a) && !a.is_closed());
+        hosts.next().map(|a| a.host)
+    }
+
+    /// Receives of the I/O queues that the controllers of each source were promised and have not
+    /// connected. A source without any is left out.
+    #[must_use]
+    pub fn promised_receives(&self, now: Instant) -> BTreeMap<Source, u32> {
+        let book = self.lock();
+        let mut promised = BTreeMap::new();
+        for entry in book.associations.values() {
+            let kept = entry.kept_receives(now);
+            if kept > 0 {
+                *promised.entry(entry.source()).or_insert(0) += kept;
+            }
+        }
+        promised
+    }
+
+    /// How many I/O queues one more controller may have: no more than there is memory for; the host
+    /// takes what it gets.
+    fn promise(
+        &self,
+        book: &ControllerTable,
+        limits: Limits,
+        anonymous: bool,
+        now: Instant,
+    ) -> u16 {
+        self.room(book, limits.queue_depth, anonymous, now).clamp(1, limits.io_queues)
+    }
+
+    /// How many I/O queues the controller of a host may have that is about to have proved its name.
+    /// Nothing was kept for it while it only claimed that, so it is told only now. None where it had
+    /// proved it before.
+    #[must_use]
+    pub fn promise_again(&self, association: &Association, now: Instant) -> Option<u16> {
+        let mut book = self.lock();
+        if association.is_proved() {
+            return None;
+        }
+        let entry = book.associations.get(&association.id)?;
+        let most = Limits { io_queues: entry.most_io_queues, ..entry.limits };
+        let io_queues = self.promise(&book, most, false, now);
+        let entry = book.associations.get_mut(&association.id)?;
+        entry.limits.io_queues = io_queues;
+        entry.kept_until = now + KEPT;
+        Some(io_queues)
+    }
+
+    /// How many I/O queues of `depth` entries one more controller may have: what there is memory and
+    /// queue pairs for beside what others have and were promised. Hosts that nobody vouches for are
+    /// promised half each and three quarters together, so that they cannot keep others out by
+    /// connecting. Connections that are not admitted do not count: they are what was promised, or give
+    /// way to it.
+    fn room(&self, book: &ControllerTable, depth: u16, anonymous: bool, now: Instant) -> u16 {
+        let depth = u32::from(depth.max(1));
+        let kept = |all: bool| -> u32 {
+            let entries = book.associations.values();
+            let own = entries.filter(|entry| all || entry.association.anonymous);
+            own.map(|entry| entry.kept_receives(now)).sum()
+        };
+        let left = |load: u32| self.receives.saturating_sub(load);
+        let counts = self.loads.iter().zip(&self.unadmitted);
+        let loads = counts.map(|(load, unadmitted)| {
+            let unadmitted = unadmitted.load(Ordering::Relaxed);
+            load.load(Ordering::Relaxed).saturating_sub(unadmitted)
+        });
+        let free: u32 = loads.map(|load| left(load) / depth).sum();
+        let mut queues = free.saturating_sub(kept(true).div_ceil(depth));
+        if anonymous {
+            let receives = self.receives.saturating_mul(self.loads.len() as u32);
+            let left = (receives / 4 * 3).saturating_sub(kept(false));
+            queues = queues.min(receives / 2 / depth).min(left / depth);
+        }
+        let pairs = limits::QUEUE_PAIRS.saturating_mul(self.loads.len().max(1) as u32);
+        let used: u32 = book.associations.values().map(|entry| entry.queue_pairs(now)).sum();
+        queues.min(pairs.saturating_sub(used + 1)).try_into().unwrap_or(u16::MAX)
+    }
+}
+
+impl Limit {
+    /// So many, and half as many claims.
+    fn to(most: usize, full: Cause) -> Limit {
+        Limit { most, claims: most.div_ceil(2), full }
+    }
+
+    /// Those of a subsystem.
+    fn of(subsystem: &Subsystem) -> impl Iterator<Item = Limit> {
+        let own = subsystem.offer.controllers;
+        let own = own.map(|most| Limit::to(most.into(), Cause::SubsystemFull));
+        let ids = subsystem.offer.cntlids.len();
+        let ids = Limit { most: ids, claims: usize::MAX, full: Cause::NoControllerId };
+        own.into_iter().chain([ids])
+    }
+}
+
+impl Entry {
+    /// Where its host is, as far as shares go.
+    pub(super) fn source(&self) -> Source {
+        self.source.into()
+    }
+
+    /// Its host has yet to prove itself.
+    fn is_claim(&self) -> bool {
+        self.authenticate && !self.association.is_proved()
+    }
+
+    /// Nobody vouches for its host, and it has no I/O queues.
+    fn is_idle_stranger(&self) -> bool {
+        self.association.anonymous && self.association.io_queues() == 0
+    }
+
+    /// An I/O queue has this id from now on, unless another one has it.
+    fn take(&mut self, qid: u16) -> bool {
+        let is_free = self.qids.insert(qid);
+        if is_free {
+            self.association.count_io_queue(true);
+        }
+        is_free
+    }
+
+    /// Receives of the I/O queues that it was promised and has not opened.
+    fn kept_receives(&self, now: Instant) -> u32 {
+        u32::from(self.kept_queues(now)) * u32::from(self.limits.queue_depth)
+    }
+
+    /// Queue pairs that it has, and those of the I/O queues that it was promised.
+    fn queue_pairs(&self, now: Instant) -> u32 {
+        1 + u32::from(self.association.io_queues()) + u32::from(self.kept_queues(now))
+    }
+
+    /// I/O queues that it was promised and has not opened. Nothing is kept for who only claims to be
+    /// somebody.
+    fn kept_queues(&self, now: Instant) -> u16 {
+        if self.is_claim() {
+            return 0;
+        }
+        if self.view.is_none() || now >= self.kept_until || self.association.is_closed() {
+            return 0;
+        }
+        let granted = self.association.granted_queues();
+        let promised = if granted == 0 { self.limits.io_queues } else { granted };
+        promised.saturating_sub(self.association.io_queues())
+    }
+}
+
+impl ControllerTable {
+    /// The one name by which the registry knows discovery.
+    fn canonical(&self, name: Nqn) -> Nqn {
+        if name == self.discovery.nqn { Nqn::DISCOVERY } else { name }
+    }
+
+    /// The subsystem of this name that a host may use where it has come; none for discovery.
+    fn exposed(
+        &self,
+        subnqn: &Nqn,
+        host: &Nqn,
+        local: SocketAddr,
+    ) -> Result<Option<&Arc<Subsystem>>, ConnectError> {
+        let listener = self.listener(local);
+        if self.listeners.is_some() && listener.is_none() {
+            // It is just going, or coming back: who is told never to come again by a fault of the
+            // moment gives its path up for good. Who was let in would not be ended with it.
+            return Err(ConnectError::busy(Cause::NotOffered));
+        }
+        if *subnqn == Nqn::DISCOVERY {
+            return Ok(None);
+        }
+        // At a listener that does not offer it there is no such subsystem.
+        let unknown = |cause| ConnectError::parameter(cause, InvalidParameter::SUBNQN);
+        let subsystem = self.subsystems.get(subnqn);
+        let subsystem = subsystem.ok_or_else(|| unknown(Cause::UnknownSubsystem))?;
+        if !subsystem.offer.is_at(listener.map(|listener| listener.id)) {
+            return Err(unknown(Cause::NotOffered));
+        }
+        match subsystem.admits(host) {
+            true => Ok(Some(subsystem)),
+            false => Err(ConnectError::host(Cause::HostNotAllowed)),
+        }
+    }
+
+    /// Whether a host must prove itself; refused when it would have to and cannot.
+    fn demand(&self, host: &Nqn, subnqn: &Nqn) -> Result<bool, ConnectError> {
+        match self.keyring.demand(host, subnqn) {
+            Requirement::Nothing => Ok(false),
+            Requirement::Proof => Ok(true),
+            Requirement::Impossible => Err(ConnectError::host(Cause::NoKey)),
+        }
+    }
+
+    /// Whether there is room for one more association, and for whom it is made.
+    fn check_room(
+        &self,
+        controllers: usize,
+        new: &Association,
+        subsystem: Option<&Arc<Subsystem>>,
+        newcomer: &Candidate,
+    ) -> Result<Evictions, ConnectError> {
+        let duplicates = subsystem.map_or(DuplicateHosts::Allow, |s| s.offer.duplicates);
+        let replaced: Vec<_> = match duplicates {
+            DuplicateHosts::Allow => Vec::new(),
+            DuplicateHosts::Replace => self.duplicates(new).cloned().collect(),
+            DuplicateHosts::Refuse if self.duplicates(new).next().is_some() => {
+                return Err(ConnectError::busy(Cause::DuplicateHost));
+            }
+            DuplicateHosts::Refuse => Vec::new(),
+        };
+        let stays = |e: &&Entry| !replaced.iter().any(|old| old.id == e.association.id);
+        // Discovery controllers have a budget of their own: they must not keep disks away.
+        let alike = |e: &&Entry| e.view.is_none() == subsystem.is_none() && stays(e);
+        let mut going: Vec<Arc<Association>> = Vec::new();
+        for limit in subsystem.iter().flat_map(|s| Limit::of(s)) {
+            let goes = |e: &&Entry| going.iter().any(|old| old.id == e.association.id);
+            let of = |e: &&Entry| e.association.subsystem == new.subsystem && stays(e) && !goes(e);
+            let more = self.make_room(of, &limit, newcomer)?;
+            going.extend(more);
+        }
+        let goes = |e: &&Entry| going.iter().any(|old| old.id == e.association.id);
+        let rest = |e: &&Entry| alike(e) && !goes(e);
+        let all = Limit::to(controllers, Cause::TooManyControllers);
+        let more = self.make_room(rest, &all, newcomer)?;
+        going.extend(more);
+        let (crowded, displaced) = going.into_iter().partition(|old| old.anonymous);
+        Ok(Evictions { replaced, displaced, crowded })
+    }
+
+    /// There may be so many associations among `of`, and so many whose hosts have yet to prove
+    /// themselves. Where there are, one of those makes room, as whoever only claims a name keeps
+    /// nobody away: the oldest of the address with the most of them. Not one that may be about to
+    /// succeed, unless its address has two more than that of the newcomer: hosts that come together
+    /// would end each other.
+    fn make_room(
+        &self,
+        of: impl Fn(&&Entry) -> bool,
+        limit: &Limit,
+        newcomer: &Candidate,
+    ) -> Result<Option<Arc<Association>>, ConnectError> {
+        let Limit { most, claims: most_claims, full } = *limit;
+        // Who has been ended is gone in a moment.
+        let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
+        let claims: Vec<&Entry> = live.clone().filter(|e| e.is_claim()).collect();
+        let is_full = live.count() >= most;
+        let is_crowded = newcomer.authenticate && claims.len() >= most_claims;
+        if !is_full && !is_crowded {
+            return Ok(None);
+        }
+        let mut counts = BTreeMap::new();
+        for entry in &claims {
+            *counts.entry(entry.source()).or_insert(0) += 1;
+        }
+        let count_of = |source| counts.get(&source).copied().unwrap_or(0);
+        let own = count_of(newcomer.source);
+        let may_go = |e: &&&Entry| {
+            let is_slow = newcomer.now.saturating_duration_since(e.claimed) >= PROOF;
+            count_of(e.source()) > own + 1 || is_slow && count_of(e.source()) >= own
+        };
+        let goes = claims.iter().filter(may_go);
+        let goes = goes.max_by_key(|e| (count_of(e.source()), Reverse(e.since)));
+        // The id of another one is not free before it has ended.
+        let missed = || match full {
+            Cause::NoControllerId => None,
+            _ => self.least_missed(&of, most, newcomer),
+        };
+        match goes.copied().or_else(missed) {
+            Some(entry) => Ok(Some(Arc::clone(&entry.association))),
+            None => Err(ConnectError::busy(if is_full { full } else { Cause::TooManyClaims })),
+        }
+    }
+
+    /// Of the associations among `of` whose hosts nobody vouches for and that have no I/O queues, the
+    /// oldest of the source with the most of them; of the newcomer's own where no other has more.
+    /// Those whose I/O queues may be on their way have time for that, unless they are of another
+    /// source that has more than half of all.
+    fn least_missed(
+        &self,
+        of: impl Fn(&&Entry) -> bool,
+        most: usize,
+        newcomer: &Candidate,
+    ) -> Option<&Entry> {
+        let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
+        let idle: Vec<&Entry> = live.filter(|e| e.is_idle_stranger()).collect();
+        let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
+        for entry in &idle {
+            *counts.entry(entry.source()).or_insert(0) += 1;
+        }
+        let rank = |source: &Source| (counts.get(source).copied(), *source == newcomer.source);
+        let source = counts.keys().max_by_key(|source| rank(source)).copied()?;
+        let is_half = counts.get(&source).is_some_and(|count| *count > most / 2);
+        let hurries = source != newcomer.source && is_half;
+        let may_go = |e: &&Entry| {
+            let has_time = e.view.is_some() && newcomer.now < e.kept_until;
+            e.source() == source && (hurries || !has_time)
+        };
+        idle.into_iter().filter(may_go).min_by_key(|e| e.since)
+    }
+
+    /// Other associations of the same host with the same subsystem, by the same address; not those
+    /// whose host has yet to prove itself.
+    fn duplicates(&self, new: &Association) -> impl Iterator<Item = &Arc<Association>> {
+        let (host, subsystem, local) = (new.host, new.subsystem, new.local);
+        let (host_id, id) = (new.host_id, new.id);
+        let entries = self.associations.values();
+        let settled = entries.filter(|e| !e.is_claim());
+        settled.map(|e| &e.association).filter(move |a| {
+            a.id != id
+                && a.host == host
+                && a.host_id == host_id
+                && a.subsystem == subsystem
+                && a.local == local
+                && !a.is_closed()
+        })
+    }
+
+    /// What a host sees of a subsystem; one for all of its controllers.
+    fn view(&self, subsystem: &Arc<Subsystem>, host: &Nqn) -> Arc<Subsystem> {
+        if subsystem.is_the_same_for_all() {
+            return Arc::clone(subsystem);
+        }
+        let of =
+            |e: &&Entry| e.association.subsystem == subsystem.nqn && e.association.host == *host;
+        let view = self.associations.values().find(of).and_then(|e| e.view.clone());
+        view.unwrap_or_else(|| subsystem.seen_by(host))
+    }
+
+    /// A controller id that no live controller of the subsystem has; old ones are not reused soon.
+    /// That of a claim is free with its end: nothing has ever run under it. `displaced` are about to
+    /// end.
+    fn free_cntlid(
+        &mut self,
+        subnqn: &Nqn,
+        range: RangeInclusive<u16>,
+        displaced: &[Arc<Association>],
+    ) -> Result<u16, ConnectError> {
+        let has_one = |e: &&Entry| {
+            let a = &e.association;
+            let ends = a.is_closed() || displaced.iter().any(|old| old.id == a.id);
+            a.subsystem == *subnqn && !(ends && e.is_claim())
+        };
+        let live = self.associations.values().filter(has_one);
+        let taken: BTreeSet<u16> = live.map(|e| e.association.cntlid).collect();
+        let last = self.last_cntlids.entry(*subnqn).or_insert(*range.end());
+        let after = range.clone().filter(|id| *id > *last);
+        let free = after.chain(range.clone()).find(|id| !taken.contains(id));
+        let found = free.ok_or(ConnectError::busy(Cause::NoControllerId))?;
+        *last = found;
+        Ok(found)
+    }
+}
+
+/// An I/O queue has no controller.
+fn unknown_controller() -> ConnectError {
+    ConnectError::parameter(Cause::UnknownController, InvalidParameter::CNTLID)
+}
+
+/// An I/O queue has an id that another one has.
+fn queue_in_use() -> ConnectError {
+    ConnectError::new(Cause::QueueInUse, Status::COMMAND_SEQUENCE_ERROR.with_dnr())
+}
+
+/// The two names of Connect data, each with its own refusal.
+fn names(data: &ConnectData) -> Result<(Nqn, Nqn), ConnectError> {
+    let unnamed = |cause, field| ConnectError::parameter(cause, field);
+    let (subnqn, host) = (data.subnqn(), data.hostnqn());
+    let subnqn = subnqn.map_err(|_| unnamed(Cause::BadSubsystemName, InvalidParameter::SUBNQN))?;
+    let host = match host {
+        // SPDK's `perf` sends none. Whoever admits all hosts admits it; no list and no key can name it.
+        Err(NqnError::Empty) => Nqn::UNNAMED,
+        host => host.map_err(|_| unnamed(Cause::BadHostName, InvalidParameter::HOSTNQN))?,
+    };
+    Ok((subnqn, host))
+}

@@ -1,0 +1,83 @@
+//! Lists controllers and hosts, for monitoring.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Entry, Registry};
+use crate::controller::association::Association;
+use crate::diag::cause::Cause;
+use crate::subsystem::Subsystem;
+
+/// One controller, and so one association, as it is at a moment.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    /// What its queues share.
+    pub association: Arc<Association>,
+    /// Where its host is.
+    pub source: IpAddr,
+    /// When it was admitted.
+    pub since: Instant,
+    /// Its host has to prove itself, and [`Association::is_proved`] says whether it has.
+    pub authenticate: bool,
+    /// It is one of the discovery service.
+    pub discovery: bool,
+    /// Entries of an I/O queue that it may have.
+    pub queue_depth: u16,
+}
+
+impl Registry {
+    /// All controllers, in the order in which they came.
+    #[must_use]
+    pub fn controllers(&self) -> Vec<Controller> {
+        let mut all: Vec<_> = self.lock().associations.values().map(Controller::of).collect();
+        all.sort_by_key(|controller| controller.association.id);
+        all
+    }
+
+    /// Ends one association, by its id: its connections close, and its host may connect again.
+    /// None when there is none.
+    pub fn disconnect(&self, id: u64) -> Option<Controller> {
+        let controller = self.controller(id)?;
+        controller.association.end(Cause::Disconnected);
+        self.wake_reactors();
+        Some(controller)
+    }
+
+    /// Gives one controller a fatal error, by the id of its association. None when there is none.
+    pub fn fail(&self, id: u64) -> Option<Controller> {
+        let controller = self.controller(id)?;
+        controller.association.order_fatal_error();
+        self.wake_reactors();
+        Some(controller)
+    }
+
+    fn controller(&self, id: u64) -> Option<Controller> {
+        self.lock().associations.get(&id).map(Controller::of)
+    }
+
+    /// All subsystems that are served, by their names.
+    #[must_use]
+    pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
+        self.lock().subsystems.values().cloned().collect()
+    }
+
+    /// The addresses of listeners, without those that are awaited.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.lock().listeners().iter().map(|listener| listener.address).collect()
+    }
+}
+
+impl Controller {
+    fn of(entry: &Entry) -> Controller {
+        Controller {
+            association: Arc::clone(&entry.association),
+            source: entry.source,
+            since: entry.since,
+            authenticate: entry.authenticate,
+            discovery: entry.view.is_none(),
+            queue_depth: entry.limits.queue_depth,
+        }
+    }
+}

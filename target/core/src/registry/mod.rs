@@ -1,0 +1,509 @@
+//! The registry: subsystems, listeners, associations, and the load of each reactor. Locked when a
+//! queue connects or closes and when the configuration changes; never on I/O.
+
+mod connect;
+mod discovery;
+mod hosts;
+mod list;
+mod prepared;
+mod shutdown;
+mod unauthenticated;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nvme::Nqn;
+use nvme::auth::PrivateKey;
+use nvme::reservation::NotificationType;
+use zeroize::Zeroizing;
+
+use crate::auth::{Keyring, Requirement, Start, Throttle};
+use crate::controller::Limits;
+use crate::controller::association::Association;
+use crate::diag::cause::Cause;
+use crate::message::{Message, Sender};
+use crate::sched::DrainBarrier;
+use crate::sched::abort::{AbortRequest, AbortToken};
+use crate::subsystem::reservation::{HostId, Reservation};
+use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
+
+pub use connect::{Admitted, ConnectContext, OpenQueue};
+use hosts::Hosts;
+pub use list::Controller;
+pub use prepared::Reached;
+use unauthenticated::UnauthenticatedHosts;
+
+/// The shared book of the target.
+#[derive(Debug)]
+pub struct Registry {
+    book: Mutex<ControllerTable>,
+    reactors: Vec<Sender>,
+    /// Receive buffers in use on each reactor, for placing the next queue.
+    loads: Vec<AtomicU32>,
+    /// Those of them that connections hold which are not admitted yet. They give way to what was
+    /// promised, or are what was promised.
+    unadmitted: Vec<AtomicU32>,
+    /// Receive buffers that I/O queues may use on each reactor.
+    receives: u32,
+    /// Most associations at once.
+    controllers: usize,
+    /// What takes long shall end.
+    halting: AtomicBool,
+}
+
+/// A change of the served subsystems.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// Where hosts can come, if elsewhere than before.
+    pub listeners: Option<Vec<ListenerConfig>>,
+    /// Those that are no longer among them have lost their device.
+    pub lost: bool,
+    /// What discovery tells besides, if not as before.
+    pub discovery: Option<DiscoveryConfig>,
+    /// New subsystems, and those that are not as before.
+    pub subsystems: Vec<Arc<Subsystem>>,
+    /// Subsystems that are no longer there.
+    pub gone: Vec<Nqn>,
+}
+
+#[derive(Debug, Default)]
+struct ControllerTable {
+    subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
+    /// Where hosts can come. None before anybody has said so: then nobody asks.
+    listeners: Option<Vec<ListenerConfig>>,
+    /// Where somebody listens already, for a change that is not in force.
+    prepared: Vec<ListenerConfig>,
+    discovery: DiscoveryConfig,
+    generation: u64,
+    /// The target is about to stop: discovery tells of no subsystem.
+    leaving: bool,
+    associations: HashMap<u64, Entry>,
+    hosts: Hosts,
+    /// The controller id that each subsystem gave last.
+    last_cntlids: BTreeMap<Nqn, u16>,
+    keyring: Arc<Keyring>,
+    throttle: Throttle,
+    claims: UnauthenticatedHosts,
+    /// The sequence number of the last challenge.
+    seqnum: u32,
+}
+
+#[derive(Debug)]
+struct Entry {
+    association: Arc<Association>,
+    qids: BTreeSet<u16>,
+    /// Its host must prove itself.
+    authenticate: bool,
+    /// What its host sees of the subsystem; none for discovery.
+    view: Option<Arc<Subsystem>>,
+    /// What it was promised.
+    limits: Limits,
+    /// I/O queues that the target and its subsystem allow it, where there is memory for them.
+    most_io_queues: u16,
+    /// Where its host is.
+    source: IpAddr,
+    /// When it was admitted.
+    since: Instant,
+    /// Since when hosts at its address have claimed names without proving any.
+    claimed: Instant,
+    /// Until when receives are kept for the I/O queues that it has not opened yet.
+    kept_until: Instant,
+}
+
+impl Registry {
+    /// An empty book for these reactors, with room for `controllers` associations at once and
+    /// `receives` buffers for I/O queues on each reactor.
+    #[must_use]
+    pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
+        let counts = || reactors.iter().map(|_| AtomicU32::new(0)).collect();
+        let (loads, unadmitted) = (counts(), counts());
+        let controllers = controllers.into();
+        Registry {
+            book: Mutex::default(),
+            reactors,
+            loads,
+            unadmitted,
+            receives,
+            controllers,
+            halting: AtomicBool::new(false),
+        }
+    }
+
+    /// An I/O queue has closed and all its work is home.
+    pub fn io_closed(&self, association: &Association, qid: u16) {
+        association.count_io_queue(false);
+        if let Some(entry) = self.lock().associations.get_mut(&association.id) {
+            entry.qids.remove(&qid);
+        }
+    }
+
+    /// The admin queue has closed: the association is over, and so are its I/O queues.
+    pub fn admin_closed(&self, association: &Association) {
+        association.close();
+        self.lock().associations.remove(&association.id);
+        self.wake_reactors();
+    }
+
+    /// Publishes a new or changed subsystem to everyone.
+    pub fn publish(&self, subsystem: Arc<Subsystem>) {
+        self.change(Change { subsystems: vec![subsystem], ..Change::default() });
+    }
+
+    /// Withdraws a subsystem: its hosts are disconnected.
+    pub fn withdraw(&self, nqn: &Nqn) {
+        self.change(Change { gone: vec![*nqn], ..Change::default() });
+    }
+
+    /// Sets where hosts can come.
+    pub fn set_listeners(&self, listeners: Vec<ListenerConfig>) {
+        self.change(Change { listeners: Some(listeners), ..Change::default() });
+    }
+
+    /// Changes what is served, all at once. Hosts that may not use a subsystem any more, or not
+    /// where they have come to us, are disconnected.
+    pub fn change(&self, change: Change) {
+        let mut in_use = BTreeMap::new();
+        let told = {
+            let mut book = self.lock();
+            let told = book.adopt(&change);
+            book.generation += u64::from(told);
+            book.renew(&change, &mut in_use);
+            told
+        };
+        for reactor in &self.reactors {
+            for subsystem in in_use.values() {
+                reactor.send(Message::Subsystem(Arc::clone(subsystem)));
+            }
+            if told {
+                reactor.send(Message::DiscoveryChanged);
+            }
+        }
+        self.wake_reactors();
+    }
+
+    /// Replaces the secrets and the rules of authentication. Hosts that must prove themselves now
+    /// and have not had to, or whose key is gone, are disconnected; those that have another one have
+    /// some time to prove themselves with it. Returns what has changed, one line each.
+    pub fn set_keyring(&self, mut keyring: Keyring) -> Vec<String> {
+        let changes = {
+            let mut book = self.lock();
+            keyring.revoke(book.keyring.known());
+            let changes = keyring.differences(&book.keyring);
+            let old = std::mem::replace(&mut book.keyring, Arc::new(keyring));
+            for entry in book.associations.values() {
+                let a = &entry.association;
+                let is_stale = entry.authenticate && book.keyring.differs_for(&a.host, &old);
+                match book.keyring.keys(&a.host) {
+                    Some(_) if is_stale => a.note_key_change(),
+                    None if is_stale => a.end(Cause::KeyChanged),
+                    _ => {}
+                }
+                match book.keyring.demand(&a.host, &a.subsystem) {
+                    Requirement::Proof if !entry.authenticate => a.end(Cause::KeyChanged),
+                    Requirement::Impossible => a.end(Cause::KeyChanged),
+                    Requirement::Proof | Requirement::Nothing => {}
+                }
+            }
+            changes
+        };
+        self.wake_reactors();
+        changes
+    }
+
+    /// The hosts that have or have had keys, as they are to be kept.
+    #[must_use]
+    pub fn keyed_hosts(&self) -> BTreeSet<Nqn> {
+        self.lock().keyring.known()
+    }
+
+    /// What a new exchange with `host` needs; none when it has no key, or there are no random
+    /// numbers to be had.
+    #[must_use]
+    pub fn start_exchange(&self, host: &Nqn) -> Option<Start> {
+        let mut random = Zeroizing::new([0; 64 + PrivateKey::BYTES + 4]);
+        getrandom::fill(&mut *random).ok()?;
+        let (challenge, rest) = random.split_first_chunk()?;
+        let (private, rest) = rest.split_first_chunk()?;
+        let first = rest.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))?;
+        let mut book = self.lock();
+        let keys = book.keyring.keys(host)?;
+        let last = if book.seqnum == 0 { first } else { book.seqnum };
+        book.seqnum = last.wrapping_add(1).max(1);
+        let (policy, seqnum) = (book.keyring.policy_of(host), book.seqnum);
+        Some(Start {
+            keys,
+            policy,
+            challenge: *challenge,
+            private: PrivateKey::new(*private),
+            seqnum,
+        })
+    }
+
+    /// Notes that a host at an address has not proved itself.
+    pub fn note_failed_proof(&self, from: IpAddr, host: Nqn, now: Instant) {
+        self.lock().throttle.note(from, host, now);
+    }
+
+    /// Whether a host at an address has failed to prove itself too often.
+    #[must_use]
+    pub fn is_throttled(&self, from: IpAddr, host: &Nqn, now: Instant) -> bool {
+        self.lock().throttle.is_closed(from, host, now)
+    }
+
+    /// The subsystem of this name.
+    #[must_use]
+    pub fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
+        self.lock().subsystems.get(nqn).cloned()
+    }
+
+    /// What the host of an association sees of its subsystem; none for discovery.
+    #[must_use]
+    pub fn view(&self, association: &Association) -> Option<Arc<Subsystem>> {
+        self.lock().associations.get(&association.id)?.view.clone()
+    }
+
+    /// How many associations there are.
+    #[must_use]
+    pub fn associations(&self) -> usize {
+        self.lock().associations.len()
+    }
+
+    /// The live controllers of a subsystem, by ascending id, each with its host.
+    #[must_use]
+    pub fn controllers_of(&self, nqn: &Nqn) -> Vec<(u16, Nqn)> {
+        let book = self.lock();
+        let live = book.associations.values().filter(|e| e.view.is_some());
+        let live = live.map(|e| &e.association).filter(|a| a.subsystem == *nqn && !a.is_closed());
+        let mut found: Vec<(u16, Nqn)> = live.map(|a| (a.cntlid, a.host)).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Tells all controllers that a namespace is not what it was, where no new snapshot says so.
+    pub fn announce(&self, nqn: &Nqn, nsid: u32) {
+        for entry in self.lock().associations.values() {
+            let sees = |view: &Arc<Subsystem>| view.namespace(nsid).is_ok();
+            if entry.association.subsystem == *nqn && entry.view.as_ref().is_some_and(sees) {
+                entry.association.changes.tell(nsid);
+            }
+        }
+        self.wake_reactors();
+    }
+
+    /// Has every controller heed a reservation as it is now, if it is still served.
+    pub fn apply_reservation(&self, reservation: &Arc<Reservation>) {
+        let book = self.lock();
+        let Some(subsystem) = book.subsystems.get(&reservation.subsystem) else { return };
+        let Ok(namespace) = subsystem.namespace(reservation.nsid) else { return };
+        if namespace.reservation == *reservation {
+            let of = |e: &&Entry| e.association.subsystem == subsystem.nqn;
+            let namespaces = std::slice::from_ref(namespace);
+            book.associations.values().filter(of).for_each(|e| bar(&e.association, namespaces));
+        }
+    }
+
+    /// Nobody knows what hosts have written to a namespace before.
+    pub fn presume_written(&self, nqn: &Nqn, nsid: u32) {
+        self.lock().hosts.of(nqn).for_each(|host| host.presume_written(nsid));
+    }
+
+    /// The store of a namespace is about to be trusted again: the next flush of each host fails that
+    /// has written to it, and has neither flushed nor heard of the failure since.
+    pub fn report_lost_writes(&self, nqn: &Nqn, nsid: u32) {
+        self.lock().hosts.of(nqn).for_each(|host| host.on_trust(nsid));
+    }
+
+    /// Tells all controllers of these hosts what has become of a reservation.
+    pub fn notify(&self, of: &Reservation, notices: &[(HostId, NotificationType)]) {
+        if notices.is_empty() {
+            return;
+        }
+        let notices: BTreeMap<&HostId, NotificationType> =
+            notices.iter().map(|(host, kind)| (host, *kind)).collect();
+        for entry in self.lock().associations.values() {
+            let a = &entry.association;
+            // Who no longer sees the namespace hears no more of it.
+            let sees = |view: &Arc<Subsystem>| view.namespace(of.nsid).is_ok();
+            let heard = a.subsystem == of.subsystem && entry.view.as_ref().is_some_and(sees);
+            if let Some(kind) = notices.get(&a.host_id).filter(|_| heard) {
+                a.reservations.notify(of.nsid, *kind);
+            }
+        }
+        self.wake_reactors();
+    }
+
+    /// Has every reactor end the commands of preempted hosts.
+    pub fn fence(&self, fence: &Arc<DrainBarrier>) {
+        for reactor in &self.reactors {
+            reactor.send(Message::Fence(Arc::clone(fence)));
+        }
+    }
+
+    /// The wish of an association's Abort command on this reactor, with its first errand.
+    #[must_use]
+    pub fn recall(
+        &self,
+        association: u64,
+        sqid: u16,
+        cid: u16,
+        reactor: usize,
+    ) -> (AbortRequest, AbortToken) {
+        AbortRequest::new(association, sqid, cid, self.reactors[reactor].waker())
+    }
+
+    /// Sends an errand to every reactor: nobody knows here which has the queue. One whose mailbox
+    /// is full does not get it, and so its commands are not aborted.
+    pub fn send_errand(&self, errand: AbortToken) {
+        for reactor in &self.reactors {
+            drop(reactor.try_send(Message::Errand(errand.clone())));
+        }
+    }
+
+    /// The reactor that shall serve the next queue: the one with the fewest receives in use.
+    #[must_use]
+    pub fn place(&self) -> usize {
+        let load = |i: &usize| self.loads[*i].load(Ordering::Relaxed);
+        (0..self.loads.len()).min_by_key(load).unwrap_or(0)
+    }
+
+    /// Counts a queue of `depth` receives on a reactor, which is not admitted yet.
+    pub fn queue_opened(&self, held: OpenQueue) {
+        self.loads[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
+        self.unadmitted[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
+    }
+
+    /// A queue is admitted, or ends without that.
+    pub(crate) fn queue_admitted(&self, held: OpenQueue) {
+        self.unadmitted[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
+    }
+
+    /// So many receives are there for the next queue.
+    pub fn receives_returned(&self, held: OpenQueue) {
+        self.loads[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
+    }
+
+    /// A reactor's mailbox.
+    #[must_use]
+    pub fn reactor(&self, index: usize) -> &Sender {
+        &self.reactors[index]
+    }
+
+    /// All mailboxes, in the order of the reactors.
+    #[must_use]
+    pub fn reactors(&self) -> &[Sender] {
+        &self.reactors
+    }
+
+    /// Makes every reactor look at what it shares.
+    pub fn wake_reactors(&self) {
+        for reactor in &self.reactors {
+            reactor.ring();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ControllerTable> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ControllerTable {
+    /// Where hosts can come.
+    fn listeners(&self) -> &[ListenerConfig] {
+        self.listeners.as_deref().unwrap_or_default()
+    }
+
+    /// The listener by which a host came that reached us at `local`.
+    fn listener(&self, local: SocketAddr) -> Option<&ListenerConfig> {
+        ListenerConfig::of(self.listeners(), local)
+    }
+
+    /// Writes down what has changed; whether discovery may tell of it.
+    fn adopt(&mut self, change: &Change) -> bool {
+        let mut told = false;
+        // Who leaves tells nobody of a path any more.
+        if let Some(listeners) = change.listeners.as_ref().filter(|_| !self.leaving) {
+            let ports = |all: &[ListenerConfig]| -> Vec<_> {
+                all.iter().map(|listener| (listener.id, listener.address)).collect()
+            };
+            told |= ports(self.listeners()) != ports(listeners);
+            self.settle_prepared(listeners);
+            let gone = if change.lost { Cause::DeviceGone } else { Cause::ListenerRemoved };
+            self.move_paths(listeners, gone);
+        }
+        if let Some(discovery) = &change.discovery {
+            told |= self.discovery != *discovery;
+            self.discovery.clone_from(discovery);
+        }
+        for nqn in &change.gone {
+            self.last_cntlids.remove(nqn);
+            told |= self.subsystems.remove(nqn).is_some();
+        }
+        for new in &change.subsystems {
+            let old = self.subsystems.insert(new.nqn, Arc::clone(new));
+            let alike = |old: Arc<Subsystem>| {
+                old.allow_any_host == new.allow_any_host
+                    && old.hosts == new.hosts
+                    && old.offer.listeners == new.offer.listeners
+            };
+            told |= !old.is_some_and(alike);
+        }
+        told
+    }
+
+    /// Sets the listeners. Hosts that came through one which is no longer there are disconnected,
+    /// so that they try another path.
+    fn move_paths(&mut self, listeners: &[ListenerConfig], gone: Cause) {
+        for entry in self.associations.values() {
+            let a = &entry.association;
+            match ListenerConfig::of(listeners, a.local) {
+                Some(listener) => a.reach.set(&listener.ana),
+                None if self.listener(a.local).is_some() => a.end(gone),
+                None => {}
+            }
+        }
+        self.listeners = Some(listeners.to_vec());
+    }
+
+    /// Brings associations up to date. The new subsystems that they use are added to `in_use`.
+    fn renew(&mut self, change: &Change, in_use: &mut BTreeMap<Nqn, Arc<Subsystem>>) {
+        let changed: BTreeMap<Nqn, _> = change.subsystems.iter().map(|s| (s.nqn, s)).collect();
+        // All controllers of one host share what it sees.
+        let mut views: BTreeMap<(Nqn, Nqn), Arc<Subsystem>> = BTreeMap::new();
+        let listeners = self.listeners.as_deref().unwrap_or_default();
+        for entry in self.associations.values_mut() {
+            let a = &entry.association;
+            let Some(old) = &entry.view else { continue };
+            let new = changed.get(&a.subsystem).copied();
+            let at = ListenerConfig::of(listeners, a.local).map(|listener| listener.id);
+            let current = new.unwrap_or(old);
+            if change.gone.contains(&a.subsystem) {
+                a.end(Cause::SubsystemRemoved);
+            } else if !current.admits(&a.host) {
+                a.end(Cause::HostRemoved);
+            } else if !current.offer.is_at(at) {
+                a.end(Cause::ListenerRemoved);
+            }
+            let Some(new) = new else { continue };
+            bar(a, &new.namespaces);
+            let view = views.entry((new.nqn, a.host)).or_insert_with(|| new.seen_by(&a.host));
+            entry.view = Some(Arc::clone(view));
+            in_use.insert(new.nqn, Arc::clone(new));
+        }
+    }
+}
+
+/// Has a controller heed the reservations of namespaces.
+fn bar(association: &Association, namespaces: &[Namespace]) {
+    for namespace in namespaces {
+        let barred = namespace.reservation.barred(&association.host_id);
+        association.reservations.set_barred(namespace.nsid, barred);
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,84 @@
+//! Listeners of a change that is not active yet. To listen may fail, so that happens before a change
+//! is committed: a host that asks to connect there meanwhile is held, and is served by what the change
+//! brings, or by nothing.
+
+use std::net::SocketAddr;
+
+use crate::subsystem::ListenerConfig;
+
+use super::{ControllerTable, Registry};
+
+/// State of the listener of a connection request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reached {
+    /// It is in force.
+    InForce,
+    /// It is prepared: whether it comes into force is not decided.
+    Prepared,
+    /// There is none, or no longer.
+    Nobody,
+}
+
+impl Registry {
+    /// Somebody is about to listen at an address: until a change has a listener there, or this is
+    /// withdrawn, hosts that ask to connect there are to be held.
+    pub fn prepare_listener(&self, at: SocketAddr) {
+        let mut book = self.lock();
+        if !book.prepared.iter().any(|listener| listener.address == at) {
+            book.prepared.push(at.into());
+        }
+    }
+
+    /// Nobody listens at these addresses after all.
+    pub fn withdraw_listeners(&self, at: &[SocketAddr]) {
+        self.lock().prepared.retain(|listener| !at.contains(&listener.address));
+        self.wake_reactors();
+    }
+
+    /// What a host has reached that asks to connect at `local`.
+    #[must_use]
+    pub fn reached(&self, local: SocketAddr) -> Reached {
+        let book = self.lock();
+        if book.listeners.is_none() || book.listener(local).is_some() {
+            return Reached::InForce;
+        }
+        match ListenerConfig::of(&book.prepared, local) {
+            Some(_) => Reached::Prepared,
+            None => Reached::Nobody,
+        }
+    }
+}
+
+impl ControllerTable {
+    /// What is among the listeners is in force, and prepared no more.
+    pub(super) fn settle_prepared(&mut self, listeners: &[ListenerConfig]) {
+        let is_in_force = |at| listeners.iter().any(|listener| listener.address == at);
+        self.prepared.retain(|listener| !is_in_force(listener.address));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::registry::prepared::*;
+    use crate::registry::tests::registry;
+
+    #[test]
+    fn a_prepared_listener_comes_into_force_with_a_change_or_is_withdrawn() {
+        let registry = registry();
+        let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let [old, new, other] = ["192.0.2.1:4420", "192.0.2.2:4420", "192.0.2.3:4420"].map(at);
+        registry.set_listeners(vec![old.into()]);
+        let all = || [old, new, other].map(|local| registry.reached(local));
+        registry.prepare_listener(at("0.0.0.0:4420"));
+        assert_eq!(all(), [Reached::InForce, Reached::Prepared, Reached::Prepared]);
+        registry.withdraw_listeners(&[at("0.0.0.0:4420")]);
+        assert_eq!(all(), [Reached::InForce, Reached::Nobody, Reached::Nobody]);
+
+        [new, new, other].into_iter().for_each(|at| registry.prepare_listener(at));
+        assert_eq!(registry.addresses(), [old], "nobody is told");
+        registry.set_listeners(vec![old.into(), new.into()]);
+        assert_eq!(all(), [Reached::InForce, Reached::InForce, Reached::Prepared]);
+        registry.set_listeners(vec![old.into()]);
+        assert_eq!(all(), [Reached::InForce, Reached::Nobody, Reached::Prepared]);
+    }
+}

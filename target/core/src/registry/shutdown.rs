@@ -1,0 +1,86 @@
+//! Drains all hosts before the target stops.
+
+use std::sync::atomic::Ordering;
+
+use nvme::log::AnaState;
+
+use super::Registry;
+use crate::diag::cause::Cause;
+use crate::message::Message;
+use crate::subsystem::ListenerConfig;
+use crate::subsystem::ana::AnaStates;
+
+impl Registry {
+    /// Tells hosts that they reach nothing here any more: every path becomes inaccessible, and
+    /// discovery tells of no subsystem. What has been let through goes on, and nobody is
+    /// disconnected.
+    pub fn leave(&self) {
+        self.halt();
+        {
+            let mut book = self.lock();
+            let leaving = |listener: &ListenerConfig| ListenerConfig {
+                ana: AnaStates::all(AnaState::INACCESSIBLE),
+                ..*listener
+            };
+            let listeners: Vec<_> = book.listeners().iter().map(leaving).collect();
+            book.move_paths(&listeners, Cause::ListenerRemoved);
+            book.leaving = true;
+            book.generation += 1;
+        }
+        for reactor in self.reactors() {
+            reactor.send(Message::DiscoveryChanged);
+        }
+        self.wake_reactors();
+    }
+
+    /// What hosts have ordered and takes long comes to an end: the target is about to stop.
+    pub fn halt(&self) {
+        self.halting.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether what takes long shall end.
+    #[must_use]
+    pub fn is_halting(&self) -> bool {
+        self.halting.load(Ordering::Relaxed)
+    }
+
+    /// Whether the target is about to stop.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.lock().leaving
+    }
+
+    /// Whether any host has a controller that is not one of discovery.
+    #[must_use]
+    pub fn has_hosts(&self) -> bool {
+        self.lock().associations.values().any(|entry| entry.view.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme::Status;
+
+    use crate::registry::tests::{connect_host, records, registry};
+    use crate::subsystem::ListenerConfig;
+
+    #[test]
+    fn who_leaves_is_reached_no_more_and_disconnects_nobody() {
+        let registry = registry();
+        assert!(!registry.has_hosts());
+        let host = connect_host(&registry);
+        assert!(registry.has_hosts());
+        assert_eq!(host.reach.check(1), Ok(()));
+        let (before, told) = records(&registry);
+        registry.leave();
+        assert_eq!(host.reach.check(1).map_err(Status::code), Err(0x302));
+        assert!(registry.is_leaving() && registry.is_halting() && !host.is_closed());
+        let (after, left) = records(&registry);
+        assert!(after > before, "who watches discovery sees that it has changed");
+        assert_eq!((told, left), (1, 0), "subsystems");
+        // Whoever comes now finds it the same way, and an address that comes late changes nothing.
+        registry.set_listeners(vec![ListenerConfig::from(host.local)]);
+        assert_eq!(host.reach.check(1).map_err(Status::code), Err(0x302));
+        assert_eq!(connect_host(&registry).reach.check(1).map_err(Status::code), Err(0x302));
+    }
+}

@@ -1,0 +1,654 @@
+//! Tests of the registry.
+
+use std::time::Duration;
+
+use nvme::Status;
+use nvme::fabrics::{CNTLID_MAX, Connect, ConnectData};
+use nvme::log::AnaState;
+
+use crate::auth::Keys;
+use crate::command::fabrics::ConnectError;
+use crate::controller::discovery::Subtype;
+use crate::registry::testing::{at, visit};
+use crate::registry::*;
+use crate::subsystem::ana::AnaStates;
+use crate::subsystem::reservation::Barred;
+use crate::subsystem::reservation::testing::reserve;
+use crate::subsystem::testing::sample;
+use crate::subsystem::{AccessPolicy, Referral};
+
+fn listener(id: u16, address: &str) -> ListenerConfig {
+    ListenerConfig { id, ..ListenerConfig::from(address.parse::<SocketAddr>().unwrap()) }
+}
+
+/// The sample subsystem, offered like this.
+fn offered(offer: AccessPolicy) -> Arc<Subsystem> {
+    Arc::new(Subsystem { offer: Arc::new(offer), ..sample() })
+}
+
+fn nqn(name: &str) -> Nqn {
+    name.parse().unwrap()
+}
+
+pub(crate) fn registry() -> Registry {
+    let registry = Registry::new(Vec::new(), 3, 0);
+    registry.publish(Arc::new(sample()));
+    let closed = Subsystem {
+        nqn: nqn("nqn.2026-11.io.nvmfd:closed"),
+        allow_any_host: false,
+        hosts: [nqn("nqn.2026-11.host:friend")].into(),
+        ..sample()
+    };
+    registry.publish(Arc::new(closed));
+    registry.set_listeners(vec![listener(1, "0.0.0.0:4420")]);
+    registry
+}
+
+fn data(cntlid: u16, subnqn: &str, host: &str) -> ConnectData {
+    ConnectData::new([9; 16], cntlid, &nqn(subnqn), &nqn(host))
+}
+
+const TEST: &str = "nqn.2026-11.io.nvmfd:test";
+const CLOSED: &str = "nqn.2026-11.io.nvmfd:closed";
+const HOST: &str = "nqn.2026-11.host:a";
+const LOCAL: &str = "192.0.2.1:4420";
+const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+
+/// One more controller of a host, at the subsystem that is open to all.
+pub(crate) fn connect_host(registry: &Registry) -> Arc<Association> {
+    registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap().association
+}
+
+/// The generation of what discovery tells that host, and how many disks.
+pub(crate) fn records(registry: &Registry) -> (u64, usize) {
+    let (generation, records) = registry.discovery(&nqn(HOST), LOCAL.parse().unwrap());
+    (generation, records.iter().filter(|record| record.subtype == Subtype::NVM).count())
+}
+
+fn code(result: Result<Admitted, ConnectError>) -> (u16, u32, bool) {
+    let refusal = result.unwrap_err();
+    (refusal.status.code(), refusal.dw0, refusal.status.dnr())
+}
+
+fn promised(registry: &Registry, source: IpAddr, now: Instant) -> u32 {
+    registry.promised_receives(now).get(&source.into()).copied().unwrap_or(0)
+}
+
+#[test]
+fn an_admin_queue_is_admitted_or_told_exactly_why_not() {
+    let registry = registry();
+    let admin = |d: &ConnectData| registry.connect_admin(d, &visit());
+    let first = admin(&data(0xFFFF, TEST, HOST)).unwrap().association;
+    let second = admin(&data(0xFFFE, TEST, HOST)).unwrap().association;
+    assert_ne!(first.cntlid, second.cntlid, "the same host may connect twice");
+    assert_eq!(code(admin(&data(1, TEST, HOST))), (0x182, 0x10010, true));
+    assert_eq!(
+        code(admin(&data(0xFFFF, "nqn.2026-11.io.nvmfd:nosuch", HOST))),
+        (0x182, 0x10100, true)
+    );
+    assert_eq!(code(admin(&data(0xFFFF, CLOSED, HOST))), (0x184, 0x10200, true));
+    assert!(admin(&data(0xFFFF, CLOSED, "nqn.2026-11.host:friend")).is_ok());
+    let mut nameless = data(0xFFFF, TEST, HOST);
+    nameless.hostnqn_field = nvme::NqnField([b'x'; 256]);
+    assert_eq!(code(admin(&nameless)), (0x182, 0x10200, true));
+    nameless.subnqn_field = nvme::NqnField([b'x'; 256]);
+    assert_eq!(code(admin(&nameless)), (0x182, 0x10100, true));
+}
+
+#[test]
+fn there_is_an_end_to_controllers_and_a_way_back() {
+    let registry = registry();
+    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit());
+    let first = ask().unwrap().association;
+    assert!(ask().is_ok() && ask().is_ok());
+    assert_eq!(code(ask()), (0x181, 0, false), "busy now, perhaps not later");
+    let discovery = Nqn::DISCOVERY.to_string();
+    assert!(
+        registry.connect_admin(&data(0xFFFF, &discovery, HOST), &visit()).is_ok(),
+        "its own budget"
+    );
+    registry.admin_closed(&first);
+    assert!(ask().is_ok());
+}
+
+/// Whoever comes from elsewhere is let in, and who has the most of what anybody can have makes room.
+#[test]
+fn controllers_of_strangers_at_one_address_keep_nobody_away() {
+    let discovery = Nqn::DISCOVERY.to_string();
+    for subsystem in [TEST, &discovery] {
+        let registry = registry();
+        let ask = |source: [u8; 4]| {
+            let visit = ConnectContext { source: source.into(), ..visit() };
+            registry.connect_admin(&data(0xFFFF, subsystem, HOST), &visit).map(|a| a.association)
+        };
+        let strangers: Vec<_> = (0..3).map(|_| ask([192, 0, 2, 1]).unwrap()).collect();
+        let other = ask([192, 0, 2, 2]).unwrap();
+        let ended: Vec<_> = strangers.iter().map(|a| a.ended_for()).collect();
+        assert_eq!(ended, [Some(Cause::Crowded), None, None], "{subsystem}");
+        registry.admin_closed(&strangers[0]);
+        // One that has I/O queues stays, as does one that somebody has named.
+        strangers[1..].iter().for_each(|a| a.count_io_queue(true));
+        if ask([192, 0, 2, 3]).is_ok() {
+            assert!(other.is_closed() && subsystem == discovery);
+        }
+        assert!(strangers[1..].iter().all(|a| !a.is_closed()));
+    }
+    let registry = registry();
+    let friend = |source: [u8; 4]| {
+        let visit = ConnectContext { source: source.into(), ..visit() };
+        let data = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");
+        registry.connect_admin(&data, &visit).map(|a| a.association)
+    };
+    let friends: Vec<_> = (0..3).map(|_| friend([192, 0, 2, 1]).unwrap()).collect();
+    assert!(friend([192, 0, 2, 2]).is_err() && friends.iter().all(|a| !a.is_closed()));
+}
+
+/// Else two connections every 30 seconds, of somebody who knows a name, would leave one I/O queue to
+/// every other host.
+#[test]
+fn each_exchange_has_a_challenge_and_a_sequence_number_of_its_own() {
+    let (sender, _mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 4032);
+    let secret = nvme::auth::Secret::parse(SECRET).unwrap();
+    let keys = Keys { host: secret, controller: None };
+    let policy = Keyring::default().policy().as_ref().clone();
+    registry.set_keyring(Keyring::new([(nqn(HOST), keys)], policy));
+    let starts: Vec<_> = (0..4).map(|_| registry.start_exchange(&nqn(HOST)).unwrap()).collect();
+    let (mut challenges, mut numbers) = (BTreeSet::new(), BTreeSet::from([0]));
+    for start in &starts {
+        assert!(challenges.insert(start.challenge), "a challenge comes again");
+        assert!(numbers.insert(start.seqnum), "{} comes again", start.seqnum);
+    }
+}
+
+#[test]
+fn nothing_is_kept_for_who_only_claims_a_name() {
+    let (sender, _mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 4032);
+    registry.publish(offered(AccessPolicy::default()));
+    let secret = nvme::auth::Secret::parse(SECRET).unwrap();
+    let keys = Keys { host: secret, controller: None };
+    registry.set_keyring(Keyring::new(
+        [(nqn(HOST), keys)],
+        Keyring::default().policy().as_ref().clone(),
+    ));
+    let mut visit = visit();
+    visit.limits.io_queues = 20;
+    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
+    let claims: Vec<_> = (0..3).map(|_| ask()).collect();
+    assert!(claims.iter().all(|claim| claim.authenticate));
+    assert_eq!(promised(&registry, visit.source, visit.now), 0);
+    let host = &claims[2].association;
+    assert_eq!(registry.promise_again(host, visit.now), Some(20));
+    registry.proved(host);
+    assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
+    assert_eq!(registry.promise_again(host, visit.now), None, "it proves itself once more");
+    // The next one to prove itself is told what is left by then.
+    assert_eq!(registry.promise_again(&claims[1].association, visit.now), Some(11));
+    registry.proved(&claims[1].association);
+    // What is kept is what it is told then, not what was left when it came.
+    let late = ask().association;
+    claims.iter().for_each(|claim| registry.admin_closed(&claim.association));
+    assert_eq!(registry.promise_again(&late, visit.now), Some(20));
+    registry.proved(&late);
+    assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
+}
+
+#[test]
+fn a_listener_tells_its_hosts_the_shortest_keep_alive() {
+    let registry = registry();
+    let strict = ListenerConfig { keep_alive_min_ms: 15_000, ..listener(1, "0.0.0.0:4420") };
+    registry.set_listeners(vec![strict]);
+    let admission = registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap();
+    assert_eq!(admission.association.keep_alive_min_ms, 15_000);
+}
+
+#[test]
+fn an_io_queue_must_belong_to_a_ready_controller_of_the_same_host() {
+    let registry = registry();
+    let a = registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap().association;
+    let io = |qid, d: &ConnectData| {
+        let connect = Connect { qid, sqsize_z: 31, ..Connect::default() };
+        registry.connect_io(&connect, d, &visit())
+    };
+    let own = data(a.cntlid, TEST, HOST);
+    assert_eq!(code(io(1, &own)), (0x182, 42, true), "not enabled");
+    a.set_ready(true);
+    a.grant_queues(2);
+    assert!(io(1, &own).is_ok());
+    assert_eq!(code(io(1, &own)), (0x00C, 0, true), "in use");
+    assert_eq!(code(io(3, &own)), (0x182, 42, true), "not granted");
+    assert_eq!(code(io(2, &data(a.cntlid + 1, TEST, HOST))), (0x182, 0x10010, true));
+    assert_eq!(code(io(2, &data(a.cntlid, TEST, "nqn.2026-11.host:b"))), (0x182, 0x10010, true));
+    assert_eq!(code(io(2, &ConnectData { hostid: [1; 16], ..own })), (0x182, 0x10000, true));
+    assert_eq!(a.io_queues(), 1);
+    registry.io_closed(&a, 1);
+    assert_eq!(a.io_queues(), 0);
+    assert!(io(1, &own).is_ok(), "the id is free again");
+    registry.admin_closed(&a);
+    assert_eq!(code(io(2, &own)), (0x182, 0x10010, true));
+    let name = Nqn::DISCOVERY.to_string();
+    let discovery =
+        registry.connect_admin(&data(0xFFFF, &name, HOST), &visit()).unwrap().association;
+    discovery.set_ready(true);
+    let beside = data(discovery.cntlid, &name, HOST);
+    assert_eq!(code(io(1, &beside)), (0x182, 42, true), "discovery has no I/O queues");
+    registry.admin_closed(&discovery);
+    assert_eq!(registry.associations(), 0);
+}
+
+#[test]
+fn discovery_tells_a_host_what_it_may_use_at_the_address_it_used() {
+    let registry = registry();
+    let local = "192.0.2.1:4420".parse().unwrap();
+    let (generation, records) = registry.discovery(&nqn(HOST), local);
+    let names: Vec<_> = records.iter().map(|r| r.nqn.to_string()).collect();
+    assert_eq!(names, [Nqn::DISCOVERY.to_string(), TEST.to_string()]);
+    assert!(records.iter().all(|r| r.address == local));
+    let (_, records) = registry.discovery(&nqn("nqn.2026-11.host:friend"), local);
+    assert_eq!(records.len(), 3);
+    registry.withdraw(&nqn(CLOSED));
+    let (later, records) = registry.discovery(&nqn("nqn.2026-11.host:friend"), local);
+    assert_eq!(records.len(), 2);
+    assert!(later > generation);
+    // A wildcard of the other family cannot be reached by this host.
+    registry.set_listeners(vec![listener(1, "[::]:4420")]);
+    assert!(registry.discovery(&nqn(HOST), local).1.is_empty());
+}
+
+#[test]
+fn new_listeners_are_told_to_those_who_watch_discovery() {
+    let (sender, mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 3, 0);
+    registry.set_listeners(vec![listener(1, "192.0.2.1:4420")]);
+    assert!(matches!(mailbox.take(), Some(Message::DiscoveryChanged)));
+}
+
+#[test]
+fn a_host_that_is_no_longer_admitted_is_disconnected() {
+    let registry = registry();
+    let friend = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");
+    let a = registry.connect_admin(&friend, &visit()).unwrap().association;
+    let changed = Subsystem {
+        hosts: BTreeSet::new(),
+        ..Subsystem::clone(&registry.subsystem(&nqn(CLOSED)).unwrap())
+    };
+    registry.publish(Arc::new(changed));
+    assert!(a.is_closed());
+}
+
+#[test]
+fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
+    let registry = registry();
+    registry.set_listeners(vec![listener(1, "192.0.2.1:4420"), listener(7, "192.0.2.2:4420")]);
+    registry.publish(offered(AccessPolicy { listeners: [7].into(), ..AccessPolicy::default() }));
+    let ask = |local| registry.connect_admin(&data(0xFFFF, TEST, HOST), &at(local));
+    assert_eq!(code(ask("192.0.2.1:4420")), (0x182, 0x10100, true), "no such subsystem here");
+    let (status, _, dnr) = code(ask("192.0.2.3:4420"));
+    assert_eq!((status, dnr), (0x181, false), "a listener that is going, or not known yet");
+    let a = ask("192.0.2.2:4420").unwrap().association;
+    a.set_ready(true);
+    a.grant_queues(1);
+    let io = |local| {
+        let connect = Connect { qid: 1, sqsize_z: 31, ..Connect::default() };
+        registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &at(local))
+    };
+    assert_eq!(code(io("192.0.2.1:4420")), (0x182, 0x10100, true));
+    assert!(io("192.0.2.2:4420").is_ok());
+
+    let found = |local: &str| {
+        let (_, records) = registry.discovery(&nqn(HOST), local.parse().unwrap());
+        let disks = records.into_iter().filter(|r| r.subtype == Subtype::NVM);
+        disks.map(|r| (r.port_id, r.address.to_string())).collect::<Vec<_>>()
+    };
+    let only = [(7, "192.0.2.2:4420".to_owned())];
+    assert_eq!((found("192.0.2.1:4420"), found("192.0.2.2:4420")), (only.to_vec(), only.to_vec()));
+    let discovery = DiscoveryConfig { by_listener: true, ..DiscoveryConfig::default() };
+    registry.change(Change { discovery: Some(discovery), ..Change::default() });
+    assert_eq!((found("192.0.2.1:4420"), found("192.0.2.2:4420")), (Vec::new(), only.to_vec()));
+
+    // It moves to the other listener: who came by this one has to go.
+    registry.publish(offered(AccessPolicy { listeners: [1].into(), ..AccessPolicy::default() }));
+    assert!(a.is_closed());
+    let b = ask("192.0.2.1:4420").unwrap().association;
+    registry.set_listeners(vec![listener(2, "192.0.2.1:4420")]);
+    assert!(b.is_closed(), "the listener has another id now");
+    registry.publish(offered(AccessPolicy::default()));
+    let c = ask("192.0.2.1:4420").unwrap().association;
+    registry.change(Change { listeners: Some(Vec::new()), lost: true, ..Change::default() });
+    assert_eq!(c.ended_for(), Some(Cause::DeviceGone));
+}
+
+/// A connection may have been accepted, and a queue be on its way, while its listener goes.
+#[test]
+fn nobody_comes_by_a_listener_that_has_gone() {
+    let registry = registry();
+    let a = connect_host(&registry);
+    a.set_ready(true);
+    a.grant_queues(1);
+    registry.set_listeners(vec![listener(1, "192.0.2.2:4420")]);
+    assert_eq!(a.ended_for(), Some(Cause::ListenerRemoved));
+    for name in [TEST, Nqn::DISCOVERY.as_str()] {
+        let ask = |local| registry.connect_admin(&data(0xFFFF, name, HOST), &at(local));
+        assert_eq!(code(ask(LOCAL)), (0x181, 0, false), "{name}: it may come back");
+        assert!(ask("192.0.2.2:4420").is_ok());
+    }
+    let connect = Connect { qid: 1, sqsize_z: 31, ..Connect::default() };
+    let io = registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &visit());
+    assert_eq!(code(io), (0x181, 0, false));
+    registry.set_listeners(Vec::new());
+    assert_eq!(registry.associations(), 3);
+    let ask = registry.connect_admin(&data(0xFFFF, TEST, HOST), &at("192.0.2.2:4420"));
+    assert_eq!(code(ask), (0x181, 0, false), "there is none at all");
+}
+
+#[test]
+fn all_queues_of_a_controller_come_to_one_address() {
+    let registry = registry();
+    let a = registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap().association;
+    a.set_ready(true);
+    a.grant_queues(1);
+    let connect = Connect { qid: 1, sqsize_z: 31, ..Connect::default() };
+    let io = |local| registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &at(local));
+    assert_eq!(code(io("192.0.2.9:4420")), (0x182, 0x10010, true), "all addresses are ours");
+    assert!(io("192.0.2.1:4420").is_ok());
+}
+
+#[test]
+fn a_subsystem_may_grant_less_than_the_target() {
+    let registry = Registry::new(Vec::new(), 8, 4096);
+    let offer = AccessPolicy {
+        queue_depth: Some(32),
+        io_queues: Some(2),
+        mdts_bytes: Some(1 << 16),
+        controllers: Some(1),
+        ..AccessPolicy::default()
+    };
+    registry.publish(offered(offer));
+    let admission = registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap();
+    let Limits { queue_depth, mdts_bytes, in_capsule_bytes, .. } = admission.limits;
+    assert_eq!((queue_depth, mdts_bytes, in_capsule_bytes), (32, 1 << 16, 4096));
+    let second = registry.connect_admin(&data(0xFFFF, TEST, "nqn.2026-11.host:b"), &visit());
+    assert_eq!(code(second), (0x181, 0, false), "one controller at once");
+    let a = admission.association;
+    a.set_ready(true);
+    a.grant_queues(2);
+    let io = |sqsize_z| {
+        let connect = Connect { qid: 1, sqsize_z, ..Connect::default() };
+        registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &visit())
+    };
+    assert_eq!(code(io(32)), (0x182, 44, true), "33 entries");
+    assert_eq!(io(31).unwrap().limits.mdts_bytes, 1 << 16);
+    registry.admin_closed(&a);
+    assert!(registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).is_ok());
+}
+
+#[test]
+fn controller_ids_come_from_the_range_of_the_subsystem_and_go_round() {
+    let registry = Registry::new(Vec::new(), 8, 0);
+    registry.publish(offered(AccessPolicy { cntlids: 100..=102, ..AccessPolicy::default() }));
+    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit());
+    let ids = || ask().unwrap().association;
+    let first = [ids(), ids()];
+    assert_eq!(first.each_ref().map(|a| a.cntlid), [100, 101]);
+    registry.admin_closed(&first[0]);
+    assert_eq!([ids().cntlid, ids().cntlid], [102, 100], "the next, then round");
+    assert_eq!(code(ask()), (0x181, 0, false), "all three are in use");
+    let name = Nqn::DISCOVERY.to_string();
+    let discovery = registry.connect_admin(&data(0xFFFF, &name, HOST), &visit()).unwrap();
+    assert!((1..=CNTLID_MAX).contains(&discovery.association.cntlid));
+}
+
+#[test]
+fn a_host_that_comes_again_is_let_in_refused_or_takes_its_own_place() {
+    let other = "192.0.2.9:4420";
+    for (duplicates, outcome) in [
+        (DuplicateHosts::Allow, Ok(false)),
+        (DuplicateHosts::Refuse, Err((0x181, 0, false))),
+        (DuplicateHosts::Replace, Ok(true)),
+    ] {
+        let registry = Registry::new(Vec::new(), 8, 0);
+        let most = (duplicates == DuplicateHosts::Replace).then_some(2);
+        registry.publish(offered(AccessPolicy {
+            duplicates,
+            controllers: most,
+            ..AccessPolicy::default()
+        }));
+        let own = data(0xFFFF, TEST, HOST);
+        let first = registry.connect_admin(&own, &visit()).unwrap().association;
+        let path = registry.connect_admin(&own, &at(other)).unwrap().association;
+        let again = registry.connect_admin(&own, &visit());
+        match outcome {
+            Ok(ended) => assert_eq!((again.is_ok(), first.is_closed()), (true, ended)),
+            Err(refusal) => assert_eq!(code(again), refusal),
+        }
+        assert!(!path.is_closed(), "another path of the same host");
+        if most.is_none() {
+            let stranger = ConnectData { hostid: [8; 16], ..own };
+            assert!(registry.connect_admin(&stranger, &visit()).is_ok(), "another host identifier");
+        }
+        // What is over is nobody's place.
+        registry.admin_closed(&first);
+        registry.admin_closed(&path);
+        assert!(registry.connect_admin(&own, &at(other)).is_ok());
+    }
+}
+
+#[test]
+fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
+    let registry = Registry::new(Vec::new(), 8, 0);
+    let masks = |hosts: &[&str]| {
+        let hosts = hosts.iter().map(|name| nqn(name)).collect();
+        offered(AccessPolicy { masks: [(2, hosts)].into(), ..AccessPolicy::default() })
+    };
+    let (friend, other) = ("nqn.2026-11.host:friend", "nqn.2026-11.host:other");
+    registry.publish(masks(&[friend]));
+    let connect = |host| registry.connect_admin(&data(0xFFFF, TEST, host), &visit()).unwrap();
+    let sees = |admission: &Admitted| {
+        let view = registry.view(&admission.association).unwrap();
+        view.namespaces.iter().map(|n| n.nsid).collect::<Vec<_>>()
+    };
+    let (a, b, c) = (connect(friend), connect(other), connect(other));
+    assert_eq!((sees(&a), sees(&b)), (vec![1, 2, 7], vec![1, 7]));
+    let (of_b, of_c) = (b.subsystem.as_ref().unwrap(), c.subsystem.as_ref().unwrap());
+    assert!(Arc::ptr_eq(of_b, of_c), "one view for all controllers of a host");
+    assert!(of_b.namespace(2).is_err());
+    registry.publish(masks(&[other]));
+    assert_eq!((sees(&a), sees(&b), sees(&c)), (vec![1, 7], vec![1, 2, 7], vec![1, 2, 7]));
+    let gone = registry.view(&a.association).unwrap();
+    assert!(gone.namespace(2).is_err());
+    registry.publish(masks(&[]));
+    assert_eq!((sees(&a), sees(&b)), (vec![1, 7], vec![1, 7]), "nobody's");
+    registry.publish(offered(AccessPolicy::default()));
+    assert_eq!((sees(&a), sees(&b)), (vec![1, 2, 7], vec![1, 2, 7]));
+}
+
+/// Who may delete namespaces may delete what it does not see, unless somebody has reserved that.
+#[test]
+fn a_host_is_barred_from_what_it_does_not_see_as_well() {
+    let registry = Registry::new(Vec::new(), 8, 0);
+    let masked = AccessPolicy { masks: [(2, BTreeSet::new())].into(), ..AccessPolicy::default() };
+    let subsystem = offered(masked);
+    reserve(&subsystem.namespace(2).unwrap().reservation, [1; 16]);
+    registry.publish(subsystem);
+    let late = connect_host(&registry);
+    assert!(registry.view(&late).unwrap().namespace(2).is_err());
+    assert_eq!([1, 2].map(|nsid| late.reservations.barred(nsid)), [Barred(0), Barred::ALL]);
+}
+
+#[test]
+fn discovery_has_a_name_of_its_own_and_names_other_services() {
+    let registry = registry();
+    let (own, other) =
+        (nqn("nqn.2026-11.io.nvmfd:discovery"), nqn("nqn.2026-11.io.other:discovery"));
+    let referral = Referral { nqn: other, address: "192.0.2.77:8009".parse().unwrap() };
+    let discovery =
+        DiscoveryConfig { nqn: own, referrals: vec![referral], ..DiscoveryConfig::default() };
+    registry.change(Change { discovery: Some(discovery), ..Change::default() });
+    for name in [own, Nqn::DISCOVERY] {
+        let asked = data(0xFFFF, name.as_str(), HOST);
+        let admission = registry.connect_admin(&asked, &visit()).unwrap();
+        assert!(admission.subsystem.is_none());
+        assert_eq!((admission.association.subsystem, admission.name), (Nqn::DISCOVERY, name));
+    }
+    let (_, records) = registry.discovery(&nqn(HOST), "192.0.2.1:4420".parse().unwrap());
+    let found: Vec<_> = records.iter().map(|r| (r.subtype, r.nqn, r.address, r.port_id)).collect();
+    let at = |address: &str| address.parse().unwrap();
+    assert_eq!(
+        found,
+        [
+            (Subtype::CURRENT_DISCOVERY, own, at("192.0.2.1:4420"), 1),
+            (Subtype::NVM, nqn(TEST), at("192.0.2.1:4420"), 1),
+            (Subtype::REFERRAL, other, at("192.0.2.77:8009"), 0),
+        ]
+    );
+}
+
+#[test]
+fn controllers_that_come_together_are_promised_what_there_is_for_both() {
+    let (sender, _mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 4032);
+    registry.publish(offered(AccessPolicy::default()));
+    let mut visit = visit();
+    visit.limits.io_queues = 16;
+    let ask =
+        |visit: &ConnectContext| registry.connect_admin(&data(0xFFFF, TEST, HOST), visit).unwrap();
+    let (first, second) = (ask(&visit), ask(&visit));
+    assert_eq!(promised(&registry, visit.source, visit.now), (15 + 8) * 128);
+    assert_eq!(promised(&registry, IpAddr::from([192, 0, 2, 1]), visit.now), 0);
+    assert_eq!(first.limits.io_queues, 15, "half of the receives may be half open");
+    assert_eq!(second.limits.io_queues, 8, "three quarters together");
+    // The first takes fewer, so there is more for the next.
+    first.association.grant_queues(4);
+    assert_eq!(ask(&visit).limits.io_queues, 11);
+    // What was promised and not taken is not kept for ever.
+    visit.now += Duration::from_secs(31);
+    assert_eq!(ask(&visit).limits.io_queues, 15);
+}
+
+/// After a power failure all hosts of a target that is sized for them come at the same moment.
+#[test]
+fn hosts_with_a_name_that_come_together_are_promised_all_there_is() {
+    let (sender, _mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 4 * 16 * 128);
+    let hosts = (0..4).map(|n| nqn(&format!("nqn.2026-11.host:{n}"))).collect::<BTreeSet<_>>();
+    registry.publish(Arc::new(Subsystem { hosts: hosts.clone(), ..sample() }));
+    let mut visit = visit();
+    visit.limits.io_queues = 16;
+    for host in &hosts {
+        let admitted = registry.connect_admin(&data(0xFFFF, TEST, host.as_str()), &visit).unwrap();
+        assert_eq!(admitted.limits.io_queues, 16, "{host}");
+    }
+}
+
+/// The same over their connections: what is connected and not yet admitted is what was promised.
+#[test]
+fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
+    const HOSTS: usize = 4;
+    const QUEUES: u16 = 3;
+    let (admin, io) = (32, 128);
+    let each = u32::from(admin) + u32::from(QUEUES * io);
+    let mut random = 1_u64;
+    for round in 0..200 {
+        let (sender, _mailbox) = crate::message::mailbox().unwrap();
+        let registry = Registry::new(vec![sender], 8, HOSTS as u32 * each);
+        let hosts = (0..HOSTS).map(|n| nqn(&format!("nqn.2026-11.host:{n}"))).collect::<Vec<_>>();
+        let named = hosts.iter().copied().collect();
+        registry.publish(Arc::new(Subsystem { hosts: named, ..sample() }));
+        let connection = |receives| {
+            let held = OpenQueue { reactor: 0, receives };
+            registry.queue_opened(held);
+            let mut visit = ConnectContext { held: Some(held), ..visit() };
+            visit.limits.io_queues = QUEUES;
+            visit
+        };
+        // One connection of each host at a time: its admin queue, then all I/O queues, then their
+        // Connects.
+        let mut steps = [0; HOSTS];
+        let mut admitted: [Option<Arc<Association>>; HOSTS] = Default::default();
+        let mut open: [Vec<ConnectContext>; HOSTS] = Default::default();
+        while steps.iter().any(|step| *step < 2 + 2 * QUEUES) {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let at = (random >> 33) as usize % HOSTS;
+            let host = hosts[at].as_str();
+            match steps[at] {
+                0 => open[at].push(connection(admin)),
+                1 => {
+                    let visit = open[at].pop().unwrap();
+                    let granted = registry.connect_admin(&data(0xFFFF, TEST, host), &visit);
+                    let Admitted { association, limits, .. } = granted.unwrap();
+                    assert_eq!(limits.io_queues, QUEUES, "{host} in round {round}");
+                    association.set_ready(true);
+                    association.grant_queues(QUEUES);
+                    admitted[at] = Some(association);
+                }
+                step if step < 2 + QUEUES => open[at].push(connection(io)),
+                step if step < 2 + 2 * QUEUES => {
+                    let qid = step - 1 - QUEUES;
+                    let connect = Connect { qid, sqsize_z: io - 1, ..Connect::default() };
+                    let cntlid = admitted[at].as_ref().unwrap().cntlid;
+                    let visit = open[at].pop().unwrap();
+                    registry.connect_io(&connect, &data(cntlid, TEST, host), &visit).unwrap();
+                }
+                _ => continue,
+            }
+            steps[at] += 1;
+        }
+        let late = nqn("nqn.2026-11.host:0");
+        let late = registry.connect_admin(&data(0xFFFF, TEST, late.as_str()), &connection(admin));
+        assert_eq!(late.unwrap().limits.io_queues, 1, "nothing is left");
+    }
+}
+
+/// Shallow queues need few receives, and a queue pair each.
+#[test]
+fn no_more_queues_are_promised_than_there_are_queue_pairs() {
+    let (sender, _mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 64, u32::MAX / 2);
+    registry.publish(offered(AccessPolicy::default()));
+    let mut visit = visit();
+    visit.limits.io_queues = 100;
+    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
+    let promised: u32 = (0..30).map(|_| 1 + u32::from(ask().limits.io_queues)).sum();
+    assert!((2000..=rdma::limits::QUEUE_PAIRS + 30).contains(&promised), "{promised}");
+}
+
+#[test]
+fn queues_of_different_depths_are_not_promised_the_same_receives() {
+    let (sender, _mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 8, 300);
+    let hosts = [nqn(HOST)].into();
+    registry.publish(Arc::new(Subsystem { hosts, ..sample() }));
+    let ask = |queue_depth, io_queues| {
+        let limits = Limits { queue_depth, io_queues, ..visit().limits };
+        let visit = ConnectContext { limits, ..visit() };
+        registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap().limits.io_queues
+    };
+    assert_eq!((ask(100, 1), ask(128, 8)), (1, 1));
+}
+
+#[test]
+fn a_path_has_the_states_of_its_listener_until_that_goes() {
+    let registry = registry();
+    let path = |address, state| {
+        let ana = AnaStates::all(state);
+        ListenerConfig { ana, ..listener(1, address) }
+    };
+    let (good, bad) = (AnaState::OPTIMIZED, AnaState::INACCESSIBLE);
+    let generation = || registry.discovery(&nqn(HOST), LOCAL.parse().unwrap()).0;
+    registry.set_listeners(vec![path(LOCAL, good), path("192.0.2.2:4420", bad)]);
+    let connect = |local| registry.connect_admin(&data(0xFFFF, TEST, HOST), &at(local));
+    let paths = [LOCAL, "192.0.2.2:4420"];
+    let [first, second] = paths.map(|local| connect(local).unwrap().association);
+    let codes = || [&first, &second].map(|a| a.reach.check(1).err().map(Status::code));
+    assert_eq!(codes(), [None, Some(0x302)]);
+    let before = generation();
+    registry.set_listeners(vec![path(LOCAL, bad), path("192.0.2.2:4420", good)]);
+    assert_eq!(codes(), [Some(0x302), None]);
+    assert_eq!(generation(), before, "the same addresses");
+    registry.set_listeners(vec![path("0.0.0.0:4420", good)]);
+    assert!(!first.is_closed(), "a wildcard serves its address as well");
+    registry.set_listeners(vec![path("192.0.2.2:4420", good)]);
+    assert!(first.is_closed() && !second.is_closed());
+    assert!(generation() > before);
+}

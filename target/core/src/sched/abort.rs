@@ -1,0 +1,122 @@
+//! Routes an Abort command to the command to abort, which may be on another reactor.
+//!
+//! The admin queue keeps a [`AbortRequest`]. Reactors are sent [`AbortToken`]s; the queue that has the
+//! command keeps one with it. Who ends the command at the host's wish says so; when the last errand
+//! is gone and nobody has, the command was not there, or went its own way. Either rings where the
+//! Abort command waits. So no letter goes back, and none can be lost.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::sched::Waker;
+
+/// State of an Abort command. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct AbortRequest(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    association: u64,
+    sqid: u16,
+    cid: u16,
+    /// Errands under way.
+    errands: AtomicU32,
+    aborted: AtomicBool,
+    home: Arc<dyn Waker>,
+}
+
+/// On the way to a command, or kept with it.
+#[derive(Debug)]
+pub struct AbortToken(Arc<Shared>);
+
+impl AbortRequest {
+    /// A wish of an association, by its [`crate::controller::association::Association::id`]: end the command
+    /// `cid` of queue `sqid`. `home` is the reactor of its admin queue. With its first errand.
+    #[must_use]
+    pub fn new(
+        association: u64,
+        sqid: u16,
+        cid: u16,
+        home: Arc<dyn Waker>,
+    ) -> (AbortRequest, AbortToken) {
+        let shared = Shared {
+            association,
+            sqid,
+            cid,
+            errands: AtomicU32::new(1),
+            aborted: AtomicBool::new(false),
+            home,
+        };
+        let shared = Arc::new(shared);
+        (AbortRequest(Arc::clone(&shared)), AbortToken(shared))
+    }
+
+    /// Whether the command was aborted; none while that is open.
+    #[must_use]
+    pub fn outcome(&self) -> Option<bool> {
+        // Acquire: who has let go of the last errand has said before what came of it.
+        let open = self.0.errands.load(Ordering::Acquire) > 0;
+        match self.0.aborted.load(Ordering::Relaxed) {
+            true => Some(true),
+            false if open => None,
+            false => Some(false),
+        }
+    }
+}
+
+impl AbortToken {
+    /// Whether it is for this queue.
+    #[must_use]
+    pub fn is_for(&self, association: u64, sqid: u16) -> bool {
+        (self.0.association, self.0.sqid) == (association, sqid)
+    }
+
+    /// The command.
+    #[must_use]
+    pub fn cid(&self) -> u16 {
+        self.0.cid
+    }
+
+    /// The command ends with Command Abort Requested.
+    pub fn succeed(self) {
+        self.0.aborted.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Clone for AbortToken {
+    fn clone(&self) -> AbortToken {
+        self.0.errands.fetch_add(1, Ordering::Relaxed);
+        AbortToken(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for AbortToken {
+    fn drop(&mut self) {
+        self.0.errands.fetch_sub(1, Ordering::Release);
+        self.0.home.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::message::mailbox;
+    use crate::sched::abort::*;
+
+    #[test]
+    fn it_is_open_until_somebody_has_done_it_or_nobody_can() {
+        let (sender, inbox) = mailbox().unwrap();
+        let (recall, errand) = AbortRequest::new(7, 1, 9, sender.waker());
+        assert!(errand.is_for(7, 1) && !errand.is_for(8, 1) && !errand.is_for(7, 2));
+        assert_eq!((errand.cid(), recall.outcome()), (9, None));
+        let kept = errand.clone();
+        drop(errand);
+        assert_eq!(recall.outcome(), None);
+        assert!(inbox.hush(), "whoever waits looks");
+        kept.succeed();
+        assert_eq!((recall.outcome(), inbox.hush()), (Some(true), true));
+
+        let (recall, errand) = AbortRequest::new(7, 1, 9, sender.waker());
+        drop(errand);
+        assert_eq!((recall.outcome(), inbox.hush()), (Some(false), true));
+    }
+}

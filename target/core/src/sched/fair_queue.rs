@@ -1,0 +1,156 @@
+//! A fair queue: first in, first out per source, round robin over sources.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rdma::Source;
+
+/// A queue in order of arrival per source, round robin over sources.
+#[derive(Debug)]
+pub struct FairQueue<T> {
+    waiting: BTreeMap<Source, VecDeque<T>>,
+    /// Each source of which something waits, once.
+    next: VecDeque<Source>,
+    len: usize,
+}
+
+impl<T> Default for FairQueue<T> {
+    fn default() -> FairQueue<T> {
+        FairQueue { waiting: BTreeMap::new(), next: VecDeque::new(), len: 0 }
+    }
+}
+
+impl<T> FairQueue<T> {
+    /// Whether none waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.next.is_empty()
+    }
+
+    /// Behind all others of its source.
+    pub fn push(&mut self, source: Source, item: T) {
+        let of_source = self.waiting.entry(source).or_default();
+        if of_source.is_empty() {
+            self.next.push_back(source);
+        }
+        of_source.push_back(item);
+        self.len += 1;
+    }
+
+    /// Puts back what was popped last: it is the next once more.
+    pub fn put_back(&mut self, source: Source, item: T) {
+        let of_source = self.waiting.entry(source).or_default();
+        if !of_source.is_empty() {
+            self.next.retain(|next| *next != source);
+        }
+        self.next.push_front(source);
+        of_source.push_front(item);
+        self.len += 1;
+    }
+
+    /// How many of a source wait.
+    pub(crate) fn count_of(&self, source: Source) -> usize {
+        self.waiting.get(&source).map_or(0, VecDeque::len)
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The next, of the source whose turn it is.
+    pub fn pop(&mut self) -> Option<T> {
+        let source = self.next.pop_front()?;
+        let of_source = self.waiting.get_mut(&source)?;
+        let item = of_source.pop_front();
+        self.len -= 1;
+        match of_source.is_empty() {
+            true => drop(self.waiting.remove(&source)),
+            false => self.next.push_back(source),
+        }
+        item
+    }
+
+    /// Takes out the one of which this is true.
+    pub fn remove(&mut self, is_it: impl Fn(&T) -> bool) -> Option<T> {
+        let find = |items: &VecDeque<T>| items.iter().position(&is_it);
+        let mut all = self.waiting.iter_mut();
+        let (source, at) = all.find_map(|(source, items)| Some((*source, find(items)?)))?;
+        let of_source = self.waiting.get_mut(&source)?;
+        let item = of_source.remove(at);
+        self.len -= 1;
+        self.forget_empty(source);
+        item
+    }
+
+    /// Takes out the oldest of too many: of the source that it was pushed for last, if that has its
+    /// share or more, or else of the one that has the most. So who asks without end pays for itself,
+    /// and nobody walks through all sources for it.
+    pub(crate) fn displace(&mut self, source: Source) -> Option<T> {
+        let source = match self.count_of(source) * self.next.len() >= self.len {
+            true => source,
+            false => *self.waiting.iter().max_by_key(|(_, items)| items.len())?.0,
+        };
+        let item = self.waiting.get_mut(&source)?.pop_front();
+        self.len -= usize::from(item.is_some());
+        self.forget_empty(source);
+        item
+    }
+
+    fn forget_empty(&mut self, source: Source) {
+        if self.waiting.get(&source).is_some_and(VecDeque::is_empty) {
+            self.waiting.remove(&source);
+            self.next.retain(|next| *next != source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use crate::sched::fair_queue::*;
+
+    fn source(last: u8) -> Source {
+        Source::V4(Ipv4Addr::new(192, 0, 2, last))
+    }
+
+    #[test]
+    fn one_of_each_source_has_its_turn() {
+        let mut turns = FairQueue::default();
+        (0..100).for_each(|n| turns.push(source(1), n));
+        assert_eq!(turns.pop(), Some(0));
+        turns.push(source(2), 200);
+        turns.push(source(3), 300);
+        turns.push(source(2), 201);
+        let order: Vec<_> = (0..6).filter_map(|_| turns.pop()).collect();
+        assert_eq!(order, [1, 200, 300, 2, 201, 3]);
+        assert_eq!(std::iter::from_fn(|| turns.pop()).count(), 96);
+        assert!(turns.is_empty() && turns.waiting.is_empty());
+    }
+
+    #[test]
+    fn what_is_taken_back_has_no_turn() {
+        let mut turns = FairQueue::default();
+        [(1, 10), (2, 20), (1, 11)].iter().for_each(|(last, n)| turns.push(source(*last), *n));
+        assert_eq!((turns.remove(|n| *n == 20), turns.remove(|n| *n == 20)), (Some(20), None));
+        assert_eq!(turns.remove(|n| *n == 10), Some(10));
+        assert_eq!((turns.pop(), turns.pop()), (Some(11), None));
+        assert!(turns.is_empty() && turns.waiting.is_empty());
+    }
+
+    #[test]
+    fn what_is_put_back_is_next_and_who_has_its_share_makes_room_for_itself() {
+        let mut turns = FairQueue::default();
+        [(1, 10), (1, 11), (2, 20), (1, 12)].iter().for_each(|(s, n)| turns.push(source(*s), *n));
+        assert_eq!(turns.pop(), Some(10));
+        turns.put_back(source(1), 10);
+        assert_eq!((turns.len(), turns.displace(source(1))), (4, Some(10)));
+        assert_eq!(turns.displace(source(2)), Some(11), "the other one has more");
+        turns.push(source(2), 21);
+        assert_eq!(turns.displace(source(2)), Some(20));
+        let rest: Vec<_> = std::iter::from_fn(|| turns.pop()).collect();
+        assert_eq!((rest, turns.len()), (vec![12, 21], 0));
+        assert!(turns.waiting.is_empty() && turns.displace(source(1)).is_none());
+    }
+}

@@ -1,0 +1,16 @@
+//! Scheduling of commands: buffers, rate limits, range locks, drain barriers, and work handed to
+//! others.
+
+pub mod abort;
+pub mod buffers;
+mod drain;
+pub mod fair_queue;
+mod interval_index;
+pub mod offload;
+pub mod range_lock;
+pub mod rate_queue;
+mod waker;
+
+pub use drain::{DrainBarrier, DrainScope, IoClass};
+pub use offload::Offload;
+pub use waker::Waker;

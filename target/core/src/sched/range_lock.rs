@@ -1,0 +1,508 @@
+//! Range locks: make fused Compare and Write atomic, and keep writes of closed connections from
+//! overwriting later ones.
+//!
+//! As long as nobody sends such a command, whoever changes blocks asks nobody, and only looks at a
+//! flag. The first of them raises it. From then on each change claims its blocks before it goes to
+//! a disk, and every reactor tells how many changes it has there that have not: when those are
+//! home, and nobody else has a claim to its blocks, the fused command has them to itself. After
+//! many changes without a fused command the flag comes down again.
+//!
+//! A command that changes blocks which cannot be read ([`crate::subsystem::bad_blocks`]) claims them like a
+//! fused one, until the marks are gone: otherwise a write from before the marks, which they hide,
+//! could be carried out behind this one's and come to light.
+//!
+//! # What closed connections have left
+//!
+//! A disk may keep a write for long, and then carry it out. A host that has given up comes again,
+//! writes what it had no answer for, is answered, and writes the next: if the old write landed then,
+//! it would bring back what is long overwritten, and nobody would know. So what a disk still has when
+//! a connection is closed keeps its blocks until it is home: later changes of them wait, also those
+//! of other hosts, and nothing else does. It raises a flag for its store alone.
+//!
+//! That begins when we learn that the connection is over. What comes by another path before, while
+//! we do not know, is as any two writes under way at once. (The kernel's target goes less far: it
+//! waits for its commands before it forgets a queue, but lets the host in again, and write, at
+//! once.) Reads do not wait. One may find what was there before, and a later one what the old write
+//! has left, as long as nobody has written since; a host that must know preempts and aborts.
+//!
+//! # In which order
+//!
+//! Claims are served in the order in which they came, so nobody waits for ever; and who has one
+//! waits for nothing but its disk and its marks, so nobody waits in a circle. A claim that was granted is not
+//! told by letter: the bell rings, and the reactor asks. So none can be lost.
+
+use std::array;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::interval_index::IntervalIndex;
+use crate::sched::Waker;
+use nvmfd_blockdev::DeviceId;
+
+/// So many changes without a fused command, and changes are no longer watched.
+const CALM: u32 = 256;
+
+/// All changes are to be claimed: there are fused commands.
+const FUSED: u8 = 1;
+/// Those of some stores are: closed connections have left something there.
+const LEFT: u8 = 2;
+
+/// The block range that a command changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RangeLock {
+    /// The store.
+    pub backing: DeviceId,
+    /// Byte offset.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Nobody else may change any of it meanwhile. Other changes need not keep out of each
+    /// other's way.
+    pub alone: bool,
+    /// Which reactor rings when it is granted.
+    pub reactor: usize,
+}
+
+/// The table of range locks, shared by all reactors.
+#[derive(Debug)]
+pub struct RangeLocks {
+    /// [`FUSED`] and [`LEFT`].
+    watching: AtomicU8,
+    /// Stores at which closed connections have left something: a bit each.
+    left: [AtomicU64; (DeviceId::COUNT / u64::BITS) as usize],
+    /// How often the flag of fused commands was raised.
+    round: AtomicU32,
+    reactors: Vec<Arc<dyn Waker>>,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// By ticket, which is the order in which they came.
+    entries: BTreeMap<u64, Entry>,
+    /// The same, by their blocks: those of fused commands, of other changes, and what closed
+    /// connections have left.
+    alone: IntervalIndex,
+    shared: IntervalIndex,
+    left: IntervalIndex,
+    /// Of the first two, those that are not granted.
+    waiting: IntervalIndex,
+    last: u64,
+    watched: bool,
+    /// Reactors that have not looked yet, and changes without a claim that are not home.
+    awaited: u64,
+    /// Changes since the last fused command.
+    calm: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    claim: RangeLock,
+    granted: bool,
+    left: bool,
+}
+
+impl RangeLocks {
+    /// For these reactors; nobody has claimed anything.
+    #[must_use]
+    pub fn new(reactors: Vec<Arc<dyn Waker>>) -> RangeLocks {
+        RangeLocks {
+            watching: AtomicU8::new(0),
+            left: array::from_fn(|_| AtomicU64::new(0)),
+            round: AtomicU32::new(0),
+            reactors,
+            table: Mutex::default(),
+        }
+    }
+
+    /// Whether changes of a store must be claimed: one relaxed load, as a rule. That suffices also
+    /// where a connection has left something: between its end and what its host sends on another
+    /// one there are messages of the network.
+    #[inline]
+    #[must_use]
+    pub fn is_watching(&self, backing: DeviceId) -> bool {
+        match self.watching.load(Ordering::Relaxed) {
+            0 => false,
+            what => self.watches(what, backing),
+        }
+    }
+
+    /// A number that is another one each time that watching for fused commands begins. A reactor
+    /// that finds a new one calls [`RangeLocks::settle`].
+    #[must_use]
+    pub fn round(&self) -> u32 {
+        self.round.load(Ordering::Acquire)
+    }
+
+    /// Claims blocks: a ticket, to be given up at the end whatever happens, and whether the claim
+    /// is granted at once.
+    #[must_use]
+    pub fn claim(&self, claim: RangeLock) -> (u64, bool) {
+        let mut table = self.lock();
+        if claim.alone {
+            self.watch(&mut table);
+        } else {
+            self.relax(&mut table);
+        }
+        let ticket = table.next_ticket();
+        let granted = table.is_free(ticket, &claim);
+        let spans = if claim.alone { &mut table.alone } else { &mut table.shared };
+        spans.insert(ticket, &claim);
+        if !granted {
+            table.waiting.insert(ticket, &claim);
+        }
+        table.entries.insert(ticket, Entry { claim, granted, left: false });
+        (ticket, granted)
+    }
+
+    /// Whether a claim is granted by now.
+    #[must_use]
+    pub fn is_granted(&self, ticket: u64) -> bool {
+        self.lock().entries.get(&ticket).is_some_and(|entry| entry.granted)
+    }
+
+    /// A connection is closed, and a disk has a change of its that was not claimed: the ticket by
+    /// which it keeps its blocks until it is home, and the ticket is given up.
+    #[must_use]
+    pub fn leave(&self, claim: RangeLock) -> u64 {
+        let mut table = self.lock();
+        let ticket = table.next_ticket();
+        table.entries.insert(ticket, Entry { claim, granted: true, left: true });
+        table.left.insert(ticket, &claim);
+        self.note_left(claim.backing, &table);
+        ticket
+    }
+
+    /// The same of a change that has claimed its blocks, and was granted them.
+    pub fn leave_claimed(&self, ticket: u64) {
+        let mut table = self.lock();
+        let Some(entry) = table.entries.get_mut(&ticket) else { return };
+        // A fused command has its blocks to itself in any case.
+        if entry.claim.alone || entry.left || !entry.granted {
+            return;
+        }
+        entry.left = true;
+        let claim = entry.claim;
+        table.shared.remove(ticket, &claim);
+        table.left.insert(ticket, &claim);
+        self.note_left(claim.backing, &table);
+    }
+
+    /// Gives a claim up, granted or not.
+    pub fn give_up(&self, ticket: u64) {
+        let mut table = self.lock();
+        let Some(Entry { claim, granted, left }) = table.entries.remove(&ticket) else { return };
+        let spans = match (left, claim.alone) {
+            (true, _) => &mut table.left,
+            (false, true) => &mut table.alone,
+            (false, false) => &mut table.shared,
+        };
+        spans.remove(ticket, &claim);
+        if !granted {
+            table.waiting.remove(ticket, &claim);
+        }
+        if left {
+            self.note_left(claim.backing, &table);
+        }
+        // Nobody else has waited for it.
+        let met: Vec<u64> = table.waiting.meeting(&claim).collect();
+        self.grant(met, &mut table);
+    }
+
+    /// A reactor has looked: from now on it claims whatever it changes, and has so many changes at
+    /// its disks that were not claimed. Each of them ends with [`RangeLocks::settled`].
+    pub fn settle(&self, unclaimed: u32) {
+        let mut table = self.lock();
+        table.awaited += u64::from(unclaimed);
+        self.await_less(&mut table);
+    }
+
+    /// A change that was not claimed is home.
+    pub fn settled(&self) {
+        self.await_less(&mut self.lock());
+    }
+
+    #[cold]
+    fn watches(&self, what: u8, backing: DeviceId) -> bool {
+        let (word, bit) = place_of(backing);
+        what & FUSED != 0 || self.left[word].load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Raises the flag, unless it is up.
+    fn watch(&self, table: &mut Table) {
+        table.calm = 0;
+        if !table.watched {
+            table.watched = true;
+            table.awaited = self.reactors.len() as u64;
+            self.watching.fetch_or(FUSED, Ordering::Relaxed);
+            self.round.fetch_add(1, Ordering::Release);
+            self.reactors.iter().for_each(|reactor| reactor.wake());
+        }
+    }
+
+    /// Takes it down when that was long ago.
+    fn relax(&self, table: &mut Table) {
+        table.calm = table.calm.saturating_add(1);
+        if table.calm > CALM && table.watched && table.awaited == 0 && table.alone.is_empty() {
+            table.watched = false;
+            self.watching.fetch_and(!FUSED, Ordering::Relaxed);
+        }
+    }
+
+    /// Says whether closed connections have left something at a store.
+    fn note_left(&self, backing: DeviceId, table: &Table) {
+        let (word, bit) = place_of(backing);
+        match table.left.has(backing) {
+            true => self.left[word].fetch_or(bit, Ordering::Relaxed),
+            false => self.left[word].fetch_and(!bit, Ordering::Relaxed),
+        };
+        match table.left.is_empty() {
+            true => self.watching.fetch_and(!LEFT, Ordering::Relaxed),
+            false => self.watching.fetch_or(LEFT, Ordering::Relaxed),
+        };
+    }
+
+    fn await_less(&self, table: &mut Table) {
+        table.awaited = table.awaited.saturating_sub(1);
+        if table.awaited == 0 && !table.alone.is_empty() {
+            let all = table.waiting.tickets().collect();
+            self.grant(all, table);
+        }
+    }
+
+    /// Grants those of these claims in whose way nothing is any more.
+    fn grant(&self, waiting: Vec<u64>, table: &mut Table) {
+        for ticket in waiting {
+            let Some(&Entry { claim, .. }) = table.entries.get(&ticket) else { continue };
+            if !table.is_free(ticket, &claim) {
+                continue;
+            }
+            table.waiting.remove(ticket, &claim);
+            table.entries.insert(ticket, Entry { claim, granted: true, left: false });
+            if let Some(reactor) = self.reactors.get(claim.reactor) {
+                reactor.wake();
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn next_ticket(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Whether no earlier claim, granted or not, is in the way of this one, nor anything that was
+    /// left.
+    fn is_free(&self, ticket: u64, claim: &RangeLock) -> bool {
+        let meets = |spans: &IntervalIndex| spans.meeting(claim).any(|earlier| earlier < ticket);
+        if self.left.meeting(claim).next().is_some() {
+            return false;
+        }
+        match claim.alone {
+            true => self.awaited == 0 && !meets(&self.alone) && !meets(&self.shared),
+            false => !meets(&self.alone),
+        }
+    }
+}
+
+impl RangeLock {
+    /// The byte offset behind it.
+    pub(super) fn end(&self) -> u64 {
+        self.at.saturating_add(self.len)
+    }
+}
+
+/// Where the bit of a store is.
+fn place_of(backing: DeviceId) -> (usize, u64) {
+    let number = backing.0 % DeviceId::COUNT;
+    ((number / u64::BITS) as usize, 1 << (number % u64::BITS))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::message::{Mailbox, mailbox};
+    use crate::sched::range_lock::*;
+
+    fn shared(at: u64) -> RangeLock {
+        RangeLock { backing: DeviceId(0), at, len: 4096, alone: false, reactor: 0 }
+    }
+
+    fn alone(at: u64, reactor: usize) -> RangeLock {
+        RangeLock { alone: true, reactor, ..shared(at) }
+    }
+
+    /// For two reactors, watched or not.
+    fn exclusion(watched: bool) -> (RangeLocks, [Mailbox; 2]) {
+        let [(a, to_a), (b, to_b)] = [mailbox().unwrap(), mailbox().unwrap()];
+        let exclusion = RangeLocks::new(vec![a.waker(), b.waker()]);
+        if watched {
+            let (ticket, _) = exclusion.claim(alone(1 << 40, 0));
+            exclusion.settle(0);
+            exclusion.settle(0);
+            exclusion.give_up(ticket);
+            to_a.hush();
+            to_b.hush();
+        }
+        (exclusion, [to_a, to_b])
+    }
+
+    #[test]
+    fn the_first_fused_command_waits_for_all_changes_that_nobody_has_claimed() {
+        let (exclusion, mail) = exclusion(false);
+        assert!(!exclusion.is_watching(DeviceId(0)));
+        let (ticket, granted) = exclusion.claim(alone(0, 1));
+        assert!(!granted && exclusion.is_watching(DeviceId(0)) && exclusion.round() == 1);
+        assert!(mail.iter().all(Mailbox::hush), "all reactors are asked to look");
+        exclusion.settle(2);
+        exclusion.settled();
+        exclusion.settle(0);
+        assert!(!exclusion.is_granted(ticket), "one is still under way");
+        assert!(!mail[1].hush());
+        exclusion.settled();
+        assert!(exclusion.is_granted(ticket) && mail[1].hush() && !mail[0].hush());
+        exclusion.give_up(ticket);
+        let (ticket, granted) = exclusion.claim(alone(0, 1));
+        assert!(granted && exclusion.round() == 1, "changes are watched already");
+        exclusion.give_up(ticket);
+    }
+
+    #[test]
+    fn changes_keep_out_of_the_way_of_fused_commands_and_not_of_each_other() {
+        let (exclusion, mail) = exclusion(true);
+        let (first, granted) = exclusion.claim(shared(0));
+        assert!(granted);
+        let (second, granted) = exclusion.claim(shared(0));
+        assert!(granted, "two writes of one block are the hosts' affair");
+        let (fused, granted) = exclusion.claim(alone(0, 1));
+        assert!(!granted);
+        let (third, granted) = exclusion.claim(shared(0));
+        assert!(!granted, "nobody overtakes");
+        let elsewhere = [shared(4096), RangeLock { backing: DeviceId(1), ..shared(0) }];
+        for claim in elsewhere {
+            let (ticket, granted) = exclusion.claim(claim);
+            assert!(granted, "{claim:?}");
+            exclusion.give_up(ticket);
+        }
+        exclusion.give_up(first);
+        assert!(!exclusion.is_granted(fused));
+        exclusion.give_up(second);
+        assert!(exclusion.is_granted(fused) && mail[1].hush());
+        assert!(!exclusion.is_granted(third));
+        exclusion.give_up(fused);
+        assert!(exclusion.is_granted(third) && mail[0].hush());
+        exclusion.give_up(third);
+    }
+
+    #[test]
+    fn fused_commands_have_their_blocks_one_after_another() {
+        let (exclusion, _mail) = exclusion(true);
+        let tickets: Vec<u64> = (0..4).map(|_| exclusion.claim(alone(0, 0)).0).collect();
+        let granted = || tickets.iter().map(|t| exclusion.is_granted(*t)).collect::<Vec<_>>();
+        assert_eq!(granted(), [true, false, false, false]);
+        // One that waits goes: the others are none the wiser.
+        exclusion.give_up(tickets[1]);
+        assert_eq!(granted(), [true, false, false, false]);
+        exclusion.give_up(tickets[0]);
+        assert_eq!(granted(), [false, false, true, false]);
+        exclusion.give_up(tickets[2]);
+        assert_eq!(granted(), [false, false, false, true]);
+    }
+
+    #[test]
+    fn after_many_changes_nobody_watches_and_the_next_fused_command_begins_anew() {
+        let (exclusion, _mail) = exclusion(true);
+        let mut changes = 0;
+        while exclusion.is_watching(DeviceId(0)) {
+            let (ticket, granted) = exclusion.claim(shared(0));
+            assert!(granted);
+            exclusion.give_up(ticket);
+            changes += 1;
+        }
+        assert_eq!(changes, CALM + 1);
+        let (ticket, granted) = exclusion.claim(alone(0, 0));
+        assert!(!granted && exclusion.round() == 2);
+        exclusion.settle(0);
+        exclusion.settle(0);
+        assert!(exclusion.is_granted(ticket));
+    }
+
+    /// Whether a write of these blocks may begin.
+    fn may_write(exclusion: &RangeLocks, at: u64) -> bool {
+        let (ticket, granted) = exclusion.claim(shared(at));
+        exclusion.give_up(ticket);
+        granted
+    }
+
+    #[test]
+    fn what_a_closed_connection_has_left_keeps_later_changes_from_its_blocks() {
+        let (exclusion, mail) = exclusion(false);
+        let (here, there) = (DeviceId(0), DeviceId(64));
+        let old = exclusion.leave(RangeLock { len: 8192, ..shared(4096) });
+        assert!(exclusion.is_watching(here) && !exclusion.is_watching(there));
+        let granted = [0, 4096, 8192, 12288].map(|at| may_write(&exclusion, at));
+        assert_eq!((granted, exclusion.round()), ([true, false, false, true], 0));
+        let other = exclusion.leave(RangeLock { backing: there, ..shared(4096) });
+        assert!(exclusion.is_watching(there));
+        let (waiting, granted) = exclusion.claim(RangeLock { reactor: 1, ..shared(8192) });
+        assert!(!granted);
+        exclusion.give_up(other);
+        assert!(!exclusion.is_granted(waiting) && !exclusion.is_watching(there));
+        assert!(!mail[1].hush());
+        exclusion.give_up(old);
+        assert!(exclusion.is_granted(waiting) && mail[1].hush() && !mail[0].hush());
+        assert!(!exclusion.is_watching(here), "the next ask nobody");
+        exclusion.give_up(waiting);
+    }
+
+    /// It is older than all that waits, whenever its connection is closed.
+    #[test]
+    fn who_has_claimed_before_a_connection_closes_waits_for_what_it_has_left() {
+        let (exclusion, _mail) = exclusion(true);
+        let (old, granted) = exclusion.claim(shared(0));
+        assert!(granted);
+        let (fused, granted) = exclusion.claim(alone(0, 0));
+        assert!(!granted);
+        let (new, granted) = exclusion.claim(shared(0));
+        assert!(!granted);
+        exclusion.leave_claimed(old);
+        let unclaimed = exclusion.leave(shared(0));
+        exclusion.give_up(fused);
+        assert!(!exclusion.is_granted(new));
+        exclusion.give_up(old);
+        assert!(!exclusion.is_granted(new), "there are two");
+        exclusion.give_up(unclaimed);
+        assert!(exclusion.is_granted(new));
+        // What has its blocks to itself, or has not begun, is left as it is.
+        let (fused, granted) = exclusion.claim(alone(0, 0));
+        assert!(!granted);
+        exclusion.leave_claimed(fused);
+        exclusion.give_up(new);
+        assert!(exclusion.is_granted(fused));
+        exclusion.leave_claimed(fused);
+        assert!(!may_write(&exclusion, 0) && may_write(&exclusion, 4096));
+        exclusion.give_up(fused);
+        assert!(may_write(&exclusion, 0));
+    }
+
+    /// What is left may stay for as long as a disk hangs, and does not count among fused commands.
+    #[test]
+    fn changes_of_other_stores_are_not_watched_for_what_was_left() {
+        let (exclusion, _mail) = exclusion(true);
+        let old = exclusion.leave(shared(0));
+        let mut changes = 0;
+        while exclusion.is_watching(DeviceId(1)) {
+            assert!(may_write(&exclusion, 4096));
+            changes += 1;
+        }
+        assert_eq!(changes, CALM + 1);
+        assert!(exclusion.is_watching(DeviceId(0)));
+        exclusion.give_up(old);
+        assert!(!exclusion.is_watching(DeviceId(0)));
+    }
+}

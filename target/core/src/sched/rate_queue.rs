@@ -1,0 +1,337 @@
+//! Queue of commands that wait for a rate limit on a reactor, in order of admission.
+//!
+//! Each association has a line. Of those in it that go to one namespace, the first ones book, and
+//! no more than a slice of the limited time at once; the next book when those have begun. So
+//! bookings of all who are at a limit come one behind the other, each a slice: they get equal
+//! shares, on whichever reactors they are, as long as each has a slice of commands waiting.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::subsystem::rate_limit::Grant;
+
+/// How much of the limited time one line may have booked, beyond its first command: enough that a
+/// reactor which wakes a little late has lost nothing to others, little enough that a few commands
+/// fill it. Where commands of others take longer, as long as those, so that bytes are shared
+/// equally as well.
+const SLICE: Duration = Duration::from_micros(200);
+
+/// Namespaces whose longest commands are remembered apart.
+const LENGTHS: usize = 16;
+
+/// Namespaces of one line that are told apart; commands for others wait until those ahead are gone.
+const APART: usize = 8;
+
+/// The lines of a reactor. Bounded by the slots of all queues.
+#[derive(Debug, Default)]
+pub struct RateLimitQueue {
+    /// By share ([`crate::sched::buffers::BufferScheduler::join`]).
+    lines: Vec<VecDeque<Entry>>,
+    /// Whose turn it is.
+    turn: usize,
+    count: usize,
+    due: Option<Instant>,
+    /// What the longest commands have taken lately, by namespace.
+    longest: [Duration; LENGTHS],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    key: u32,
+    slot: u16,
+    nsid: u32,
+    booked: Option<Grant>,
+}
+
+impl RateLimitQueue {
+    /// Of this share so many commands can wait at once, from now on: there is room for all, so that
+    /// nothing is allocated when they do.
+    pub fn join(&mut self, share: u32, commands: usize) {
+        let at = share as usize;
+        if self.lines.len() <= at {
+            self.lines.resize_with(at + 1, VecDeque::new);
+        }
+        let line = &mut self.lines[at];
+        line.reserve_exact(commands.saturating_sub(line.len()));
+    }
+
+    /// Nobody has this share any more, and none of its commands waits.
+    pub fn leave(&mut self, share: u32) {
+        if let Some(line) = self.lines.get_mut(share as usize) {
+            *line = VecDeque::new();
+        }
+    }
+
+    /// When [`RateLimitQueue::next`] may have somebody, if anybody waits.
+    #[inline]
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Whether a command may book before it waits: nobody of its line is ahead of it.
+    #[must_use]
+    pub fn may_book(&self, share: u32, nsid: u32) -> bool {
+        self.lines.get(share as usize).is_none_or(|line| line.iter().all(|e| e.nsid != nsid))
+    }
+
+    /// Puts a command at the end of its line, with what it has booked.
+    pub fn push(&mut self, share: u32, (key, slot): (u32, u16), nsid: u32, booked: Option<Grant>) {
+        let Some(line) = self.lines.get_mut(share as usize) else { return };
+        line.push_back(Entry { key, slot, nsid, booked });
+        self.count += 1;
+        if let Some(Grant { start, .. }) = booked {
+            self.due = Some(self.due.map_or(start, |due| due.min(start)));
+        }
+    }
+
+    /// A queue closes: none of its commands waits any more.
+    /// What they have booked is given back by `refund`.
+    pub fn forget(&mut self, key: u32, mut refund: impl FnMut(u16, &Grant)) {
+        self.retain(|entry| {
+            let stays = entry.key != key;
+            if let (false, Some(booking)) = (stays, &entry.booked) {
+                refund(entry.slot, booking);
+            }
+            stays
+        });
+    }
+
+    /// A command ends before its turn. Gives what it has booked, which is to be given back.
+    pub fn remove(&mut self, key: u32, slot: u16) -> Option<Grant> {
+        let mut booked = None;
+        self.retain(|entry| {
+            let stays = (entry.key, entry.slot) != (key, slot);
+            if !stays {
+                booked = entry.booked;
+            }
+            stays
+        });
+        booked
+    }
+
+    /// Limits change: what has not begun gives back by `refund` what it has booked, under the limits
+    /// of before, and books anew.
+    pub fn change(&mut self, now: Instant, mut refund: impl FnMut(u32, u16, &Grant)) {
+        for entry in self.lines.iter_mut().flatten() {
+            if let Some(booking) = entry.booked.take() {
+                refund(entry.key, entry.slot, &booking);
+            }
+        }
+        self.due = (self.count > 0).then_some(now);
+    }
+
+    /// The next command that may begin now, out of its line. `book` books for a command; none: it
+    /// is under no limit any more.
+    pub fn next(
+        &mut self,
+        now: Instant,
+        mut book: impl FnMut(u32, u16) -> Option<Grant>,
+    ) -> Option<(u32, u16)> {
+        if self.due.is_none_or(|due| due > now) {
+            return None;
+        }
+        let mut due = None;
+        for step in 0..self.lines.len() {
+            let at = (self.turn + step) % self.lines.len();
+            let (line, longest) = (&mut self.lines[at], &mut self.longest);
+            if let Some((key, slot)) = first_of(line, now, longest, &mut book, &mut due) {
+                self.turn = at + 1;
+                self.count -= 1;
+                return Some((key, slot));
+            }
+        }
+        self.due = due;
+        None
+    }
+
+    /// Places in each line.
+    #[cfg(test)]
+    pub(crate) fn capacities(&self) -> impl Iterator<Item = usize> {
+        self.lines.iter().map(VecDeque::capacity)
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
+        if self.count > 0 {
+            self.lines.iter_mut().for_each(|line| line.retain(&mut keep));
+            self.count = self.lines.iter().map(VecDeque::len).sum();
+        }
+    }
+}
+
+/// Takes out the first of a line that may begin; books for those who may. Without one, `due` is
+/// when there will be.
+fn first_of(
+    line: &mut VecDeque<Entry>,
+    now: Instant,
+    longest: &mut [Duration; LENGTHS],
+    book: &mut impl FnMut(u32, u16) -> Option<Grant>,
+    due: &mut Option<Instant>,
+) -> Option<(u32, u16)> {
+    let mut ahead = [(0, Duration::ZERO); APART];
+    for at in 0..line.len() {
+        let entry = &mut line[at];
+        // The place of its namespace, or the first free one; no namespace has the id 0.
+        let apart = ahead.iter_mut().find(|(nsid, _)| *nsid == entry.nsid || *nsid == 0);
+        let Some((nsid, booked)) = apart else { continue };
+        *nsid = entry.nsid;
+        let longest = &mut longest[entry.nsid as usize % LENGTHS];
+        let booking = match entry.booked {
+            Some(booking) => Some(booking),
+            None if *booked >= SLICE.max(*longest) => continue,
+            None => book(entry.key, entry.slot),
+        };
+        if let (None, Some(new)) = (entry.booked, booking) {
+            // What was long once is forgotten after a while.
+            *longest = new.takes.max(*longest - *longest / 1024);
+        }
+        entry.booked = booking;
+        match booking {
+            Some(booking) if booking.start > now => {
+                // At least something, so that whoever is first waits for itself alone.
+                *booked += booking.takes.max(Duration::from_nanos(1));
+                *due = Some(due.map_or(booking.start, |due| due.min(booking.start)));
+            }
+            _ => return line.remove(at).map(|entry| (entry.key, entry.slot)),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sched::rate_queue::*;
+    use crate::subsystem::rate_limit::{Limit, Limiter};
+    use std::collections::BTreeMap;
+
+    /// Reactors with lines at one limiter, each woken late by its own time.
+    struct Stage {
+        now: Instant,
+        limiter: Limiter,
+        reactors: Vec<(RateLimitQueue, Duration)>,
+        begun: BTreeMap<(usize, u32), u32>,
+    }
+
+    impl Stage {
+        /// Lines as they are on each reactor: how many commands each always has waiting.
+        fn new(limit: Limit, reactors: &[(&[u16], u64)]) -> Stage {
+            let now = Instant::now();
+            let mut stage = Stage {
+                now,
+                limiter: Limiter::new(limit, now),
+                reactors: Vec::new(),
+                begun: BTreeMap::new(),
+            };
+            for (lines, late_us) in reactors {
+                let mut tolls = RateLimitQueue::default();
+                for (share, depth) in lines.iter().enumerate() {
+                    tolls.join(share as u32, 256);
+                    (0..*depth)
+                        .for_each(|slot| tolls.push(share as u32, (share as u32, slot), 1, None));
+                }
+                tolls.change(now, |_, _, _| {});
+                stage.reactors.push((tolls, Duration::from_micros(*late_us)));
+            }
+            stage
+        }
+
+        /// Everybody comes again as soon as it has begun, for so long.
+        fn run(&mut self, time: Duration, bytes: impl Fn(u32) -> u64) {
+            let end = self.now + time;
+            loop {
+                let next =
+                    |(tolls, late): &(RateLimitQueue, Duration)| tolls.due().map(|due| due + *late);
+                let Some(at) = self.reactors.iter().filter_map(next).min() else { return };
+                self.now = self.now.max(at);
+                if self.now > end {
+                    return;
+                }
+                for (reactor, (tolls, late)) in self.reactors.iter_mut().enumerate() {
+                    if tolls.due().is_none_or(|due| due + *late > self.now) {
+                        continue;
+                    }
+                    let (now, limiter) = (self.now, &self.limiter);
+                    while let Some((key, slot)) =
+                        tolls.next(now, |key, _| Some(limiter.book(now, bytes(key))))
+                    {
+                        *self.begun.entry((reactor, key)).or_default() += 1;
+                        tolls.push(key, (key, slot), 1, None);
+                    }
+                }
+            }
+        }
+
+        #[track_caller]
+        fn shares(&self, weights: &[((usize, u32), u32)], expected: f64, within: f64) {
+            for (line, weight) in weights {
+                let got = f64::from(self.begun[line] * weight);
+                assert!((got / expected - 1.0).abs() < within, "{line:?}: {:?}", self.begun);
+            }
+        }
+    }
+
+    fn iops(iops: u32) -> Limit {
+        Limit { iops: Some(iops), ..Limit::default() }
+    }
+
+    #[test]
+    fn a_limit_is_held_and_shared_equally_whatever_the_depth() {
+        for (rate, shallow) in [(500, 1), (20_000, 4)] {
+            let mut stage = Stage::new(iops(rate), &[(&[128, shallow], 50)]);
+            stage.run(Duration::from_secs(10), |_| 0);
+            // The burst is a hundredth of the time.
+            let each = f64::from(rate) * 5.05;
+            stage.shares(&[((0, 0), 1), ((0, 1), 1)], each, 0.02);
+        }
+    }
+
+    #[test]
+    fn reactors_share_a_limit_also_when_one_of_them_wakes_late() {
+        let limit = Limit { burst_ms: 10, ..iops(50_000) };
+        let mut stage = Stage::new(limit, &[(&[128], 5), (&[128], 100)]);
+        stage.run(Duration::from_secs(2), |_| 0);
+        stage.shares(&[((0, 0), 1), ((1, 0), 1)], 50_250.0, 0.03);
+    }
+
+    #[test]
+    fn bandwidth_is_shared_by_bytes() {
+        let limit = Limit { bandwidth: Some(100 << 20), ..Limit::default() };
+        let mut stage = Stage::new(limit, &[(&[64, 64], 50)]);
+        stage.run(Duration::from_secs(10), |key| if key == 0 { 4096 } else { 64 << 10 });
+        stage.shares(&[((0, 0), 4), ((0, 1), 64)], f64::from(505 << 10), 0.03);
+    }
+
+    #[test]
+    fn namespaces_do_not_wait_for_each_other() {
+        let now = Instant::now();
+        let mut tolls = RateLimitQueue::default();
+        tolls.join(0, 8);
+        let second = Duration::from_secs(1);
+        let far = Grant { start: now + second, takes: second, bytes: 7 };
+        tolls.push(0, (0, 0), 1, Some(far));
+        assert!(!tolls.may_book(0, 1) && tolls.may_book(0, 2));
+        tolls.push(0, (0, 1), 1, None);
+        tolls.push(0, (0, 2), 2, None);
+        let mut refunded = Vec::new();
+        tolls.change(now, |key, slot, booking| refunded.push((key, slot, *booking)));
+        assert_eq!(refunded, [(0, 0, far)]);
+        let book = |_, slot| (slot != 2).then_some(far);
+        assert_eq!(tolls.next(now, book), Some((0, 2)), "of which the limit is gone");
+        let mut booked = 0;
+        let counted = |_, _| {
+            booked += 1;
+            Some(far)
+        };
+        assert_eq!(tolls.next(now, counted), None);
+        assert_eq!((booked, tolls.due()), (0, Some(far.start)), "one slice at a time");
+        assert_eq!((tolls.remove(0, 0), tolls.remove(0, 1)), (Some(far), None));
+        tolls.push(0, (0, 1), 1, None);
+        assert_eq!(tolls.next(far.start, book), Some((0, 1)), "the next one books now");
+        tolls.push(0, (0, 3), 1, Some(far));
+        let mut refunded = Vec::new();
+        tolls.forget(0, |slot, booking| refunded.push((slot, *booking)));
+        assert_eq!(refunded, [(3, far)]);
+        assert_eq!((tolls.count, tolls.next(far.start, book)), (0, None));
+        assert_eq!(tolls.due(), None);
+    }
+}

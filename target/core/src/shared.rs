@@ -1,0 +1,68 @@
+//! State shared by the poll groups of a target.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::diag::RecentDisconnects;
+use crate::message::Sender;
+use crate::registry::Registry;
+use crate::sched::Offload;
+use crate::sched::range_lock::RangeLocks;
+use crate::stats::ReactorStats;
+use crate::subsystem::power::PowerMeter;
+
+/// State shared by the poll groups of a target.
+#[derive(Debug)]
+pub struct Shared {
+    /// Subsystems, listeners, hosts and controllers.
+    pub registry: Arc<Registry>,
+    /// Which command changes which blocks.
+    pub range_locks: RangeLocks,
+    /// Who carries out what may wait.
+    pub offload: Arc<dyn Offload>,
+    /// Since when the target has power.
+    pub power: PowerMeter,
+    /// The hosts that were refused or disconnected, and why.
+    pub disconnects: RecentDisconnects,
+    stats: Vec<Arc<ReactorStats>>,
+}
+
+impl Shared {
+    /// What the reactors of a registry share. This is the first time that the target has power.
+    #[must_use]
+    pub fn new(registry: Arc<Registry>, offload: impl Offload + 'static) -> Shared {
+        let reactors = registry.reactors();
+        Shared {
+            range_locks: RangeLocks::new(reactors.iter().map(Sender::waker).collect()),
+            stats: reactors.iter().map(|_| Arc::default()).collect(),
+            offload: Arc::new(offload),
+            power: PowerMeter::default(),
+            disconnects: RecentDisconnects::default(),
+            registry,
+        }
+    }
+
+    /// With what is known of earlier times.
+    #[must_use]
+    pub fn with_power(self, power: PowerMeter) -> Shared {
+        Shared { power, ..self }
+    }
+
+    /// What a reactor counts.
+    #[must_use]
+    pub fn observer(&self, reactor: usize) -> Option<&Arc<ReactorStats>> {
+        self.stats.get(reactor)
+    }
+
+    /// What all reactors count.
+    #[must_use]
+    pub fn observers(&self) -> &[Arc<ReactorStats>] {
+        &self.stats
+    }
+
+    /// Sets from which time on a command is slow; zero: none is.
+    pub fn set_slow(&self, slow: Duration) {
+        let ns = slow.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.stats.iter().for_each(|observer| observer.set_slow_ns(ns));
+    }
+}

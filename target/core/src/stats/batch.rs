@@ -1,0 +1,233 @@
+//! Batches equal completions, so that they are counted together.
+//!
+//! The marks of a command are the times of turns. So commands that a host has sent together and
+//! that fared alike entered every stage at the same times, to the nanosecond, and what is to be added
+//! for each of them is the same. A run of such commands is counted at once when it ends: when
+//! another command comes that fared otherwise, and in any case when all that has come from the
+//! fabric is dealt with.
+
+use std::sync::Arc;
+
+use super::io_stats::{Batch, IoStats, Kind};
+use super::stage_timer::{self, Stage, StageTimer};
+
+/// Queue, namespace and kind of a command: a queue, a namespace and an operation code.
+pub type BatchKey = (u32, u32, u8);
+
+/// When the capsule came of no command: one that had a slot before.
+const NEVER: u64 = u64::MAX;
+
+/// A run of commands, of which one reactor has one at a time.
+///
+/// It keeps the row that it was counted in last, so that row is not folded when its host has gone.
+#[derive(Debug)]
+pub struct CompletionBatch {
+    /// When the stages of each began, and when each was over.
+    began_ns: [u64; Stage::ALL.len()],
+    end_ns: u64,
+    whose: BatchKey,
+    alike: Batch,
+    /// They are to be noted one by one.
+    slow: bool,
+    /// Where those of `whose` are counted.
+    counted_in: Option<(Arc<IoStats>, Kind)>,
+}
+
+impl Default for CompletionBatch {
+    fn default() -> CompletionBatch {
+        CompletionBatch {
+            began_ns: [NEVER, 0, 0, 0, 0, 0],
+            end_ns: 0,
+            whose: BatchKey::default(),
+            alike: Batch::default(),
+            slow: false,
+            counted_in: None,
+        }
+    }
+}
+
+impl CompletionBatch {
+    /// Whether a command that is over now goes on with this run.
+    #[inline]
+    #[must_use]
+    pub fn goes_on(&self, whose: BatchKey, clock: &StageTimer) -> bool {
+        // Without branches and calls: most commands that come home together are alike.
+        let each = self.began_ns.iter().zip(clock.began_ns());
+        let differ = each.fold(0, |differ, (own, other)| differ | (own ^ other));
+        differ == 0 && self.whose == whose
+    }
+
+    /// Whether it is known where commands like these are counted.
+    #[inline]
+    #[must_use]
+    pub fn knows(&self, whose: BatchKey) -> bool {
+        self.whose == whose && self.counted_in.is_some()
+    }
+
+    /// Counts the run. What comes next is of these, and counted there.
+    #[cold]
+    pub fn count_in(&mut self, whose: BatchKey, row: &Arc<IoStats>, kind: Kind) {
+        self.end();
+        (self.whose, self.counted_in) = (whose, Some((Arc::clone(row), kind)));
+    }
+
+    /// The same of nobody known: who had that name may have gone.
+    #[cold]
+    pub fn forget(&mut self) {
+        self.end();
+        self.counted_in = None;
+    }
+
+    /// Counts the run, and begins another one of the same, with one that is over at `end_ns`: `slow`
+    /// or not.
+    #[inline]
+    pub fn begin(&mut self, clock: &StageTimer, end_ns: u64, slow: bool) {
+        self.end();
+        (self.began_ns, self.end_ns, self.slow) = (*clock.began_ns(), end_ns, slow);
+    }
+
+    /// A command of the run that has begun, which has moved so many bytes; true when it is slow.
+    #[inline]
+    #[must_use]
+    pub fn add(&mut self, bytes: u32) -> bool {
+        let alike = &mut self.alike;
+        alike.commands = alike.commands.wrapping_add(1);
+        alike.bytes = alike.bytes.wrapping_add(bytes.into());
+        self.slow
+    }
+
+    /// The same of one that has failed.
+    #[cold]
+    #[must_use]
+    pub fn add_failure(&mut self) -> bool {
+        self.alike.failures = self.alike.failures.wrapping_add(1);
+        self.add(0)
+    }
+
+    /// Counts the run: what comes next begins another one.
+    #[inline]
+    pub fn end(&mut self) {
+        if self.alike.commands > 0 {
+            self.count();
+        }
+    }
+
+    fn count(&mut self) {
+        if let Some((row, kind)) = &self.counted_in {
+            let stages = stage_timer::stages(&self.began_ns, self.end_ns);
+            row.kinds[*kind as usize].count(&self.alike, stages);
+        }
+        self.alike = Batch::default();
+        self.began_ns[Stage::Receive as usize] = NEVER;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::super::reactor_stats::ReactorStats;
+    use crate::stats::batch::*;
+
+    const READ: BatchKey = (1, 1, 2);
+
+    /// When the commands of these tests come, and when they are over.
+    const CAME_NS: u64 = 1_000_000;
+    const END_NS: u64 = 2_000_000;
+
+    /// Of a command that was with the disk for so long, and then answered.
+    fn clock(disk_ns: u64) -> StageTimer {
+        let mut clock = StageTimer::default();
+        clock.start(CAME_NS, CAME_NS);
+        clock.enter(Stage::Disk, CAME_NS);
+        clock.enter(Stage::Reply, CAME_NS + disk_ns);
+        clock
+    }
+
+    /// A command of the run, or the first of another one.
+    fn observe(
+        run: &mut CompletionBatch,
+        whose: BatchKey,
+        row: &Arc<IoStats>,
+        disk_ns: u64,
+        bytes: u32,
+    ) {
+        if !run.goes_on(whose, &clock(disk_ns)) {
+            if !run.knows(whose) {
+                run.count_in(whose, row, Kind::Read);
+            }
+            run.begin(&clock(disk_ns), END_NS, disk_ns > 80_000);
+        }
+        let slow = if bytes == 0 { run.add_failure() } else { run.add(bytes) };
+        assert_eq!(slow, disk_ns > 80_000);
+    }
+
+    #[test]
+    fn every_command_is_counted_once_as_if_it_were_alone() {
+        let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();
+        let observer = Arc::<ReactorStats>::default();
+        let rows = observer.rows(nqn("disk"), nqn("host"), [1, 2].into_iter());
+        let (one, two) = (rows.of(1), rows.of(2));
+        let commands = [
+            (READ, one, 5_000, 512),
+            (READ, one, 5_000, 1024),
+            (READ, one, 5_000, 0),
+            (READ, one, 90_000, 512),
+            ((1, 2, 2), two, 90_000, 512),
+            ((2, 1, 2), one, 90_000, 512),
+            ((2, 1, 2), one, 90_000, 512),
+            (READ, one, 5_000, 512),
+        ];
+        let mut run = CompletionBatch::default();
+        for (whose, row, disk_ns, bytes) in commands {
+            observe(&mut run, whose, row, disk_ns, bytes);
+        }
+        run.end();
+        run.end();
+        assert!(!run.goes_on(READ, &clock(5_000)), "it has ended");
+        for row in [one, two] {
+            let fresh = Arc::<ReactorStats>::default();
+            let alone = fresh.rows(nqn("disk"), nqn("host"), [1].into_iter());
+            let of = |it: &&(BatchKey, &Arc<IoStats>, u64, u32)| Arc::ptr_eq(it.1, row);
+            let mine: Vec<_> = commands.iter().filter(of).collect();
+            let (tally, expected) = (&row.kinds[0], &alone.of(1).kinds[0]);
+            for (_, _, disk_ns, bytes) in &mine {
+                let bytes = u64::from(*bytes);
+                let one = Batch { commands: 1, bytes, failures: u64::from(bytes == 0) };
+                let reply_ns = END_NS - CAME_NS - disk_ns;
+                let stages = [(Stage::Disk, *disk_ns), (Stage::Reply, reply_ns)];
+                expected.count(&one, stages.map(|(stage, ns)| (stage as usize, ns)));
+            }
+            let got = (tally.total.read(), tally.bytes.load(Ordering::Relaxed));
+            assert_eq!(got, (expected.total.read(), expected.bytes.load(Ordering::Relaxed)));
+            assert_eq!(got.0.iter().sum::<u64>(), mine.len() as u64);
+            assert_eq!(format!("{tally:?}"), format!("{expected:?}"), "everything");
+        }
+    }
+
+    /// A queue that has gone leaves its key to another one.
+    #[test]
+    fn who_comes_after_it_was_forgotten_is_counted_where_he_belongs() {
+        let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();
+        let observer = Arc::<ReactorStats>::default();
+        let before = observer.rows(nqn("disk"), nqn("gone"), [1].into_iter());
+        let after = observer.rows(nqn("disk"), nqn("new"), [1].into_iter());
+        let mut run = CompletionBatch::default();
+        assert!(!run.knows(BatchKey::default()) && !run.knows(READ));
+        observe(&mut run, READ, before.of(1), 5_000, 512);
+        assert!(run.knows(READ));
+        run.forget();
+        assert!(!run.knows(READ));
+        observe(&mut run, READ, after.of(1), 5_000, 512);
+        run.end();
+        let commands = |rows: &super::super::Rows| rows.of(1).kinds[0].total.read().iter().sum();
+        let counts: [u64; 2] = [commands(&before), commands(&after)];
+        assert_eq!(counts, [1, 1]);
+    }
+
+    #[test]
+    fn nothing_goes_on_with_a_run_that_has_not_begun() {
+        assert!(!CompletionBatch::default().goes_on(BatchKey::default(), &StageTimer::default()));
+        assert!(!CompletionBatch::default().goes_on(BatchKey::default(), &clock(0)));
+    }
+}

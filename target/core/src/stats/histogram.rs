@@ -1,0 +1,102 @@
+//! Latency histogram with log-linear buckets: four to each power of two, so a percentile is exact
+//! to a quarter, from a microsecond to a minute.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Nanoseconds of the finest bucket. A power of two, so that nothing is divided on the way of an
+/// I/O; a microsecond is as fine as turns are ever short.
+pub const UNIT_NS: u64 = 1 << 10;
+
+/// Buckets: up to 2^26 units, 69 s, and one for what is longer.
+pub const BUCKETS: usize = 101;
+
+/// The bucket of a latency.
+#[inline]
+#[must_use]
+pub const fn bucket(ns: u64) -> usize {
+    // From 4 units on the three highest bits are 4 to 7, and each more below them is another four
+    // buckets.
+    const FOUR: u64 = 4 * UNIT_NS;
+    let top = 63 ^ (ns | FOUR).leading_zeros();
+    let at = 4 * (top - FOUR.ilog2()) as usize + (ns >> (top - 2)) as usize;
+    if at < BUCKETS { at } else { BUCKETS - 1 }
+}
+
+/// Nanoseconds that everything in a bucket is below; none for the last.
+#[must_use]
+pub const fn bound_ns(bucket: usize) -> Option<u64> {
+    match bucket {
+        0..4 => Some((bucket as u64 + 1) * UNIT_NS),
+        4..100 => Some((bucket as u64 % 4 + 5) << (bucket / 4 - 1) << UNIT_NS.trailing_zeros()),
+        _ => None,
+    }
+}
+
+/// Counts of one reactor: it alone adds, anybody reads.
+#[derive(Debug)]
+pub struct Histogram([AtomicU64; BUCKETS]);
+
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Histogram {
+    /// Counts a latency that so many commands had.
+    #[inline]
+    pub fn count(&self, ns: u64, commands: u64) {
+        if let Some(cell) = self.0.get(bucket(ns)) {
+            bump(cell, commands);
+        }
+    }
+
+    /// The counts.
+    #[must_use]
+    pub fn read(&self) -> [u64; BUCKETS] {
+        std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed))
+    }
+
+    /// Adds another's counts, which nobody adds to any more.
+    pub fn absorb(&self, other: &Histogram) {
+        self.0.iter().zip(other.read()).for_each(|(cell, by)| bump(cell, by));
+    }
+}
+
+/// Adds to what nobody else writes: a load and a store, without a lock on the line.
+#[inline]
+pub fn bump(cell: &AtomicU64, by: u64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::stats::histogram::*;
+
+    #[test]
+    fn buckets_follow_each_other_without_gaps_and_hold_what_their_bounds_say() {
+        let mut below = 0;
+        for at in 0..BUCKETS - 1 {
+            let bound = bound_ns(at).unwrap();
+            assert_eq!(bucket(below), at);
+            assert_eq!(bucket(bound - 1), at);
+            assert_eq!(bucket(bound), at + 1);
+            assert!(at < 4 || (bound - below) * 4 <= below, "a quarter at most: {at}");
+            below = bound;
+        }
+        assert_eq!(below, 1 << 36, "69 s");
+        assert_eq!((bound_ns(BUCKETS - 1), bucket(u64::MAX)), (None, BUCKETS - 1));
+    }
+
+    #[test]
+    fn a_histogram_takes_in_another() {
+        let (one, two) = (Histogram::default(), Histogram::default());
+        one.count(5_000, 1);
+        two.count(5_000, 1);
+        two.count(u64::MAX, 1);
+        one.absorb(&two);
+        let counts = one.read();
+        assert_eq!((counts[bucket(5_000)], counts[BUCKETS - 1]), (2, 1));
+        assert_eq!(counts.iter().sum::<u64>(), 3);
+    }
+}

@@ -1,0 +1,131 @@
+//! Statistics of one reactor.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::Nqn;
+use rdma::FabricStats;
+
+use super::io_stats::{IoStats, Rows, StatsTable};
+use super::slow_log::{SlowCommand, SlowLog};
+use crate::diag::log_limiter::Totals;
+
+/// Counters of a reactor's poll loop, readable by all threads.
+#[derive(Debug, Default)]
+pub struct PollStats {
+    /// Turns of the loop: it lives as long as this grows.
+    pub turns: AtomicU64,
+    /// Its thread has ended.
+    pub ended: AtomicBool,
+    /// Times it slept.
+    pub sleeps: AtomicU64,
+    /// Nanoseconds in turns that had something to do.
+    pub busy_ns: AtomicU64,
+    /// Turns without anything to do, after which it looked again rather than slept.
+    pub spins: AtomicU64,
+    /// Queue pairs it serves.
+    pub queues: AtomicU64,
+}
+
+/// Written by one reactor, read by whoever wants to know. The locks are taken when a queue
+/// connects, when its subsystem changes, when a command was slow, a few times a second, and by
+/// readers, who only copy pointers.
+#[derive(Debug)]
+pub struct ReactorStats {
+    book: Mutex<StatsTable>,
+    slow: Mutex<SlowLog>,
+    /// From how many nanoseconds on a command is slow; none is as slow as `u64::MAX`.
+    slow_ns: AtomicU64,
+    fabric: Mutex<FabricStats>,
+    /// As of the last look, a few times a second.
+    pub gauges: Gauges,
+}
+
+/// Gauges of a reactor.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    /// Free cells of the pool.
+    pub cells_free: AtomicU64,
+    /// Free receive buffers.
+    pub receives_free: AtomicU64,
+    /// Free bytes for data.
+    pub data_free_bytes: AtomicU64,
+    /// Bytes for data, free or not.
+    pub data_bytes: AtomicU64,
+    /// Commands that wait for data buffers.
+    pub waiters: AtomicU64,
+    /// Hosts refused or dropped, by cause.
+    pub refusals: Totals,
+}
+
+impl Default for ReactorStats {
+    fn default() -> ReactorStats {
+        ReactorStats {
+            book: Mutex::default(),
+            slow: Mutex::default(),
+            slow_ns: AtomicU64::new(u64::MAX),
+            fabric: Mutex::default(),
+            gauges: Gauges::default(),
+        }
+    }
+}
+
+impl ReactorStats {
+    /// The rows of a host for these namespaces. Called by the reactor that this is of.
+    pub fn rows(
+        self: &Arc<Self>,
+        subsystem: Nqn,
+        host: Nqn,
+        nsids: impl Iterator<Item = u32>,
+    ) -> Rows {
+        lock(&self.book).rows(self, subsystem, host, nsids)
+    }
+
+    /// Every row, the one of all others last.
+    #[must_use]
+    pub fn all_rows(&self) -> Vec<Arc<IoStats>> {
+        lock(&self.book).all()
+    }
+
+    /// Says from how many nanoseconds on a command is slow; 0: none is.
+    pub fn set_slow_ns(&self, ns: u64) {
+        let least_ns = if ns == 0 { u64::MAX } else { ns };
+        self.slow_ns.store(least_ns, Ordering::Relaxed);
+    }
+
+    /// Whether a command that took so long is to be noted.
+    #[inline]
+    #[must_use]
+    pub fn is_slow(&self, total_ns: u64) -> bool {
+        total_ns >= self.slow_ns.load(Ordering::Relaxed)
+    }
+
+    /// Notes a slow command.
+    #[cold]
+    pub fn note_slow(&self, command: SlowCommand) {
+        lock(&self.slow).note(command);
+    }
+
+    /// The last slow commands, oldest first, and how many there were in all.
+    #[must_use]
+    pub fn slow(&self) -> (Vec<SlowCommand>, u64) {
+        lock(&self.slow).read()
+    }
+
+    /// Lets the fabric write down what it has counted.
+    pub fn set_fabric(&self, write: impl FnOnce(&mut FabricStats)) {
+        let mut stats = lock(&self.fabric);
+        stats.clear();
+        write(&mut stats);
+    }
+
+    /// What the fabric has counted, as of the last look.
+    #[must_use]
+    pub fn fabric(&self) -> FabricStats {
+        lock(&self.fabric).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,238 @@
+//! Time of a command by stage: each moment belongs to exactly one.
+//!
+//! The marks are the times at which a reactor's turns began, so a stage is known to the length of a
+//! turn: tens of microseconds under load, less when there is little to do. What a command meets
+//! within one turn takes no time; what a turn takes is counted to the stage that lasts over its
+//! end. Nothing is lost or counted twice by that: the stages add up to the total.
+
+/// Stages of a command, in the usual order. One that a command does not need takes no time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Stage {
+    /// The capsule is there; all slots of its queue are still taken.
+    #[default]
+    Receive,
+    /// For a data buffer, for the other half of a fused command, or for who changes the same
+    /// blocks.
+    Wait,
+    /// Data on their way from the host.
+    Pull,
+    /// With the disk.
+    Disk,
+    /// Data on their way to the host, until its transport has acknowledged them.
+    Push,
+    /// The response on its way, until the host's transport has acknowledged it. Where an adapter
+    /// does not wake a sleeping reactor for that, until the reactor fell asleep. (A host that
+    /// acknowledges late makes this long, as user-space hosts do that look at their sockets rarely.)
+    Reply,
+}
+
+impl Stage {
+    /// All, in the order of their numbers.
+    pub const ALL: [Stage; 6] =
+        [Stage::Receive, Stage::Wait, Stage::Pull, Stage::Disk, Stage::Push, Stage::Reply];
+
+    /// A word for it, for labels and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stage::Receive => "receive",
+            Stage::Wait => "wait",
+            Stage::Pull => "pull",
+            Stage::Disk => "disk",
+            Stage::Push => "push",
+            Stage::Reply => "reply",
+        }
+    }
+}
+
+/// A stage that has not begun.
+const NEVER: u64 = u64::MAX;
+
+/// Stands for the last stage while a command is in an earlier one again.
+const BACK: u8 = u8::MAX;
+
+/// The clock of one command. Times are nanoseconds since any one moment.
+///
+/// It only notes when each stage began, which is all that most commands cost; how long they were is
+/// computed when somebody wants to know. A stage lasts until the next one begins that has begun at
+/// all.
+#[derive(Clone, Copy, Debug)]
+pub struct StageTimer {
+    began_ns: [u64; Stage::ALL.len()],
+    /// The last stage, in the order of [`Stage::ALL`], that has begun; or [`BACK`].
+    last: u8,
+    /// With [`BACK`]: where it is, and since when.
+    stage: Stage,
+    since_ns: u64,
+}
+
+impl Default for StageTimer {
+    fn default() -> StageTimer {
+        let began_ns = [NEVER; Stage::ALL.len()];
+        StageTimer { began_ns, last: 0, stage: Stage::Receive, since_ns: 0 }
+    }
+}
+
+impl StageTimer {
+    /// Of a command whose capsule came then and has a slot now. It waits.
+    #[inline]
+    pub fn start(&mut self, came_ns: u64, now_ns: u64) {
+        self.began_ns = [came_ns, now_ns, NEVER, NEVER, NEVER, NEVER];
+        self.last = Stage::Wait as u8;
+    }
+
+    /// Another stage begins, or the same goes on.
+    #[inline]
+    pub fn enter(&mut self, stage: Stage, now_ns: u64) {
+        if stage as u8 > self.last {
+            self.began_ns[stage as usize] = now_ns;
+            self.last = stage as u8;
+        } else {
+            self.turn(stage, now_ns);
+        }
+    }
+
+    /// When each stage began. Commands of which that is the same fare alike.
+    #[inline]
+    #[must_use]
+    pub fn began_ns(&self) -> &[u64; Stage::ALL.len()] {
+        &self.began_ns
+    }
+
+    /// How long a command that was answered, and is over at `end_ns`, was in each stage, in the
+    /// order of [`Stage::ALL`].
+    #[must_use]
+    pub fn stages_ns(&self, end_ns: u64) -> [u64; Stage::ALL.len()] {
+        let mut stages_ns = [0; Stage::ALL.len()];
+        stages(&self.began_ns, end_ns).for_each(|(stage, ns)| stages_ns[stage] = ns);
+        stages_ns
+    }
+
+    /// The same in all.
+    #[inline]
+    #[must_use]
+    pub fn total_ns(&self, end_ns: u64) -> u64 {
+        end_ns.saturating_sub(self.began_ns[0])
+    }
+
+    /// A stage that is not further than the last one.
+    #[cold]
+    fn turn(&mut self, stage: Stage, now_ns: u64) {
+        if self.last == BACK {
+            // The stages behind began later by as much as it was away from them.
+            let away_ns = now_ns.saturating_sub(self.since_ns);
+            let behind = &mut self.began_ns[self.stage as usize + 1..];
+            behind.iter_mut().for_each(|began_ns| *began_ns = began_ns.saturating_add(away_ns));
+            let last = self.began_ns.iter().rposition(|began_ns| *began_ns != NEVER);
+            self.last = last.unwrap_or_default() as u8;
+        }
+        let began_ns = &mut self.began_ns[stage as usize..];
+        if stage as u8 > self.last {
+            began_ns[0] = now_ns;
+            self.last = stage as u8;
+        } else if (stage as u8) < self.last {
+            // One that it had skipped took no time so far.
+            began_ns[0] = began_ns.iter().copied().min().unwrap_or(now_ns);
+            (self.last, self.stage, self.since_ns) = (BACK, stage, now_ns);
+        }
+    }
+}
+
+/// The stages that took any time, the last one first, and how much: until the next one began, or the
+/// end.
+#[inline]
+pub fn stages(
+    began_ns: &[u64; Stage::ALL.len()],
+    end_ns: u64,
+) -> impl Iterator<Item = (usize, u64)> {
+    let mut next_ns = end_ns;
+    began_ns.iter().enumerate().rev().filter_map(move |(stage, &began_ns)| {
+        // Most of what a command meets it meets within one turn. And a mark may be later than the one
+        // behind it, by what `PollGroup::nap` makes of that: then no time has passed either.
+        let took = (began_ns < next_ns).then(|| (stage, next_ns - began_ns));
+        next_ns = next_ns.min(began_ns);
+        took
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::stats::stage_timer::*;
+
+    #[test]
+    fn stages_have_the_numbers_of_their_order() {
+        for (at, stage) in Stage::ALL.iter().enumerate() {
+            assert_eq!(*stage as usize, at);
+            assert!(Stage::ALL[..at].iter().all(|other| other.name() != stage.name()));
+        }
+    }
+
+    fn started(came_ns: u64, now_ns: u64) -> StageTimer {
+        let mut clock = StageTimer::default();
+        clock.start(came_ns, now_ns);
+        clock
+    }
+
+    #[test]
+    fn a_write_spends_its_time_where_it_is() {
+        let mut clock = started(5, 10);
+        clock.enter(Stage::Pull, 10);
+        clock.enter(Stage::Wait, 40);
+        clock.enter(Stage::Disk, 41);
+        clock.enter(Stage::Disk, 100);
+        clock.enter(Stage::Reply, 141);
+        assert_eq!(clock.stages_ns(150), [5, 1, 30, 100, 0, 9]);
+        assert_eq!(clock.total_ns(150), 145);
+    }
+
+    #[test]
+    fn what_a_slot_had_before_is_forgotten() {
+        let mut clock = started(0, 0);
+        clock.enter(Stage::Push, 7);
+        clock.enter(Stage::Pull, 9);
+        clock.start(20, 21);
+        clock.enter(Stage::Reply, 23);
+        assert_eq!(clock.stages_ns(24), [1, 2, 0, 0, 0, 1]);
+    }
+
+    proptest! {
+        /// Against a clock that adds up what is spent at every step.
+        #[test]
+        fn every_moment_is_spent_in_the_stage_of_then(
+            came in 0..1u64 << 62,
+            steps in prop::collection::vec((0..Stage::ALL.len(), 0..1u64 << 40), 0..20),
+            end in 0..1u64 << 40,
+        ) {
+            let mut now = came + 17;
+            let mut clock = started(came, now);
+            let (mut stage, mut spent) = (Stage::Wait as usize, [17, 0, 0, 0, 0, 0]);
+            for (next, later) in steps.into_iter().chain([(Stage::Reply as usize, end)]) {
+                now += later;
+                spent[stage] += later;
+                stage = next;
+                clock.enter(Stage::ALL[stage], now);
+            }
+            spent[stage] += end;
+            prop_assert_eq!(clock.stages_ns(now + end), spent);
+            prop_assert_eq!(clock.total_ns(now + end), spent.iter().sum::<u64>());
+        }
+
+        #[test]
+        fn stages_add_up_to_the_total_whatever_happens(
+            came in 0..1u64 << 62,
+            steps in prop::collection::vec((0..Stage::ALL.len(), 0..1u64 << 40, any::<bool>()), 0..20),
+        ) {
+            let mut now = came + 17;
+            let mut clock = started(came, now);
+            for (stage, later, back) in steps {
+                now = if back { now.saturating_sub(later).max(came) } else { now + later };
+                clock.enter(Stage::ALL[stage], now);
+            }
+            clock.enter(Stage::Reply, now);
+            let sum = clock.stages_ns(now).iter().sum::<u64>();
+            prop_assert_eq!(sum, clock.total_ns(now));
+        }
+    }
+}

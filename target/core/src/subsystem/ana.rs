@@ -1,0 +1,354 @@
+//! Asymmetric Namespace Access: the state of each ANA group on each path.
+//!
+//! A listener has a state for every group ([`AnaStates`]), the administrator sets it. The queues
+//! of a controller look at the states of the listener that it came through ([`AnaStateTable`]), by one
+//! relaxed load. What its host has been told, and how often that has changed, is its [`AnaLog`].
+//!
+//! Source: NVMe Base Specification 2.0, "Asymmetric Namespace Access Reporting" and "Asymmetric
+//! Namespace Access (Log Identifier 0Ch)".
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use nvme::log::{AnaGroup, AnaHeader, AnaState};
+use nvme::{Sqe, Status};
+
+use crate::subsystem::{MAX_NSID, Subsystem};
+
+/// The largest group id (ANAGRPMAX), and how many groups there may be (NANAGRPID).
+pub const ANA_GROUPS: u32 = 64;
+
+/// Bytes of the longest possible log.
+const ANA_LOG_BYTES: usize =
+    AnaHeader::BYTES + AnaGroup::BYTES * ANA_GROUPS as usize + 4 * MAX_NSID as usize;
+
+// Linux reads it at once, so it must fit in the least MDTS.
+const _: () = assert!(ANA_LOG_BYTES <= 8192);
+
+/// Longest time in seconds that the state "change" may last (ANATT): hosts that see it twice as
+/// long reset the controller.
+pub const ANATT_S: u8 = 10;
+
+/// All five states are reported (ANACAP); the group of a namespace may change.
+pub const ANACAP: u8 = 0x1F;
+
+/// LSP of log 0Ch: return groups only.
+const RGO: u8 = 1;
+
+/// The states as an administrator writes them.
+pub const ANA_STATES: [AnaState; 5] = [
+    AnaState::OPTIMIZED,
+    AnaState::NON_OPTIMIZED,
+    AnaState::INACCESSIBLE,
+    AnaState::PERSISTENT_LOSS,
+    AnaState::CHANGE,
+];
+
+/// The state of every group on one path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct AnaStates([AnaState; ANA_GROUPS as usize]);
+
+impl AnaStates {
+    /// This state for every group.
+    #[must_use]
+    pub fn all(state: AnaState) -> AnaStates {
+        AnaStates([state; ANA_GROUPS as usize])
+    }
+
+    /// The state of a group; optimized for an id that no group has.
+    #[must_use]
+    pub fn state(&self, group: u32) -> AnaState {
+        index(group).map_or(AnaState::OPTIMIZED, |at| self.0[at])
+    }
+
+    /// Sets the state of a group; of an id that no group has, nothing.
+    pub fn set(&mut self, group: u32, state: AnaState) {
+        if let Some(at) = index(group) {
+            self.0[at] = state;
+        }
+    }
+
+    /// The groups whose state is not that of `other`, with their state here.
+    pub fn unlike<'a>(
+        &'a self,
+        other: &'a AnaStates,
+    ) -> impl Iterator<Item = (u32, AnaState)> + 'a {
+        (1..=ANA_GROUPS)
+            .map(|group| (group, self.state(group)))
+            .filter(|(group, state)| other.state(*group) != *state)
+    }
+}
+
+impl Default for AnaStates {
+    fn default() -> AnaStates {
+        AnaStates::all(AnaState::OPTIMIZED)
+    }
+}
+
+/// What is not optimized, such as `group 2 inaccessible`; nothing where all groups are optimized.
+impl fmt::Display for AnaStates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |state: AnaState| state.name().unwrap_or("reserved");
+        if self.0.iter().all(|state| *state == self.0[0]) {
+            return match self.0[0] {
+                AnaState::OPTIMIZED => Ok(()),
+                state => write!(f, "all groups {}", name(state)),
+            };
+        }
+        for (n, (group, state)) in self.unlike(&AnaStates::default()).enumerate() {
+            let comma = if n > 0 { ", " } else { "" };
+            write!(f, "{comma}group {group} {}", name(state))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for AnaStates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AnaStates({self})")
+    }
+}
+
+/// The states that one controller reaches the groups in, shared by its queues.
+#[derive(Debug)]
+pub struct AnaStateTable([AtomicU8; ANA_GROUPS as usize]);
+
+impl Default for AnaStateTable {
+    fn default() -> AnaStateTable {
+        AnaStateTable([const { AtomicU8::new(AnaState::OPTIMIZED.0) }; ANA_GROUPS as usize])
+    }
+}
+
+impl AnaStateTable {
+    /// Sets all states. Commands that were let through go on.
+    pub fn set(&self, states: &AnaStates) {
+        for (to, state) in self.0.iter().zip(states.0) {
+            to.store(state.0, Ordering::Relaxed);
+        }
+    }
+
+    /// All states as they are now.
+    #[must_use]
+    pub fn states(&self) -> AnaStates {
+        AnaStates(std::array::from_fn(|at| AnaState(self.0[at].load(Ordering::Relaxed))))
+    }
+
+    /// Whether commands to a namespace of this group are served.
+    ///
+    /// # Errors
+    /// The path related status of the state, without Do Not Retry: another path may serve it.
+    #[inline]
+    pub fn check(&self, group: u32) -> Result<(), Status> {
+        let Some(at) = index(group) else { return Ok(()) };
+        match AnaState(self.0[at].load(Ordering::Relaxed)) {
+            AnaState::INACCESSIBLE => Err(Status::ANA_INACCESSIBLE),
+            AnaState::PERSISTENT_LOSS => Err(Status::ANA_PERSISTENT_LOSS),
+            AnaState::CHANGE => Err(Status::ANA_TRANSITION),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`AnaStateTable::check`], for the namespace that an I/O command names. A namespace that is not
+    /// there is for the rule of the command to judge.
+    ///
+    /// # Errors
+    /// As [`AnaStateTable::check`].
+    #[inline]
+    pub fn check_io(&self, sqe: &Sqe, subsystem: &Subsystem) -> Result<(), Status> {
+        match subsystem.namespace(sqe.nsid) {
+            Ok(namespace) => self.check(namespace.ana_group),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+/// The Asymmetric Namespace Access log of one controller: the groups that its namespaces are in,
+/// and the change counts.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AnaLog {
+    states: AnaStates,
+    changes: u64,
+    /// By ascending id.
+    groups: Vec<Group>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Group {
+    id: u32,
+    state: AnaState,
+    /// Ascending.
+    nsids: Vec<u32>,
+    changes: u64,
+}
+
+impl AnaLog {
+    /// The log of a controller that has just been made or reset: nothing has changed so far.
+    #[must_use]
+    pub fn new(subsystem: &Subsystem, states: AnaStates) -> AnaLog {
+        AnaLog { states, changes: 0, groups: groups(subsystem, &states) }
+    }
+
+    /// The states that the log tells.
+    #[must_use]
+    pub fn states(&self) -> AnaStates {
+        self.states
+    }
+
+    /// Takes over namespaces and states as they are now. True when the host is to be told: a group
+    /// has another state, or a namespace is in another group. Namespaces that come and go have an
+    /// event of their own.
+    pub fn update(&mut self, subsystem: &Subsystem, states: AnaStates) -> bool {
+        let old = std::mem::replace(&mut self.groups, groups(subsystem, &states));
+        self.states = states;
+        let (mut tell, mut changed) = (false, old.len() != self.groups.len());
+        for new in &mut self.groups {
+            let was = old.iter().find(|group| group.id == new.id);
+            let same = was.is_some_and(|was| (was.state, &was.nsids) == (new.state, &new.nsids));
+            new.changes = was.map_or(1, |was| was.changes + u64::from(!same));
+            changed |= !same;
+            tell |= was.is_some_and(|was| was.state != new.state);
+            let moved = |nsid: &u32| {
+                let of = old.iter().find(|group| group.nsids.binary_search(nsid).is_ok());
+                of.is_some_and(|of| of.id != new.id)
+            };
+            tell |= !same && new.nsids.iter().any(moved);
+        }
+        self.changes = self.changes.wrapping_add(changed.into());
+        tell
+    }
+
+    /// The page, as long as it can ever be: hosts ask for that much, nvme-cli in pieces. `lsp` is
+    /// the log specific parameter of the command: bit 0 leaves the namespace ids out.
+    #[must_use]
+    pub fn page(&self, lsp: u8) -> Vec<u8> {
+        let header = AnaHeader { chgcnt: self.changes, ngrps: self.groups.len() as u16 };
+        let mut page = header.emit().to_vec();
+        for group in &self.groups {
+            let nsids = if lsp & RGO == 0 { &group.nsids[..] } else { &[] };
+            let descriptor = AnaGroup {
+                grpid: group.id,
+                nnsids: nsids.len() as u32,
+                chgcnt: group.changes,
+                state: group.state,
+            };
+            page.extend(descriptor.emit());
+            nsids.iter().for_each(|nsid| page.extend(nsid.to_le_bytes()));
+        }
+        page.resize(page.len().max(ANA_LOG_BYTES), 0);
+        page
+    }
+}
+
+/// The groups that have namespaces, both ascending.
+fn groups(subsystem: &Subsystem, states: &AnaStates) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for namespace in &subsystem.namespaces {
+        let id = namespace.ana_group;
+        match groups.binary_search_by_key(&id, |group| group.id) {
+            Ok(at) => groups[at].nsids.push(namespace.nsid),
+            Err(at) => {
+                let (state, nsids) = (states.state(id), vec![namespace.nsid]);
+                groups.insert(at, Group { id, state, nsids, changes: 1 });
+            }
+        }
+    }
+    groups
+}
+
+fn index(group: u32) -> Option<usize> {
+    (1..=ANA_GROUPS).contains(&group).then(|| group as usize - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::subsystem::ana::*;
+    use crate::subsystem::testing::sample;
+
+    /// Namespaces 1 and 7 in group 1, namespace 2 in group 3.
+    fn split() -> Subsystem {
+        let mut subsystem = sample();
+        subsystem.namespaces[1].ana_group = 3;
+        subsystem
+    }
+
+    #[test]
+    fn each_state_has_its_status_and_none_forbids_to_try_again() {
+        let table = [
+            (AnaState::OPTIMIZED, None),
+            (AnaState::NON_OPTIMIZED, None),
+            (AnaState::INACCESSIBLE, Some(0x302)),
+            (AnaState::PERSISTENT_LOSS, Some(0x301)),
+            (AnaState::CHANGE, Some(0x303)),
+        ];
+        assert_eq!(table.map(|(state, _)| state), ANA_STATES);
+        let reach = AnaStateTable::default();
+        let subsystem = split();
+        for (state, code) in table {
+            let mut states = AnaStates::default();
+            states.set(3, state);
+            reach.set(&states);
+            assert_eq!(reach.states(), states);
+            for (nsid, code) in [(1, None), (2, code), (7, None), (3, None), (u32::MAX, None)] {
+                let result = reach.check_io(&Sqe::io(nvme::IoOpcode::READ, nsid), &subsystem);
+                assert_eq!(result.err().map(Status::code), code, "{state}, namespace {nsid}");
+                assert!(!result.is_err_and(Status::dnr), "{state}");
+            }
+        }
+        assert!(reach.check(0).is_ok() && reach.check(u32::MAX).is_ok(), "no such groups");
+    }
+
+    #[test]
+    fn the_page_lists_groups_that_have_namespaces() {
+        let mut states = AnaStates::default();
+        states.set(3, AnaState::INACCESSIBLE);
+        states.set(4, AnaState::CHANGE);
+        let log = AnaLog::new(&split(), states);
+        let page = log.page(0);
+        let header = AnaHeader::parse(page.first_chunk().unwrap());
+        assert_eq!((header.chgcnt, header.ngrps), (0, 2), "group 4 is empty");
+        let group = |at: usize| AnaGroup::parse(page[at..].first_chunk().unwrap());
+        let first = AnaGroup { grpid: 1, nnsids: 2, chgcnt: 1, state: AnaState::OPTIMIZED };
+        assert_eq!((group(16), &page[48..56]), (first, &[1, 0, 0, 0, 7, 0, 0, 0][..]));
+        let second = AnaGroup { grpid: 3, nnsids: 1, chgcnt: 1, state: AnaState::INACCESSIBLE };
+        assert_eq!((group(56), &page[88..96]), (second, &[2, 0, 0, 0, 0, 0, 0, 0][..]));
+        let short = log.page(RGO);
+        assert_eq!((page.len(), short.len(), &short[80..84]), (6160, 6160, &[0; 4][..]));
+        let group = AnaGroup::parse(short[48..].first_chunk().unwrap());
+        assert_eq!(group, AnaGroup { nnsids: 0, ..second });
+    }
+
+    #[test]
+    fn changes_are_counted_and_told_where_no_other_event_tells_them() {
+        let (mut subsystem, mut states) = (split(), AnaStates::default());
+        let mut log = AnaLog::new(&subsystem, states);
+        let counts = |log: &AnaLog| {
+            (log.changes, log.groups.iter().map(|group| group.changes).collect::<Vec<_>>())
+        };
+        assert!(!log.update(&subsystem, states));
+        states.set(9, AnaState::CHANGE);
+        assert!(!log.update(&subsystem, states), "a group that nobody is in");
+        assert_eq!(counts(&log), (0, vec![1, 1]));
+        states.set(3, AnaState::NON_OPTIMIZED);
+        assert!(log.update(&subsystem, states));
+        assert_eq!(counts(&log), (1, vec![1, 2]));
+        subsystem.namespaces.pop();
+        assert!(!log.update(&subsystem, states), "told as a changed namespace");
+        assert_eq!(counts(&log), (2, vec![2, 2]));
+        subsystem.namespaces[0].ana_group = 2;
+        assert!(log.update(&subsystem, states), "in another group");
+        assert_eq!(counts(&log), (3, vec![1, 2]));
+        subsystem.namespaces[0].ana_group = 3;
+        assert!(log.update(&subsystem, states));
+        assert_eq!(counts(&log), (4, vec![3]));
+    }
+
+    #[test]
+    fn states_are_printed_for_people() {
+        let mut states = AnaStates::default();
+        assert_eq!(states.to_string(), "");
+        states.set(2, AnaState::INACCESSIBLE);
+        states.set(64, AnaState::NON_OPTIMIZED);
+        assert_eq!(states.to_string(), "group 2 inaccessible, group 64 non-optimized");
+        assert_eq!(AnaStates::all(AnaState::CHANGE).to_string(), "all groups change");
+    }
+}

@@ -1,0 +1,472 @@
+//! The Persistent Event log of a subsystem.
+//!
+//! It is one file a subsystem in the `state_directory`, text with a line for each event, written
+//! beside its name, synced and renamed by the usage writer, a second after something has
+//! happened or when that thread comes round. Of each kind the newest are kept, so hosts that make
+//! many events of one kind push out none of another. Without a `state_directory` there is no such
+//! log, because nothing in it would persist.
+//!
+//! ```text
+//! nvmfd events 1
+//! subsystem nqn.2026-11.io.nvmfd:disk1
+//! event 4 65535 1795271415000 302e312e302020..
+//! crc32 5f3a9c01
+//! ```
+//!
+//! An event has its kind, controller (65535 for none), milliseconds since 1970 by the clock of the
+//! daemon's machine, and the data as the log has them. The oldest comes first.
+//!
+//! Source: NVMe Base Specification 2.0, "Persistent Event Log (Log Identifier 0Dh)".
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::feature::Timestamp;
+use nvme::log::{LogId, Smart};
+use nvme::persistent_event::{
+    ChangeNamespace, EventHeader, EventType, FormatCompletion, FormatStart, PersistentEventHeader,
+    PowerOnOrReset,
+};
+use nvme::{Nqn, Status, Text};
+
+use crate::subsystem::power::Power;
+use nvmfd_blockdev::record::Record;
+
+/// PELS: the most that the log may say, in units of 64 KiB.
+pub const PELS_64K: u32 = 1;
+
+/// Stands for a controller in events of the subsystem itself.
+pub const NO_CONTROLLER: u16 = u16::MAX;
+
+/// What we tell of, how many of each, and the bytes of their data.
+const KINDS: [(EventType, usize, usize); 5] = [
+    (EventType::SMART_SNAPSHOT, 24, Smart::BYTES),
+    (EventType::POWER_ON_OR_RESET, 48, PowerOnOrReset::BYTES),
+    (EventType::CHANGE_NAMESPACE, 64, ChangeNamespace::BYTES),
+    (EventType::FORMAT_START, 64, FormatStart::BYTES),
+    (EventType::FORMAT_COMPLETION, 64, FormatCompletion::BYTES),
+];
+
+/// An event of the Persistent Event log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PersistentEvent<'a> {
+    /// The subsystem is served from now on, or a controller is reset by its host.
+    PowerOnOrReset {
+        /// The firmware.
+        firmware: Text<8>,
+        /// The controller; [`NO_CONTROLLER`] for the subsystem.
+        cntlid: u16,
+    },
+    /// The SMART log, as it is now.
+    Smart(&'a Smart),
+    /// A host has made a namespace, or deleted one, by this controller.
+    ChangeNamespace(u16, ChangeNamespace),
+    /// A host has begun to format a namespace.
+    FormatStart(u16, FormatStart),
+    /// That has come to an end.
+    FormatCompletion {
+        /// The controller.
+        cntlid: u16,
+        /// The namespace of the command.
+        nsid: u32,
+        /// What the command is answered with.
+        status: Status,
+    },
+}
+
+/// Subsystem fields of the log's header.
+#[derive(Clone, Copy, Debug)]
+pub struct LogHeader {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Serial number.
+    pub serial: Text<20>,
+    /// Model number.
+    pub model: Text<40>,
+}
+
+/// The events of one subsystem. Locked when something happens and when the log is asked for, never
+/// on I/O.
+#[derive(Debug)]
+pub struct PersistentEventLog {
+    subsystem: Nqn,
+    events: Mutex<Events>,
+    /// Wakes who writes the file.
+    wake: SyncSender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    /// The oldest first.
+    all: VecDeque<Event>,
+    generation: u16,
+    /// Not all of them are in the file.
+    unsaved: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Event {
+    kind: EventType,
+    cntlid: u16,
+    unix_ms: u64,
+    data: Vec<u8>,
+}
+
+impl PersistentEventLog {
+    /// With what was saved; what another subsystem has left is not taken for it. Whatever happens
+    /// from now on rings `wake`.
+    #[must_use]
+    pub fn new(
+        subsystem: Nqn,
+        saved: Option<SavedEvents>,
+        wake: SyncSender<()>,
+    ) -> PersistentEventLog {
+        let own = saved.filter(|saved| saved.subsystem == subsystem);
+        let all = own.map_or_else(VecDeque::new, |saved| saved.events);
+        PersistentEventLog {
+            subsystem,
+            events: Mutex::new(Events { all, ..Events::default() }),
+            wake,
+        }
+    }
+
+    /// The subsystem.
+    #[must_use]
+    pub fn subsystem(&self) -> &Nqn {
+        &self.subsystem
+    }
+
+    /// Notes what happens.
+    pub fn note(&self, happening: PersistentEvent<'_>, power: &Power) {
+        let (kind, cntlid, data) = describe(happening, power);
+        let mut events = self.lock();
+        events.push(Event { kind, cntlid, unix_ms: power.unix_ms, data });
+        events.unsaved = true;
+        drop(events);
+        // Who has been woken already will find this as well.
+        let _ = self.wake.try_send(());
+    }
+
+    /// The log as it is now, for a reporting context: header and events, the newest first.
+    #[must_use]
+    pub fn report(&self, about: &LogHeader, power: &Power) -> Arc<[u8]> {
+        let mut events = self.lock();
+        events.generation = events.generation.wrapping_add(1);
+        let mut page = vec![0; PersistentEventHeader::BYTES];
+        events.all.iter().rev().for_each(|event| event.emit(&mut page));
+        let mut supported = [0; 32];
+        for (kind, ..) in KINDS {
+            supported[usize::from(kind.0 / 8)] |= 1 << (kind.0 % 8);
+        }
+        let header = PersistentEventHeader {
+            lid: LogId::PERSISTENT_EVENT,
+            events: events.all.len() as u32,
+            total_bytes: page.len() as u64,
+            revision: 2,
+            header_bytes: PersistentEventHeader::REST_BYTES,
+            timestamp: Timestamp::new(power.unix_ms),
+            power_on_hours: power.on_hours.into(),
+            power_cycles: power.cycles,
+            sn: about.serial,
+            mn: about.model,
+            subnqn: about.nqn.into(),
+            generation: events.generation,
+            supported,
+            ..PersistentEventHeader::default()
+        };
+        page[..PersistentEventHeader::BYTES].copy_from_slice(&header.emit());
+        page.into()
+    }
+
+    /// Has it saved, if anything has happened since it was.
+    ///
+    /// # Errors
+    /// What `save` says. It is not saved then.
+    pub fn save<E>(&self, save: impl FnOnce(&SavedEvents) -> Result<(), E>) -> Result<(), E> {
+        let saved = {
+            let mut events = self.lock();
+            if !std::mem::take(&mut events.unsaved) {
+                return Ok(());
+            }
+            SavedEvents { subsystem: self.subsystem, events: events.all.clone() }
+        };
+        save(&saved).inspect_err(|_| self.lock().unsaved = true)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Events {
+    /// Adds an event; of too many that are alike, the oldest goes.
+    fn push(&mut self, event: Event) {
+        let Some((_, most, _)) = KINDS.iter().find(|(kind, ..)| *kind == event.kind) else {
+            return;
+        };
+        let alike = |other: &Event| other.is_like(&event);
+        if self.all.iter().filter(|other| alike(other)).count() >= *most
+            && let Some(oldest) = self.all.iter().position(alike)
+        {
+            self.all.remove(oldest);
+        }
+        self.all.push_back(event);
+    }
+}
+
+impl Event {
+    /// Whether one may push out the other: resets, of which hosts can make many, no starts.
+    fn is_like(&self, other: &Event) -> bool {
+        let of_subsystem = |event: &Event| event.cntlid == NO_CONTROLLER;
+        self.kind == other.kind && of_subsystem(self) == of_subsystem(other)
+    }
+
+    fn emit(&self, page: &mut Vec<u8>) {
+        let header = EventHeader {
+            kind: self.kind,
+            revision: 1,
+            header_bytes: EventHeader::REST_BYTES,
+            cntlid: self.cntlid,
+            timestamp: Timestamp::new(self.unix_ms),
+            event_bytes: self.data.len() as u16,
+            ..EventHeader::default()
+        };
+        page.extend(header.emit());
+        page.extend(&self.data);
+    }
+}
+
+/// All that may be kept fits: twice the starts and resets.
+const _: () = {
+    let mut bytes = PersistentEventHeader::BYTES;
+    let mut i = 0;
+    while i < KINDS.len() {
+        let (_, most, data_bytes) = KINDS[i];
+        bytes += 2 * most * (EventHeader::BYTES + data_bytes);
+        i += 1;
+    }
+    assert!(bytes <= (PELS_64K as usize) << 16);
+};
+
+fn describe(happening: PersistentEvent<'_>, power: &Power) -> (EventType, u16, Vec<u8>) {
+    match happening {
+        PersistentEvent::PowerOnOrReset { firmware, cntlid } => {
+            let data = PowerOnOrReset {
+                firmware,
+                cntlid,
+                power_cycles: power.cycles.try_into().unwrap_or(u32::MAX),
+                power_on_ms: power.on_ms,
+                timestamp: Timestamp::new(power.unix_ms),
+                ..PowerOnOrReset::default()
+            };
+            (EventType::POWER_ON_OR_RESET, cntlid, data.emit().to_vec())
+        }
+        PersistentEvent::Smart(smart) => {
+            (EventType::SMART_SNAPSHOT, NO_CONTROLLER, smart.emit().to_vec())
+        }
+        PersistentEvent::ChangeNamespace(cntlid, data) => {
+            (EventType::CHANGE_NAMESPACE, cntlid, data.emit().to_vec())
+        }
+        PersistentEvent::FormatStart(cntlid, data) => {
+            (EventType::FORMAT_START, cntlid, data.emit().to_vec())
+        }
+        PersistentEvent::FormatCompletion { cntlid, nsid, status } => {
+            // Failed, and so not complete.
+            let outcome = if status.is_success() { 0 } else { 0b11 };
+            let status = u32::from(status.field() >> 1);
+            let data = FormatCompletion { nsid, outcome, status, ..FormatCompletion::default() };
+            (EventType::FORMAT_COMPLETION, cntlid, data.emit().to_vec())
+        }
+    }
+}
+
+/// What the file says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SavedEvents {
+    subsystem: Nqn,
+    events: VecDeque<Event>,
+}
+
+impl Record for SavedEvents {
+    const KIND: &'static str = "events";
+    const REMEDY: &'static str = "remove it";
+
+    fn emit(&self) -> String {
+        let mut text = format!("subsystem {}\n", self.subsystem);
+        for Event { kind, cntlid, unix_ms, data } in &self.events {
+            // Writing to a string does not fail.
+            let _ = write!(text, "event {} {cntlid} {unix_ms} ", kind.0);
+            for byte in data {
+                let _ = write!(text, "{byte:02x}");
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    fn parse(body: &str) -> Option<SavedEvents> {
+        let mut lines = body.lines();
+        let subsystem = lines.next()?.strip_prefix("subsystem ")?.parse().ok()?;
+        let mut events = Events::default();
+        for line in lines {
+            let mut words = line.strip_prefix("event ")?.splitn(4, ' ');
+            let kind = EventType(words.next()?.parse().ok()?);
+            let (cntlid, unix_ms) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            let data = digits(words.next()?)?;
+            let known = KINDS.iter().any(|(k, _, bytes)| *k == kind && *bytes == data.len());
+            known.then(|| events.push(Event { kind, cntlid, unix_ms, data }))?;
+        }
+        Some(SavedEvents { subsystem, events: events.all })
+    }
+}
+
+fn digits(text: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
+    let bytes = pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?));
+    rest.is_empty().then(|| bytes.collect())?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, sync_channel};
+
+    use crate::subsystem::event_log::*;
+    use nvmfd_blockdev::record::{seal, unseal};
+
+    fn nqn() -> Nqn {
+        "nqn.2026-11.io.nvmfd:history".parse().unwrap()
+    }
+
+    fn about() -> LogHeader {
+        LogHeader { nqn: nqn(), serial: Text::lossy("S"), model: Text::lossy("M") }
+    }
+
+    fn opened(saved: Option<SavedEvents>) -> (PersistentEventLog, Receiver<()>) {
+        let (wake, woken) = sync_channel(1);
+        (PersistentEventLog::new(nqn(), saved, wake), woken)
+    }
+
+    /// What is saved, as it is read again.
+    fn saved(log: &PersistentEventLog) -> Option<SavedEvents> {
+        let mut text = None;
+        log.save(|saved| {
+            text = Some(seal(saved));
+            Ok::<(), ()>(())
+        })
+        .unwrap();
+        text.map(|text| unseal(text.as_bytes()).unwrap())
+    }
+
+    fn power(unix_ms: u64) -> Power {
+        Power { cycles: 7, on_hours: 5, on_ms: 42, unix_ms, ..Power::default() }
+    }
+
+    fn reset(cntlid: u16) -> PersistentEvent<'static> {
+        PersistentEvent::PowerOnOrReset { firmware: Text::lossy("1.2.3"), cntlid }
+    }
+
+    /// Kind, controller, time and data of an event.
+    type Told = (EventType, u16, u64, Vec<u8>);
+
+    /// As nvme-cli walks over a log.
+    fn walk(page: &[u8]) -> (PersistentEventHeader, Vec<Told>) {
+        let (header, mut rest) = page.split_first_chunk().unwrap();
+        let header = PersistentEventHeader::parse(header);
+        assert_eq!(header.total_bytes, page.len() as u64);
+        let mut events = Vec::new();
+        while !rest.is_empty() {
+            let event = EventHeader::parse(rest.first_chunk().unwrap());
+            let (_, behind) = rest.split_at(usize::from(event.header_bytes) + 3);
+            let (data, next) = behind.split_at(event.event_bytes.into());
+            assert_eq!((event.revision, event.vendor_bytes), (1, 0));
+            assert_eq!(
+                header.supported[usize::from(event.kind.0 / 8)] >> (event.kind.0 % 8) & 1,
+                1,
+                "{}",
+                event.kind
+            );
+            events.push((event.kind, event.cntlid, event.timestamp.ms(), data.to_vec()));
+            rest = next;
+        }
+        assert_eq!(header.events as usize, events.len());
+        (header, events)
+    }
+
+    #[test]
+    fn events_are_told_newest_first_and_outlast_the_daemon() {
+        let (history, woken) = opened(None);
+        history.note(reset(NO_CONTROLLER), &power(1000));
+        history
+            .note(PersistentEvent::Smart(&Smart { busy_min: 3, ..Smart::default() }), &power(1001));
+        let start = FormatStart { nsid: 2, fna: 8, cdw10: 0x200 };
+        history.note(PersistentEvent::FormatStart(4, start), &power(2000));
+        let status = Status::WRITE_FAULT;
+        history
+            .note(PersistentEvent::FormatCompletion { cntlid: 4, nsid: 2, status }, &power(3000));
+        assert_eq!((woken.try_recv(), woken.try_recv().is_err()), (Ok(()), true), "rung once");
+
+        let first = history.report(&about(), &power(4000));
+        let (header, events) = walk(&first);
+        assert_eq!((header.lid.0, header.revision, header.generation), (0x0D, 2, 1));
+        assert_eq!(
+            (header.power_cycles, header.power_on_hours, header.timestamp.ms()),
+            (7, 5, 4000)
+        );
+        assert_eq!(
+            (header.sn, header.mn, header.subnqn.nqn()),
+            (about().serial, about().model, Ok(nqn()))
+        );
+        assert_eq!((header.vid, header.context, header.supported[0]), (0, 0, 0b1101_0010));
+        assert_eq!(header.supported[1], 1);
+        let told: Vec<_> =
+            events.iter().map(|(kind, cntlid, at, _)| (kind.0, *cntlid, *at)).collect();
+        assert_eq!(told, [(8, 4, 3000), (7, 4, 2000), (1, 0xFFFF, 1001), (4, 0xFFFF, 1000)]);
+        let completion = FormatCompletion::parse(events[0].3.first_chunk().unwrap());
+        assert_eq!((completion.nsid, completion.outcome), (2, 3));
+        assert_eq!(completion.status, u32::from(status.code()));
+        assert_eq!(FormatStart::parse(events[1].3.first_chunk().unwrap()), start);
+        assert_eq!(Smart::parse(events[2].3.first_chunk().unwrap()).busy_min, 3);
+        let begin = PowerOnOrReset::parse(events[3].3.first_chunk().unwrap());
+        assert_eq!((begin.cntlid, begin.power_cycles, begin.power_on_ms), (0xFFFF, 7, 42));
+        assert_eq!((begin.firmware, begin.timestamp.ms()), (Text::lossy("1.2.3"), 1000));
+
+        let (again, _woken) = opened(saved(&history));
+        let found = again.report(&about(), &power(4000));
+        assert!(found == first, "the same after a restart");
+        assert_eq!(walk(&again.report(&about(), &power(4000))).0.generation, 2);
+    }
+
+    #[test]
+    fn no_kind_pushes_out_another_and_the_log_is_bounded() {
+        let (history, _woken) = opened(None);
+        history.note(reset(NO_CONTROLLER), &power(1));
+        let start = FormatStart { nsid: 1, fna: 8, cdw10: 0 };
+        history.note(PersistentEvent::FormatStart(1, start), &power(2));
+        for at in 0..500 {
+            history.note(reset(9), &power(1000 + at));
+        }
+        let page = history.report(&about(), &power(9999));
+        let (_, events) = walk(&page);
+        let of = |kind, cntlid| events.iter().filter(|e| (e.0, e.1) == (kind, cntlid)).count();
+        assert_eq!(of(EventType::POWER_ON_OR_RESET, 9), 48);
+        assert_eq!(of(EventType::POWER_ON_OR_RESET, NO_CONTROLLER), 1);
+        assert_eq!(of(EventType::FORMAT_START, 1), 1);
+        assert_eq!((events[0].2, events[47].2), (1499, 1452), "the newest have stayed");
+        for _ in 0..200 {
+            history.note(PersistentEvent::Smart(&Smart::default()), &power(1));
+            history.note(reset(NO_CONTROLLER), &power(1));
+            history.note(PersistentEvent::FormatStart(1, start), &power(1));
+            let done =
+                PersistentEvent::FormatCompletion { cntlid: 1, nsid: 1, status: Status::SUCCESS };
+            history.note(done, &power(1));
+        }
+        assert!(history.report(&about(), &power(1)).len() <= (PELS_64K as usize) << 16);
+        assert_eq!(
+            walk(&opened(saved(&history)).0.report(&about(), &power(1))).1.len(),
+            24 + 96 + 128
+        );
+    }
+}

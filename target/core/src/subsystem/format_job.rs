@@ -1,0 +1,126 @@
+//! State machine of Format NVM, from request to completion: checks, persistence, notifications, and
+//! their order. It owns no store, waits for nobody and erases nothing itself. Whoever drives it
+//! does that: `provision/format_task.rs` with a thread of its own.
+//!
+//! ```text
+//! begin ─► published, fenced, drained ─► hold ─► erased ─► finish ─► published, known to all
+//! ```
+
+use std::sync::Arc;
+
+use nvme::Status;
+
+use super::lba_format::{Format, Progress};
+use crate::subsystem::Namespace;
+use crate::subsystem::bad_blocks::{BadBlocks, Change};
+use crate::subsystem::ns_request::FormatRequest;
+use crate::subsystem::reservation::{self, Barred, HostId, Reservation};
+use crate::subsystem::write_protect::{self, Protection};
+
+/// A format that has begun: hosts are refused I/O from the next publication on, until the one after
+/// its end.
+#[derive(Debug)]
+pub struct FormatJob {
+    block_size_bytes: u32,
+    old_block_size_bytes: u32,
+    /// What is served of the store, and erased: the rest of it keeps its data, and its marks.
+    bytes: u64,
+    format: Arc<Format>,
+    protection: Arc<Protection>,
+    marks: Arc<BadBlocks>,
+    progress: Arc<Progress>,
+    reservation: Arc<Reservation>,
+    host: HostId,
+    held: Option<(write_protect::WriteProtectGuard, reservation::ReservationGuard)>,
+}
+
+impl FormatJob {
+    /// Begins to format a namespace, as it is served now.
+    ///
+    /// # Errors
+    /// Why it cannot be formatted, or not so: that may have changed since the order was given. Format
+    /// in Progress when another one has begun.
+    pub fn begin(
+        wish: FormatRequest,
+        namespace: &Namespace,
+        format: &Arc<Format>,
+    ) -> Result<FormatJob, Status> {
+        if !namespace.allow_format {
+            return Err(Status::OPERATION_DENIED.with_dnr());
+        }
+        if !namespace.formats.shifts().any(|shift| 1 << shift == wish.block_size_bytes) {
+            return Err(Status::INVALID_FORMAT.with_dnr());
+        }
+        if namespace.is_read_only() {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        if namespace.reservation.barred(&wish.host_id).has(Barred::WRITE) {
+            return Err(Status::RESERVATION_CONFLICT.with_dnr());
+        }
+        Ok(FormatJob {
+            block_size_bytes: wish.block_size_bytes,
+            old_block_size_bytes: namespace.block_bytes(),
+            bytes: namespace.blocks << namespace.block_shift,
+            progress: format.begin()?,
+            format: Arc::clone(format),
+            protection: Arc::clone(&namespace.protection),
+            marks: Arc::clone(&namespace.marks),
+            reservation: Arc::clone(&namespace.reservation),
+            host: wish.host_id,
+            held: None,
+        })
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// What came before is over, and the erasing may begin. Who protects or reserves the namespace
+    /// comes before this or after the end, and never hears that what is being erased is protected, or
+    /// its own.
+    ///
+    /// # Errors
+    /// Namespace is Write Protected, Reservation Conflict: nothing may be erased. [`FormatJob::finish`]
+    /// is to hear of it.
+    pub fn hold(&mut self) -> Result<(), Status> {
+        self.held = Some((self.protection.hold()?, self.reservation.hold(&self.host)?));
+        Ok(())
+    }
+
+    /// It is over. `erased` says whether everything reads as zeros, durably; `reshape` gives the
+    /// store blocks of so many bytes.
+    ///
+    /// # Errors
+    /// The status to answer with: the block size is as before. Those of `erased` and `reshape`;
+    /// Internal Error when what is to be kept cannot be.
+    pub fn finish(
+        self,
+        erased: Result<(), Status>,
+        reshape: impl FnMut(u32) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let outcome = erased.and_then(|()| self.settle(reshape));
+        self.format.end();
+        outcome
+    }
+
+    fn settle(&self, mut reshape: impl FnMut(u32) -> Result<(), Status>) -> Result<(), Status> {
+        debug_assert!(self.held.is_some(), "erased while anybody could protect or reserve it");
+        let (old, new) = (self.old_block_size_bytes, self.block_size_bytes);
+        reshape(new)?;
+        let mut back = |_: &Status| {
+            let _ = reshape(old);
+        };
+        // Not before: of blocks that were not erased the old data would come to light.
+        if !self.marks.is_empty() {
+            let ranges = vec![(0, self.bytes)];
+            let mended = self.marks.change(&Change::Mend { ranges, until: u64::MAX });
+            mended.inspect_err(&mut back)?;
+        }
+        match old == new {
+            true => Ok(()),
+            false => self.format.choose(new).inspect_err(back),
+        }
+    }
+}

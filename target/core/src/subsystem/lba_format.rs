@@ -1,0 +1,351 @@
+//! The LBA format of a namespace, as set by Format NVM.
+//!
+//! The configuration says how large they are at first. Once a host has chosen another size, that
+//! one holds, until a host chooses again: it is kept in a file, written and synced before the host
+//! has its answer. What the configuration says is not heeded any more, because data of one size
+//! must not be read as data of another.
+//!
+//! ```text
+//! begin: published, I/O is refused ─► what is under way is home ─► erased, durably ─► kept
+//!     ─► published with the new size, on every reactor ─► answered
+//! ```
+//!
+//! A daemon that is killed finds the old size, with data or zeros, or the new size with zeros. So
+//! does one that is stopped, or that the namespace is taken from meanwhile: the erasing ends.
+//!
+//! Source: NVMe Base Specification 2.0, "Format NVM command"; NVM Command Set Specification 1.0,
+//! "LBA Format Data Structure".
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nvme::{Nqn, Status};
+use tracing::info;
+
+use crate::subsystem::persistence::{Persist, Section};
+use nvmfd_blockdev::SHIFTS;
+
+/// Progress of a format, and its cancellation. Two of them are equal when they are the same one.
+#[derive(Debug)]
+pub struct Progress {
+    left_percent: AtomicU8,
+    stopped: AtomicBool,
+    /// Somebody erases.
+    busy: Mutex<bool>,
+    idle: Condvar,
+}
+
+impl Progress {
+    /// Nothing is done.
+    #[must_use]
+    pub fn none() -> Progress {
+        Progress {
+            left_percent: AtomicU8::new(100),
+            stopped: AtomicBool::new(false),
+            busy: Mutex::new(false),
+            idle: Condvar::new(),
+        }
+    }
+
+    /// So many bytes are done, of so many.
+    pub fn set(&self, done: u64, of: u64) {
+        let left = u128::from(of.saturating_sub(done)) * 100;
+        // Until all is done something is left.
+        let percent = left.div_ceil(u128::from(of.max(1))).clamp(1, 100);
+        self.left_percent.store(percent as u8, Ordering::Relaxed);
+    }
+
+    /// Percent that are left, 1 to 100.
+    #[must_use]
+    pub fn left_percent(&self) -> u8 {
+        self.left_percent.load(Ordering::Relaxed)
+    }
+
+    /// Nothing more shall be erased.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing more shall be erased.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Somebody erases, until this is dropped.
+    pub fn erasing(&self) -> Erasing<'_> {
+        *self.busy() = true;
+        Erasing(self)
+    }
+
+    /// Waits until nobody erases, no longer than until then. Whether that is so: after
+    /// [`Progress::stop`] it stays so.
+    #[must_use]
+    pub fn wait_until_idle(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.idle.wait_timeout_while(self.busy(), left, |busy| *busy);
+        let (busy, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !*busy
+    }
+
+    fn busy(&self) -> MutexGuard<'_, bool> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody erases.
+#[derive(Debug)]
+pub struct Erasing<'a>(&'a Progress);
+
+impl Drop for Erasing<'_> {
+    fn drop(&mut self) {
+        *self.0.busy() = false;
+        self.0.idle.notify_all();
+    }
+}
+
+impl PartialEq for Progress {
+    fn eq(&self, other: &Progress) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Progress {}
+
+/// The LBA format chosen by hosts, and a format in progress. For who changes what is served; what
+/// I/O looks at is in the snapshot.
+#[derive(Debug)]
+pub struct Format {
+    subsystem: Nqn,
+    nsid: u32,
+    kept: Kept,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    block_size_bytes: Option<u32>,
+    under_way: Option<Arc<Progress>>,
+}
+
+/// Where the size is kept.
+#[derive(Debug)]
+enum Kept {
+    /// Nowhere: it cannot change.
+    Nowhere,
+    /// As long as the store itself, which is memory.
+    Memory,
+    /// In a section of this file; and which store it is about.
+    File { file: Box<dyn Persist>, store: String },
+}
+
+impl Format {
+    /// One that cannot change the size, because there is no place to keep it.
+    #[must_use]
+    pub fn fixed(subsystem: Nqn, nsid: u32) -> Arc<Format> {
+        Arc::new(Format { subsystem, nsid, kept: Kept::Nowhere, state: Mutex::default() })
+    }
+
+    /// One that ends with the daemon, as the blocks of a store in memory do.
+    #[must_use]
+    pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Format> {
+        Arc::new(Format { subsystem, nsid, kept: Kept::Memory, state: Mutex::default() })
+    }
+
+    /// One that is kept in `file`; as it was left there. `store` is the path of the data.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// over: the data would be read as blocks of another size.
+    pub fn kept(
+        subsystem: Nqn,
+        nsid: u32,
+        file: impl Persist + 'static,
+        store: &Path,
+    ) -> Result<Arc<Format>, String> {
+        let (file, store): (Box<dyn Persist>, _) = (Box::new(file), format!("{store:?}"));
+        let block_size_bytes = file.load()?.map(|chosen: ChosenFormat| chosen.block_size_bytes);
+        let kept = Kept::File { file, store };
+        let state = Mutex::new(State { block_size_bytes, under_way: None });
+        Ok(Arc::new(Format { subsystem, nsid, kept, state }))
+    }
+
+    /// Whether a host can choose another block size.
+    #[must_use]
+    pub fn can_change(&self) -> bool {
+        !matches!(self.kept, Kept::Nowhere)
+    }
+
+    /// Bytes of a block, if a host has chosen.
+    #[must_use]
+    pub fn block_size_bytes(&self) -> Option<u32> {
+        self.lock().block_size_bytes
+    }
+
+    /// How far a host is with it, if one is about it.
+    #[must_use]
+    pub fn under_way(&self) -> Option<Arc<Progress>> {
+        self.lock().under_way.clone()
+    }
+
+    /// A host begins.
+    ///
+    /// # Errors
+    /// Format in Progress: another one has begun.
+    pub fn begin(&self) -> Result<Arc<Progress>, Status> {
+        let mut state = self.lock();
+        if state.under_way.is_some() {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        Ok(Arc::clone(state.under_way.insert(Arc::new(Progress::none()))))
+    }
+
+    /// It is over, whatever has come of it.
+    pub fn end(&self) {
+        self.lock().under_way = None;
+    }
+
+    /// Has blocks of so many bytes from now on: keeps that, and only then makes it so.
+    ///
+    /// # Errors
+    /// Internal Error when it cannot be kept, and is as before.
+    pub fn choose(&self, block_size_bytes: u32) -> Result<(), Status> {
+        let old = self.block_size_bytes();
+        if let Kept::File { file, store } = &self.kept {
+            let chosen =
+                |block_size_bytes| ChosenFormat { block_size_bytes, store: Some(store.clone()) };
+            let replaced = file.replace(Some(&chosen(block_size_bytes)), old.map(chosen).as_ref());
+            replaced.map_err(|_| Status::INTERNAL_ERROR)?;
+        }
+        self.lock().block_size_bytes = Some(block_size_bytes);
+        info!(
+            subsystem = %self.subsystem, nsid = self.nsid,
+            "a host has formatted it to blocks of {block_size_bytes} bytes"
+        );
+        Ok(())
+    }
+
+    /// A sentence for who reads a configuration that says another block size than a host has
+    /// chosen.
+    #[must_use]
+    pub fn told(&self, configured_bytes: u32) -> Option<String> {
+        let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
+        let remedy = match &self.kept {
+            Kept::File { file, .. } => format!(
+                "; to have the other, let a host format it again (or stop the daemon and remove \
+                 {}, if neither data nor what else it says are needed)",
+                file.path().display()
+            ),
+            _ => String::new(),
+        };
+        Some(format!(
+            "namespace {} of {} has blocks of {chosen} bytes, as a host has formatted it; the \
+             `block_size` of {configured_bytes} in the configuration is not heeded{remedy}",
+            self.nsid, self.subsystem
+        ))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a host has chosen.
+pub struct ChosenFormat {
+    /// Bytes of a block.
+    pub block_size_bytes: u32,
+    /// For which store, in quotes, without a line end; the first version did not say.
+    pub store: Option<String>,
+}
+
+impl Section for ChosenFormat {
+    const NAME: &'static str = "format";
+
+    fn emit(&self) -> String {
+        let store = self.store.as_ref().map(|store| format!("store {store}\n"));
+        format!("block_size {}\n{}", self.block_size_bytes, store.unwrap_or_default())
+    }
+
+    fn parse(body: &str) -> Option<ChosenFormat> {
+        let mut lines = body.lines();
+        let block_size_bytes = lines.next()?.strip_prefix("block_size ")?.parse().ok()?;
+        let store = lines.next().map(|line| line.strip_prefix("store ").map(str::to_owned));
+        let chosen =
+            ChosenFormat { block_size_bytes, store: store.map_or(Some(None), |it| it.map(Some))? };
+        SHIFTS.iter().any(|shift| 1 << shift == block_size_bytes).then_some(chosen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::subsystem::lba_format::*;
+    use crate::subsystem::persistence::tests::MemorySections;
+
+    fn made(store: &MemorySections) -> Arc<Format> {
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        Format::kept(nqn, 1, store.clone(), Path::new("/srv/one.img")).unwrap()
+    }
+
+    #[test]
+    fn something_is_left_until_all_is_done() {
+        let progress = Progress::none();
+        for (done, of, left) in
+            [(0, 1000, 100), (1, 1000, 100), (990, 1000, 1), (1000, 1000, 1), (0, 0, 1)]
+        {
+            progress.set(done, of);
+            assert_eq!(progress.left_percent(), left, "{done} of {of}");
+        }
+        progress.set(u64::MAX / 2, u64::MAX);
+        assert_eq!(progress.left_percent(), 51);
+    }
+
+    #[test]
+    fn who_has_stopped_it_can_wait_for_the_end_of_the_erasing() {
+        let progress = Progress::none();
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(600));
+        assert!(progress.wait_until_idle(now), "nobody has begun");
+        let erasing = progress.erasing();
+        progress.stop();
+        assert!(progress.is_stopped() && !progress.wait_until_idle(now));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| progress.wait_until_idle(later));
+            drop(erasing);
+            assert!(waits.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_size_outlasts_the_daemon_and_one_host_formats_at_a_time() {
+        let store = MemorySections::default();
+        let format = made(&store);
+        assert_eq!((format.block_size_bytes(), format.told(4096)), (None, None));
+        let progress = format.begin().unwrap();
+        assert_eq!(format.begin(), Err(Status::FORMAT_IN_PROGRESS));
+        assert_eq!(format.under_way(), Some(progress));
+        format.choose(512).unwrap();
+        format.end();
+        assert!(format.begin().is_ok());
+        let again = made(&store);
+        assert_eq!((again.block_size_bytes(), again.under_way()), (Some(512), None));
+        assert_eq!(again.told(512), None);
+        let told = again.told(4096).unwrap();
+        assert!(told.contains("blocks of 512 bytes") && told.contains("memory"), "{told}");
+        again.choose(4096).unwrap();
+        assert_eq!(made(&store).block_size_bytes(), Some(4096));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_not_so() {
+        let store = MemorySections::default();
+        let format = made(&store);
+        store.fail(true);
+        assert_eq!(format.choose(512), Err(Status::INTERNAL_ERROR));
+        assert_eq!(format.block_size_bytes(), None);
+        store.fail(false);
+        assert_eq!(format.choose(512), Ok(()));
+    }
+}

@@ -1,0 +1,82 @@
+//! Listeners: addresses that accept connections, and their ANA states.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::subsystem::ana::AnaStates;
+
+/// An address that accepts connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListenerConfig {
+    /// Port identifier: how discovery and subsystems name it, from 1. Its place in the text where
+    /// the text gives none.
+    pub id: u16,
+    /// Address and port; the address may be a wildcard.
+    pub address: SocketAddr,
+    /// How well the groups of namespaces are reached through it.
+    pub ana: AnaStates,
+    /// The shortest keep alive timeout that its hosts get, in milliseconds; 0: as they ask.
+    pub keep_alive_min_ms: u32,
+}
+
+/// The first, with every group optimized.
+impl From<SocketAddr> for ListenerConfig {
+    fn from(address: SocketAddr) -> ListenerConfig {
+        ListenerConfig { id: 1, address, ana: AnaStates::default(), keep_alive_min_ms: 0 }
+    }
+}
+
+impl ListenerConfig {
+    /// Whether a host that reached us at `local` came through it.
+    #[must_use]
+    pub fn serves(&self, local: SocketAddr) -> bool {
+        let (ip, local_ip) = (self.address.ip().to_canonical(), local.ip().to_canonical());
+        let covers = match ip.is_unspecified() {
+            // `::` takes IPv4 as well.
+            true => ip.is_ipv6() || local_ip.is_ipv4(),
+            false => ip == local_ip,
+        };
+        covers && self.address.port() == local.port()
+    }
+
+    /// Of several, the one that a host came through which reached us at `local`.
+    #[must_use]
+    pub fn of(listeners: &[ListenerConfig], local: SocketAddr) -> Option<&ListenerConfig> {
+        let serving = listeners.iter().filter(|listener| listener.serves(local));
+        serving.min_by_key(|listener| listener.address.ip().is_unspecified())
+    }
+}
+
+impl fmt::Display for ListenerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (id {})", self.address, self.id)?;
+        if self.keep_alive_min_ms > 0 {
+            write!(f, ", keep alive of at least {} ms", self.keep_alive_min_ms)?;
+        }
+        match self.ana.to_string() {
+            states if states.is_empty() => Ok(()),
+            states => write!(f, ", {states}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::subsystem::listener::*;
+
+    #[test]
+    fn the_closest_listener_is_the_one_that_a_host_came_through() {
+        let listener = |text: &str| ListenerConfig::from(text.parse::<SocketAddr>().unwrap());
+        let all = ["0.0.0.0:4421", "192.0.2.1:4420", "[::]:4422", "192.0.2.9:4422"].map(listener);
+        let of = |local: &str| {
+            let found = ListenerConfig::of(&all, local.parse().unwrap());
+            found.map(|listener| listener.address.to_string())
+        };
+        assert_eq!(of("192.0.2.1:4420").as_deref(), Some("192.0.2.1:4420"));
+        assert_eq!(of("[::ffff:192.0.2.1]:4420").as_deref(), Some("192.0.2.1:4420"));
+        assert_eq!(of("192.0.2.7:4421").as_deref(), Some("0.0.0.0:4421"));
+        assert_eq!(of("192.0.2.9:4422").as_deref(), Some("192.0.2.9:4422"));
+        assert_eq!(of("192.0.2.8:4422").as_deref(), Some("[::]:4422"));
+        assert_eq!((of("192.0.2.2:4420"), of("[2001:db8::1]:4421")), (None, None));
+    }
+}

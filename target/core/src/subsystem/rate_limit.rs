@@ -1,0 +1,261 @@
+//! Rate limits of operations and bytes per second: of a namespace, of hosts, of both together.
+//!
+//! A [`Limiter`] is a virtual schedule: whoever wants to begin a command books the time that it
+//! takes at the limited rate, behind all that is booked already, and begins when its time comes.
+//! One number for each rate, moved by one atomic operation, is all that reactors share. What is not
+//! used is kept for a while (the burst), so a reactor that comes late catches up.
+//!
+//! Who may book when is the business of [`crate::sched::rate_queue`]: that makes it fair.
+//!
+//! This is the generic cell rate algorithm (ITU-T I.371), whose numbers are theoretical arrival
+//! times.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nanoseconds of a second.
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Rates of a limit. Nothing at all: there is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// Commands a second, at least 1.
+    pub iops: Option<u32>,
+    /// Bytes a second, at least 1.
+    pub bandwidth: Option<u64>,
+    /// Milliseconds of unused rate that may be made up for at once.
+    pub burst_ms: u32,
+}
+
+impl Limit {
+    /// [`Limit::burst_ms`] where nobody says.
+    pub const BURST_MS: u32 = 100;
+
+    /// Whether it limits nothing.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.iops.is_none() && self.bandwidth.is_none()
+    }
+}
+
+impl Default for Limit {
+    fn default() -> Limit {
+        Limit { iops: None, bandwidth: None, burst_ms: Limit::BURST_MS }
+    }
+}
+
+/// A limit at work, shared by all reactors. Two of them are equal when they are the same one.
+#[derive(Debug)]
+pub struct Limiter {
+    limit: Limit,
+    began: Instant,
+    ops: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Start time of a command, and its share of the rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grant {
+    /// Not before.
+    pub start: Instant,
+    /// The time that it takes at the limited rate.
+    pub takes: Duration,
+    /// Bytes that it moves.
+    pub bytes: u64,
+}
+
+impl Limiter {
+    /// One that has its whole burst to give, from `now` on.
+    #[must_use]
+    pub fn new(limit: Limit, now: Instant) -> Limiter {
+        Limiter { limit, began: now, ops: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+    }
+
+    /// What it limits.
+    #[must_use]
+    pub fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// Books one command that moves so many bytes.
+    #[must_use]
+    pub fn book(&self, now: Instant, bytes: u64) -> Grant {
+        self.book_as(now, 1, bytes)
+    }
+
+    /// Books bytes of a command that is under way: those who come later wait for it.
+    pub fn charge(&self, now: Instant, bytes: u64) {
+        let _ = self.book_as(now, 0, bytes);
+    }
+
+    fn book_as(&self, now: Instant, ops: u64, bytes: u64) -> Grant {
+        let now_ns = self.ns_at(now);
+        let burst_ns = u64::from(self.limit.burst_ms) * 1_000_000;
+        let (mut start_ns, mut takes_ns) = (now_ns, 0);
+        for (arrival, takes) in self.taken(ops, bytes) {
+            let start = book(arrival, now_ns, takes, burst_ns);
+            (start_ns, takes_ns) = (start_ns.max(start), takes_ns.max(takes));
+        }
+        let waits = Duration::from_nanos(start_ns.saturating_sub(now_ns));
+        Grant { start: now + waits, takes: Duration::from_nanos(takes_ns), bytes }
+    }
+
+    /// A booked command of so many bytes will not begin: those who book from now on come earlier by
+    /// what it would have taken. What of its time is over is nobody's.
+    pub fn give_back(&self, now: Instant, bytes: u64) {
+        let now_ns = self.ns_at(now);
+        for (arrival, takes) in self.taken(1, bytes) {
+            let back = |before: u64| {
+                let after = before.saturating_sub(takes).max(now_ns);
+                (after < before).then_some(after)
+            };
+            let _ = arrival.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back);
+        }
+    }
+
+    /// The schedules that a command has a part in, and how many nanoseconds it takes of each.
+    fn taken(&self, ops: u64, bytes: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let rates = [
+            (&self.ops, self.limit.iops.map(u64::from), ops),
+            (&self.bytes, self.limit.bandwidth, bytes),
+        ];
+        let taken = rates.into_iter().filter(|(_, _, amount)| *amount > 0);
+        taken.filter_map(|(arrival, rate, amount)| Some((arrival, takes_ns_of(amount, rate?))))
+    }
+
+    fn ns_at(&self, now: Instant) -> u64 {
+        let elapsed = now.saturating_duration_since(self.began).as_nanos();
+        u64::try_from(elapsed).unwrap_or(u64::MAX)
+    }
+}
+
+impl PartialEq for Limiter {
+    fn eq(&self, other: &Limiter) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Limiter {}
+
+/// Books a command at all limits that it is under; none: it is under no limit.
+#[must_use]
+pub fn book_all<'a>(
+    limiters: impl Iterator<Item = &'a Arc<Limiter>>,
+    now: Instant,
+    bytes: u64,
+) -> Option<Grant> {
+    limiters.map(|limiter| limiter.book(now, bytes)).reduce(|a, b| Grant {
+        start: a.start.max(b.start),
+        takes: a.takes.max(b.takes),
+        ..a
+    })
+}
+
+/// Nanoseconds that an amount takes, rounded up so that a limit is never exceeded by rounding.
+fn takes_ns_of(amount: u64, rate: u64) -> u64 {
+    let ns = u128::from(amount) * u128::from(SECOND_NS);
+    u64::try_from(ns.div_ceil(u128::from(rate.max(1)))).unwrap_or(u64::MAX)
+}
+
+/// Moves the theoretical arrival time behind what is booked now; gives when that begins.
+fn book(arrival: &AtomicU64, now_ns: u64, takes_ns: u64, burst_ns: u64) -> u64 {
+    let mut before = arrival.load(Ordering::Relaxed);
+    loop {
+        let after = before.max(now_ns).saturating_add(takes_ns);
+        match arrival.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return before.saturating_sub(burst_ns).max(now_ns),
+            Err(other) => before = other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::subsystem::rate_limit::*;
+    use proptest::prelude::*;
+
+    fn limit(iops: u32, burst_ms: u32) -> Limit {
+        Limit { iops: Some(iops), bandwidth: None, burst_ms }
+    }
+
+    #[test]
+    fn commands_come_at_the_rate_once_the_burst_is_used_up() {
+        let now = Instant::now();
+        let limiter = Limiter::new(limit(1000, 10), now);
+        let starts: Vec<u128> = (0..20)
+            .map(|_| limiter.book(now, 4096).start.duration_since(now).as_millis())
+            .collect();
+        // Ten of the burst, and one because nothing is under way.
+        let expected: Vec<u128> = (0..20u128).map(|n| n.saturating_sub(10)).collect();
+        assert_eq!(starts, expected);
+        let later = now + Duration::from_secs(60);
+        assert_eq!(limiter.book(later, 0).start, later, "unused time brings the burst back");
+        for _ in 0..10 {
+            assert_eq!(limiter.book(later, 0).start, later);
+        }
+        assert_eq!(limiter.book(later, 0).start, later + Duration::from_millis(1), "and no more");
+    }
+
+    #[test]
+    fn the_slower_of_two_rates_counts() {
+        let now = Instant::now();
+        let both = Limit { iops: Some(1000), bandwidth: Some(1 << 20), burst_ms: 0 };
+        let limiter = Limiter::new(both, now);
+        let takes = |bytes| limiter.book(now, bytes).takes;
+        assert_eq!(takes(1), Duration::from_millis(1));
+        assert_eq!(takes(1 << 20), Duration::from_secs(1));
+        assert_eq!(takes(0), Duration::from_millis(1));
+        let start = limiter.book(now, 0).start.duration_since(now);
+        assert_eq!(start, Duration::from_millis(3), "three commands were booked");
+        limiter.charge(now, 1 << 20);
+        let start = limiter.book(now, 1).start.duration_since(now);
+        assert!(start > Duration::from_secs(2), "bytes of commands under way: {start:?}");
+    }
+
+    #[test]
+    fn what_is_given_back_is_booked_by_the_next() {
+        let now = Instant::now();
+        let both = Limit { iops: Some(1000), bandwidth: Some(1 << 20), burst_ms: 0 };
+        let limiter = Limiter::new(both, now);
+        let start = |bytes| limiter.book(now, bytes).start.duration_since(now);
+        assert_eq!([start(1 << 20), start(1 << 20)].map(|start| start.as_secs()), [0, 1]);
+        limiter.give_back(now, 1 << 20);
+        assert_eq!(start(1), Duration::from_secs(1));
+        let later = now + Duration::from_secs(5);
+        limiter.give_back(later, 1 << 20);
+        limiter.give_back(later, 1 << 20);
+        assert_eq!(limiter.book(later, 1 << 20).start, later, "its time was over");
+        let next = limiter.book(later, 1).start;
+        assert_eq!(next, later + Duration::from_secs(1), "no more than there is");
+    }
+
+    proptest! {
+        /// Whoever comes when: in no stretch of time begins more than its rate and the burst.
+        #[test]
+        fn no_stretch_of_time_has_more_than_its_rate_and_the_burst(
+            rate in 1u64..5_000_000, burst_ms in 0u32..50,
+            asks in prop::collection::vec((0u64..2_000_000, 1u64..100_000), 1..200)
+        ) {
+            let arrival = AtomicU64::new(0);
+            let burst_ns = u64::from(burst_ms) * 1_000_000;
+            let (mut now, mut begun) = (0u64, Vec::new());
+            for (pause, amount) in asks {
+                now += pause;
+                let takes = takes_ns_of(amount, rate);
+                let start = book(&arrival, now, takes, burst_ns);
+                prop_assert!(start >= now);
+                begun.push((start, takes));
+            }
+            for (first, &(from, _)) in begun.iter().enumerate() {
+                let mut taken = 0;
+                for &(start, takes) in &begun[first..] {
+                    prop_assert!(start >= from, "in the order in which they were booked");
+                    // What begins within this stretch but its last one.
+                    prop_assert!(taken <= start - from + burst_ns);
+                    taken += takes;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Reservations: access of hosts to a namespace, as set by hosts.
+//!
+//! * [`state`] decides: a pure state machine per namespace.
+//! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
+//!   ([`Persist`]) before it answers, and it alone changes a state.
+//! * [`ReservationView`](crate::controller::ReservationView) is what I/O looks at: a byte per controller and
+//!   namespace, one relaxed load a command. The registry writes it when a reservation changes and when a host connects.
+//! * A [`DrainBarrier`](crate::sched::DrainBarrier) is how Preempt and Abort waits for commands that are under way.
+
+mod section;
+pub mod state;
+
+use crate::subsystem::persistence::Persist;
+pub use state::{Barred, Effect, HostId, Order, State};
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::reservation::Rescap;
+use nvme::{Nqn, Status};
+use tracing::info;
+
+/// The reservation of one namespace, as everybody shares it: queues report it, the state worker changes
+/// it. Two of them are equal when they are the same one.
+#[derive(Debug)]
+pub struct Reservation {
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// The namespace in it.
+    pub nsid: u32,
+    /// Hosts can have one.
+    is_supported: bool,
+    file: Option<Box<dyn Persist>>,
+    state: Mutex<State>,
+    /// For whom everything is erased that could be reserved here: nothing bars it meanwhile.
+    held: Mutex<Option<HostId>>,
+}
+
+impl Reservation {
+    /// One that ends with the daemon.
+    #[must_use]
+    pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Reservation> {
+        let (state, held) = (Mutex::default(), Mutex::default());
+        let is_supported = true;
+        Arc::new(Reservation { subsystem, nsid, is_supported, file: None, state, held })
+    }
+
+    /// None: other daemons serve the same blocks, and would not heed it.
+    #[must_use]
+    pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Reservation> {
+        let (state, held) = (Mutex::default(), Mutex::default());
+        let is_supported = false;
+        Arc::new(Reservation { subsystem, nsid, is_supported, file: None, state, held })
+    }
+
+    /// Whether hosts can have one.
+    #[must_use]
+    pub fn is_supported(&self) -> bool {
+        self.is_supported
+    }
+
+    /// One that can be kept in `file`; as it was left there.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or makes no sense.
+    pub fn kept(
+        subsystem: Nqn,
+        nsid: u32,
+        file: impl Persist + 'static,
+    ) -> Result<Arc<Reservation>, String> {
+        let file: Box<dyn Persist> = Box::new(file);
+        let (state, held) = (Mutex::new(file.load()?.unwrap_or_default()), Mutex::default());
+        let (is_supported, file) = (true, Some(file));
+        Ok(Arc::new(Reservation { subsystem, nsid, is_supported, file, state, held }))
+    }
+
+    /// What the namespace can do (RESCAP).
+    #[must_use]
+    pub fn rescap(&self) -> Rescap {
+        match self.is_supported {
+            true => Rescap::VOLATILE.with_ptpl(self.file.is_some()),
+            false => Rescap(0),
+        }
+    }
+
+    /// The state as it is now.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.lock().clone()
+    }
+
+    /// The extended Reservation Status structure as it is now.
+    #[must_use]
+    pub fn report(&self) -> Vec<u8> {
+        self.lock().report()
+    }
+
+    /// Whether it is kept through power loss.
+    #[must_use]
+    pub fn persists(&self) -> bool {
+        self.lock().persists
+    }
+
+    /// What `host` may not do now.
+    #[must_use]
+    pub fn barred(&self, host: &HostId) -> Barred {
+        self.lock().barred(host)
+    }
+
+    /// Everything is erased here, for `host`: what would bar it from writing is refused until what is
+    /// returned is dropped. For one at a time.
+    ///
+    /// # Errors
+    /// Reservation Conflict.
+    pub fn hold(self: &Arc<Self>, host: &HostId) -> Result<ReservationGuard, Status> {
+        let mut held = self.held();
+        if self.barred(host).has(Barred::WRITE) {
+            return Err(Status::RESERVATION_CONFLICT.with_dnr());
+        }
+        *held = Some(*host);
+        Ok(ReservationGuard(Arc::clone(self)))
+    }
+
+    /// Carries out an order: decides, keeps the new state where it shall outlast a power loss, and
+    /// only then makes it the state. For one worker alone: two at once would lose one.
+    ///
+    /// # Errors
+    /// The status to answer with; the state is as before. Format in Progress when it would bar whom
+    /// it is held for.
+    pub fn carry_out(&self, host: &HostId, order: &Order) -> Result<Effect, Status> {
+        let held = self.held();
+        let old = self.state();
+        let mut new = old.clone();
+        let effect = new.apply(host, order, self.file.is_some())?;
+        if held.is_some_and(|eraser| new.barred(&eraser).has(Barred::WRITE)) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        if let Some(file) = self.file.as_ref().filter(|_| old.persists || new.persists) {
+            let section = |state| Some(state).filter(|state: &&State| state.persists);
+            file.replace(section(&new), section(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
+        }
+        if new.rtype != old.rtype || new.holder != old.holder {
+            info!(subsystem = %self.subsystem, nsid = self.nsid, "reservation is now {}", new.rtype);
+        }
+        *self.lock() = new;
+        Ok(effect)
+    }
+
+    /// Whoever changes the state has this, so it is never locked by I/O.
+    fn held(&self) -> MutexGuard<'_, Option<HostId>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A reservation that does not bar a host.
+#[derive(Debug)]
+pub struct ReservationGuard(Arc<Reservation>);
+
+impl Drop for ReservationGuard {
+    fn drop(&mut self) {
+        *self.0.held() = None;
+    }
+}
+
+impl PartialEq for Reservation {
+    fn eq(&self, other: &Reservation) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Reservation {}
+
+/// For tests, also of other packages.
+#[cfg(any(test, feature = "testing"))]
+pub mod testing {
+    use nvme::reservation::{
+        Acquire, AcquireAction, AcquireKeys, Register, RegisterKeys, Release, ReleaseAction,
+        ReleaseKey, ReservationType,
+    };
+
+    use crate::subsystem::reservation::*;
+
+    const KEY: u64 = 7;
+
+    /// A registration.
+    #[must_use]
+    pub fn registered() -> Order {
+        Order::Register(Register(0), RegisterKeys { current: 0, new: KEY })
+    }
+
+    /// An acquisition of the exclusive access.
+    #[must_use]
+    pub fn acquired() -> Order {
+        let how = Acquire(0).with_action(AcquireAction::ACQUIRE);
+        let how = how.with_rtype(ReservationType::EXCLUSIVE_ACCESS);
+        Order::Acquire(how, AcquireKeys { current: KEY, preempt: 0 })
+    }
+
+    pub(super) fn cleared() -> Order {
+        let how = Release(0).with_action(ReleaseAction::CLEAR);
+        Order::Release(how, ReleaseKey { current: KEY })
+    }
+
+    /// A host has the exclusive access.
+    ///
+    /// # Panics
+    /// It may not have it.
+    pub fn reserve(reservation: &Reservation, host: HostId) {
+        for order in [registered(), acquired()] {
+            reservation.carry_out(&host, &order).unwrap();
+        }
+    }
+
+    /// A host ends all of it.
+    ///
+    /// # Panics
+    /// It may not.
+    pub fn clear(reservation: &Reservation, host: HostId) {
+        reservation.carry_out(&host, &cleared()).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::*;
+    use super::*;
+
+    #[test]
+    fn nobody_is_barred_from_what_he_erases() {
+        let (own, other) = ([1; 16], [2; 16]);
+        let reservation = Reservation::volatile("nqn.2026-11.io.nvmfd:a".parse().unwrap(), 1);
+        let held = reservation.hold(&own).unwrap();
+        reservation.carry_out(&other, &registered()).unwrap();
+        let refused = reservation.carry_out(&other, &acquired());
+        assert_eq!(refused, Err(Status::FORMAT_IN_PROGRESS));
+        assert_eq!(reservation.barred(&own), Barred(0));
+        reserve(&reservation, own);
+        let cleared = reservation.carry_out(&own, &cleared());
+        assert!(cleared.is_ok(), "his own affair: {cleared:?}");
+        drop(held);
+        reserve(&reservation, other);
+        let refused = reservation.hold(&own).map(drop);
+        assert_eq!(refused, Err(Status::RESERVATION_CONFLICT.with_dnr()));
+        assert!(reservation.hold(&other).is_ok());
+    }
+}

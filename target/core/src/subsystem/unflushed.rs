@@ -1,0 +1,152 @@
+//! Hosts with unflushed writes to a namespace, which must be notified when data may be lost.
+//!
+//! A failed synchronisation is reported to every flush until the store is trusted again. A host that
+//! has written before, and did not flush meanwhile, would never hear of it: its next flush succeeds,
+//! and vouches for what may be gone. So it fails once.
+//!
+//! ```text
+//!           write             trust             flush: fails once
+//! Clean ───────────► Written ───────► Unreported ───────────────► Clean
+//!   ▲ ▲                │  ▲ │
+//!   │ └─────flush──────┘  │ └─flush meets the failure─► Reported ───┐
+//!   │                     └─ flush is given up                      │
+//!   └───────────────── trust, or a flush ───────────────────────────┘
+//! ```
+//!
+//! All controllers of one host in a subsystem share one: it may write by one path and flush by
+//! another.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::subsystem::MAX_NSID;
+
+const CLEAN: u8 = 0;
+/// It has written since its last flush.
+const WRITTEN: u8 = 1;
+/// A flush of it has met the failure, so it knows.
+const REPORTED: u8 = 2;
+/// Its next flush fails.
+const UNREPORTED: u8 = 3;
+
+/// Unflushed writes of one host to the namespaces of a subsystem.
+#[derive(Debug)]
+pub struct Unflushed {
+    /// By namespace id.
+    states: Box<[AtomicU8]>,
+}
+
+impl Default for Unflushed {
+    fn default() -> Unflushed {
+        Unflushed { states: (0..=MAX_NSID).map(|_| AtomicU8::new(CLEAN)).collect() }
+    }
+}
+
+impl Unflushed {
+    /// For a controller without namespaces.
+    pub fn none() -> Unflushed {
+        Unflushed { states: Box::default() }
+    }
+
+    /// Something was written that is not durable yet. A load first: the line stays shared.
+    #[inline]
+    pub(crate) fn note_write(&self, nsid: u32) {
+        let Some(state) = self.states.get(nsid as usize) else { return };
+        if state.load(Ordering::Relaxed) == CLEAN {
+            self.exchange(nsid, CLEAN, WRITTEN);
+        }
+    }
+
+    /// A flush begins: what was written so far will be durable, or the flush fails. False: it has
+    /// to fail, because what was written before may be lost and the host does not know.
+    #[must_use]
+    pub(crate) fn begin_flush(&self, nsid: u32) -> bool {
+        let Some(state) = self.states.get(nsid as usize) else { return true };
+        state.load(Ordering::Relaxed) == CLEAN || state.swap(CLEAN, Ordering::AcqRel) != UNREPORTED
+    }
+
+    /// A flush has failed. `reported`: with what every flush gets until the store is trusted.
+    pub(crate) fn end_failed_flush(&self, nsid: u32, reported: bool) {
+        self.exchange(nsid, CLEAN, if reported { REPORTED } else { WRITTEN });
+        if reported {
+            self.exchange(nsid, WRITTEN, REPORTED);
+        }
+    }
+
+    /// Nobody knows what this host wrote before.
+    pub fn presume_written(&self, nsid: u32) {
+        self.exchange(nsid, CLEAN, WRITTEN);
+    }
+
+    /// The store is trusted from now on.
+    pub(crate) fn on_trust(&self, nsid: u32) {
+        self.exchange(nsid, WRITTEN, UNREPORTED);
+        self.exchange(nsid, REPORTED, CLEAN);
+    }
+
+    /// Whether there is nothing that a later controller of the host has to know.
+    pub(crate) fn is_clean(&self) -> bool {
+        let is_clean = |state: &AtomicU8| state.load(Ordering::Relaxed) == CLEAN;
+        self.states.iter().all(is_clean)
+    }
+
+    fn exchange(&self, nsid: u32, from: u8, to: u8) {
+        if let Some(state) = self.states.get(nsid as usize) {
+            // Else it is something else already.
+            let _ = state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::subsystem::unflushed::*;
+
+    #[test]
+    fn who_has_written_and_not_flushed_is_told_once_after_a_trust() {
+        let host = Unflushed::default();
+        host.note_write(1);
+        host.on_trust(1);
+        assert!(host.begin_flush(2), "another namespace");
+        host.note_write(1);
+        assert!(!host.is_clean() && !host.begin_flush(1));
+        assert!(host.begin_flush(1) && host.is_clean());
+    }
+
+    #[test]
+    fn who_has_flushed_or_was_told_is_not_told_again() {
+        let host = Unflushed::default();
+        host.note_write(1);
+        assert!(host.begin_flush(1), "well");
+        host.on_trust(1);
+        assert!(host.begin_flush(1));
+        host.note_write(1);
+        assert!(host.begin_flush(1), "it begins");
+        host.end_failed_flush(1, true);
+        // The trust makes durable what is written meanwhile.
+        host.note_write(1);
+        host.on_trust(1);
+        assert!(host.begin_flush(1));
+    }
+
+    #[test]
+    fn a_flush_that_is_given_up_has_told_nothing() {
+        let host = Unflushed::default();
+        host.note_write(1);
+        assert!(host.begin_flush(1));
+        host.end_failed_flush(1, false);
+        host.on_trust(1);
+        assert!(!host.begin_flush(1));
+    }
+
+    #[test]
+    fn a_host_of_whom_nothing_is_known_is_told() {
+        let host = Unflushed::default();
+        host.presume_written(1);
+        host.on_trust(1);
+        assert!(!host.begin_flush(1));
+        let none = Unflushed::none();
+        none.presume_written(1);
+        none.on_trust(1);
+        assert!(none.begin_flush(1) && none.is_clean());
+    }
+}

@@ -1,0 +1,255 @@
+//! Usage counters for the SMART log: counted by each queue, flushed a few times a second. What has
+//! to outlast the daemon is in `state/usage.rs`.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::subsystem::event_log::PersistentEventLog;
+use nvmfd_blockdev::Health;
+
+/// Namespaces that a queue counts apart at a time.
+const APART: usize = 8;
+
+/// How exactly the time is measured in which commands are under way. Queues hand in as often.
+const BUSY_GRAIN: Duration = Duration::from_millis(250);
+
+/// Work done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// Read commands (Compare and Verify included) completed.
+    pub reads: u64,
+    /// Write commands completed.
+    pub writes: u64,
+    /// 512-byte units read.
+    pub units_read: u64,
+    /// 512-byte units written.
+    pub units_written: u64,
+    /// Commands that ended with a media or data integrity error.
+    pub media_errors: u64,
+}
+
+/// A queue's own counters, of the namespaces that it has served lately.
+#[derive(Debug, Default)]
+pub struct IoCounters([(u32, Work); APART]);
+
+impl IoCounters {
+    /// Where the work of a namespace is counted, and what has to be handed in for another one that
+    /// made room.
+    pub fn of(&mut self, nsid: u32) -> (&mut Work, Option<(u32, Work)>) {
+        let entry = &mut self.0[nsid as usize % APART];
+        let evicted = match entry.0 == nsid {
+            true => None,
+            false => Some(std::mem::replace(entry, (nsid, Work::default()))),
+        };
+        (&mut entry.1, evicted.filter(|(_, work)| *work != Work::default()))
+    }
+
+    /// Takes what is to be handed in.
+    pub fn take(&mut self) -> impl Iterator<Item = (u32, Work)> + '_ {
+        let taken = self.0.iter_mut().map(|entry| (entry.0, std::mem::take(&mut entry.1)));
+        taken.filter(|(_, work)| *work != Work::default())
+    }
+}
+
+/// Sums that all queues hand in to.
+#[derive(Debug, Default)]
+pub struct SharedCounters {
+    sums: [AtomicU64; 5],
+    /// Grains of time in which commands were under way.
+    busy_grains: AtomicU64,
+    /// The last of them.
+    last_grain: AtomicU64,
+    since: OnceLock<Instant>,
+}
+
+impl SharedCounters {
+    /// Adds a queue's work.
+    pub fn add(&self, work: &Work) {
+        let Work { reads, writes, units_read, units_written, media_errors } = *work;
+        let values = [reads, writes, units_read, units_written, media_errors];
+        for (sum, value) in self.sums.iter().zip(values) {
+            if value != 0 {
+                sum.fetch_add(value, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Notes that commands are under way now, or were just before.
+    pub fn note_busy(&self, now: Instant) {
+        let since = *self.since.get_or_init(|| now);
+        let grains = now.saturating_duration_since(since).as_millis() / BUSY_GRAIN.as_millis();
+        // The first is 1.
+        let grain = u64::try_from(grains).unwrap_or(u64::MAX - 1) + 1;
+        if self.last_grain.swap(grain, Ordering::Relaxed) != grain {
+            self.busy_grains.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The sums.
+    #[must_use]
+    pub fn total(&self) -> Work {
+        let [reads, writes, units_read, units_written, media_errors] =
+            std::array::from_fn(|i| self.sums[i].load(Ordering::Relaxed));
+        Work { reads, writes, units_read, units_written, media_errors }
+    }
+
+    /// How long commands were under way, in grains of a quarter of a second.
+    #[must_use]
+    pub fn busy(&self) -> Duration {
+        let grains = self.busy_grains.load(Ordering::Relaxed);
+        BUSY_GRAIN.saturating_mul(grains.try_into().unwrap_or(u32::MAX))
+    }
+
+    /// All that is worth keeping.
+    #[must_use]
+    pub fn account(&self) -> SavedCounters {
+        SavedCounters { work: self.total(), busy_grains: self.busy_grains.load(Ordering::Relaxed) }
+    }
+
+    /// Adds what was kept of earlier times.
+    pub fn carry(&self, kept: &SavedCounters) {
+        self.add(&kept.work);
+        self.busy_grains.fetch_add(kept.busy_grains, Ordering::Relaxed);
+    }
+}
+
+/// Counters as they are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SavedCounters {
+    /// Work done.
+    pub work: Work,
+    /// Quarters of a second in which commands were under way.
+    pub busy_grains: u64,
+}
+
+/// Usage counters of a subsystem, kept across its snapshots.
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// With all of its namespaces, also those that are gone.
+    pub whole: SharedCounters,
+    /// Entries ever made in the Error Information logs of its controllers.
+    errors: AtomicU64,
+    history: Option<PersistentEventLog>,
+    /// How the stores of its namespaces fare.
+    healths: Mutex<Vec<Arc<Health>>>,
+    /// By namespace id. Locked when queues hand in, never on I/O. A namespace that goes and comes
+    /// again counts on.
+    namespaces: Mutex<BTreeMap<u32, Arc<SharedCounters>>>,
+}
+
+impl Usage {
+    /// Of a subsystem whose events are kept.
+    #[must_use]
+    pub fn kept(history: PersistentEventLog) -> Usage {
+        Usage { history: Some(history), ..Usage::default() }
+    }
+
+    /// What has happened to the subsystem, where that is kept.
+    #[must_use]
+    pub fn history(&self) -> Option<&PersistentEventLog> {
+        self.history.as_ref()
+    }
+
+    /// Makes the counters of namespaces, so that no reactor has to when it hands in; and takes note
+    /// of how their stores fare from now on.
+    pub fn prepare(&self, namespaces: impl Iterator<Item = (u32, Arc<Health>)>) {
+        let mut healths = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
+        healths.clear();
+        for (nsid, health) in namespaces {
+            drop(self.of(nsid));
+            healths.push(health);
+        }
+    }
+
+    /// Whether something is wrong with the store of any namespace.
+    #[must_use]
+    pub fn is_degraded(&self) -> bool {
+        let healths = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
+        healths.iter().any(|health| health.is_degraded())
+    }
+
+    /// The counters of a namespace.
+    #[must_use]
+    pub fn of(&self, nsid: u32) -> Arc<SharedCounters> {
+        let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(namespaces.entry(nsid).or_default())
+    }
+
+    /// Adds a queue's work with a namespace.
+    pub fn add(&self, nsid: u32, work: &Work) {
+        self.whole.add(work);
+        self.of(nsid).add(work);
+    }
+
+    /// Notes that commands for a namespace are under way now, or were just before.
+    pub fn note_busy(&self, nsid: u32, now: Instant) {
+        self.whole.note_busy(now);
+        self.of(nsid).note_busy(now);
+    }
+
+    /// Counts an entry of an error log; its number, from 1.
+    pub fn count_error(&self) -> u64 {
+        self.errors.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// Entries ever made in error logs.
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed)
+    }
+
+    /// All that is worth keeping: errors, the whole, and each namespace with which anything was
+    /// done.
+    #[must_use]
+    pub fn accounts(&self) -> (u64, SavedCounters, Vec<(u32, SavedCounters)>) {
+        let namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = namespaces.iter().map(|(nsid, counters)| (*nsid, counters.account()));
+        let used = each.filter(|(_, account)| *account != SavedCounters::default()).collect();
+        (self.errors(), self.whole.account(), used)
+    }
+
+    /// Adds what was kept of earlier times.
+    pub fn carry(&self, errors: u64, whole: &SavedCounters, namespaces: &[(u32, SavedCounters)]) {
+        self.errors.fetch_add(errors, Ordering::Relaxed);
+        self.whole.carry(whole);
+        namespaces.iter().for_each(|(nsid, kept)| self.of(*nsid).carry(kept));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::subsystem::usage::*;
+
+    fn work(reads: u64) -> Work {
+        Work { reads, units_read: reads * 8, ..Work::default() }
+    }
+
+    #[test]
+    fn nothing_is_lost_when_namespaces_share_a_place() {
+        let (usage, mut tally) = (Usage::default(), IoCounters::default());
+        for round in 0..100u32 {
+            let nsid = 1 + round % 12;
+            let (counted, evicted) = tally.of(nsid);
+            counted.reads += 1;
+            counted.units_read += 8;
+            evicted.iter().for_each(|(nsid, work)| usage.of(*nsid).add(work));
+        }
+        tally.take().for_each(|(nsid, work)| usage.of(nsid).add(&work));
+        assert_eq!(tally.take().count(), 0);
+        let each: Vec<_> = (1..=12).map(|nsid| usage.of(nsid).total()).collect();
+        assert_eq!(each[..4], [work(9); 4]);
+        assert_eq!(each[4..], [work(8); 8]);
+    }
+
+    #[test]
+    fn busy_time_counts_each_grain_once_whoever_notes_it() {
+        let counters = SharedCounters::default();
+        let start = Instant::now();
+        for ms in [0, 10, 249, 250, 250, 499, 1000, 1010] {
+            counters.note_busy(start + Duration::from_millis(ms));
+        }
+        assert_eq!(counters.busy(), Duration::from_millis(750));
+    }
+}

@@ -1,0 +1,279 @@
+//! Write protection of namespaces, as hosts set it (feature 84h).
+//!
+//! All controllers of a subsystem share the state of a namespace, one byte that I/O looks at. The
+//! keeper changes it, one order after another, and keeps it in a file before it answers. A power
+//! cycle is a start of the daemon: what is protected until then is not, afterwards. Without a
+//! folder to keep it in there is no such feature, because "permanent" would be untrue.
+//!
+//! ```text
+//! No Write Protect ◄──► Write Protect
+//!         │                   │
+//!         └────────┬──────────┘──► Permanent Write Protect          (never changes)
+//!                  └─────────────► Write Protect Until Power Cycle  (changes with a start)
+//! ```
+//!
+//! Source: NVMe Base Specification 2.0, "Namespace Write Protection" and "Namespace Write
+//! Protection Config (Feature Identifier 84h)".
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nvme::feature::WriteProtectState;
+use nvme::{Nqn, Status};
+use tracing::info;
+
+use crate::subsystem::persistence::{Persist, Section};
+
+/// NWPC: all four states, where there is a folder to keep them in.
+pub const NWPC: u8 = 0b111;
+
+/// The write protection of one namespace, as everybody shares it. Two of them are equal when they
+/// are the same one.
+#[derive(Debug)]
+pub struct Protection {
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// The namespace in it.
+    pub nsid: u32,
+    state: AtomicU8,
+    /// Somebody changes everything that is protected here: the state stays.
+    held: Mutex<bool>,
+    kept: Kept,
+}
+
+/// Where a state is kept.
+#[derive(Debug)]
+enum Kept {
+    /// Nowhere: there is only one.
+    Nowhere,
+    /// In memory alone.
+    Memory,
+    /// In a section of this file.
+    File(Box<dyn Persist>),
+}
+
+impl Protection {
+    /// One that no host can change, because it is kept nowhere.
+    #[must_use]
+    pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
+        let state = AtomicU8::new(WriteProtectState::NONE.0);
+        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Nowhere })
+    }
+
+    /// One that lasts as long as whoever has it, for a simulated target.
+    #[must_use]
+    pub fn simulated(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
+        let state = AtomicU8::new(WriteProtectState::NONE.0);
+        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Memory })
+    }
+
+    /// One that is kept in `file`; as it was left there.
+    ///
+    /// # Errors
+    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// over: somebody may rely on what it said.
+    pub fn kept(
+        subsystem: Nqn,
+        nsid: u32,
+        file: impl Persist + 'static,
+    ) -> Result<Arc<Protection>, String> {
+        let file: Box<dyn Persist> = Box::new(file);
+        let state = file.load()?.unwrap_or(WriteProtectState::NONE);
+        let (state, kept) = (AtomicU8::new(state.0), Kept::File(file));
+        Ok(Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept }))
+    }
+
+    /// Whether hosts can change it.
+    #[must_use]
+    pub fn is_supported(&self) -> bool {
+        !matches!(self.kept, Kept::Nowhere)
+    }
+
+    /// The state as it is now.
+    #[must_use]
+    pub fn state(&self) -> WriteProtectState {
+        WriteProtectState(self.state.load(Ordering::Acquire))
+    }
+
+    /// Whether writes are refused.
+    #[inline]
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != WriteProtectState::NONE.0
+    }
+
+    /// Whether a host may set this state now.
+    ///
+    /// # Errors
+    /// Invalid Field for a state that there is not; Feature Not Changeable for any but the one that
+    /// it has, when that is permanent or lasts until a power cycle.
+    pub fn check(&self, new: WriteProtectState) -> Result<(), Status> {
+        let old = self.state();
+        match old {
+            _ if new.name().is_none() => Err(Status::INVALID_FIELD.with_dnr()),
+            WriteProtectState::NONE | WriteProtectState::PROTECTED => Ok(()),
+            _ if new == old => Ok(()),
+            _ => Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr()),
+        }
+    }
+
+    /// Sets a state: keeps it, and only then makes it the state. For the state worker alone. True when it
+    /// is another one now.
+    ///
+    /// # Errors
+    /// As [`Protection::check`]; Format in Progress while it is held; Internal Error when it cannot
+    /// be kept, and is as before.
+    pub fn change(&self, new: WriteProtectState) -> Result<bool, Status> {
+        self.check(new)?;
+        let old = self.state();
+        if old == new || !self.is_supported() {
+            return Ok(false);
+        }
+        let held = self.held();
+        if *held {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        if let Kept::File(file) = &self.kept {
+            file.replace(lasting(&new), lasting(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
+        }
+        self.state.store(new.0, Ordering::Release);
+        drop(held);
+        let name = new.name().unwrap_or_default();
+        info!(subsystem = %self.subsystem, nsid = self.nsid, "write protection is now: {name}");
+        Ok(true)
+    }
+
+    /// Everything is erased that could be protected: the state stays as it is until what is
+    /// returned is dropped. For one at a time.
+    ///
+    /// # Errors
+    /// Namespace is Write Protected.
+    pub fn hold(self: &Arc<Self>) -> Result<WriteProtectGuard, Status> {
+        let mut held = self.held();
+        if self.is_on() {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        *held = true;
+        Ok(WriteProtectGuard(Arc::clone(self)))
+    }
+
+    fn held(&self) -> MutexGuard<'_, bool> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A state that stays as it is.
+#[derive(Debug)]
+pub struct WriteProtectGuard(Arc<Protection>);
+
+impl Drop for WriteProtectGuard {
+    fn drop(&mut self) {
+        *self.0.held() = false;
+    }
+}
+
+impl PartialEq for Protection {
+    fn eq(&self, other: &Protection) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Protection {}
+
+/// What outlasts a start.
+fn lasting(state: &WriteProtectState) -> Option<&WriteProtectState> {
+    use WriteProtectState as States;
+    Some(state).filter(|state| [States::PROTECTED, States::PERMANENT].contains(state))
+}
+
+impl Section for WriteProtectState {
+    const NAME: &'static str = "protection";
+
+    fn emit(&self) -> String {
+        format!("state {}\n", self.0)
+    }
+
+    fn parse(body: &str) -> Option<WriteProtectState> {
+        let state = body.strip_prefix("state ")?.trim_end().parse().map(WriteProtectState).ok()?;
+        lasting(&state).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::subsystem::persistence::tests::MemorySections;
+    use crate::subsystem::write_protect::*;
+
+    const STATES: [WriteProtectState; 4] = [
+        WriteProtectState::NONE,
+        WriteProtectState::PROTECTED,
+        WriteProtectState::UNTIL_POWER_CYCLE,
+        WriteProtectState::PERMANENT,
+    ];
+
+    fn made(store: &MemorySections) -> Arc<Protection> {
+        let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
+        Protection::kept(nqn, 1, store.clone()).unwrap()
+    }
+
+    #[test]
+    fn states_change_as_the_documents_say_and_outlast_what_they_should() {
+        let refused = Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr());
+        for from in STATES {
+            for to in STATES {
+                let store = MemorySections::default();
+                let protection = made(&store);
+                assert_eq!(protection.change(from), Ok(from.0 != 0));
+                let expected = match (from.0, to.0) {
+                    (0 | 1, _) => Ok(from != to),
+                    (2 | 3, _) if from == to => Ok(false),
+                    _ => refused,
+                };
+                assert_eq!(protection.change(to), expected, "{from} to {to}");
+                let now = if expected.is_ok() { to } else { from };
+                assert_eq!((protection.state(), protection.is_on()), (now, now.0 != 0));
+                // A start of the daemon is a power cycle.
+                let later = if now.0 == 2 { 0 } else { now.0 };
+                assert_eq!(made(&store).state().0, later, "{from} to {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn states_that_are_none_are_refused() {
+        let store = MemorySections::default();
+        let protection = made(&store);
+        for state in 4..8 {
+            let refused = protection.change(WriteProtectState(state));
+            assert_eq!(refused, Err(Status::INVALID_FIELD.with_dnr()));
+        }
+    }
+
+    #[test]
+    fn what_is_erased_is_not_protected_and_what_is_protected_is_not_erased() {
+        let store = MemorySections::default();
+        let protection = made(&store);
+        let held = protection.hold().unwrap();
+        for state in &STATES[1..] {
+            assert_eq!(protection.change(*state), Err(Status::FORMAT_IN_PROGRESS));
+        }
+        assert!(!protection.is_on());
+        drop(held);
+        assert_eq!(protection.change(WriteProtectState::PROTECTED), Ok(true));
+        let refused = protection.hold().map(drop);
+        assert_eq!(refused, Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()));
+        assert_eq!(protection.change(WriteProtectState::NONE), Ok(true));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_not_so() {
+        let store = MemorySections::default();
+        let protection = made(&store);
+        store.fail(true);
+        let failed = protection.change(WriteProtectState::PERMANENT);
+        assert_eq!(failed, Err(Status::INTERNAL_ERROR));
+        assert!(!protection.is_on());
+        store.fail(false);
+        assert_eq!(protection.change(WriteProtectState::PROTECTED), Ok(true));
+    }
+}
