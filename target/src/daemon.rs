@@ -665,7 +665,7 @@ mod tests {
     #[test]
     fn a_change_of_ana_states_reads_no_key_file_and_probes_no_device() {
         let folder = tempfile::tempdir().unwrap();
-        let disks = crate::blockdev::tests::folder();
+        let disks = crate::blockdev::testing::folder();
         let (disk, key) = (disks.path().join("1"), folder.path().join("key"));
         let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
         let write_key = || {
@@ -738,7 +738,7 @@ mod tests {
     #[test]
     fn a_start_serves_what_it_can_and_waits_for_a_damaged_image() {
         let folder = tempfile::tempdir().unwrap();
-        let disks = crate::blockdev::tests::folder();
+        let disks = crate::blockdev::testing::folder();
         let path = disks.path().join("short");
         std::fs::write(&path, [0; 4096]).unwrap();
         let mut with_short = config(folder.path());
