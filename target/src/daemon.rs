@@ -165,9 +165,9 @@ impl RunningTarget {
         let (senders, boxes) =
             boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
-        let tender = DeviceMonitor::start(ReactorRings(senders.clone()), Arc::clone(&pool));
-        let tender = tender.map(Arc::new);
-        let tender = tender.map_err(|error| Fatal(format!("no thread for stores: {error}")))?;
+        let tender = DeviceMonitor::start(ReactorRings(senders.clone()), Arc::clone(&pool))
+            .map_err(|error| Fatal(format!("no thread for the device monitor: {error}")))?;
+        let tender = Arc::new(tender);
         let keeper = NamespaceStateWorker::new();
         let steward = NamespaceAdmin::new();
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
@@ -175,8 +175,7 @@ impl RunningTarget {
         let ledger = Arc::new(UsageStore::open(config.state_directory.as_deref(), power.meter));
         let workers = Workers::default().with_ns_state(keeper.sender());
         let workers = workers.with_ns_management(steward.sender());
-        let shared = Shared::new(Arc::clone(&registry), workers).with_power(power.meter);
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared::new(Arc::clone(&registry), workers).with_power(power.meter));
         registry.set_keyring(keyring);
         keep_keyed(&registry, config.state_directory.as_deref()).iter().for_each(|w| warn!("{w}"));
         let (provider, fabrics) = fabrics_of(&config)?;
