@@ -1,9 +1,9 @@
 //! The threads for whatever may wait for a device or a server, perhaps for ever: one bounded pool.
 //!
 //! A task with a path ([`BlockingPool::begin`]) is awaited until a deadline. At most one runs for each
-//! path, so a path that hangs holds one thread, whoever asks for it; and [`MOST_AT_WORK`] run that have
+//! path, so a path that hangs holds one thread, whoever asks for it; and `MOST_AT_WORK` run that have
 //! not been given up: the others wait for their turn. Tasks that nobody has to await
-//! ([`BlockingPool::spawn`]) start at once. All of them together have [`THREADS_MAX`] threads.
+//! ([`BlockingPool::spawn`]) start at once. All of them together have `THREADS_MAX` threads.
 
 use std::collections::VecDeque;
 use std::io;
