@@ -1,5 +1,5 @@
-//! Stops a build that would put its output among the sources: Cargo's default build folder has the
-//! name of this very folder, and `cargo clean` would delete it.
+//! Stops a build that would put its output among the sources: Cargo's default build directory has
+//! the name of this very directory, and `cargo clean` would delete it.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -499,7 +499,7 @@ impl RunningTarget {
     }
 }
 
-/// The folder for what the daemon remembers, if there is one that can be used.
+/// The directory for what the daemon remembers, if there is one that can be used.
 fn checked(folder: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
     let Some(folder) = folder else { return Ok(None) };
     match std::fs::metadata(folder) {

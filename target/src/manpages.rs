@@ -9,10 +9,10 @@ use clap_complete::aot::{Bash, Fish, Generator, Zsh, generate_to};
 use clap_mangen::Man;
 
 /// Writes the pages of `command` and of its commands, for a section of the manual, and completions
-/// for bash, zsh and fish, into the places that they have below a folder such as `/usr/share`.
+/// for bash, zsh and fish, into the places that they have below a directory such as `/usr/share`.
 ///
 /// # Errors
-/// A folder or file cannot be made or written.
+/// A directory or file cannot be made or written.
 pub fn write(command: Command, section: &str, share: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
     let mut command = command.disable_help_subcommand(true);

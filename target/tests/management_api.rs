@@ -35,7 +35,7 @@ impl Daemon {
         Daemon::start_in(folder)
     }
 
-    /// One with what is in a folder. Whatever a killed one had at work, such as its sockets, may
+    /// One with what is in a directory. Whatever a killed one had at work, such as its sockets, may
     /// be in use for a moment more.
     fn start_in(folder: TempDir) -> Daemon {
         let mut said = Vec::new();
@@ -310,7 +310,7 @@ fn a_folder_takes_the_place_of_all_files_or_of_those_in_conf_d() {
     };
     assert_eq!(left("conf.d"), ["b.toml"]);
 
-    // Mistakes have their place in the folder that was named, and change nothing.
+    // Mistakes have their place in the directory that was named, and change nothing.
     let refused = |what: &str| {
         let (code, out, err) = nvmfctl(&daemon.socket(), &["apply", path]);
         assert_eq!((code, out.as_str()), (Some(1), ""));

@@ -21,7 +21,7 @@ fn read(path: &str) -> Vec<u8> {
     fs::read(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The files of a folder that end so.
+/// The files of a directory that end so.
 fn files(folder: &str, end: &str) -> Vec<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(folder);
     let mut paths: Vec<_> = fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();

@@ -34,7 +34,7 @@ impl Host {
     /// The Discovery log page of the controller, which must be a discovery controller.
     ///
     /// # Errors
-    /// The status, the end of the association, or a log that makes no sense.
+    /// The status, the end of the association, or a log that is invalid.
     pub fn discovery_log(&mut self) -> Result<Discovery, Error> {
         for _ in 0..ATTEMPTS {
             let before = self.discovery_header()?;

@@ -114,7 +114,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&fresh, path)?;
-    // The new name is durable with its folder.
+    // The new name is durable with its directory.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }

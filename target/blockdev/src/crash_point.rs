@@ -42,8 +42,8 @@ pub mod testing {
         LEFT.store(step, Ordering::Relaxed);
     }
 
-    /// In a process that [`run_killed`] has started: its folder, and the step before which it shall
-    /// be killed.
+    /// In a process that [`run_killed`] has started: its directory, and the step before which it
+    /// shall be killed.
     pub fn doomed() -> (PathBuf, u32) {
         let folder = env::var_os(FOLDER).expect("run by another test");
         let steps = env::var(STEPS).expect("run by another test");

@@ -378,7 +378,7 @@ impl BackingDevice {
     /// kernel itself.
     ///
     /// # Errors
-    /// Size and block size make no sense together.
+    /// The block size is not supported, or the size is out of range or no multiple of it.
     pub fn simulated(size_bytes: u64, block_size_bytes: u32) -> Result<BackingDevice, OpenError> {
         let name = format!("simulated ({size_bytes} bytes)");
         open::check_shape(&name, size_bytes, block_size_bytes)?;

@@ -217,7 +217,7 @@ pub(super) fn open_path(
     }
 }
 
-/// Size and block size make sense together.
+/// Checks that the block size is supported, and that the size is a multiple of it in range.
 pub(super) fn check_shape(name: &str, size: u64, block: u32) -> Result<(), OpenError> {
     if block != 512 && block != 4096 {
         return Err(OpenError::new(format!(

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{major, minor};
 
-/// Files that name a device for good, in the folder of a disk: those of NVMe namespaces, SCSI disks,
-/// device mapper, MD arrays, virtio disks and memory cards.
+/// Files that name a device for good, in the directory of a disk: those of NVMe namespaces, SCSI
+/// disks, device mapper, MD arrays, virtio disks and memory cards.
 const NAMES: [&str; 6] = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial", "device/cid"];
 
-/// A block device's folder.
+/// A block device's directory.
 pub(super) struct Device(PathBuf);
 
 impl Device {
@@ -88,7 +88,7 @@ impl Device {
         Device(folder.to_owned())
     }
 
-    /// A partition has no queue of its own: it is its disk's, one folder up.
+    /// A partition has no queue of its own: it is its disk's, one directory up.
     fn disk(&self) -> PathBuf {
         if self.0.join("queue").is_dir() { self.0.clone() } else { self.0.join("..") }
     }
@@ -104,7 +104,7 @@ fn read(path: &Path) -> Option<String> {
 mod tests {
     use crate::sysfs::*;
 
-    /// As the kernel lays them out: the partition's folder is inside that of its disk.
+    /// As the kernel lays them out: the partition's directory is inside that of its disk.
     #[test]
     fn disks_and_partitions_are_known_by_what_stays_with_them() {
         let folder = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use super::save::{Begun, parent};
 use super::table_reader::{Diagnostics, one_line};
 use super::{ConfigErrors, Diagnostic};
 
-/// The folder that is looked into when nobody says, beside the file.
+/// The directory that is looked into when nobody says, beside the file.
 const INCLUDE: &str = "conf.d";
 
 /// How often files are read again that do not agree with the reading before.
@@ -34,9 +34,10 @@ pub struct Source {
 pub struct ConfigFiles {
     /// The configuration file. New things are written here.
     pub main: Source,
-    /// The files of the folder that it includes, by the order of their names.
+    /// The files of the directory that it includes, by the order of their names.
     pub more: Vec<Source>,
-    /// That folder; it need not be there unless the file names it. None: the texts are from no file.
+    /// That directory; it need not be there unless the file names it. None: the texts are from no
+    /// file.
     pub folder: Option<PathBuf>,
     /// The record of a save that was begun and not finished, where there is one. The texts are
     /// those that it has saved.
@@ -63,13 +64,13 @@ impl From<&str> for ConfigFiles {
 }
 
 impl ConfigFiles {
-    /// Reads a file, and those whose names end in `.toml` in the folder that it names as `include`,
-    /// else in `conf.d` beside it, if there is one. Hidden files are passed over.
+    /// Reads a file, and those whose names end in `.toml` in the directory that it names as
+    /// `include`, else in `conf.d` beside it, if there is one. Hidden files are passed over.
     ///
     /// While somebody saves them, it is what they said before or what they say then.
     ///
     /// # Errors
-    /// A file or the folder cannot be read.
+    /// A file or the directory cannot be read.
     pub fn read(file: &Path) -> Result<ConfigFiles, ConfigErrors> {
         settled(|| {
             let remedy = "name a TOML file that this user may read";
@@ -83,7 +84,7 @@ impl ConfigFiles {
     /// As [`ConfigFiles::read`], for a text that stands for the file whose name it has.
     ///
     /// # Errors
-    /// A file of the folder, or the folder, cannot be read.
+    /// A file of the directory, or the directory, cannot be read.
     pub fn around(main: Source) -> Result<ConfigFiles, ConfigErrors> {
         settled(|| {
             let begun = main.file.as_deref().map(begun).transpose()?.flatten();
@@ -116,10 +117,10 @@ impl ConfigFiles {
         Ok(ConfigFiles { main, more, folder, unfinished: begun.map(|begun| begun.record) })
     }
 
-    /// Reads the files of a folder as if it were included.
+    /// Reads the files of a directory as if it were included.
     ///
     /// # Errors
-    /// A file of the folder, or the folder, cannot be read.
+    /// A file of the directory, or the directory, cannot be read.
     pub fn of_folder(folder: &Path) -> Result<Vec<Source>, ConfigErrors> {
         let mut files = listed(folder).map_err(|error| unread(folder, &error, FOLDER))?;
         files.sort();
@@ -208,7 +209,7 @@ fn said(begun: Option<&Begun>, file: &Path, text: Option<String>) -> Option<Stri
 const FOLDER: &str = "`include` names a folder: make it, and let the user of the daemon read it; \
                       or take `include` out";
 
-/// The folder of more files, whether it is there or not.
+/// The directory of more files, whether it is there or not.
 fn folder(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
     let Some(beside) = main.file.as_deref().map(parent) else { return Ok(None) };
     let folder = match included(&main.text) {

@@ -41,7 +41,7 @@ impl Default for ManagementConfig {
 }
 
 impl ManagementConfig {
-    /// Where the socket is: as configured, else in the folder that the service manager has made
+    /// Where the socket is: as configured, else in the directory that the service manager has made
     /// for what runs (`$RUNTIME_DIRECTORY`; it may name several, with colons between them), else
     /// [`DEFAULT_SOCKET`].
     #[must_use]

@@ -68,7 +68,7 @@ pub use telemetry::ObserveConfig;
 /// The validated configuration.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Config {
-    /// The folder of more files, if it is not the one that is looked into anyway.
+    /// The directory of more files, if it is not the one that is looked into anyway.
     pub include: Option<PathBuf>,
     /// Which fabric provider moves the data.
     #[serde(serialize_with = "key_tree::shown")]
@@ -96,8 +96,8 @@ pub struct Config {
     pub quotas: Vec<LimitConfig>,
     /// Where packets are written to, if they are.
     pub capture: Option<CaptureConfig>,
-    /// Folder of what the daemon itself must remember, such as reservations. Without one, nothing
-    /// of that outlasts it.
+    /// Directory of what the daemon itself must remember, such as reservations. Without one,
+    /// nothing of that outlasts it.
     pub state_directory: Option<PathBuf>,
     /// Who must prove who it is.
     pub authentication: AuthenticationConfig,
@@ -112,7 +112,7 @@ pub struct Config {
 }
 
 /// What the daemon with this configuration file would be told to keep its state in, as far as
-/// somebody else can tell: the package's unit has its own folders.
+/// somebody else can tell: the package's unit has its own directories.
 pub(crate) fn given_state_directory(file: &Path) -> Option<OsString> {
     let own = std::env::var_os("STATE_DIRECTORY");
     own.or_else(|| unit_state_directory(file, Path::new("/etc/nvmfd"), "/var/lib/nvmfd"))
@@ -416,8 +416,8 @@ impl Config {
         Ok(config.or_state_directory(given_state_directory(path)))
     }
 
-    /// With the folder that the service manager has made for us, where the text names none. It may
-    /// name several, with colons between them; the first is meant.
+    /// With the directory that the service manager has made for us, where the text names none. It
+    /// may name several, with colons between them; the first is meant.
     pub(crate) fn or_state_directory(mut self, given: Option<OsString>) -> Self {
         let first = |given: OsString| {
             let given = given.into_string().ok()?;

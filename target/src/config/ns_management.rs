@@ -18,7 +18,7 @@ use super::table_reader::{At, Diagnostics, TableReader};
 /// Namespaces that hosts may make, and which hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ManagedConfig {
-    /// Absolute path of the folder of their files and of the record of them; used by no other
+    /// Absolute path of the directory of their files and of the record of them; used by no other
     /// subsystem.
     pub directory: PathBuf,
     /// The sizes of all of them together, in bytes, at most.
@@ -76,7 +76,7 @@ enum Who {
     List(Vec<String>),
 }
 
-/// Reads `[subsystem.managed]`, where there is one. `seen` are the folders of other subsystems.
+/// Reads `[subsystem.managed]`, where there is one. `seen` are the directories of other subsystems.
 pub(super) fn managed(
     subsystem: &mut TableReader<'_>,
     seen: &mut Vec<At<PathBuf>>,

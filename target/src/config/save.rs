@@ -71,7 +71,8 @@ impl Saving {
     }
 
     /// Writes what differs. Files keep their owners and modes; those that are new get them from the
-    /// configuration file, and their folder from the one around it. `old`: what the files say now.
+    /// configuration file, and their directory from the one around it. `old`: what the files say
+    /// now.
     ///
     /// # Errors
     /// A sentence. Nothing has changed then, or everything has and is still to be put in place, as
@@ -221,7 +222,7 @@ impl Begun {
         }
     }
 
-    /// The files of a folder that have to do with it.
+    /// The files of a directory that have to do with it.
     pub(super) fn of_folder(&self, folder: &Path) -> impl Iterator<Item = PathBuf> {
         let real = fs::canonicalize(folder).ok();
         let here =
@@ -259,8 +260,8 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
     durable::sync(&new, file)
 }
 
-/// For the first of the files that a configuration includes. Whoever may read the folder around it
-/// may read it, whatever the umask; but not everybody may write it.
+/// For the first of the files that a configuration includes. Whoever may read the directory around
+/// it may read it, whatever the umask; but not everybody may write it.
 fn make_folder(folder: &Path) -> Result<(), String> {
     if folder.exists() {
         return Ok(());
@@ -274,7 +275,7 @@ fn make_folder(folder: &Path) -> Result<(), String> {
     sync_directories(&BTreeSet::from([parent(folder).to_owned()]))
 }
 
-/// Makes a folder for whom another one is.
+/// Makes a directory for whom another one is.
 fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
     let like = fs::metadata(like)?;
     // One that was left when the power went.
@@ -327,7 +328,7 @@ fn real(file: &Path) -> io::Result<PathBuf> {
     })
 }
 
-/// The file or link of that name, in the folder that links lead to.
+/// The file or link of that name, in the directory that links lead to.
 fn itself(file: &Path) -> io::Result<PathBuf> {
     let name = file.file_name().ok_or(ErrorKind::InvalidInput)?;
     Ok(fs::canonicalize(parent(file))?.join(name))
@@ -337,7 +338,7 @@ fn read(file: &Path) -> Option<String> {
     fs::read_to_string(file).ok()
 }
 
-/// The folder that a file is in.
+/// The directory that a file is in.
 pub(super) fn parent(file: &Path) -> &Path {
     match file.parent() {
         Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
@@ -359,8 +360,8 @@ mod tests {
     use crate::blockdev::durable::testing::calls;
     use crate::config::save::*;
 
-    /// A file that is another's stays so, because the daemon may read it by that; a folder may be
-    /// the saver's, in the group that may read what is around it.
+    /// A file that is another's stays so, because the daemon may read it by that; a directory may
+    /// be the saver's, in the group that may read what is around it.
     #[test]
     fn who_may_give_nothing_away_replaces_no_file_of_another_and_makes_a_folder() {
         const SAVER: u32 = 65_534;

@@ -513,7 +513,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
     };
     let (served, answer) = remove(served, 2);
     answer.unwrap();
-    // After the rename the folder cannot be synchronised; a moment later it can.
+    // After the rename the directory cannot be synchronised; a moment later it can.
     hinder_before(5, move || {
         std::fs::rename(&state, &aside).unwrap();
         hinder_before(1, move || std::fs::rename(&aside, &state).unwrap());

@@ -131,7 +131,7 @@ fn bounded(text: String) -> Result<String, EditError> {
     }
 }
 
-/// Files of the included folder, from their names and texts.
+/// Files of the included directory, from their names and texts.
 fn placed(
     sources: &ConfigFiles,
     files: &BTreeMap<String, String>,

@@ -17,8 +17,8 @@ pub(crate) fn address(ip: IpAddr) -> Option<String> {
     missing.then(|| "no interface of this machine has the address".to_owned())
 }
 
-/// Why the store of a namespace is not there yet; nothing where it is, or may be made. `served`: that
-/// it was, or may have been, served before.
+/// Why the store of a namespace is not there yet; nothing where it is, or may be made. `served`:
+/// that it was, or may have been, served before.
 pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option<String> {
     let NamespaceKind::File { path, size } = &namespace.kind else { return None };
     let mount = expected(path);
@@ -55,9 +55,9 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
     ))
 }
 
-/// Why the folder of the namespaces that hosts make is not there yet: it, or its file system, is
-/// missing. Of one that is mounted by hand only the file `record` in it tells that it may be used as
-/// it is.
+/// Why the directory of the namespaces that hosts make is not there yet: it, or its file system, is
+/// missing. Of one that is mounted by hand only the file `record` in it tells that it may be used
+/// as it is.
 pub(crate) fn folder(path: &Path, record: &str) -> Option<String> {
     folder_below(path, record, expected(path))
 }

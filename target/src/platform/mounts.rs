@@ -40,8 +40,8 @@ impl Entry<'_> {
     }
 
     /// Whether what is seen at its point is more than what the file system around it has there.
-    /// Whoever starts a service with `ReadWritePaths=` binds a folder that is no mount point onto
-    /// itself: then there is a mount, and yet nothing is mounted.
+    /// Whoever starts a service with `ReadWritePaths=` binds a directory that is no mount point
+    /// onto itself: then there is a mount, and yet nothing is mounted.
     fn is_mounted(&self, lines: &[Line<'_>]) -> bool {
         let Some(mut seen) = visible(&self.point, lines) else {
             // The root is no mount of its own: the list begins somewhere below.
@@ -79,7 +79,7 @@ struct Line<'t> {
     id: &'t str,
     parent: &'t str,
     device: &'t str,
-    /// Which folder of the file system it shows.
+    /// Which directory of the file system it shows.
     root: PathBuf,
     point: PathBuf,
     source: String,
@@ -112,7 +112,7 @@ impl Line<'_> {
     }
 }
 
-/// The mount that a path leads into, as the kernel goes: from the root on, and at each folder
+/// The mount that a path leads into, as the kernel goes: from the root on, and at each directory
 /// into what is mounted over it.
 fn visible<'l, 't>(path: &Path, lines: &'l [Line<'t>]) -> Option<&'l Line<'t>> {
     let is_lowest = |line: &&Line| lines.iter().all(|o| o.id == line.id || o.id != line.parent);
@@ -165,10 +165,10 @@ mod tests {
         assert_eq!(why(deep, &both), None);
         assert_eq!(why("/srv/b.img", ""), Some(mount("/srv", false)));
         assert_eq!(why("/srvb/b.img", ""), None);
-        // Mounted, and then something else over the folder above: it is not seen any more.
+        // Mounted, and then something else over the directory above: it is not seen any more.
         let hidden = format!("{both}62 60 98:2 / /srv rw - ext4 /dev/sdc rw\n");
         assert_eq!(why(deep, &hidden), Some(mount("/srv/my disks", true)));
-        // A process whose root is a plain folder sees mounts below it alone.
+        // A process whose root is a plain directory sees mounts below it alone.
         let below = "61 60 98:1 / /srv/my\\040disks rw - xfs /dev/sdb rw\n";
         assert_eq!(unmounted(Path::new(deep), fstab, below), None);
     }
@@ -180,7 +180,7 @@ mod tests {
         let own = "89 44 254:0 /srv/disks /srv/disks rw,relatime master:2 - ext4 /dev/vda rw\n";
         assert!(!is_mounted("/srv/disks/a.img", fstab, own));
         assert!(!is_mounted("/srv/disks", fstab, own));
-        // Twice, and within a folder that is bound onto itself.
+        // Twice, and within a directory that is bound onto itself.
         let twice = format!("{own}90 89 254:0 /srv/disks /srv/disks rw - ext4 /dev/vda rw\n");
         assert!(!is_mounted("/srv/disks", fstab, &twice));
         let above = "88 44 254:0 /srv /srv rw,relatime master:2 - ext4 /dev/vda rw\n\

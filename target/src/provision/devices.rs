@@ -37,8 +37,8 @@ use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a start tries again to open what may pass. The daemon before this one may have been
-/// killed a moment ago, and its ring still hold locks: a host that comes back meanwhile and does not
-/// find its namespace would give it up.
+/// killed a moment ago, and its ring still hold locks: a host that comes back meanwhile and does
+/// not find its namespace would give it up.
 const LINGER: Duration = Duration::from_secs(8);
 
 /// An opened store and what it was opened for.
@@ -122,7 +122,7 @@ impl Memory {
 pub(crate) type Place = (Nqn, u32);
 
 impl DeviceTable {
-    /// No stores yet, for so many rings; reservations are kept in this folder, if in any.
+    /// No stores yet, for so many rings; reservations are kept in this directory, if in any.
     #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> DeviceTable {
         let (linger, is_starting) = (Some(LINGER), true);
@@ -220,7 +220,7 @@ impl DeviceTable {
         self.is_starting
     }
 
-    /// Those of the awaited stores and folders that only a reload tries again.
+    /// Those of the awaited stores and directories that only a reload tries again.
     pub(crate) fn held(&self) -> Vec<Place> {
         self.awaited.iter().filter(|each| each.is_held).map(PendingDevice::key).collect()
     }
@@ -236,12 +236,12 @@ impl DeviceTable {
         self.awaited = other.awaited;
     }
 
-    /// Awaits the folder of namespaces that hosts make as well.
+    /// Awaits the directory of namespaces that hosts make as well.
     pub(crate) fn await_folder(&mut self, folder: PendingDevice) {
         self.awaited.push(folder);
     }
 
-    /// The folder of the namespaces that hosts make of a subsystem, if it is awaited.
+    /// The directory of the namespaces that hosts make of a subsystem, if it is awaited.
     pub(crate) fn awaited_folder(&self, nqn: Nqn) -> Option<&PendingDevice> {
         self.awaited.iter().find(|each| each.is_folder_of(nqn))
     }
@@ -762,8 +762,8 @@ pub(super) mod tests {
         until_come(&keys);
     }
 
-    /// Each thing that may hang waits for the others to be begun: one after the other they would all
-    /// be given up.
+    /// Each thing that may hang waits for the others to be begun: one after the other they would
+    /// all be given up.
     #[test]
     fn all_paths_are_looked_at_and_opened_and_measured_at_once() {
         let folder = crate::blockdev::testing::folder();
@@ -927,7 +927,7 @@ pub(super) mod tests {
         );
     }
 
-    /// A folder for what is to be kept, and a namespace of 1 MiB with a file.
+    /// A directory for what is to be kept, and a namespace of 1 MiB with a file.
     fn one_with_state() -> (tempfile::TempDir, PathBuf, SubsystemConfig) {
         let folder = crate::blockdev::testing::folder();
         let state = folder.path().join("state");
@@ -974,8 +974,8 @@ pub(super) mod tests {
         assert!(third.store(config.nqn, 1).unwrap().protection.is_on(), "as the remedy says");
     }
 
-    /// A command of before is at its disk, or its order with the state worker, when its namespace goes and
-    /// comes back: what becomes of marks then is so for everybody, and in the file.
+    /// A command of before is at its disk, or its order with the state worker, when its namespace
+    /// goes and comes back: what becomes of marks then is so for everybody, and in the file.
     #[test]
     fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
         let (_folder, state, config) = one_with_state();

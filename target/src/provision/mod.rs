@@ -255,8 +255,8 @@ impl Provisioner {
     }
 
     /// Does everything that may fail before `next` can be served, at these addresses besides. Who
-    /// asks to connect at one of those is held until `next` is adopted or abandoned; no host is let in
-    /// by a listener, or has a store, of which the registry does not know.
+    /// asks to connect at one of those is held until `next` is adopted or abandoned; no host is let
+    /// in by a listener, or has a store, of which the registry does not know.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
@@ -303,13 +303,13 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Puts `next` to use and publishes it. Hosts of what is gone are disconnected before its stores
-    /// go. Returns one line for each store that has another size now.
+    /// Puts `next` to use and publishes it. Hosts of what is gone are disconnected before its
+    /// stores go. Returns one line for each store that has another size now.
     pub(crate) fn adopt(&mut self, next: Transition, gone: Vec<Nqn>) -> Vec<String> {
         let Transition { subsystems: configs, mut stores, catalogs } = next;
         let folder =
             |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
-        // Where another folder is awaited, nobody orders anything in the one before.
+        // Where another directory is awaited, nobody orders anything in the one before.
         self.catalogs.retain(|nqn, open| folder(nqn).is_some_and(|folder| folder == open.folder()));
         self.catalogs.extend(catalogs);
         stores.keep();
@@ -370,8 +370,8 @@ impl Provisioner {
         subsystem
     }
 
-    /// What is declared, with the namespaces that hosts have made; also with this one, whose file was
-    /// made just now.
+    /// What is declared, with the namespaces that hosts have made; also with this one, whose file
+    /// was made just now.
     fn merged(&self, made: Option<Place>) -> Vec<SubsystemConfig> {
         let mut subsystems = self.config.subsystems.clone();
         for subsystem in &mut subsystems {
@@ -483,7 +483,7 @@ impl Provisioner {
         self.awaited.keys().copied().collect()
     }
 
-    /// Folders whose record is to be written again, and how to begin with that.
+    /// Directories whose record is to be written again, and how to begin with that.
     pub(crate) fn owing(&self) -> (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>) {
         let folders = self.catalogs.values().map(Catalog::place).filter(|folder| folder.owes());
         (folders.cloned().collect(), self.stores.opening())

@@ -1,16 +1,17 @@
 //! Catalog of host-created namespaces: a layer over the configuration.
 //!
-//! A [`Catalog`] holds those of one subsystem. It keeps its record in the folder that the
+//! A [`Catalog`] holds those of one subsystem. It keeps its record in the directory that the
 //! configuration grants, beside the files of the namespaces, which are sparse and named by UUID.
-//! What is answered to a host is in the record before, and the record is changed as `state/atomic_file.rs`
-//! changes files, so a daemon that is killed leaves the state before an order or the one after:
+//! What is answered to a host is in the record before, and the record is changed as
+//! `state/atomic_file.rs` changes files, so a daemon that is killed leaves the state before an
+//! order or the one after:
 //!
 //! * a file is made after the record says that it is being made, and is a namespace only once the
 //!   record says so;
 //! * a namespace that is deleted is none once the record says that its file is being removed.
 //!
 //! What is left half made or half removed goes when the catalog is opened next. No other file in
-//! the folder is ever touched.
+//! the directory is ever touched.
 //!
 //! A namespace is attached to hosts: Namespace Attachment names a controller, which ends with its
 //! connection; the host that it belongs to has the namespace until it is detached, on each of its
@@ -46,7 +47,7 @@ impl Catalog {
     /// come sentences about what somebody should look at.
     ///
     /// # Errors
-    /// One sentence: the folder cannot be used, or its record makes no sense. Such a record is
+    /// One sentence: the directory cannot be used, or its record is invalid. Such a record is
     /// never passed over.
     pub fn open(folder: &Path, nqn: Nqn) -> Result<(Catalog, Vec<String>), String> {
         let shown = folder.display();
@@ -115,7 +116,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Holds what its folder has been told to keep.
+    /// Holds what its directory has been told to keep.
     pub(crate) fn hold(&mut self, record: NamespaceCatalogRecord) {
         self.record = record;
     }

@@ -14,14 +14,14 @@ use uuid::Uuid;
 use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
 use crate::state::record::StateDir;
 
-/// A folder that this daemon has.
+/// A directory that this daemon has.
 #[derive(Debug)]
 pub struct NamespaceDirectory {
     path: PathBuf,
     identity: Identity,
     /// The record that it should have and may not have.
     owed: Mutex<Option<NamespaceCatalogRecord>>,
-    /// The folder, held as long as this daemon has it.
+    /// The directory, held as long as this daemon has it.
     _lock: File,
 }
 
@@ -37,7 +37,7 @@ impl Identity {
         Identity { dev: folder.dev(), ino: folder.ino() }
     }
 
-    /// Fails when a path leads to another folder: a file system was mounted over it, or it was
+    /// Fails when a path leads to another directory: a file system was mounted over it, or it was
     /// replaced. The record there is not ours to overwrite. May wait for disks.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::provision::devices::{DeviceTable, Place};
 use crate::provision::ns_catalog::{Catalog, Catalogs};
 use crate::state::ns_catalog::RECORD;
 
-/// How long the look at all folders may take.
+/// How long the look at all directories may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Result of a probe of a directory.
@@ -36,8 +36,8 @@ pub(super) enum Found {
     Unusable(String),
 }
 
-/// Looks at the folder of each subsystem of a configuration that is not awaited already, or is due;
-/// opens those that are not open. An error: the folder does not answer.
+/// Looks at the directory of each subsystem of a configuration that is not awaited already, or is
+/// due; opens those that are not open. An error: the directory does not answer.
 pub(super) fn look(
     config: &Config,
     stores: &DeviceTable,
@@ -62,7 +62,7 @@ pub(super) fn look(
     begun.into_iter().map(|(nqn, look)| (nqn, look.by(deadline))).collect()
 }
 
-/// `open`: the catalog that is open, and its files. `missing`: why the folder is not there.
+/// `open`: the catalog that is open, and its files. `missing`: why the directory is not there.
 fn seen(
     folder: &Path,
     (nqn, policy): (Nqn, Missing),
@@ -108,7 +108,7 @@ mod tests {
 
     const NQN: &str = "nqn.2026-11.io.nvmfd:a";
 
-    /// A subsystem with namespace 2 in a file, whose hosts may make more in a folder.
+    /// A subsystem with namespace 2 in a file, whose hosts may make more in a directory.
     fn config(folder: &Path) -> Config {
         let text = format!(
             "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\
@@ -121,7 +121,7 @@ mod tests {
         Config::parse(&text).unwrap()
     }
 
-    /// Has whatever is done in the folder hang until the other end is dropped.
+    /// Has whatever is done in the directory hang until the other end is dropped.
     fn hang(stores: &DeviceTable, folder: &Path, until: Receiver<()>) {
         let hang = move || until.recv().map_err(|_| "too late".to_owned());
         assert!(stores.begin(folder, hang).by(Instant::now()).is_err());

@@ -1,6 +1,6 @@
-//! Plan of a namespace request with rollback, as a state machine without files, devices and reactors:
-//! its driver executes each step and reports the result. The order of the steps is what makes an order
-//! whole or not done at all, whenever the process ends or the power goes:
+//! Plan of a namespace request with rollback, as a state machine without files, devices and
+//! reactors: its driver executes each step and reports the result. The order of the steps is what
+//! makes an order whole or not done at all, whenever the process ends or the power goes:
 //!
 //! * create: announce the file in the record, make it, enter the namespace in the record, open and
 //!   serve it;
@@ -61,8 +61,8 @@ pub struct RequestContext<'a> {
     pub fresh: Uuid,
     /// The controllers that there are, and their hosts.
     pub controllers: &'a [(u16, Nqn)],
-    /// Whether this namespace may be deleted, or the status to answer with: asked of each that would
-    /// be, before anything is done.
+    /// Whether this namespace may be deleted, or the status to answer with: asked of each that
+    /// would be, before anything is done.
     pub may_go: &'a dyn Fn(u32, &Entry) -> Result<(), Status>,
 }
 
@@ -281,7 +281,7 @@ mod tests {
 
     const NEW: Uuid = Uuid::from_bytes([0x42; 16]);
 
-    /// A folder, and what is open of it.
+    /// A directory, and what is open of it.
     #[derive(Clone, Debug)]
     struct Bench {
         kept: NamespaceCatalogRecord,

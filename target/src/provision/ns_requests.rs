@@ -32,15 +32,15 @@ use crate::provision::ns_catalog::Catalog;
 use crate::provision::{NamespaceDirectory, RequestContext, RequestPlan, Step};
 use crate::state::ns_catalog::NamespaceCatalogRecord;
 
-/// How long a folder may take to say how much it has free.
+/// How long a directory may take to say how much it has free.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// A namespace that is about to go stays as it is.
 type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 
 /// Carries out an order. Returns the id of the namespace that was made, or 0. What is done in the
-/// folder of its subsystem may take for ever: nobody has the provisioner's lock meanwhile, and others may have
-/// changed what is served by then.
+/// directory of its subsystem may take for ever: nobody has the provisioner's lock meanwhile, and
+/// others may have changed what is served by then.
 ///
 /// # Errors
 /// The status to answer with; everything is as before.
@@ -114,8 +114,8 @@ struct RequestRunner<'s> {
 }
 
 impl<'s> RequestRunner<'s> {
-    /// Takes a step, which may wait for disks and reactors; false when it is not possible. The provisioner
-    /// is let go as long as it waits for the folder.
+    /// Takes a step, which may wait for disks and reactors; false when it is not possible. The
+    /// provisioner is let go as long as it waits for the directory.
     fn take(
         &mut self,
         mut held: MutexGuard<'s, Provisioner>,
@@ -171,8 +171,8 @@ impl<'s> RequestRunner<'s> {
         match held.catalog_in(self.nqn, &self.folder) {
             Some(catalog) if kept || self.undoes => catalog.hold(record),
             Some(_) => {}
-            // A reload has taken the folder away meanwhile. Whoever finds it next finds this order not
-            // done.
+            // A reload has taken the directory away meanwhile. Whoever finds it next finds this
+            // order not done.
             None => {
                 drop(held);
                 self.folder.insist(&before);
@@ -214,7 +214,7 @@ impl Provisioner {
         granted.ok_or(Status::INVALID_OPCODE.with_dnr())
     }
 
-    /// The catalog of a subsystem, if it is the one in this folder.
+    /// The catalog of a subsystem, if it is the one in this directory.
     fn catalog_in(&mut self, nqn: Nqn, folder: &Arc<NamespaceDirectory>) -> Option<&mut Catalog> {
         self.catalogs.get_mut(&nqn).filter(|catalog| Arc::ptr_eq(catalog.place(), folder))
     }
@@ -305,8 +305,8 @@ impl Provisioner {
         Ok((undertaking, held.into_inner()))
     }
 
-    /// Whether a host may delete a namespace. Until what is returned is dropped nobody protects it, or
-    /// reserves it against that host.
+    /// Whether a host may delete a namespace. Until what is returned is dropped nobody protects it,
+    /// or reserves it against that host.
     ///
     /// # Errors
     /// Somebody has, or it cannot be told.
@@ -372,7 +372,7 @@ impl Provisioner {
     }
 }
 
-/// What the file system of a folder has free, in bytes; much, where it does not say.
+/// What the file system of a directory has free, in bytes; much, where it does not say.
 fn free_bytes(folder: &Path) -> u64 {
     let found = statvfs(folder);
     found.map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()))

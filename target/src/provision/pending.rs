@@ -18,7 +18,7 @@ use crate::state::served::Served;
 /// answered.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A namespace whose store is not there yet, or the folder of those that hosts make.
+/// A namespace whose store is not there yet, or the directory of those that hosts make.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PendingDevice {
     /// What it is of, for people.
@@ -40,7 +40,7 @@ enum What {
     Folder(PathBuf),
 }
 
-/// No namespace has this id: it stands for the folder of those that hosts make.
+/// No namespace has this id: it stands for the directory of those that hosts make.
 const FOLDER: u32 = 0;
 
 impl PendingDevice {
@@ -78,7 +78,7 @@ impl PendingDevice {
         }
     }
 
-    /// The folder of the namespaces that hosts make of a subsystem.
+    /// The directory of the namespaces that hosts make of a subsystem.
     pub(crate) fn folder(nqn: Nqn, folder: &Path, why: String) -> PendingDevice {
         let place = format!("namespaces that hosts make of {nqn}");
         PendingDevice {
@@ -91,7 +91,7 @@ impl PendingDevice {
         }
     }
 
-    /// Which namespace; one of no namespace stands for the folder of a subsystem.
+    /// Which namespace; one of no namespace stands for the directory of a subsystem.
     pub(crate) fn key(&self) -> Place {
         self.key
     }
@@ -104,7 +104,7 @@ impl PendingDevice {
         self.key == (nqn, FOLDER)
     }
 
-    /// Whether it is this folder.
+    /// Whether it is this directory.
     pub(crate) fn is_folder(&self, folder: &Path) -> bool {
         matches!(&self.what, What::Folder(own) if own == folder)
     }

@@ -12,7 +12,7 @@ use crate::provision::{NamespaceDirectory, Provisioner};
 /// How often it is looked whether something has come.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long folders may take to write their records again.
+/// How long directories may take to write their records again.
 const REPAIR: Duration = Duration::from_secs(2);
 
 /// What has come and could not be served is tried again after this long,
@@ -117,7 +117,7 @@ fn look(shelf: &Mutex<Provisioner>, pauses: &mut Backoff) {
     due.into_iter().for_each(|place| pauses.tried(place, now));
 }
 
-/// Has folders write again what they owe, until then.
+/// Has directories write again what they owe, until then.
 pub(crate) fn make_good(
     (folders, opening): (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>),
     deadline: Instant,

@@ -1,5 +1,5 @@
 //! Small files that outlast a power loss: written beside their name, synced, renamed, and their
-//! folder synced. Whenever the power goes, the name means the whole old content or the whole new
+//! directory synced. Whenever the power goes, the name means the whole old content or the whole new
 //! one.
 
 use std::fs::OpenOptions;
@@ -49,7 +49,8 @@ impl Prepared {
     }
 }
 
-/// Removes `name` from `folder`, if it is there, as surely as [`Prepared::persist`] gives it its name.
+/// Removes `name` from `folder`, if it is there, as surely as [`Prepared::persist`] gives it its
+/// name.
 ///
 /// # Errors
 /// What the system says.

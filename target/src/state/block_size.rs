@@ -9,11 +9,12 @@ use uuid::Uuid;
 use crate::core::subsystem::lba_format::{ChosenFormat, Format};
 use crate::state::namespace_state::NamespaceFile;
 
-/// The format of a namespace that is kept in `folder`, under its UUID; as it was left there. `store`
-/// is the path of the data; `configured_bytes`, the size of blocks that nobody has formatted.
+/// The format of a namespace that is kept in `folder`, under its UUID; as it was left there.
+/// `store` is the path of the data; `configured_bytes`, the size of blocks that nobody has
+/// formatted.
 ///
 /// # Errors
-/// One sentence about a file that cannot be read or makes no sense, or about one of another UUID for
+/// One sentence about a file that cannot be read or is invalid, or about one of another UUID for
 /// this very store. Such a file is never passed over: the data would be read as blocks of another
 /// size.
 pub fn open(

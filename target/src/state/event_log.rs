@@ -15,7 +15,7 @@ const UUID_SPACE: Uuid = Uuid::from_u128(0x6a2b_9d0c_71e8_4c55_8f3e_6e76_6d66_64
 
 /// Reads what is in `folder`; whatever happens from now on rings `wake`.
 ///
-/// A file that cannot be read, or makes no sense, is passed over with a warning: no data depend on
+/// A file that cannot be read, or is invalid, is passed over with a warning: no data depend on
 /// it.
 pub(crate) fn open(folder: &Path, subsystem: Nqn, wake: SyncSender<()>) -> PersistentEventLog {
     let saved = StateDir(folder).load_if_usable(&name(&subsystem));

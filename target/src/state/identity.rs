@@ -4,8 +4,9 @@
 //! path, where there is no such key. What was kept would then vanish without a word, so a store is
 //! not served under another UUID as long as something is kept under the first.
 //!
-//! The block size that a host has chosen has a rule of its own ([`crate::core::subsystem::lba_format`]): its file says
-//! of which store it is, and what is configured may be the same.
+//! The block size that a host has chosen has a rule of its own
+//! ([`crate::core::subsystem::lba_format`]): its file says of which store it is, and what is
+//! configured may be the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -35,7 +36,7 @@ impl DeviceIdentities {
     /// As the daemon has left them.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense. It is not passed over:
+    /// One sentence about a file that cannot be read or is invalid. It is not passed over:
     /// somebody may rely on what is kept under another name.
     pub(crate) fn load(folder: &Path) -> Result<DeviceIdentities, String> {
         Ok(StateDir(folder).load(FILE)?.unwrap_or_default())
@@ -79,7 +80,7 @@ impl DeviceIdentities {
     }
 
     /// Prepares to remember what is served now, beside what is not and has something kept. A list
-    /// that makes no sense stays as it is while anything is kept: it holds stores until somebody has
+    /// that is invalid stays as it is while anything is kept: it holds stores until somebody has
     /// restored it, and nothing else.
     ///
     /// # Errors

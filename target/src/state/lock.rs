@@ -8,26 +8,26 @@ use std::path::Path;
 
 use tracing::warn;
 
-/// The file that is locked. (The folder itself may be the one of the configuration, which a save
+/// The file that is locked. (The directory itself may be the one of the configuration, which a save
 /// locks.)
 const NAME: &str = "lock";
 
-/// Keeps other daemons out of a folder for as long as it is there.
+/// Keeps other daemons out of a directory for as long as it is there.
 #[derive(Debug)]
 pub(crate) struct StateDirLock {
     _held: File,
 }
 
 impl StateDirLock {
-    /// Whether a daemon has the folder, as far as that can be seen. Keeps none out.
+    /// Whether a daemon has the directory, as far as that can be seen. Keeps none out.
     pub(crate) fn is_held(folder: &Path) -> bool {
         let file = File::open(folder.join(NAME));
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Takes the folder; none where its file system is read-only: nobody writes over anything there.
-    /// Whatever else keeps the lock from being taken may keep two daemons from seeing each other,
-    /// and not from writing.
+    /// Takes the directory; none where its file system is read-only: nobody writes over anything
+    /// there. Whatever else keeps the lock from being taken may keep two daemons from seeing each
+    /// other, and not from writing.
     ///
     /// # Errors
     /// One sentence: another daemon has it, or it cannot be locked.
@@ -48,7 +48,7 @@ impl StateDirLock {
     }
 }
 
-/// What becomes of a start that cannot lock the folder.
+/// What becomes of a start that cannot lock the directory.
 fn without(path: &Path, error: &io::Error) -> Result<Option<StateDirLock>, String> {
     let shown = path.display();
     if error.kind() == io::ErrorKind::ReadOnlyFilesystem {

@@ -21,7 +21,7 @@ use crate::core::subsystem::MAX_NSID;
 use crate::core::subsystem::ana::ANA_GROUPS;
 use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
 
-/// The record, in the folder of a catalog.
+/// The record, in the directory of a catalog.
 pub(crate) const RECORD: &str = "namespaces";
 
 /// The namespaces of one subsystem that hosts made.

@@ -1,8 +1,9 @@
 //! The file of the times with power ([`PowerMeter`]).
 //!
-//! What has to outlast the daemon is a file in the `state_directory`, written beside its name, synced and
-//! renamed, at the start, every few minutes, and at the end, by the thread that writes the usage. A start that finds no end before it
-//! counts an unsafe shutdown. Without a `state_directory` each start is the first.
+//! What has to outlast the daemon is a file in the `state_directory`, written beside its name,
+//! synced and renamed, at the start, every few minutes, and at the end, by the thread that writes
+//! the usage. A start that finds no end before it counts an unsafe shutdown. Without a
+//! `state_directory` each start is the first.
 //!
 //! ```text
 //! nvmfd power 1
@@ -35,9 +36,9 @@ pub struct PowerLog {
 }
 
 impl PowerLog {
-    /// Reads what is in `folder`. Without a folder nothing is kept.
+    /// Reads what is in `folder`. Without a directory nothing is kept.
     ///
-    /// A file that cannot be read, or makes no sense, is passed over with a warning: no data depend
+    /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend
     /// on these numbers.
     #[must_use]
     pub fn open(folder: Option<&Path>, now: Instant) -> PowerLog {
@@ -48,8 +49,8 @@ impl PowerLog {
         PowerLog { meter, folder: folder.map(Path::to_owned) }
     }
 
-    /// Writes for how long power has been on, and whether it still is: a file that says so is one of a
-    /// daemon that has not ended yet, or has ended without notice.
+    /// Writes for how long power has been on, and whether it still is: a file that says so is one
+    /// of a daemon that has not ended yet, or has ended without notice.
     pub(super) fn save(&self, now: Instant, is_on: bool) {
         let Some(folder) = &self.folder else { return };
         save(folder, &self.meter, now, is_on);

@@ -17,8 +17,8 @@
 //! writes, 512-byte units read and written, media errors. Its namespaces follow, with their id in
 //! the place of the errors.
 //!
-//! The thread that writes this file writes those of the persistent events as well (`history`), and that of
-//! the times with power (`power.rs`).
+//! The thread that writes this file writes those of the persistent events as well (`history`), and
+//! that of the times with power (`power.rs`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -79,9 +79,9 @@ pub struct UsageWriter {
 }
 
 impl UsageStore {
-    /// Reads what is in `folder`. Without a folder nothing is kept.
+    /// Reads what is in `folder`. Without a directory nothing is kept.
     ///
-    /// A file that cannot be read, or makes no sense, is passed over with a warning: no data depend
+    /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend
     /// on these numbers.
     #[must_use]
     pub fn open(folder: Option<&Path>, power: PowerMeter) -> UsageStore {
@@ -122,7 +122,7 @@ impl UsageStore {
     }
 
     /// Keeps all of it from now on, and the times with power, since the target has started; none
-    /// without a folder.
+    /// without a directory.
     #[must_use]
     pub fn keep(self: Arc<UsageStore>, power: PowerLog) -> Option<UsageWriter> {
         let folder = self.folder.clone()?;

@@ -1,7 +1,8 @@
 //! A snapshot as OpenMetrics text, for Prometheus. Computed when somebody asks.
 //!
-//! Series are bounded: a namespace has as many as there are states, rows are ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds
-//! of commands, and the buckets of a latency are one to each power of four.
+//! Series are bounded: a namespace has as many as there are states, rows are
+//! ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds of
+//! commands, and the buckets of a latency are one to each power of four.
 
 use std::fmt;
 
@@ -42,7 +43,7 @@ pub(crate) struct Availability {
     pub namespaces: Vec<Namespace>,
     /// Addresses of listeners, and whether they are listened at.
     pub listeners: Vec<(String, bool)>,
-    /// Subsystems whose hosts may make namespaces, and whether the folder of those is there.
+    /// Subsystems whose hosts may make namespaces, and whether the directory of those is there.
     pub folders: Vec<(String, bool)>,
 }
 

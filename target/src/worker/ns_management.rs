@@ -1,13 +1,14 @@
-//! The steward: one thread that carries out what hosts order about namespaces, one order after
-//! another. Reactors ask it and go on; it answers by mail. So nobody waits for a file, and a reload
-//! and an order never meet: whoever changes what is served holds its lock (`provision/mod.rs`). An order lets
-//! it go while it is at work in the folder of its subsystem, which may hang.
+//! The worker of namespace management: one thread that carries out what hosts order about
+//! namespaces, one order after another. Reactors ask it and go on; it answers by mail. So nobody
+//! waits for a file, and a reload and an order never meet: whoever changes what is served holds its
+//! lock (`provision/mod.rs`). An order lets it go while it works in the directory of its subsystem,
+//! which may hang.
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
 //! answered, so there are never more than there are slots.
 //!
-//! A format takes as long as its store takes to be erased. Each is a task of the blocking pool, so it
-//! keeps nobody else waiting.
+//! A format takes as long as its store takes to be erased. Each is a task of the blocking pool, so
+//! it keeps nobody else waiting.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -28,7 +29,7 @@ use crate::provision::{Provisioner, format_task, ns_requests};
 /// Namespaces that are formatted at a time; a host that wants one more is told to try again.
 const MOST_FORMATS: usize = 16;
 
-/// What the steward is told.
+/// What the worker is told.
 #[derive(Debug)]
 pub enum WorkerMessage {
     /// An order of a host.
@@ -37,7 +38,7 @@ pub enum WorkerMessage {
     Stop,
 }
 
-/// A steward that has not begun, and the way to it.
+/// A worker that has not begun, and the way to it.
 #[derive(Debug)]
 pub struct NamespaceAdmin {
     words: Receiver<WorkerMessage>,

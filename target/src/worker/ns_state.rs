@@ -1,6 +1,7 @@
-//! The keeper: one thread that carries out the orders of all hosts about all reservations and all
-//! write protection, one after another. Reactors ask it and go on; it answers by mail. So nobody
-//! waits for a file, and every order finds the state that the one before has left.
+//! The worker of namespace states: one thread that carries out the requests of all hosts about
+//! reservations, write protection and bad blocks, one after another. Reactors ask it and go on; it
+//! answers by mail. So nobody waits for a file, and every order finds the state that the one before
+//! has left.
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
 //! answered, so there are never more than there are slots.
@@ -22,7 +23,7 @@ use crate::core::sched::offload::{
 use crate::core::sched::{DrainBarrier, DrainScope};
 use crate::core::subsystem::reservation::Barred;
 
-/// What the keeper is told.
+/// What the worker is told.
 #[derive(Debug)]
 pub enum WorkerMessage {
     /// An order of a host.
@@ -53,7 +54,7 @@ fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), 
     writable(namespace)
 }
 
-/// A keeper that has not begun, and the way to it.
+/// A worker that has not begun, and the way to it.
 #[derive(Debug)]
 pub struct NamespaceStateWorker {
     words: Receiver<WorkerMessage>,
@@ -137,8 +138,8 @@ impl NamespaceStateWorker {
         }
     }
 
-    /// Sets the state of all, and tells everybody whose controllers have them. What is protected now
-    /// is so when nothing that came before can change it any more: only then the host is told.
+    /// Sets the state of all, and tells everybody whose controllers have them. What is protected
+    /// now is so when nothing that came before can change it any more: only then the host is told.
     fn protect(&mut self, wish: WriteProtectRequest, registry: &Registry) {
         for protection in &wish.of {
             match protection.change(wish.state) {
@@ -170,7 +171,7 @@ impl NamespaceStateWorker {
         self.fenced.insert(ticket, asker);
         let sender = self.sender.clone();
         Arc::new(DrainBarrier::new(subsystem, nsids, whose, move || {
-            // A keeper that has ended answers nobody.
+            // A worker that has ended answers nobody.
             let _ = sender.send(WorkerMessage::Drained(ticket));
         }))
     }

@@ -1,4 +1,4 @@
-//! Write Uncorrectable as a queue serves it, with a keeper that the test drives.
+//! Write Uncorrectable as a queue serves it, with a worker that the test drives.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -370,7 +370,8 @@ fn a_write_from_before_the_marks_waits_until_they_are_gone_when_they_are_taken_a
     stage.world.send(&mut stage.queue, &zeroes(4).with_cid(3), &[]);
     stage.world.look(&mut stage.queue);
     while stage.world.disk_step(&mut stage.queue) {}
-    // The zeroes are durable, and the state worker has not noted that. Now the data of the write come.
+    // The zeroes are durable, and the state worker has not noted that. Now the data of the write
+    // come.
     stage.world.run(&mut stage.queue);
     assert_eq!(stage.answered(), [2]);
     assert_eq!(stage.read(4), None);

@@ -1,4 +1,4 @@
-//! Reservations as a queue serves them, with a keeper that the test drives.
+//! Reservations as a queue serves them, with a worker that the test drives.
 
 use std::sync::{Arc, mpsc};
 
@@ -21,7 +21,7 @@ use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
 const OWN: [u8; 16] = [5; 16];
 const OTHER: [u8; 16] = [6; 16];
 
-/// A world with a keeper that has not begun.
+/// A world with a worker that has not begun.
 fn world() -> (World, Mailbox, NamespaceStateWorker, Arc<Reservation>) {
     let (sender, mail) = mailbox().unwrap();
     let keeper = NamespaceStateWorker::new();

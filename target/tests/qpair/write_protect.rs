@@ -1,4 +1,4 @@
-//! Write protection as a queue serves it, with a keeper that the test drives.
+//! Write protection as a queue serves it, with a worker that the test drives.
 
 use std::path::Path;
 use std::sync::Arc;

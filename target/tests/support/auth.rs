@@ -33,7 +33,7 @@ pub(crate) fn world_with(groups: Vec<GroupId>) -> (World, TempDir) {
     (world, folder)
 }
 
-/// Gives the host of `connect_data` a key, in the folder that is returned.
+/// Gives the host of `connect_data` a key, in the directory that is returned.
 pub(crate) fn give_key(world: &World, groups: Vec<GroupId>) -> TempDir {
     let folder = tempdir().unwrap();
     let key_file = folder.path().join("key");

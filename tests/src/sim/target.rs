@@ -89,7 +89,8 @@ pub struct Target {
     reservations: Vec<Arc<Reservation>>,
     /// Of each namespace, as it would be in its file.
     protections: Vec<Arc<Protection>>,
-    /// Where they are kept whose blocks may become unreadable, and of each namespace those that are.
+    /// Where they are kept whose blocks may become unreadable, and of each namespace those that
+    /// are.
     kept: Option<TempDir>,
     marks: Vec<Arc<BadBlocks>>,
     /// Sectors of each namespace.
@@ -328,7 +329,7 @@ impl Target {
     /// Serves a namespace (from the next publication on).
     ///
     /// # Errors
-    /// What is kept of it makes no sense.
+    /// What is kept of it is invalid.
     pub fn serve(
         &mut self,
         profile: &Profile,

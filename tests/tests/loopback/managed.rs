@@ -25,7 +25,7 @@ const NEW: NewNamespace = NewNamespace {
     endgid: 0,
 };
 
-/// What grants the host 4 MiB, in a folder that is there.
+/// What grants the host 4 MiB, in a directory that is there.
 fn grant(target: &TestTarget) -> String {
     let folder = target.folder().join("managed");
     std::fs::create_dir_all(&folder).expect("a folder");

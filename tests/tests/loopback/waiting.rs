@@ -43,7 +43,7 @@ fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
     host.disconnect();
 
     // Its file system is not there at the next start: what was served is not made anew, even
-    // though the folder, where it would be mounted, is there.
+    // though the directory, where it would be mounted, is there.
     fs::rename(late(&folder), folder.join("elsewhere")).expect("moved away");
     target.restart(&more(&folder));
     let awaited = target.awaited();

@@ -1,6 +1,6 @@
-//! Connection management: its messages and its state, except for the connections (IBTA volume 1, 12.9
-//! "Communication management state machines"; annex A11 "RDMA IP CM Service"). What moves the state is
-//! in `soft/endpoint`.
+//! Connection management: its messages and its state, except for the connections (IBTA volume 1,
+//! 12.9 "Communication management state machines"; annex A11 "RDMA IP CM Service"). What moves the
+//! state is in `soft/endpoint`.
 
 pub mod connection;
 pub(super) mod half_open;
@@ -28,12 +28,12 @@ const MOST_CLAIMS: usize = 256;
 /// Connections whose end is remembered, so that a late request is not taken for a new one.
 const MOST_ENDED: usize = 1024;
 /// How long a half-open connection is left alone by those that come after it from the same source:
-/// several times what a peer in the same building takes to confirm. So no source makes more than some
-/// thousands a second.
+/// several times what a peer in the same building takes to confirm. So no source makes more than
+/// some thousands a second.
 const UNDISTURBED: Duration = Duration::from_millis(20);
-/// Messages that go unasked to peers that have not confirmed, at most, and the time in which there is
-/// one more. They may be people who have never asked for a connection, so all of them together get no
-/// more than that.
+/// Messages that go unasked to peers that have not confirmed, at most, and the time in which there
+/// is one more. They may be people who have never asked for a connection, so all of them together
+/// get no more than that.
 const MOST_UNASKED: u32 = 32;
 const UNASKED_INTERVAL: Duration = Duration::from_millis(125);
 /// How long after the last sign of a flood nothing is said to unconfirmed peers unasked.
@@ -46,7 +46,8 @@ pub(super) struct HalfOpen {
     pub(super) comm: Option<u32>,
     /// The peer has answered a message of ours: somebody is there.
     pub(super) proven: bool,
-    /// When it began here; none before its user has answered, when it came through another endpoint.
+    /// When it began here; none before its user has answered, when it came through another
+    /// endpoint.
     pub(super) since: Option<Instant>,
     /// Messages of the peer less messages to it. In a flood, nothing is sent that is not covered.
     pub(super) credit: u32,
@@ -109,7 +110,8 @@ pub(super) struct ConnectionManager {
     pub(super) ended: PerSourceTable<()>,
     /// Connections that came up of late at another endpoint, their requests having come to us.
     pub(super) elsewhere: PerSourceTable<()>,
-    /// What sources owe for connections that came up in vain, their requests having come to us.
+    /// Penalties of sources whose connections were established and never used; their requests came
+    /// to us.
     pub(super) debts: SourcePenalty,
     /// Whose request was passed over last because of that.
     pub(super) barred: Option<IpAddr>,
@@ -154,8 +156,8 @@ impl ConnectionManager {
         Some(half)
     }
 
-    /// Whether there is room for one more half-open connection of a source, if need be in place of its
-    /// oldest: somebody may use the source's address, and whose it is comes last.
+    /// Whether there is room for one more half-open connection of a source, if need be in place of
+    /// its oldest: somebody may use the source's address, and whose it is comes last.
     pub(super) fn make_room(&mut self, now: Instant, source: Source, most: usize) -> bool {
         if self.half_open.count_of(source) < most {
             return true;

@@ -28,7 +28,7 @@ pub trait TrustRecords: Debug + Send + Sync {
     /// Whether it outlasts the daemon.
     fn is_durable(&self) -> bool;
 
-    /// Why the store of a namespace is not trusted. A record that makes no sense stands for a failed
+    /// Why the store of a namespace is not trusted. A record that is invalid stands for a failed
     /// synchronisation: it was written because of something.
     fn of(&self, uuid: Uuid) -> Distrust;
 

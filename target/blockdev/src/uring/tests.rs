@@ -15,7 +15,7 @@ use crate::{BackingConfig, BackingKind, InjectedFault};
 const STORE: DeviceId = DeviceId(1);
 const SIZE: u64 = 1 << 20;
 
-/// A ring, a pool and a folder on a file system that is never tmpfs.
+/// A ring, a pool and a directory on a file system that is never tmpfs.
 struct Bench {
     ring: Ring,
     pool: Pool,
@@ -257,7 +257,8 @@ fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
 }
 
-/// Its store may be lost before it has begun: what came after the one under way is not durable then.
+/// Its store may be lost before it has begun: what came after the one under way is not durable
+/// then.
 #[test]
 fn a_flush_that_waits_for_its_turn_has_begun_nothing() {
     let (mut bench, backing) = Bench::with_file(512);
@@ -597,8 +598,8 @@ fn table_of_files(bench: &Bench) -> String {
     fs::read_to_string(info).unwrap()
 }
 
-/// Two backings take the number of one whose operations are under way: they get no slot of the table,
-/// and the slot is not vacated when the first of them goes.
+/// Two backings take the number of one whose operations are under way: they get no slot of the
+/// table, and the slot is not vacated when the first of them goes.
 #[test]
 fn a_slot_of_the_table_of_files_stays_with_whose_operations_are_under_way() {
     let (mut bench, old) = Bench::with_file(512);

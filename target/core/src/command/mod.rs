@@ -1,7 +1,8 @@
 //! Rules of NVMe: every command is a function from 64 bytes to a [`Plan`] or a `Status`.
 //!
-//! Nothing here touches a buffer, a fabric or a disk; `qpair/mod.rs` acts. Say *pull* (host to pool),
-//! *push* (pool to host), *load* and *store* (disk); `read` and `write` are words of the edges.
+//! Nothing here touches a buffer, a fabric or a disk; `qpair/mod.rs` acts. Say *pull* (host to
+//! pool), *push* (pool to host), *load* and *store* (device); `read` and `write` are words of the
+//! edges.
 
 pub mod admin;
 pub mod copy;
@@ -204,8 +205,8 @@ pub enum Plan {
         /// Which.
         change: Change,
     },
-    /// Carry out the plan, then have the state worker note that what it has changed, durably, can be read
-    /// again.
+    /// Carry out the plan, then have the state worker note that what it has changed, durably, can
+    /// be read again.
     Mend {
         /// What changes blocks; or copies some, of which none may be unreadable.
         plan: Box<Plan>,
@@ -280,7 +281,7 @@ impl Plan {
     }
 
     /// Whether it changes blocks, or may. To make, to format and to delete namespaces is the
-    /// steward's affair.
+    /// worker's affair.
     #[must_use]
     pub fn changes_blocks(&self) -> bool {
         match self {

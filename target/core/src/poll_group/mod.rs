@@ -62,8 +62,8 @@ pub struct PollGroup {
     waiters: BufferScheduler,
     run: CompletionBatch,
     refusals: CauseLog,
-    /// Requests to connect that wait until what was closed for them has come home, and until when there
-    /// is no use in looking, unless something has come home.
+    /// Requests to connect that wait until what was closed for them has come home, and until when
+    /// there is no use in looking, unless something has come home.
     deferred: FairQueue<Incoming>,
     full_until: Option<Instant>,
     /// Requests that came by a listener which is not in force yet, and how long they are held.
@@ -83,7 +83,8 @@ pub struct PollGroup {
     /// Until then it is known when pushes and responses came home: the reactor has slept since.
     nap_ns: Option<u64>,
     stopping: bool,
-    /// Since when changes of blocks are watched, as [`crate::sched::range_lock::RangeLocks::round`] has it.
+    /// Since when changes of blocks are watched, as
+    /// [`crate::sched::range_lock::RangeLocks::round`] has it.
     round: u32,
 }
 
@@ -256,10 +257,10 @@ impl PollGroup {
         None
     }
 
-    /// Looks at the clock, if it is time. True when [`PollGroup::serve_waiters`] has something to do: it
-    /// is time to ask for those who wait to connect, somebody waits for buffers (nobody is waited for
-    /// without end), or commands have begun that limits had held back. What those lead to may be
-    /// home already, and must be looked for before any sleep.
+    /// Looks at the clock, if it is time. True when [`PollGroup::serve_waiters`] has something to
+    /// do: it is time to ask for those who wait to connect, somebody waits for buffers (nobody is
+    /// waited for without end), or commands have begun that limits had held back. What those lead
+    /// to may be home already, and must be looked for before any sleep.
     pub fn tick(&mut self, lent: &mut Resources<'_>) -> bool {
         self.nap_ns = None;
         let mut worked = self.serve_tolls(lent);
@@ -519,8 +520,8 @@ impl PollGroup {
     }
 }
 
-/// Has a part of the pool set aside for who has been waited for in vain, so that what is taken of
-/// it comes together.
+/// Sets a part of the pool aside for a starved command, so that buffers that are freed in that part
+/// become one block.
 pub fn clear(waiters: &mut BufferScheduler, pool: &mut Pool, now: Instant) {
     match waiters.claim(now, || room(pool, now)) {
         Starved::None => pool.put_back(),

@@ -1,12 +1,13 @@
 //! Uncorrectable blocks: marked by Write Uncorrectable and not written since.
 //!
 //! All controllers of a subsystem share the marks of a namespace. I/O asks one number first:
-//! whether there are any. The state worker changes them, one order after another, and keeps them in a
-//! file before it answers, so they outlast a power loss as what was written does. A write takes
+//! whether there are any. The state worker changes them, one order after another, and keeps them in
+//! a file before it answers, so they outlast a power loss as what was written does. A write takes
 //! marks away only after its data are durable, and only those that were there when it began: others
 //! may have written meanwhile and had that made unreadable. No other write of these blocks is under
-//! way from before its own until the marks are gone ([`crate::sched::range_lock`]): one that is older than
-//! the marks could replace its data and be read with the marks gone. So no old data come to light.
+//! way from before its own until the marks are gone ([`crate::sched::range_lock`]): one that
+//! is older than the marks could replace its data and be read with the marks gone. So no old data
+//! come to light.
 //!
 //! Marks are bytes of the store, not blocks, so they mean the same whatever the block size is.
 //!
@@ -86,7 +87,7 @@ impl BadBlocks {
     /// Marks that are kept in `file`; as they were left there.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// One sentence about a file that cannot be read or is invalid. Such a file is never passed
     /// over: what it marked would be read as if it were good.
     pub fn kept(file: impl Persist + 'static) -> Result<Arc<BadBlocks>, String> {
         let file: Box<dyn Persist> = Box::new(file);
@@ -99,8 +100,8 @@ impl BadBlocks {
         BadBlocks { bytes, ranges: Mutex::new(ranges), file, ended: Mutex::new(false) }
     }
 
-    /// Their file is somebody else's from now on, or nobody's: they do not change any more. A change
-    /// that is under way is waited for.
+    /// Their file is somebody else's from now on, or nobody's: they do not change any more. A
+    /// change that is under way is waited for.
     pub fn end(&self) {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
     }

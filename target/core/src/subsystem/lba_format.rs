@@ -157,7 +157,7 @@ impl Format {
     /// One that is kept in `file`; as it was left there. `store` is the path of the data.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// One sentence about a file that cannot be read or is invalid. Such a file is never passed
     /// over: the data would be read as blocks of another size.
     pub fn kept(
         subsystem: Nqn,

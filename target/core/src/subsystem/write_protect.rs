@@ -1,9 +1,9 @@
 //! Write protection of namespaces, as hosts set it (feature 84h).
 //!
 //! All controllers of a subsystem share the state of a namespace, one byte that I/O looks at. The
-//! keeper changes it, one order after another, and keeps it in a file before it answers. A power
+//! worker changes it, one order after another, and keeps it in a file before it answers. A power
 //! cycle is a start of the daemon: what is protected until then is not, afterwards. Without a
-//! folder to keep it in there is no such feature, because "permanent" would be untrue.
+//! directory to keep it in there is no such feature, because "permanent" would be untrue.
 //!
 //! ```text
 //! No Write Protect ◄──► Write Protect
@@ -24,7 +24,7 @@ use tracing::info;
 
 use crate::subsystem::persistence::{Persist, Section};
 
-/// NWPC: all four states, where there is a folder to keep them in.
+/// NWPC: all four states, where there is a directory to keep them in.
 pub const NWPC: u8 = 0b111;
 
 /// The write protection of one namespace, as everybody shares it. Two of them are equal when they
@@ -70,7 +70,7 @@ impl Protection {
     /// One that is kept in `file`; as it was left there.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense. Such a file is never passed
+    /// One sentence about a file that cannot be read or is invalid. Such a file is never passed
     /// over: somebody may rely on what it said.
     pub fn kept(
         subsystem: Nqn,
@@ -117,8 +117,8 @@ impl Protection {
         }
     }
 
-    /// Sets a state: keeps it, and only then makes it the state. For the state worker alone. True when it
-    /// is another one now.
+    /// Sets a state: keeps it, and only then makes it the state. For the state worker alone. True
+    /// when it is another one now.
     ///
     /// # Errors
     /// As [`Protection::check`]; Format in Progress while it is held; Internal Error when it cannot

@@ -162,7 +162,7 @@ async fn trust(subsystem: &str, nsid: u32, client: &Client, output: Output) -> R
     Ok(())
 }
 
-/// The daemon has another working folder.
+/// The daemon has another working directory.
 pub(crate) fn absolute(path: &Path) -> Result<Value, Failure> {
     let whole = std::path::absolute(path).ok();
     let text = whole.and_then(|path| path.into_os_string().into_string().ok());

@@ -17,7 +17,7 @@ nqn = "nqn.2026-11.io.nvmfd:a"
 allow_any_host = true
 "#;
 
-/// A folder with these files.
+/// A directory with these files.
 fn stage(files: &[(&str, &str)]) -> TempDir {
     let folder = tempdir().unwrap();
     for (name, text) in files {

@@ -193,7 +193,7 @@ pub(super) fn number(path: &str) -> Option<u64> {
     read(path).trim().parse().ok()
 }
 
-/// The names of what is in a folder, sorted.
+/// The names of what is in a directory, sorted.
 pub(super) fn names(folder: &str) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<_> =

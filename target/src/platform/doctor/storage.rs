@@ -73,8 +73,8 @@ fn try_writing(folder: &Path) -> io::Result<()> {
     trial(folder, |probe| OpenOptions::new().write(true).create_new(true).open(probe).map(drop))
 }
 
-/// Has a file of a name that is nobody's made in a folder, and removes it. Others may be tried in
-/// the same folder meanwhile.
+/// Has a file of a name that is nobody's made in a directory, and removes it. Others may be tried
+/// in the same directory meanwhile.
 fn trial(folder: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     static TRIALS: AtomicU32 = AtomicU32::new(0);
     let number = TRIALS.fetch_add(1, Ordering::Relaxed);

@@ -52,7 +52,7 @@ fn what_cannot_be_kept_is_not_so() {
     assert_eq!(*catalog.record(), before);
 }
 
-/// What happens when a file system is mounted late: the folder below it was opened.
+/// What happens when a file system is mounted late: the directory below it was opened.
 #[test]
 fn the_record_of_another_folder_in_its_place_is_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();

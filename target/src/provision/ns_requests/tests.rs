@@ -520,7 +520,7 @@ fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
     let config = config(folder.path());
     let mut shelf = shelf(&config);
     assert_eq!(ask(&mut shelf, create(1)), Ok(1));
-    // Steps of a record: open, write, sync, rename, and the sync of the folder.
+    // Steps of a record: open, write, sync, rename, and the sync of the directory.
     let (path, aside) = (folder.path().to_owned(), folder.path().with_extension("aside"));
     let (from, to) = (path.clone(), aside.clone());
     hinder_before(5, move || fs::rename(from, to).unwrap());

@@ -27,7 +27,7 @@ use crate::worker::ns_state::*;
 const A: HostId = [0xA; 16];
 const B: HostId = [0xB; 16];
 
-/// A keeper on its thread, a reactor that is only its mailbox, and two connected hosts.
+/// A worker on its thread, a reactor that is only its mailbox, and two connected hosts.
 struct Scene {
     registry: Arc<Registry>,
     workers: Workers,

@@ -1,17 +1,17 @@
 //! Simulated block devices with their kernel: delays, reorders, fails, transfers partially, cancels
-//! operations or reports that they have started, and loses everything that is not durable at a power
-//! loss.
+//! operations or reports that they have started, and loses everything that is not durable at a
+//! power loss.
 //!
 //! It stands where io_uring stands, below [`Flights`]: which operations the kernel has, which wait,
 //! who shares a synchronisation, what becomes of a wish to have an operation back, and short
-//! transfers, retries and fallbacks are the target's own. What a reactor submits reaches the kernel at
-//! the end of its turn; what the kernel has done takes effect when it is done, and is known at the
-//! reactor's next turn.
+//! transfers, retries and fallbacks are the target's own. What a reactor submits reaches the kernel
+//! at the end of its turn; what the kernel has done takes effect when it is done, and is known at
+//! the reactor's next turn.
 //!
 //! Stores are served as files are, with direct I/O: what was written is read back at once, and is
-//! durable after a synchronisation that began when it was complete, or by itself (RWF_DSYNC). Several
-//! blocks of one operation take effect at different times. A block is never torn, unless the power
-//! goes and it is larger than what the device writes all or nothing.
+//! durable after a synchronisation that began when it was complete, or by itself (RWF_DSYNC).
+//! Several blocks of one operation take effect at different times. A block is never torn, unless
+//! the power goes and it is larger than what the device writes all or nothing.
 
 mod media;
 
@@ -164,7 +164,7 @@ impl SimDevice {
     /// Disks of these sizes, in blocks and bytes of a block, all zeros.
     ///
     /// # Panics
-    /// When a size makes no sense.
+    /// When a size is invalid.
     #[must_use]
     pub fn new(
         seed: u64,
@@ -227,7 +227,7 @@ impl SimDevice {
     /// A new store, of zeros.
     ///
     /// # Panics
-    /// When its size makes no sense.
+    /// When its size is invalid.
     pub fn add_store(&mut self, blocks: u32, block_bytes: u32) -> usize {
         self.stores.push(Media::new(blocks, block_bytes));
         self.stores.len() - 1
@@ -479,8 +479,8 @@ impl SimDevice {
         self.answers.push((ring, Answer::Slot(slot, answer)));
     }
 
-    /// The kernel is asked to give back what it has of a slot. What waits for a worker it does; what
-    /// has begun goes on, or is interrupted while the kernel says so.
+    /// The kernel is asked to give back what it has of a slot. What waits for a worker it does;
+    /// what has begun goes on, or is interrupted while the kernel says so.
     fn cancel(&mut self, ring: usize, index: usize, slot: u32) {
         let is_it = |(_, call): &(&u64, &mut Call)| (call.ring, call.slot) == (ring, slot);
         let found = self.calls.iter_mut().find(is_it);

@@ -1,6 +1,7 @@
 //! How namespaces are formatted here. The orders, the course of a format, what is kept of it, the
-//! fence, the snapshots and the answers are the target's own (`nvmfd::core::subsystem::lba_format`); what it does with a
-//! thread that waits is done between the turns of reactors, and the store is a simulated one.
+//! fence, the snapshots and the answers are the target's own
+//! (`nvmfd::core::subsystem::lba_format`); what it does with a thread that waits is done between
+//! the turns of reactors, and the store is a simulated one.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -80,7 +81,7 @@ impl Target {
     /// The target starts: finds what is kept.
     ///
     /// # Errors
-    /// There is no place for it, or it makes no sense.
+    /// There is no place for it, or it is invalid.
     pub(super) fn start_formats(&mut self, profile: &Profile) -> Result<(), String> {
         let spaces = profile.shapes.len();
         if profile.formats == 0 {

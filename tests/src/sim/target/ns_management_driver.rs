@@ -2,10 +2,10 @@
 //! with steps that take virtual time, and a simulated directory for the record and the files.
 //! Whatever the world does, it does between two steps, or in the middle of one.
 //!
-//! The folder is held to what `state/atomic_file.rs` does with a real one: a record is written beside its name,
-//! synced, renamed, and the folder synced. A target that is killed meanwhile leaves the old record
-//! or the new one; when the power goes, names that were not synced are as before or as after, each by
-//! itself.
+//! The directory is held to what `state/atomic_file.rs` does with a real one: a record is written
+//! beside its name, synced, renamed, and the directory synced. A target that is killed meanwhile
+//! leaves the old record or the new one; when the power goes, names that were not synced are as
+//! before or as after, each by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -41,7 +41,7 @@ const STEP: Duration = Duration::from_millis(8);
 
 type Uuid = [u8; 16];
 
-/// The folder of the namespaces that hosts make.
+/// The directory of the namespaces that hosts make.
 #[derive(Debug, Default)]
 struct Folder {
     now: Names,
@@ -99,7 +99,7 @@ pub struct NsManagementDriver {
 pub type NamespaceChange = (u32, BTreeSet<Nqn>);
 
 impl NsManagementDriver {
-    /// One with an empty folder.
+    /// One with an empty directory.
     #[must_use]
     pub fn new(profile: &Profile, seed: u64) -> NsManagementDriver {
         let (sender, words) = channel();
@@ -264,7 +264,7 @@ impl Target {
     /// Reads the record, clears away what was left half done, and opens what there is.
     ///
     /// # Errors
-    /// The record makes no sense, or a file is missing.
+    /// The record is invalid, or a file is missing.
     pub(super) fn open_made(&mut self, disk: &mut SimDevice) -> Result<(), String> {
         let steward = &mut self.steward;
         steward.record = match &steward.folder.now.record {

@@ -19,9 +19,9 @@
 //! what it had. So what is held for a store is counted as well, over all associations and also
 //! those that have gone (`stores`): what others hold for it leaves as much free again.
 //!
-//! Who lacks buffers is not overtaken, so that large commands get theirs among small ones; but not
-//! for ever, because a disk that hangs may keep too much, or pieces of all that is large. Who has
-//! been waited for in vain (`claims`) lets everybody pass, and takes its turn when there is
+//! A command that lacks buffers is not overtaken, so that large commands get theirs among small
+//! ones; but not for ever, because a device that hangs may hold too much, or pieces of every large
+//! block. A starved command (`claims`) is overtaken by all others, and is served when there is
 //! enough.
 
 mod per_device;
@@ -59,7 +59,7 @@ pub struct QueuedCommand {
     pub wanted_bytes: u32,
     /// Bytes of a free block, or of several of the largest size, that surely suffice for them.
     pub block_bytes: u32,
-    /// It has been waited for in vain, and lets others pass.
+    /// Whether it is starved: others have waited behind it for the whole hold, and overtake it now.
     pub claims: bool,
 }
 
@@ -188,7 +188,8 @@ impl BufferScheduler {
 
     /// A queue begins that is of no association yet, or an admin queue for good. So many of its
     /// commands can wait at once: as many as it has receives, because each that waits keeps the one
-    /// that it came in. There is room for all from now on, so that nothing is allocated when they do.
+    /// that it came in. There is room for all from now on, so that nothing is allocated when they
+    /// do.
     pub fn open(&mut self, commands: u16) {
         self.admin_room += usize::from(commands);
         self.admin.reserve_exact(self.admin_room.saturating_sub(self.admin.len()));
@@ -219,8 +220,8 @@ impl BufferScheduler {
         at as u32
     }
 
-    /// The connection of a queue is closed. What its commands still hold is at disks, and comes home
-    /// when these please.
+    /// The connection of a queue is closed. What its commands still hold is at disks, and comes
+    /// home when these please.
     pub fn abandon(&mut self, share: u32) {
         if let Some(share) = self.shares.get_mut(share as usize) {
             share.open = share.open.saturating_sub(1);
@@ -300,8 +301,8 @@ impl BufferScheduler {
         }
     }
 
-    /// A command that has taken so many bytes needs its store no more: what it still holds is on its
-    /// way to the host.
+    /// A command that has taken so many bytes needs its store no more: what it still holds is on
+    /// its way to the host.
     pub fn discharge_store(&mut self, share: u32, store: DeviceSlot, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let held = &mut share.by_store[store.index() % LANES];
@@ -335,22 +336,23 @@ impl BufferScheduler {
         self.short |= tried == Some(TryAlloc::Short);
     }
 
-    /// A queue closes: none of its commands waits any more. What they have booked at limits is given
-    /// back by `refund`.
+    /// A queue closes: none of its commands waits any more. What they have booked at limits is
+    /// given back by `refund`.
     pub fn forget(&mut self, key: u32, refund: impl FnMut(u16, &Grant)) {
         self.retain(|waiter| waiter.0 != key);
         self.tolls.forget(key, refund);
     }
 
-    /// A command ends before its turn. Gives what it has booked at limits, which is to be given back.
+    /// A command ends before its turn. Gives what it has booked at limits, which is to be given
+    /// back.
     pub fn remove(&mut self, key: u32, slot: u16) -> Option<Grant> {
         self.retain(|waiter| waiter != (key, slot));
         self.tolls.remove(key, slot)
     }
 
-    /// What shall be set aside for who has been waited for in vain. Who would not be let have it,
-    /// because its host or its store holds too much, has no claim: a store that hangs would keep
-    /// that part from others as well.
+    /// Returns what is to be set aside for a starved command. A command whose host or device is
+    /// over its limit gets nothing: a device that hangs would withhold that part from others as
+    /// well.
     pub fn claim(&mut self, now: Instant, room: impl Fn() -> PoolState) -> Starved {
         if let Some((Some(share), waiter)) = self.claims.unserved(now)
             && !self.would_allow(share, &waiter, &room())
@@ -362,8 +364,8 @@ impl BufferScheduler {
         self.claims.look(now, next)
     }
 
-    /// An admin command that claims, or one of the next share behind the last that would be let have
-    /// buffers.
+    /// An admin command that claims, or one of the next share behind the last that would be let
+    /// have buffers.
     fn next_claimant(&self, room: &PoolState) -> Option<Claimant> {
         if let Some(waiter) = self.admin.iter().find(|it| it.claims) {
             return Some((None, *waiter));
@@ -534,7 +536,7 @@ impl BufferScheduler {
         !self.short && !all_passed
     }
 
-    /// All parts of the pool have been set aside in vain, a turn each.
+    /// Records that every part of the pool was set aside once, and none became free.
     pub fn round_over(&mut self) {
         self.claims.round_over();
     }

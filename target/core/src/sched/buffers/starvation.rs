@@ -11,7 +11,7 @@ use super::{PoolState, QueuedCommand};
 
 /// How long one that lacks buffers is waited for.
 const HOLD: Duration = Duration::from_millis(250);
-/// How long nobody is waited for when that was in vain.
+/// Time without a hold after one that ended without the buffers.
 const AFTER_HOLD: Duration = Duration::from_secs(10);
 /// How long a part of the pool is set aside at first; after a round of all parts twice as long.
 const ASIDE: Duration = Duration::from_millis(250);
@@ -92,7 +92,7 @@ impl StarvationGuard {
         self.claimant.filter(|(_, waiter)| u64::from(waiter.block_bytes) <= room.aside_bytes)
     }
 
-    /// The one for whom something has been set aside for long enough, in vain.
+    /// Returns the command whose time with a part set aside is over, without the buffers.
     pub(super) fn unserved(&self, now: Instant) -> Option<Claimant> {
         self.claimant.filter(|_| self.aside_until.is_none_or(|until| now >= until))
     }
@@ -131,7 +131,8 @@ impl StarvationGuard {
         }
     }
 
-    /// All parts have had their turns in vain: disks may be slower than that.
+    /// Doubles the time that a part is set aside, because no part became free: devices may be
+    /// slower.
     pub(super) fn round_over(&mut self) {
         self.patience = (self.patience.max(ASIDE) * 2).min(LONGEST_ASIDE);
     }

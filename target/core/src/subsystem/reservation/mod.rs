@@ -4,7 +4,8 @@
 //! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
 //!   ([`Persist`]) before it answers, and it alone changes a state.
 //! * [`ReservationView`](crate::controller::ReservationView) is what I/O looks at: a byte per controller and
-//!   namespace, one relaxed load a command. The registry writes it when a reservation changes and when a host connects.
+//!   namespace, one relaxed load a command. The registry writes it when a reservation changes and
+//!   when a host connects.
 //! * A [`DrainBarrier`](crate::sched::DrainBarrier) is how Preempt and Abort waits for commands that are under way.
 
 mod section;
@@ -19,8 +20,8 @@ use nvme::reservation::Rescap;
 use nvme::{Nqn, Status};
 use tracing::info;
 
-/// The reservation of one namespace, as everybody shares it: queues report it, the state worker changes
-/// it. Two of them are equal when they are the same one.
+/// The reservation of one namespace, as everybody shares it: queues report it, the state worker
+/// changes it. Two of them are equal when they are the same one.
 #[derive(Debug)]
 pub struct Reservation {
     /// The subsystem.
@@ -61,7 +62,7 @@ impl Reservation {
     /// One that can be kept in `file`; as it was left there.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or makes no sense.
+    /// One sentence about a file that cannot be read or is invalid.
     pub fn kept(
         subsystem: Nqn,
         nsid: u32,
@@ -106,8 +107,8 @@ impl Reservation {
         self.lock().barred(host)
     }
 
-    /// Everything is erased here, for `host`: what would bar it from writing is refused until what is
-    /// returned is dropped. For one at a time.
+    /// Everything is erased here, for `host`: what would bar it from writing is refused until what
+    /// is returned is dropped. For one at a time.
     ///
     /// # Errors
     /// Reservation Conflict.

@@ -70,7 +70,7 @@ fn block_size_bytes(path: &Path) -> Option<u32> {
     let device = std::fs::canonicalize(path).ok()?;
     let name = device.strip_prefix("/dev").ok()?.to_str()?.replace('/', "!");
     let of = Path::new("/sys/class/block").join(name).canonicalize().ok()?;
-    // A partition has its queue one folder up, at its disk.
+    // A partition has its queue one directory up, at its disk.
     let queues = [of.join("queue"), of.parent()?.join("queue")];
     let read = |queue: &PathBuf| std::fs::read_to_string(queue.join("logical_block_size")).ok();
     queues.iter().find_map(read)?.trim().parse().ok()
