@@ -1,5 +1,6 @@
 //! Names have the words of the field.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use tests::structure::exceptions::Exceptions;
@@ -16,4 +17,64 @@ fn names_have_the_words_of_the_field() {
             "names with words of tests/structure/words, see tests/structure/names:\n{difference}"
         );
     }
+}
+
+/// Words that comments of production sources do not have, with what to say instead.
+const PROSE: [(&str, &str); 6] = [
+    ("folder", "directory"),
+    ("shelf", "devices, provisioner"),
+    ("steward", "worker"),
+    ("keeper", "worker"),
+    ("in vain", "without success; starved"),
+    ("sense", "valid, invalid"),
+];
+
+/// Help texts and types of the API, whose comments users read.
+const PROSE_EXCEPTIONS: [&str; 5] = [
+    "initiator/src/main.rs",
+    "target/src/api/change.rs",
+    "target/src/bin/nvmfctl/change.rs",
+    "target/src/bin/nvmfctl/main.rs",
+    "target/src/main.rs",
+];
+
+#[test]
+fn comments_have_the_words_of_the_field() {
+    let mut found = Vec::new();
+    let mut excepted = BTreeSet::new();
+    for (name, _) in super::sources() {
+        let production = [
+            "nvme/src",
+            "rdma/src",
+            "target/blockdev",
+            "target/core",
+            "target/src",
+            "initiator/src",
+        ];
+        if !production.iter().any(|part| name.starts_with(part)) {
+            continue;
+        }
+        for (line, number) in super::text(&name).lines().zip(1..) {
+            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            // Between backticks is code.
+            let prose = comment.split('`').step_by(2).collect::<String>().to_lowercase();
+            for (word, instead) in PROSE.iter().filter(|(word, _)| has_word(&prose, word)) {
+                match PROSE_EXCEPTIONS.iter().find(|path| **path == name) {
+                    Some(path) => drop(excepted.insert(*path)),
+                    None => found.push(format!("{name}:{number}: \"{word}\"; rather: {instead}")),
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "words that comments do not have:\n{}", found.join("\n"));
+    assert_eq!(excepted, BTreeSet::from(PROSE_EXCEPTIONS), "an exception that is not needed");
+}
+
+/// Whether a text has a word, in singular or plural.
+fn has_word(text: &str, word: &str) -> bool {
+    text.match_indices(word).any(|(at, _)| {
+        let rest = &text[at + word.len()..];
+        let rest = rest.strip_prefix('s').unwrap_or(rest);
+        !text[..at].ends_with(char::is_alphanumeric) && !rest.starts_with(char::is_alphanumeric)
+    })
 }
