@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::save::{Begun, parent};
 use super::table_reader::{Diagnostics, one_line};
-use super::{ConfigErrors, Diagnostic};
+use super::{ConfigErrors, Diagnostic, renamed_keys};
 
 /// The directory that is looked into when nobody says, beside the file.
 const INCLUDE: &str = "conf.d";
@@ -155,7 +155,8 @@ impl ConfigFiles {
         std::iter::once(&mut self.main).chain(&mut self.more)
     }
 
-    /// What is allowed but probably not meant: files that everybody may write, a sentence each.
+    /// What is allowed but probably not meant: files that everybody may write, and earlier names of
+    /// keys, a sentence each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let unfinished = self.unfinished.iter().map(|record| {
@@ -171,7 +172,12 @@ impl ConfigFiles {
             let shown = file.display();
             format!("{shown} may be written by everybody, who so decides what is served: chmod o-w")
         };
-        unfinished.chain(files.filter(everybody).map(warning)).collect()
+        let renamed = self.iter().flat_map(|Source { file, text }| {
+            let place = file.as_ref().map_or_else(String::new, |at| format!("{}: ", at.display()));
+            let shown = move |warning| format!("{place}{warning}");
+            renamed_keys::warnings(text).into_iter().map(shown)
+        });
+        unfinished.chain(files.filter(everybody).map(warning)).chain(renamed).collect()
     }
 }
 

@@ -21,7 +21,7 @@ const EVERY_SECTION: &str = r#"
 [subsystem.managed]
 [[subsystem.namespace]]
 [subsystem.namespace.limit]
-[[limit]]
+[[qos]]
 "#;
 
 /// By title of a section (`[limits]`, `[[subsystem]]`; `the file` for what stands before all of

@@ -23,6 +23,7 @@ pub mod memory_estimate;
 mod missing;
 mod ns_management;
 mod qos;
+mod renamed_keys;
 mod save;
 mod schema;
 mod shutdown;
@@ -92,7 +93,7 @@ pub struct Config {
     #[serde(serialize_with = "key_tree::discovery")]
     pub discovery: DiscoveryConfig,
     /// Limits that hosts and namespaces share.
-    #[serde(rename = "limit")]
+    #[serde(rename = "qos")]
     pub quotas: Vec<LimitConfig>,
     /// Where packets are written to, if they are.
     pub capture: Option<CaptureConfig>,
@@ -338,7 +339,7 @@ pub struct NamespaceConfig {
     /// What all hosts together may do with it.
     #[serde(serialize_with = "key_tree::limit")]
     pub limit: Limit,
-    /// The name of a `[[limit]]` that it shares with others.
+    /// The name of a `[[qos]]` that it shares with others.
     #[serde(rename = "shared limit")]
     pub shared_limit: Option<String>,
     /// What its store is told to do wrong; for tests.

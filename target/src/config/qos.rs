@@ -15,7 +15,7 @@ use crate::core::subsystem::rate_limit::Limit;
 /// The longest burst.
 const MOST_BURST_MS: u32 = 10_000;
 
-/// A `[[limit]]`: what its hosts do anywhere, and what anybody does with its namespaces, is under it
+/// A `[[qos]]`: what its hosts do anywhere, and what anybody does with its namespaces, is under it
 /// together.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LimitConfig {
@@ -32,12 +32,12 @@ pub struct LimitConfig {
 pub(super) fn limits(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Vec<LimitConfig> {
     let mut limits: Vec<LimitConfig> = Vec::new();
     let mut seen: Vec<At<String>> = Vec::new();
-    for mut section in root.tables("limit", "[[limit]]", report) {
+    for mut section in root.tables("qos", "[[qos]]", report) {
         let form = "a name such as \"gold\"";
         let called = section.need::<String>("name", form, report);
         let limit = limit(&mut section, report);
         if limit.is_none() {
-            report.add(section.span(), "[[limit]] limits nothing", "add `iops` or `bandwidth`");
+            report.add(section.span(), "[[qos]] limits nothing", "add `iops` or `bandwidth`");
         }
         let mut hosts = Vec::new();
         let form = format!("a list of host names, each {NQN_FORM}");
@@ -49,7 +49,7 @@ pub(super) fn limits(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -
         let Some(At { value: name, span }) = called else { continue };
         if let Some(first) = seen.iter().find(|other| other.value == name) {
             let first = report.shown(&first.span, &span);
-            let what = format!("there is another [[limit]] with the name {name:?}, in {first}");
+            let what = format!("there is another [[qos]] with the name {name:?}, in {first}");
             report.add(&span, what, "give each its own `name`");
         }
         seen.push(At { value: name.clone(), span });
@@ -69,10 +69,10 @@ pub(super) fn of_namespace(
     }
     let mut section = section.table("limit", "[subsystem.namespace.limit]", report);
     let own = limit(&mut section, report);
-    let form = "the `name` of a [[limit]]";
+    let form = "the `name` of a [[qos]]";
     let shared = section.take::<String>("shared", form, report);
     if let Some(At { value, span }) = shared.as_ref().filter(|at| !names.contains(&at.value)) {
-        report.add(span, format!("there is no [[limit]] with the name {value:?}"), form);
+        report.add(span, format!("there is no [[qos]] with the name {value:?}"), form);
     }
     if own.is_none() && shared.is_none() {
         let what = "[subsystem.namespace.limit] limits nothing";
@@ -132,7 +132,7 @@ mod tests {
     const LEAST: &str = r#"
 [[listener]]
 address = "0.0.0.0"
-[[limit]]
+[[qos]]
 name = "gold"
 iops = 1000
 bandwidth = "200MiB"
@@ -170,10 +170,10 @@ shared = "gold"
             ("iops = 500", "iops = 0", "`iops` is 0: write a number of commands"),
             ("\"200MiB\"", "0", "`bandwidth` is 0: write bytes a second"),
             ("burst_ms = 50", "burst_ms = 10001", "`burst_ms` is 10001: write milliseconds"),
-            ("shared = \"gold\"", "shared = \"tin\"", "there is no [[limit]] with the name"),
+            ("shared = \"gold\"", "shared = \"tin\"", "there is no [[qos]] with the name"),
             ("iops = 500\nshared = \"gold\"", "", "limits nothing: add `iops`"),
             ("nqn.2026-11.host:b", "b", "not an NQN"),
-            ("name = \"gold\"", "iop = 5", "[[limit]] has no `name`"),
+            ("name = \"gold\"", "iop = 5", "[[qos]] has no `name`"),
         ] {
             let text = LEAST.replace(from, to);
             assert_ne!(text, LEAST);

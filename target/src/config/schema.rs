@@ -323,7 +323,7 @@ fn state_directory(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> 
 struct Scene {
     limits: Limits,
     listeners: Vec<At<ListenerConfig>>,
-    /// Names of `[[limit]]`.
+    /// Names of `[[qos]]`.
     names: Vec<String>,
 }
 

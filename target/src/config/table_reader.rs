@@ -14,7 +14,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::line_origin::Origin;
-use super::{ConfigFiles, Origins, Source};
+use super::{ConfigFiles, Origins, Source, renamed_keys};
 
 /// A value and the bytes of the text that it came from.
 #[derive(Clone, Debug)]
@@ -186,7 +186,8 @@ pub(super) struct TableReader<'i> {
 }
 
 impl<'i> TableReader<'i> {
-    pub(super) fn new(table: DeTable<'i>, span: Range<usize>, title: &'static str) -> Self {
+    pub(super) fn new(mut table: DeTable<'i>, span: Range<usize>, title: &'static str) -> Self {
+        renamed_keys::rename(&mut table, title);
         Self { table, known: Vec::new(), span, title }
     }
 

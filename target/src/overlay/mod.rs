@@ -141,7 +141,7 @@ impl EffectiveConfig {
     /// What is allowed but probably not meant, one sentence each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.sources.warnings();
+        let mut warnings = self.read.warnings();
         warnings.extend(self.config.warnings());
         warnings
     }

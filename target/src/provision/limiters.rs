@@ -14,7 +14,7 @@ use crate::core::subsystem::rate_limit::{Limit, Limiter};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Limiters {
     of_namespaces: BTreeMap<(Nqn, u32), Arc<Limiter>>,
-    /// Those of `[[limit]]`.
+    /// Those of `[[qos]]`.
     named: BTreeMap<String, Arc<Limiter>>,
     of_hosts: Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>>,
 }
@@ -81,7 +81,7 @@ mod tests {
     fn config(own: u32, gold: u32) -> Config {
         let text = format!(
             "[[listener]]\naddress = \"127.0.0.1\"\n\
-             [[limit]]\nname = \"gold\"\niops = {gold}\nhosts = [\"nqn.2026-11.host:a\"]\n\
+             [[qos]]\nname = \"gold\"\niops = {gold}\nhosts = [\"nqn.2026-11.host:a\"]\n\
              [[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:disk1\"\nallow_any_host = true\n\
              [[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \"1GiB\"\n\
              limit = {{ iops = {own}, shared = \"gold\" }}\n"

@@ -81,13 +81,13 @@ dhchap_ctrl_key_file = «"/m" | "/n"»
 hashes = «["sha256"] | ["sha384"]»
 groups = «["null"] | ["ffdhe2048"]»
 
-[[limit]]
+[[qos]]
 name = «"gold" | "lead"»
 iops = «5 | 6»
 bandwidth = «"1MiB" | "2MiB"»
 burst_ms = «5 | 6»
 hosts = «["nqn.2026-11.org.example:h"] | []»
-[[limit]]
+[[qos]]
 name = "silver"
 iops = 7
 
@@ -179,7 +179,7 @@ fn each_key_that_is_changed_has_a_line() {
     for (place, (title, key)) in places.iter().enumerate() {
         let mut text = written(Some(place));
         // What refers to a name follows it.
-        if (title.as_str(), key.as_str()) == ("[[limit]]", "name") {
+        if (title.as_str(), key.as_str()) == ("[[qos]]", "name") {
             text = text.replace("shared = \"gold\"", "shared = \"lead\"");
         }
         let changed = read(&text);
@@ -205,7 +205,7 @@ fn each_key_that_is_changed_has_a_line() {
 
 /// Has a line in words of its own.
 fn told_as_a_thing(title: &str, key: &str) -> bool {
-    let things = ["[[listener]]", "[[host]]", "[[limit]]", "[[subsystem]]"];
+    let things = ["[[listener]]", "[[host]]", "[[qos]]", "[[subsystem]]"];
     things.contains(&title) && ["nqn", "name", "hosts", "allow_any_host"].contains(&key)
         || ["[[listener]]", "[[host]]"].contains(&title)
         || title == "[[discovery.referral]]"
@@ -233,16 +233,16 @@ fn lines_say_what_was_and_what_is() {
     let one = |from, to, says: &str| assert_eq!(said(from, to), [says], "{from}");
     one("slow_ms = 10", "slow_ms = 20", "~ observe slow_ms 10 becomes 20");
     one("[observe]\nslow_ms = 10", "", "~ observe slow_ms 10 becomes 100");
-    one("iops = 5", "iops = 6", "~ limit gold iops 5 becomes 6");
-    one("iops = 5\n", "", "~ limit gold iops 5 becomes none");
+    one("iops = 5", "iops = 6", "~ qos gold iops 5 becomes 6");
+    one("iops = 5\n", "", "~ qos gold iops 5 becomes none");
     one(
         "quota = \"1GiB\"",
         "quota = \"2GiB\"",
         "~ nqn.2026-11.io.nvmfd:a managed quota 1GiB becomes 2GiB",
     );
     one("provider = \"soft\"", "", "~ provider soft becomes auto");
-    let limit = said("[[limit]]\nname = \"silver\"\niops = 7\n", "");
-    assert_eq!(limit, ["- limit (name silver, iops 7, burst_ms 100, hosts [])"]);
+    let limit = said("[[qos]]\nname = \"silver\"\niops = 7\n", "");
+    assert_eq!(limit, ["- qos (name silver, iops 7, burst_ms 100, hosts [])"]);
     let size = said("size = \"1GiB\"", "size = \"3GiB\"");
     assert!(size[0].starts_with("~ namespace 1: null of 3GiB"), "{size:?}");
     assert!(size[0].ends_with("(size 1GiB becomes 3GiB)"), "{size:?}");
