@@ -250,7 +250,10 @@ fn no_alert_takes_a_limit_for_a_lack_of_buffers() {
     assert_eq!(of_buffers.len(), 1);
     let lines = of_buffers[0].lines().filter(|line| !line.trim_start().starts_with('#'));
     let read: String = lines.collect();
-    assert!(read.contains("nvmfd_waiters") && !read.contains("stage="), "{read}");
+    assert!(
+        read.contains("nvmfd_commands_waiting_for_buffer") && !read.contains("stage="),
+        "{read}"
+    );
 }
 
 /// Files of the book, and what else leads there.

@@ -69,10 +69,20 @@ impl Collector for Scrape {
         encoder
             .encode_descriptor("nvmfd_uptime_seconds", uptime, None, MetricType::Gauge)?
             .encode_gauge(&(seconds(stats.at_us.saturating_mul(1000))))?;
-        let refused = "1 if the last reload was refused: the files say what is not served";
+        let version = "The version of the daemon, as a label of a series that is 1";
         encoder
-            .encode_descriptor("nvmfd_reload_refused", refused, None, MetricType::Gauge)?
-            .encode_gauge(&u64::from(standing.reload_refused))?;
+            .encode_descriptor("nvmfd_build_info", version, None, MetricType::Gauge)?
+            .encode_family(&[("version", crate::VERSION)])?
+            .encode_gauge(&1_u64)?;
+        let reload = "0 if the last reload was refused: the files say what is not served";
+        encoder
+            .encode_descriptor(
+                "nvmfd_config_last_reload_successful",
+                reload,
+                None,
+                MetricType::Gauge,
+            )?
+            .encode_gauge(&u64::from(!standing.reload_refused))?;
         namespaces(standing, &mut encoder)?;
         commands(stats, &mut encoder)?;
         latencies(stats, &mut encoder)?;
@@ -110,7 +120,7 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
     let folders = "Whether the folder of the namespaces that hosts make is there";
     for (name, help, key, all) in [
         ("nvmfd_listener_up", "Whether a listener listens", "address", &standing.listeners),
-        ("nvmfd_managed_up", folders, "subsystem", &standing.folders),
+        ("nvmfd_managed_directory_up", folders, "subsystem", &standing.folders),
     ] {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (one, is_up) in all {
@@ -127,7 +137,7 @@ fn commands(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let counters: [(&str, &str, Of); 3] = [
         ("nvmfd_commands", "Commands completed", |ops| ops.commands),
         ("nvmfd_command_failures", "Commands that failed", |ops| ops.failures),
-        ("nvmfd_bytes", "Bytes read or written by commands", |ops| ops.bytes),
+        ("nvmfd_command_bytes", "Bytes read or written by commands", |ops| ops.bytes),
     ];
     for (name, help, of) in counters {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -140,7 +150,7 @@ fn commands(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
 
 fn latencies(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let help = "Time from the capsule to the acknowledged response";
-    let name = "nvmfd_latency_seconds";
+    let name = "nvmfd_command_duration_seconds";
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
     for (row, ops) in each(stats) {
         histogram(metric.encode_family(&labels(row, ops))?, &ops.latency)?;
@@ -198,7 +208,7 @@ fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         ("nvmfd_pool_receives_free", "Free receive buffers", |r| r.receives_free),
         ("nvmfd_pool_data_free_bytes", "Free bytes for data", |r| r.data_free_bytes),
         ("nvmfd_pool_data_bytes", "Bytes for data", |r| r.data_bytes),
-        ("nvmfd_waiters", "Commands that wait for data buffers", |r| r.waiters),
+        ("nvmfd_commands_waiting_for_buffer", "Commands that wait for data buffers", |r| r.waiters),
     ];
     for (name, help, of) in counters {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -222,23 +232,20 @@ fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     }
     let (name, help) = ("nvmfd_refusals", "Hosts refused or lost, by cause");
     named(encoder, (name, help, "cause"), stats, |reactor| &reactor.refusals)?;
-    let (name, help) = ("nvmfd_soft_datagrams", "Datagrams of the provider soft, by their fate");
-    named(encoder, (name, help, "fate"), stats, |reactor| &reactor.datagrams)?;
+    let (name, help) = ("nvmfd_soft_datagrams", "Datagrams of the provider soft, by their result");
+    named(encoder, (name, help, "result"), stats, |reactor| &reactor.datagrams)?;
     troubles(stats, encoder)
 }
 
 fn troubles(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let name = "nvmfd_soft_troubles";
+    let name = "nvmfd_soft_errors";
     let help = "Packets sent again, timeouts, NAK and RNR NAK of the provider soft, by address";
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     for reactor in &stats.reactors {
         for at in &reactor.troubles {
             for one in &at.counts {
-                let labels = [
-                    number(reactor),
-                    ("address", at.address.clone()),
-                    ("trouble", one.name.clone()),
-                ];
+                let labels =
+                    [number(reactor), ("address", at.address.clone()), ("kind", one.name.clone())];
                 count(metric.encode_family(&labels)?, one.count)?;
             }
         }
@@ -346,20 +353,21 @@ mod tests {
         for line in [
             "# TYPE nvmfd_commands counter".to_owned(),
             "nvmfd_uptime_seconds 2.5".to_owned(),
+            format!("nvmfd_build_info{{version=\"{}\"}} 1", crate::VERSION),
             format!("nvmfd_commands_total{{{of}}} 4"),
             format!("nvmfd_command_failures_total{{{of}}} 1"),
-            format!("nvmfd_bytes_total{{{of}}} 12288"),
-            format!("nvmfd_latency_seconds_sum{{{of}}} 0.003"),
-            format!("nvmfd_latency_seconds_count{{{of}}} 4"),
-            format!("nvmfd_latency_seconds_bucket{{le=\"0.000016384\",{of}}} 1"),
-            format!("nvmfd_latency_seconds_bucket{{le=\"0.000262144\",{of}}} 3"),
-            format!("nvmfd_latency_seconds_bucket{{le=\"68.719476736\",{of}}} 3"),
-            format!("nvmfd_latency_seconds_bucket{{le=\"+Inf\",{of}}} 4"),
+            format!("nvmfd_command_bytes_total{{{of}}} 12288"),
+            format!("nvmfd_command_duration_seconds_sum{{{of}}} 0.003"),
+            format!("nvmfd_command_duration_seconds_count{{{of}}} 4"),
+            format!("nvmfd_command_duration_seconds_bucket{{le=\"0.000016384\",{of}}} 1"),
+            format!("nvmfd_command_duration_seconds_bucket{{le=\"0.000262144\",{of}}} 3"),
+            format!("nvmfd_command_duration_seconds_bucket{{le=\"68.719476736\",{of}}} 3"),
+            format!("nvmfd_command_duration_seconds_bucket{{le=\"+Inf\",{of}}} 4"),
             format!("nvmfd_stage_seconds_total{{{of},stage=\"disk\"}} 0.003"),
             "nvmfd_stage_latency_seconds_count{op=\"read\",stage=\"disk\"} 4".to_owned(),
             "nvmfd_reactor_busy_seconds_total{reactor=\"0\"} 0.5".to_owned(),
             "nvmfd_pool_data_free_bytes{reactor=\"0\"} 7".to_owned(),
-            "nvmfd_soft_troubles_total{reactor=\"0\",address=\"192.0.2.1\",trouble=\"sent_again\"} 5"
+            "nvmfd_soft_errors_total{reactor=\"0\",address=\"192.0.2.1\",kind=\"sent_again\"} 5"
                 .to_owned(),
             "nvmfd_refusals_total{reactor=\"0\",cause=\"too many\"} 3".to_owned(),
         ] {

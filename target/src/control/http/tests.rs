@@ -210,7 +210,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
             has(&format!("nvmfd_namespace_state{{{labels}}} {}", u8::from(other == state)));
         }
     }
-    has("nvmfd_reload_refused 0");
+    has("nvmfd_config_last_reload_successful 1");
     has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");
     has("nvmfd_listener_up{address=\"127.0.0.2:4420\"} 0");
     for (nsid, detached) in [(1, 0), (2, 1)] {
@@ -220,7 +220,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     let whole = [0, 2].map(|at| &all[at]["power_fail_atomic_bytes"]);
     assert_eq!(whole, [&512.into(), &Value::Null]);
     assert_eq!((&all[0]["detached"], &all[2]["detached"]), (&Value::Null, &"replaced".into()));
-    has(&format!("nvmfd_managed_up{{subsystem=\"{b}\"}} 1"));
+    has(&format!("nvmfd_managed_directory_up{{subsystem=\"{b}\"}} 1"));
     let degraded = status["degraded"].as_array().unwrap();
     let tells = |word: &str| degraded.iter().any(|one| one.as_str().unwrap().contains(word));
     assert!(tells("namespace 7 of nqn.2026-11.io.nvmfd:b is lost") && !tells("namespace 3 of"));
