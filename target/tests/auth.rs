@@ -640,7 +640,7 @@ fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
             let next = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
             let next = next.unwrap().association;
             let ended_for = queue.association().unwrap().ended_for();
-            assert_eq!(ended_for, Some(Cause::TooManyClaims));
+            assert_eq!(ended_for, Some(Cause::TooManyUnauthenticated));
             assert!(is_closing(&mut world, &mut queue));
             world.flush_and_go(&mut queue);
             queue.finish(&mut world.io());
@@ -702,7 +702,7 @@ fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
         let host = admit("192.0.2.1", at_ms).unwrap();
         let gone: Vec<_> = claims.iter().map(|claim| claim.ended_for()).collect();
         let mut expected = vec![None; claims.len()];
-        *expected.last_mut().unwrap() = Some(Cause::TooManyClaims);
+        *expected.last_mut().unwrap() = Some(Cause::TooManyUnauthenticated);
         assert_eq!(gone, expected, "the oldest");
         assert!(!host.is_closed());
     }
@@ -727,7 +727,7 @@ fn a_claim_makes_room_also_where_there_is_none_at_all() {
     let full = admit("192.0.2.1", 2).unwrap_err();
     assert_eq!(full.cause, Cause::SubsystemFull);
     let second = admit("192.0.2.1", 5_001).unwrap();
-    assert_eq!(claim.ended_for(), Some(Cause::TooManyClaims));
+    assert_eq!(claim.ended_for(), Some(Cause::TooManyUnauthenticated));
     assert!(!first.is_closed() && !second.is_closed());
     world.registry.proved(&second);
     assert!(admit("192.0.2.2", 60_000).is_err(), "who is proved makes no room");
@@ -750,7 +750,7 @@ fn claims_do_not_use_up_the_controller_ids_again_and_again() {
     assert_eq!(claims.each_ref().map(|claim| claim.cntlid), [7, 8]);
     assert_eq!(admit("192.0.2.66", 2).unwrap_err().cause, Cause::NoControllerId);
     let first = admit("192.0.2.1", 3).unwrap();
-    assert_eq!((claims[0].ended_for(), first.cntlid), (Some(Cause::TooManyClaims), 7));
+    assert_eq!((claims[0].ended_for(), first.cntlid), (Some(Cause::TooManyUnauthenticated), 7));
     world.registry.proved(&first);
     world.registry.admin_closed(&claims[0]);
     // The other one leaves and comes again before its time is over.
@@ -758,7 +758,7 @@ fn claims_do_not_use_up_the_controller_ids_again_and_again() {
     let claim = admit("192.0.2.66", 4_999).unwrap();
     assert_eq!(admit("192.0.2.2", 4_999).unwrap_err().cause, Cause::NoControllerId);
     let second = admit("192.0.2.2", 5_000).unwrap();
-    assert_eq!((claim.ended_for(), second.cntlid), (Some(Cause::TooManyClaims), 8));
+    assert_eq!((claim.ended_for(), second.cntlid), (Some(Cause::TooManyUnauthenticated), 8));
     world.registry.proved(&second);
     assert!(!first.is_closed() && !second.is_closed());
     assert!(admit("192.0.2.3", 60_000).is_err(), "who is proved makes no room");

@@ -70,14 +70,14 @@ fn provoke(cause: Cause) -> Vec<Record> {
         Cause::Overloaded => overloaded(),
         Cause::Stopping => stopping(),
         Cause::NotEstablished => gone_nameless(Reason::NotEstablished),
-        Cause::LeftBeforeConnect => gone_nameless(Reason::Peer),
+        Cause::ClosedBeforeConnect => gone_nameless(Reason::Peer),
         Cause::NoConnect => no_connect(),
 
         Cause::BadConnect => first_command(),
         Cause::BadSubsystemName => bad_name(|data| data.subnqn_field = NqnField([b'n'; 256])),
         Cause::BadHostName => bad_name(|data| data.hostnqn_field = NqnField([b'n'; 256])),
         Cause::UnknownSubsystem => unknown_subsystem(),
-        Cause::NotOffered => {
+        Cause::NotExported => {
             offered(AccessPolicy { listeners: [9].into(), ..AccessPolicy::default() }, 1)
         }
         Cause::HostNotAllowed => host_not_allowed(),
@@ -86,7 +86,7 @@ fn provoke(cause: Cause) -> Vec<Record> {
         Cause::SubsystemFull => {
             offered(AccessPolicy { controllers: Some(1), ..AccessPolicy::default() }, 2)
         }
-        Cause::TooManyClaims => too_many_claims(),
+        Cause::TooManyUnauthenticated => too_many_claims(),
         Cause::DuplicateHost => coming_twice(DuplicateHosts::Refuse),
         Cause::NoControllerId => {
             offered(AccessPolicy { cntlids: 1..=1, ..AccessPolicy::default() }, 2)

@@ -131,7 +131,7 @@ causes! {
         "the connection never came up: the host did not confirm it",
         "check the way back to the host: routes, its firewall (UDP port 4791 for RoCE), and one \
          MTU along the whole path";
-    LeftBeforeConnect, "left-before-connect", Request,
+    ClosedBeforeConnect, "closed-before-connect", Request,
         "the host closed the connection before its Connect",
         "see the host's kernel log; often another of its queues was refused, and that has a record \
          of its own";
@@ -152,8 +152,8 @@ causes! {
         "there is no subsystem of this name",
         "correct the name that the host asks for (nvme connect -n), or add a [[subsystem]] and \
          reload; `nvme discover` lists what there is";
-    NotOffered, "not-offered", Connect,
-        "the subsystem is not offered at this listener",
+    NotExported, "not-exported", Connect,
+        "the subsystem is not exported at this listener",
         "connect to another address, or add this listener's id to the subsystem's `listeners` and \
          reload";
     HostNotAllowed, "host-not-allowed", Connect,
@@ -171,7 +171,7 @@ causes! {
     SubsystemFull, "subsystem-full", Connect,
         "all controllers of the subsystem are in use",
         "raise the subsystem's `controllers` and reload, or disconnect hosts that need none";
-    TooManyClaims, "too-many-claims", Connect,
+    TooManyUnauthenticated, "too-many-unauthenticated", Connect,
         "too many hosts have yet to prove who they are",
         "look who connects and does not authenticate; hosts try again by themselves";
     DuplicateHost, "duplicate-host", Connect,

@@ -193,7 +193,7 @@ impl Connection {
     /// What it is when the host ends this queue now; nothing where that is in order.
     fn cause_of_end(&self, is_admitted: bool) -> Option<Cause> {
         let Some(association) = self.role.association() else {
-            return Some(Cause::LeftBeforeConnect);
+            return Some(Cause::ClosedBeforeConnect);
         };
         match &self.role {
             _ if association.is_closed() => None,

@@ -96,7 +96,7 @@ impl Evictions {
             if entry.is_some_and(|entry| entry.source() == newcomer.source) {
                 old.blame();
             }
-            old.end(Cause::TooManyClaims);
+            old.end(Cause::TooManyUnauthenticated);
         }
         self.crowded.iter().for_each(|old| old.end(Cause::Crowded));
     }
@@ -488,7 +488,7 @@ impl ControllerTable {
         if self.listeners.is_some() && listener.is_none() {
             // It is just going, or coming back: who is told never to come again by a fault of the
             // moment gives its path up for good. Who was let in would not be ended with it.
-            return Err(ConnectError::busy(Cause::NotOffered));
+            return Err(ConnectError::busy(Cause::NotExported));
         }
         if *subnqn == Nqn::DISCOVERY {
             return Ok(None);
@@ -498,7 +498,7 @@ impl ControllerTable {
         let subsystem = self.subsystems.get(subnqn);
         let subsystem = subsystem.ok_or_else(|| unknown(Cause::UnknownSubsystem))?;
         if !subsystem.offer.is_at(listener.map(|listener| listener.id)) {
-            return Err(unknown(Cause::NotOffered));
+            return Err(unknown(Cause::NotExported));
         }
         match subsystem.admits(host) {
             true => Ok(Some(subsystem)),
@@ -590,7 +590,9 @@ impl ControllerTable {
         };
         match goes.copied().or_else(missed) {
             Some(entry) => Ok(Some(Arc::clone(&entry.association))),
-            None => Err(ConnectError::busy(if is_full { full } else { Cause::TooManyClaims })),
+            None => {
+                Err(ConnectError::busy(if is_full { full } else { Cause::TooManyUnauthenticated }))
+            }
         }
     }
 
