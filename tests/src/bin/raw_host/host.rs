@@ -263,12 +263,19 @@ impl Host {
         batch
     }
 
-    /// Whether every buffer came home: at the end, after all connections have ended.
-    pub(crate) fn is_whole(&mut self) -> bool {
+    /// Whether every buffer has been returned: at the end, when no connection is needed any more.
+    ///
+    /// # Errors
+    /// What is free after all patience.
+    pub(crate) fn is_whole(&mut self) -> Result<(), String> {
         if let Some(window) = self.window.take() {
             self.take_back(window);
         }
-        self.pool.is_full()
+        // What the target has just closed may still flush its work requests.
+        match self.wait(PATIENCE, |host| host.pool.is_full()) {
+            true => Ok(()),
+            false => Err(format!("free are only {:?}", self.pool.free())),
+        }
     }
 
     fn state(&self, link: Link) -> &State {

@@ -81,7 +81,7 @@ fn run(arguments: Arguments) -> bool {
         let limit = Duration::from_secs(seconds);
         let (up, in_vain) = world.host.storm(&private_data, limit);
         println!("{up} connections came up, {in_vain} did not");
-        return world.host.is_whole();
+        return world.host.is_whole().is_ok();
     }
     // The first connection also brings the window that all commands use.
     let request = world.admin_attempt().request;
@@ -118,6 +118,8 @@ fn run(arguments: Arguments) -> bool {
         });
     }
     let whole = world.host.is_whole();
-    world.tally.check("every buffer of the raw host came home", whole, || "some missing".into());
+    world.tally.check("every buffer of the raw host came home", whole.is_ok(), || {
+        whole.err().unwrap_or_default()
+    });
     world.tally.close()
 }
