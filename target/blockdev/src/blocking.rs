@@ -111,6 +111,25 @@ impl BlockingPool {
         self.begin(path, act).by(Instant::now() + patience)
     }
 
+    /// Has a task hang at a path until the sender is dropped.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn hang_at(&self, path: &Path) -> std::sync::mpsc::Sender<()> {
+        loop {
+            let (go_on, hangs) = std::sync::mpsc::channel();
+            let (begins, begun) = sync_channel(1);
+            let task = self.begin(path, move || {
+                let _ = begins.send(());
+                hangs.recv().map_err(|_| "too late".to_owned())
+            });
+            // One that is given up before it has begun hangs nowhere: a task whose outcome has just
+            // been received may still have the path.
+            if begun.recv().is_ok() {
+                assert!(task.by(Instant::now()).is_err());
+                return go_on;
+            }
+        }
+    }
+
     /// The same, without waiting for it yet: paths of one server hang together, and so they cost no
     /// more time than one.
     pub fn begin<T: Send + 'static>(
@@ -360,19 +379,11 @@ mod tests {
     #[test]
     fn what_hangs_is_not_tried_again_before_it_has_come_back() {
         let (opening, path) = (BlockingPool::default(), Path::new("/disk"));
-        let (go_on, hangs) = channel::<()>();
-        let (begins, begun) = channel();
-        let hang = move || {
-            begins.send(()).unwrap();
-            hangs.recv().map_err(|_| "too late".to_owned())
-        };
-        let first = opening.begin(path, hang);
-        begun.recv().unwrap();
-        let said = first.by(Instant::now()).unwrap_err();
-        assert!(said.contains("/disk does not answer"), "{said}");
+        let go_on = opening.hang_at(path);
         for _ in 0..3 {
             let again = opening.within(LONG, path, || Err::<(), _>("tried again".to_owned()));
-            assert_eq!(again, Err(said.clone()));
+            assert_eq!(again, Err(silent(path)));
+            assert!(silent(path).contains("/disk does not answer"));
         }
         assert_eq!(opening.shared.lock().hanging.len(), 1, "one thread, whoever asks");
         assert_eq!(opening.within(LONG, Path::new("/other"), || Ok(5)), Ok(5));

@@ -364,10 +364,8 @@ mod tests {
              = 3\npath = \"/dev/nvmfd-no-such-device\"\n"
         );
         let mut config = Config::parse(&text).unwrap();
-        let (opening, (_go_on, hangs)) =
-            (BlockingPool::default(), std::sync::mpsc::channel::<()>());
-        let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
-        assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
+        let opening = BlockingPool::default();
+        let _go_on = opening.hang_at(&hanging);
         let told = |config: &Config| -> Vec<_> {
             look_at_all(config, &opening, false).into_iter().map(|look| look.seen).collect()
         };

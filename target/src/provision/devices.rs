@@ -726,8 +726,6 @@ pub(super) mod tests {
 
     #[test]
     fn a_path_that_hangs_holds_up_nobody_who_looks_for_others() {
-        use std::sync::mpsc::channel;
-
         let folder = crate::blockdev::testing::folder();
         let paths = ["one", "two"].map(|name| folder.path().join(name));
         let mut config = subsystem(&[1, 2], 1 << 20);
@@ -746,9 +744,7 @@ pub(super) mod tests {
             }
         };
         until_come(&keys);
-        let (go_on, hangs) = channel::<()>();
-        let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
-        assert!(stores.opening.within(Duration::from_millis(1), &paths[0], hang).is_err());
+        let go_on = stores.opening.hang_at(&paths[0]);
         until_come(&keys[1..]);
         // Whoever has it opened hears that, and does not wait either.
         let fresh = DeviceTable { awaited: Vec::new(), ..stores.clone() };

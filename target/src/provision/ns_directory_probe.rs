@@ -100,7 +100,6 @@ fn images(catalog: &Catalog) -> BTreeSet<PathBuf> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::sync::mpsc::{Receiver, channel};
 
     use super::super::Transition;
     use crate::provision::ns_directory_probe::*;
@@ -119,12 +118,6 @@ mod tests {
             folder.join("managed"),
         );
         Config::parse(&text).unwrap()
-    }
-
-    /// Has whatever is done in the directory hang until the other end is dropped.
-    fn hang(stores: &DeviceTable, folder: &Path, until: Receiver<()>) {
-        let hang = move || until.recv().map_err(|_| "too late".to_owned());
-        assert!(stores.begin(folder, hang).by(Instant::now()).is_err());
     }
 
     #[test]
@@ -149,9 +142,8 @@ mod tests {
         let folder = crate::blockdev::testing::folder();
         let managed = folder.path().join("managed");
         fs::create_dir(&managed).unwrap();
-        let (_go_on, hangs) = channel();
         let (stores, mut config) = (DeviceTable::default(), config(folder.path()));
-        hang(&stores, &managed, hangs);
+        let _go_on = stores.opening().hang_at(&managed);
         let next = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
         let awaited = next.stores.awaited();
         assert_eq!((awaited.len(), next.catalogs.len()), (1, 0));
@@ -181,8 +173,7 @@ mod tests {
         assert_eq!((made(&first), first.catalogs.len()), (1 + sample().entries.len(), 1));
         let catalogs: Catalogs = first.catalogs.into_iter().collect();
         for missing in [Missing::Wait, Missing::Fail] {
-            let (_go_on, hangs) = channel();
-            hang(&first.stores, &managed, hangs);
+            let _go_on = first.stores.opening().hang_at(&managed);
             let config = Config { missing, ..config.clone() };
             let next = Transition::open(&config, &first.stores, &catalogs).unwrap();
             assert_eq!((made(&next), next.catalogs.len()), (1 + sample().entries.len(), 0));

@@ -192,10 +192,8 @@ mod tests {
              {hanging:?}\n[[subsystem.namespace]]\nnsid = 2\npath = {good:?}\n"
         );
         let config = Config::parse(&text).unwrap();
-        let (opening, (_go_on, hangs)) =
-            (BlockingPool::default(), std::sync::mpsc::channel::<()>());
-        let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
-        assert!(opening.begin(&hanging, hang).by(Instant::now()).is_err());
+        let opening = BlockingPool::default();
+        let _go_on = opening.hang_at(&hanging);
         let findings = stores(&config, &opening);
         says(&findings[0], Problem, "hanging does not answer");
         says(&findings[1], Fine, "bears direct I/O");

@@ -456,9 +456,7 @@ fn nothing_is_ordered_in_the_folder_of_before_while_another_one_is_awaited() {
 fn nothing_is_begun_in_a_folder_that_hangs() {
     let folder = tempdir().unwrap();
     let mut shelf = shelf(&config(folder.path()));
-    let (go_on, hangs) = std::sync::mpsc::channel::<()>();
-    let hang = move || hangs.recv().map_err(|_| "too late".to_owned());
-    assert!(shelf.stores.begin(folder.path(), hang).by(Instant::now()).is_err());
+    let go_on = shelf.stores.opening().hang_at(folder.path());
     for what in [create(1), NamespaceRequest::Delete { nsid: NSID_ALL }] {
         assert_eq!(carry_out(&mut shelf, &order(host(1), what)), Err(FAILED));
     }
