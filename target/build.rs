@@ -3,14 +3,14 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    let folder = |name| std::env::var_os(name).map(std::path::PathBuf::from).unwrap_or_default();
-    let (out, package) = (folder("OUT_DIR"), folder("CARGO_MANIFEST_DIR"));
+    let directory = |name| std::env::var_os(name).map(std::path::PathBuf::from).unwrap_or_default();
+    let (out, package) = (directory("OUT_DIR"), directory("CARGO_MANIFEST_DIR"));
     // The packages nested in target/ have this program as well.
     let is_source = |path: &&std::path::Path| path.ends_with("target");
     let source = package.ancestors().find(is_source).unwrap_or(&package);
     if out.starts_with(source) {
         println!(
-            "cargo::error=the build folder lies in {}, which is source: build with the \
+            "cargo::error=the build directory lies in {}, which is source: build with the \
              .cargo/config.toml of the checkout (target-dir = \"build\")",
             source.display()
         );

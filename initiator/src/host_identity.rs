@@ -93,8 +93,9 @@ mod tests {
         nqn_text: Option<&str>,
         id_text: Option<&str>,
     ) -> Result<(Nqn, [u8; 16]), Error> {
-        let folder = tempfile::tempdir().unwrap();
-        let (nqn_file, id_file) = (folder.path().join("hostnqn"), folder.path().join("hostid"));
+        let directory = tempfile::tempdir().unwrap();
+        let (nqn_file, id_file) =
+            (directory.path().join("hostnqn"), directory.path().join("hostid"));
         nqn_text.into_iter().for_each(|text| fs::write(&nqn_file, text).unwrap());
         id_text.into_iter().for_each(|text| fs::write(&id_file, text).unwrap());
         resolve(nqn, id, &nqn_file, &id_file)

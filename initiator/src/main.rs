@@ -117,10 +117,10 @@ enum Command {
     Bench(initiator::bench::Args),
     /// Write, read back and check that nothing is lost
     Verify(initiator::verify::Args),
-    /// Write manual pages and completions below a folder such as /usr/share
+    /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]
     InstallFiles {
-        /// The folder
+        /// The directory
         share: std::path::PathBuf,
     },
 }

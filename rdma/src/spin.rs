@@ -65,7 +65,7 @@ pub struct AdaptivePoller {
     last_work: Instant,
     /// This idle period is being spun.
     spinning: bool,
-    vain: u32,
+    unanswered: u32,
     sleeps: u32,
     /// In this idle period an answer is on its way.
     awaiting: bool,
@@ -81,7 +81,7 @@ impl AdaptivePoller {
             budget,
             last_work: now,
             spinning: false,
-            vain: 0,
+            unanswered: 0,
             sleeps: 0,
             awaiting: false,
             late: 0,
@@ -99,7 +99,7 @@ impl AdaptivePoller {
             }
         }
         if std::mem::take(&mut self.spinning) {
-            self.vain = 0;
+            self.unanswered = 0;
         }
         self.last_work = now;
     }
@@ -115,13 +115,13 @@ impl AdaptivePoller {
             }
             return true;
         }
-        let tired = self.vain >= PATIENCE && !self.sleeps.is_multiple_of(RETRY);
+        let tired = self.unanswered >= PATIENCE && !self.sleeps.is_multiple_of(RETRY);
         if !tired && idle < self.budget.any {
             self.spinning = true;
             return true;
         }
         if std::mem::take(&mut self.spinning) {
-            self.vain = self.vain.saturating_add(1);
+            self.unanswered = self.unanswered.saturating_add(1);
         }
         self.sleeps = self.sleeps.wrapping_add(1);
         false

@@ -588,9 +588,9 @@ fn resident_kib() -> u64 {
 }
 
 fn print(name: &str, counters: &Counters) {
-    let fates = DatagramOutcome::ALL.iter().filter(|fate| counters[**fate] > 0);
-    let fates: Vec<_> = fates.map(|f| format!("{} {}", f.name(), counters[*f])).collect();
-    println!("  {name}: received {}: {}", counters.received, fates.join(", "));
+    let outcomes = DatagramOutcome::ALL.iter().filter(|outcome| counters[**outcome] > 0);
+    let outcomes: Vec<_> = outcomes.map(|f| format!("{} {}", f.name(), counters[*f])).collect();
+    println!("  {name}: received {}: {}", counters.received, outcomes.join(", "));
 }
 
 /// No panic; every datagram has a fate; memory does not grow; the bystander's data are right, and
@@ -621,14 +621,14 @@ fn besiege(name: &str, packets: u64, mutate: Mutate) {
     let (calm, stormy) = turns[turns.len() / 2];
     let share = calm.as_secs_f64() / stormy.as_secs_f64() * 100.0;
     let (half, last) = (memory[parts as usize / 2 - 1], memory[memory.len() - 1]);
-    let fates = world.counters(TARGET);
+    let outcomes = world.counters(TARGET);
     let count = rounds * parts * ATTACKS;
     println!("{name}: {count} in {time:.1?}, with all that the others did");
     println!("  each took its receiver {:.0?}", world.spent / count as u32);
     println!("  bystander: {calm:.1?} a turn without, {stormy:.1?} with the enemy: {share:.0} %");
     println!("  memory: {half} KiB after half of it, {last} KiB at the end");
     println!("  {} connections accepted", world.accepted);
-    print("target", &fates);
+    print("target", &outcomes);
     let host = world.counters(VICTIMS.start);
     print("one victim", &host);
     assert_eq!(world.hosts[BYSTANDER].connects, 1, "the bystander lost its connection");

@@ -169,7 +169,7 @@ impl Prey {
             rnr_timer: RnrTimer::new(12),
             ack_delay: Duration::ZERO,
         };
-        let (mut qp, mut shelf, mut events) =
+        let (mut qp, mut reorder, mut events) =
             (QueuePair::new(2, 2), ReorderBuffer::new(8), VecDeque::new());
         let now = Instant::now();
         qp.ready_to_receive(&settings);
@@ -178,7 +178,7 @@ impl Prey {
         let mut io = Io {
             region: self.pool.region(),
             memory: &mut self.memory,
-            shelf: &mut shelf,
+            reorder: &mut reorder,
             events: &mut events,
             qp: Qp(0),
         };
@@ -202,7 +202,7 @@ impl Prey {
         while let Some(Event::Done(done)) = events.pop_front() {
             self.pool.give(done.work.into_buf());
         }
-        assert!(shelf.is_empty());
+        assert!(reorder.is_empty());
         (answer, shown, lives)
     }
 

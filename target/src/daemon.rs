@@ -58,13 +58,13 @@ pub struct RunningTarget {
     registry: Arc<Registry>,
     shared: Arc<Shared>,
     pending: Arc<Pending>,
-    shelf: Arc<Mutex<Provisioner>>,
+    provisioner: Arc<Mutex<Provisioner>>,
     tender: Arc<DeviceMonitor>,
     fabrics: Fabrics,
     reactors: Vec<Running>,
-    keeper: (WorkerThread, mpsc::Sender<WorkerMessage>),
-    steward: (WorkerThread, mpsc::Sender<ns_management::WorkerMessage>),
-    ledger: Option<UsageWriter>,
+    worker: (WorkerThread, mpsc::Sender<WorkerMessage>),
+    ns_admin: (WorkerThread, mpsc::Sender<ns_management::WorkerMessage>),
+    usage_store: Option<UsageWriter>,
     waiting: Option<RetryTask>,
 }
 
@@ -153,11 +153,11 @@ impl RunningTarget {
     /// One sentence about what keeps it from serving. Nothing is left running.
     pub fn start(config: Config) -> Result<RunningTarget, Fatal> {
         let mut keyring = config.authentication.keyring().map_err(unusable)?;
-        let folder = checked(config.state_directory.as_deref())?;
-        if let Some(folder) = &folder {
-            keyring.revoke(revoked_hosts::read(folder).map_err(Fatal)?);
+        let directory = checked(config.state_directory.as_deref())?;
+        if let Some(directory) = &directory {
+            keyring.revoke(revoked_hosts::read(directory).map_err(Fatal)?);
         }
-        let stores = DeviceTable::new(folder, config.reactor.count());
+        let stores = DeviceTable::new(directory, config.reactor.count());
         let pool = stores.opening();
         let next = Transition::open(&config, &stores, &Catalogs::new())?;
         let boxes = (0..config.reactor.count()).map(|_| mailbox());
@@ -168,41 +168,41 @@ impl RunningTarget {
         let tender = DeviceMonitor::start(ReactorRings(senders.clone()), Arc::clone(&pool))
             .map_err(|error| Fatal(format!("no thread for the device monitor: {error}")))?;
         let tender = Arc::new(tender);
-        let keeper = NamespaceStateWorker::new();
-        let steward = NamespaceAdmin::new();
+        let worker = NamespaceStateWorker::new();
+        let ns_admin = NamespaceAdmin::new();
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
         let power = PowerLog::open(config.state_directory.as_deref(), Instant::now());
-        let ledger = Arc::new(UsageStore::open(config.state_directory.as_deref(), power.meter));
-        let workers = Workers::default().with_ns_state(keeper.sender());
-        let workers = workers.with_ns_management(steward.sender());
+        let usage = Arc::new(UsageStore::open(config.state_directory.as_deref(), power.meter));
+        let workers = Workers::default().with_ns_state(worker.sender());
+        let workers = workers.with_ns_management(ns_admin.sender());
         let shared = Arc::new(Shared::new(Arc::clone(&registry), workers).with_power(power.meter));
         registry.set_keyring(keyring);
         keep_keyed(&registry, config.state_directory.as_deref()).iter().for_each(|w| warn!("{w}"));
         let (provider, fabrics) = fabrics_of(&config)?;
-        let keeper = keep(keeper, &registry)?;
-        let shelf = Provisioner::new(
+        let worker = keep(worker, &registry)?;
+        let provisioner = Provisioner::new(
             config.clone(),
             stores,
             Arc::clone(&shared),
             Arc::clone(&tender),
-            Arc::clone(&ledger),
+            Arc::clone(&usage),
             provider == Choice::Verbs,
         );
-        let pending = Arc::clone(shelf.pending());
-        let shelf = Arc::new(Mutex::new(shelf));
-        let steward = steward_of(steward, &shelf, &shared, Arc::clone(&pool))?;
+        let pending = Arc::clone(provisioner.pending());
+        let provisioner = Arc::new(Mutex::new(provisioner));
+        let ns_admin = ns_admin_worker(ns_admin, &provisioner, &shared, Arc::clone(&pool))?;
         let mut target = RunningTarget {
             provider,
             registry,
             shared,
             pending,
-            shelf,
+            provisioner,
             tender,
             fabrics,
             reactors: Vec::new(),
-            keeper,
-            steward,
-            ledger: None,
+            worker,
+            ns_admin,
+            usage_store: None,
             waiting: None,
         };
         let started = boxes
@@ -212,7 +212,7 @@ impl RunningTarget {
             .and_then(|()| target.serve(&config, next, &pool));
         match started {
             Ok(()) => {
-                target.ledger = ledger.keep(power);
+                target.usage_store = usage.keep(power);
                 Ok(target)
             }
             Err(fatal) => {
@@ -229,13 +229,13 @@ impl RunningTarget {
         next: Transition,
         pool: &BlockingPool,
     ) -> Result<(), Fatal> {
-        let mut shelf = self.shelf();
-        shelf.attach_new(&next)?;
-        shelf.adopt(next, Vec::new()).iter().for_each(|line| info!("{line}"));
-        config.addresses().iter().try_for_each(|at| shelf.listen(*at, config.missing))?;
-        shelf.publish();
-        drop(shelf);
-        let waiting = RetryTask::start(Arc::clone(&self.shelf), pool);
+        let mut provisioner = self.provisioner();
+        provisioner.attach_new(&next)?;
+        provisioner.adopt(next, Vec::new()).iter().for_each(|line| info!("{line}"));
+        config.addresses().iter().try_for_each(|at| provisioner.listen(*at, config.missing))?;
+        provisioner.publish();
+        drop(provisioner);
+        let waiting = RetryTask::start(Arc::clone(&self.provisioner), pool);
         let no_thread = |error| Fatal(format!("no thread that waits: {error}"));
         self.waiting = Some(waiting.map_err(no_thread)?);
         Ok(())
@@ -275,49 +275,53 @@ impl RunningTarget {
         may_wait: bool,
         persist: impl FnOnce() -> Result<(), String>,
     ) -> Result<Vec<String>, NotServed> {
-        let mut shelf = self.shelf();
-        let mut lines: Vec<String> = shelf
+        let mut provisioner = self.provisioner();
+        let mut lines: Vec<String> = provisioner
             .config()
             .needs_restart(&config)
             .into_iter()
             .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
-        config.keep_fixed(shelf.config());
+        config.keep_fixed(provisioner.config());
         // A change that is about something else reads no key file; one that changes nothing is how a
         // key that was replaced in its file is taken up.
-        let is_about_keys = config.authentication != shelf.config().authentication;
-        let keyring = match may_wait || is_about_keys || config == *shelf.config() {
+        let is_about_keys = config.authentication != provisioner.config().authentication;
+        let keyring = match may_wait || is_about_keys || config == *provisioner.config() {
             true => Some(config.authentication.keyring().map_err(unusable)?),
             false => None,
         };
-        let next = if may_wait { shelf.next_by_reload(&config)? } else { shelf.next(&config)? };
+        let next = if may_wait {
+            provisioner.next_by_reload(&config)?
+        } else {
+            provisioner.next(&config)?
+        };
         let missing = if may_wait { config.missing } else { Missing::Fail };
         if !may_wait {
-            shelf.awaits_no_more_in(&next)?;
+            provisioner.awaits_no_more_in(&next)?;
         }
-        lines.extend(differences(shelf.config(), &config));
-        let (was, is) = (shelf.config().addresses(), config.addresses());
+        lines.extend(differences(provisioner.config(), &config));
+        let (was, is) = (provisioner.config().addresses(), config.addresses());
         let added: Vec<SocketAddr> = is.iter().filter(|at| !was.contains(at)).copied().collect();
         let removed: Vec<SocketAddr> = was.iter().filter(|at| !is.contains(at)).copied().collect();
-        let memory = shelf.prepare(&next, &added, missing)?;
+        let memory = provisioner.prepare(&next, &added, missing)?;
         if let Err(sentence) = persist() {
-            shelf.abandon(&next, &added);
+            provisioner.abandon(&next, &added);
             return Err(NotServed::Unkept(sentence));
         }
         // From here on nothing can fail, and hosts see it. (A name that is not put in place now is
         // tried again with what is adopted.)
         let _ = memory.persist();
-        let old = shelf.set_config(config);
+        let old = provisioner.set_config(config);
         lines.extend(
             keyring.map(|keyring| self.registry.set_keyring(keyring)).into_iter().flatten(),
         );
-        lines.extend(keep_keyed(&self.registry, shelf.config().state_directory.as_deref()));
-        removed.iter().for_each(|at| shelf.unlisten(*at));
-        let kept: BTreeSet<Nqn> = shelf.config().subsystems.iter().map(|s| s.nqn).collect();
+        lines.extend(keep_keyed(&self.registry, provisioner.config().state_directory.as_deref()));
+        removed.iter().for_each(|at| provisioner.unlisten(*at));
+        let kept: BTreeSet<Nqn> = provisioner.config().subsystems.iter().map(|s| s.nqn).collect();
         let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
-        lines.extend(shelf.adopt(next, gone));
+        lines.extend(provisioner.adopt(next, gone));
         // Whoever is answered may rely on it: no queue serves a host any more as it was.
-        shelf.wait_for_reactors();
+        provisioner.wait_for_reactors();
         Ok(lines)
     }
 
@@ -339,7 +343,7 @@ impl RunningTarget {
             tender: Some(Arc::clone(&self.tender)),
             reactors: self.reactors.iter().map(|r| Arc::clone(&r.stats)).collect(),
             provider: self.provider.to_string(),
-            pool_bytes: self.shelf().config().pool_plan().total_bytes()
+            pool_bytes: self.provisioner().config().pool_plan().total_bytes()
                 * self.reactors.len() as u64,
             started: Instant::now(),
         }
@@ -348,8 +352,8 @@ impl RunningTarget {
     /// What runs, for a person: listeners, subsystems, and the memory formula.
     #[must_use]
     pub fn summary(&self) -> String {
-        let shelf = self.shelf();
-        let config = shelf.config();
+        let provisioner = self.provisioner();
+        let config = provisioner.config();
         let plan = config.pool_plan();
         let count = self.reactors.len() as u64;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -411,22 +415,22 @@ impl RunningTarget {
             }
         }
         let kept = deadline.max(Instant::now() + KEEPING);
-        self.ledger.into_iter().for_each(|ledger| ledger.close(kept));
+        self.usage_store.into_iter().for_each(|usage_store| usage_store.close(kept));
         self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
         self.tender.stop(deadline);
-        let _ = self.keeper.1.send(WorkerMessage::Stop);
-        let _ = self.steward.1.send(ns_management::WorkerMessage::Stop);
-        self.keeper.0.join_by(deadline);
-        self.steward.0.join_by(deadline);
+        let _ = self.worker.1.send(WorkerMessage::Stop);
+        let _ = self.ns_admin.1.send(ns_management::WorkerMessage::Stop);
+        self.worker.0.join_by(deadline);
+        self.ns_admin.0.join_by(deadline);
         // Whoever has it now hangs in a disk.
-        if let Ok(shelf) = self.shelf.try_lock() {
-            make_good(shelf.owing(), deadline);
+        if let Ok(provisioner) = self.provisioner.try_lock() {
+            make_good(provisioner.owing(), deadline);
         }
     }
 
     /// What is served, for whoever changes it.
-    fn shelf(&self) -> MutexGuard<'_, Provisioner> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn provisioner(&self) -> MutexGuard<'_, Provisioner> {
+        self.provisioner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn spawn(
@@ -500,52 +504,54 @@ impl RunningTarget {
 }
 
 /// The directory for what the daemon remembers, if there is one that can be used.
-fn checked(folder: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
-    let Some(folder) = folder else { return Ok(None) };
-    match std::fs::metadata(folder) {
-        Ok(found) if found.is_dir() => Ok(Some(folder.to_owned())),
-        Ok(_) => Err(Fatal(format!("state_directory {} is no folder", folder.display()))),
+fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
+    let Some(directory) = directory else { return Ok(None) };
+    match std::fs::metadata(directory) {
+        Ok(found) if found.is_dir() => Ok(Some(directory.to_owned())),
+        Ok(_) => Err(Fatal(format!("state_directory {} is no directory", directory.display()))),
         Err(error) => {
-            Err(Fatal(format!("state_directory {} cannot be used: {error}", folder.display())))
+            Err(Fatal(format!("state_directory {} cannot be used: {error}", directory.display())))
         }
     }
 }
 
 /// Keeps which hosts have had keys, where there is a directory for that. A sentence where it cannot
 /// be done: then it holds until the daemon ends.
-fn keep_keyed(registry: &Registry, folder: Option<&Path>) -> Option<String> {
-    let (hosts, folder) = (registry.keyed_hosts(), folder?);
-    if revoked_hosts::read(folder).is_ok_and(|kept| kept == hosts) {
+fn keep_keyed(registry: &Registry, directory: Option<&Path>) -> Option<String> {
+    let (hosts, directory) = (registry.keyed_hosts(), directory?);
+    if revoked_hosts::read(directory).is_ok_and(|kept| kept == hosts) {
         return None;
     }
-    let error = revoked_hosts::write(folder, &hosts).err()?;
+    let error = revoked_hosts::write(directory, &hosts).err()?;
     Some(format!(
         "{} cannot be written: {error}; a host whose key is taken away is refused until the daemon \
          ends, and not after that",
-        folder.display()
+        directory.display()
     ))
 }
 
 /// Starts the thread that keeps the reservations.
 fn keep(
-    keeper: NamespaceStateWorker,
+    worker: NamespaceStateWorker,
     registry: &Arc<Registry>,
 ) -> Result<(WorkerThread, mpsc::Sender<WorkerMessage>), Fatal> {
-    let (words, registry) = (keeper.sender(), Arc::clone(registry));
-    let thread = WorkerThread::start("ns-state", move || keeper.run(&registry));
+    let (words, registry) = (worker.sender(), Arc::clone(registry));
+    let thread = WorkerThread::start("ns-state", move || worker.run(&registry));
     let thread = thread.map_err(|e| Fatal(format!("no thread for reservations: {e}")))?;
     Ok((thread, words))
 }
 
 /// Starts the thread that carries out orders about namespaces.
-fn steward_of(
-    steward: NamespaceAdmin,
-    shelf: &Arc<Mutex<Provisioner>>,
+fn ns_admin_worker(
+    ns_admin: NamespaceAdmin,
+    provisioner: &Arc<Mutex<Provisioner>>,
     shared: &Arc<Shared>,
     pool: Arc<BlockingPool>,
 ) -> Result<(WorkerThread, mpsc::Sender<ns_management::WorkerMessage>), Fatal> {
-    let (words, shelf, shared) = (steward.sender(), Arc::clone(shelf), Arc::clone(shared));
-    let thread = WorkerThread::start("ns-admin", move || steward.run(&shelf, &shared, &pool));
+    let (words, provisioner, shared) =
+        (ns_admin.sender(), Arc::clone(provisioner), Arc::clone(shared));
+    let thread =
+        WorkerThread::start("ns-admin", move || ns_admin.run(&provisioner, &shared, &pool));
     let thread = thread.map_err(|e| Fatal(format!("no thread for orders of hosts: {e}")))?;
     Ok((thread, words))
 }
@@ -579,9 +585,9 @@ mod tests {
     use crate::daemon::*;
 
     /// A target that listens nowhere: its address is one of documentation.
-    fn config(folder: &Path) -> Config {
+    fn config(directory: &Path) -> Config {
         let text = format!(
-            "provider = \"soft\"\nstate_directory = {folder:?}\n[[listener]]\naddress = \
+            "provider = \"soft\"\nstate_directory = {directory:?}\n[[listener]]\naddress = \
              \"192.0.2.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
              true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \"1MiB\"\n"
         );
@@ -590,9 +596,9 @@ mod tests {
 
     #[test]
     fn an_address_whose_device_was_taken_away_is_awaited_and_listened_at_again() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let at: SocketAddr = "127.99.71.1:4420".parse().unwrap();
-        let mut config = config(folder.path());
+        let mut config = config(directory.path());
         config.listeners[0].address = at;
         let mut target = RunningTarget::start(config).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
@@ -600,33 +606,33 @@ mod tests {
         assert_eq!(target.pending.list(), nowhere);
         target.pending.lose(at);
         // Whoever has no such listener any more does not wait for it.
-        target.shelf().unlisten(at);
-        target.shelf().await_lost();
+        target.provisioner().unlisten(at);
+        target.provisioner().await_lost();
         assert_eq!(target.pending.list(), nowhere);
-        target.shelf().listen(at, Missing::Wait).unwrap();
+        target.provisioner().listen(at, Missing::Wait).unwrap();
         target.pending.lose(at);
         target.pending.lose("127.99.71.2:4420".parse().unwrap());
-        target.shelf().await_lost();
+        target.provisioner().await_lost();
         let awaited = target.pending.list();
         assert_eq!(awaited.len(), 1, "{awaited:?}");
         assert!(awaited[0].contains("its RDMA device was removed"), "{awaited:?}");
-        assert_eq!(target.shelf().awaited_addresses(), [at]);
-        target.shelf().on_address(at);
+        assert_eq!(target.provisioner().awaited_addresses(), [at]);
+        target.provisioner().on_address(at);
         assert_eq!(target.pending.list(), nowhere);
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 
     #[test]
     fn a_change_that_is_refused_takes_away_what_it_has_made_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut target = RunningTarget::start(config(folder.path())).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut target = RunningTarget::start(config(directory.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
-        let disks = crate::blockdev::testing::folder();
+        let disks = crate::blockdev::testing::directory();
         let kept = || Ok(());
         let [new, old, none] = ["new", "old", "none/disk"].map(|name| disks.path().join(name));
         std::fs::write(&old, vec![0; 1 << 20]).unwrap();
         let with = |paths: &[(u32, &PathBuf)]| {
-            let mut config = config(folder.path());
+            let mut config = config(directory.path());
             for &(nsid, path) in paths {
                 let mut namespace = config.subsystems[0].namespaces[0].clone();
                 (namespace.nsid, namespace.uuid) = (nsid, uuid::Uuid::from_u128(nsid.into()));
@@ -637,7 +643,7 @@ mod tests {
             config
         };
         let refused = target.change(with(&[(2, &new), (3, &old), (4, &none)]), kept).unwrap_err();
-        assert!(refused.to_string().contains("there is no folder"), "{refused}");
+        assert!(refused.to_string().contains("there is no directory"), "{refused}");
         assert_eq!((new.exists(), old.exists()), (false, true));
         // It cannot be listened at: another refusal, after everything was opened.
         let taken = std::net::UdpSocket::bind("127.99.71.3:4791").unwrap();
@@ -656,16 +662,16 @@ mod tests {
             assert!(Instant::now() < deadline, "{refused}");
             std::thread::sleep(Duration::from_millis(5));
         }
-        target.change(config(folder.path()), kept).unwrap();
+        target.change(config(directory.path()), kept).unwrap();
         assert!(new.exists() && old.exists(), "it was served");
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 
     #[test]
     fn a_change_of_ana_states_reads_no_key_file_and_probes_no_device() {
-        let folder = tempfile::tempdir().unwrap();
-        let disks = crate::blockdev::testing::folder();
-        let (disk, key) = (disks.path().join("1"), folder.path().join("key"));
+        let directory = tempfile::tempdir().unwrap();
+        let disks = crate::blockdev::testing::directory();
+        let (disk, key) = (disks.path().join("1"), directory.path().join("key"));
         let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
         let write_key = || {
             std::fs::write(&key, secret).unwrap();
@@ -678,7 +684,7 @@ mod tests {
              \"nqn.2026-11.host:a\"\ndhchap_key_file = {key:?}\n[[listener]]\naddress = \
              \"192.0.2.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
              true\n[[subsystem.namespace]]\nnsid = 1\npath = {disk:?}\n",
-            folder.path()
+            directory.path()
         );
         let config = Config::parse(&text).unwrap();
         let mut target = RunningTarget::start(config.clone()).unwrap();
@@ -706,19 +712,19 @@ mod tests {
     /// Or the file would be made anew, empty, by a start that does not find it.
     #[test]
     fn a_file_that_cannot_be_remembered_is_not_served() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut target = RunningTarget::start(config(folder.path())).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut target = RunningTarget::start(config(directory.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
-        let disks = crate::blockdev::testing::folder();
+        let disks = crate::blockdev::testing::directory();
         let path = disks.path().join("disk");
         let with_file = || {
-            let mut config = config(folder.path());
+            let mut config = config(directory.path());
             config.subsystems[0].namespaces[0].kind =
                 NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
             config.subsystems[0].namespaces[0].nsid = 2;
             config
         };
-        let in_the_way = folder.path().join("served.new");
+        let in_the_way = directory.path().join("served.new");
         std::fs::create_dir(&in_the_way).unwrap();
         let persist = || panic!("it is kept before it is known that it can be served");
         let refused = target.change(with_file(), persist).unwrap_err();
@@ -728,7 +734,7 @@ mod tests {
         assert!(!path.exists(), "what was made for it is gone");
         std::fs::remove_dir(&in_the_way).unwrap();
         target.change(with_file(), || Ok(())).unwrap();
-        let served = crate::state::served::Served::load(Some(folder.path()));
+        let served = crate::state::served::Served::load(Some(directory.path()));
         assert!(served.contains(&path) && !served.contains(Path::new("/other")));
         target.stop(Instant::now() + Duration::from_secs(60));
     }
@@ -736,11 +742,11 @@ mod tests {
     /// One image that is shorter than configured holds its own namespace back at a start.
     #[test]
     fn a_start_serves_what_it_can_and_waits_for_a_damaged_image() {
-        let folder = tempfile::tempdir().unwrap();
-        let disks = crate::blockdev::testing::folder();
+        let directory = tempfile::tempdir().unwrap();
+        let disks = crate::blockdev::testing::directory();
         let path = disks.path().join("short");
         std::fs::write(&path, [0; 4096]).unwrap();
-        let mut with_short = config(folder.path());
+        let mut with_short = config(directory.path());
         let mut namespace = with_short.subsystems[0].namespaces[0].clone();
         (namespace.nsid, namespace.uuid) = (2, uuid::Uuid::from_u128(2));
         namespace.kind = NamespaceKind::File { path, size: Some(1 << 20) };
@@ -758,14 +764,14 @@ mod tests {
     /// A change that cannot be persisted was never there, and while it is persisted nobody sees it.
     #[test]
     fn a_change_is_seen_only_when_it_was_persisted() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut target = RunningTarget::start(config(folder.path())).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut target = RunningTarget::start(config(directory.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let registry = Arc::clone(&target.registry);
-        let nqn = config(folder.path()).subsystems[0].nqn;
+        let nqn = config(directory.path()).subsystems[0].nqn;
         let has_namespace =
             || registry.subsystem(&nqn).is_some_and(|subsystem| subsystem.namespace(1).is_ok());
-        let mut without = config(folder.path());
+        let mut without = config(directory.path());
         without.subsystems[0].namespaces.clear();
         let full = || {
             assert!(has_namespace(), "seen before it is persisted");
@@ -784,10 +790,10 @@ mod tests {
 
     #[test]
     fn a_reload_that_is_refused_leaves_a_failed_flush_as_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let disks = crate::blockdev::testing::folder();
+        let directory = tempfile::tempdir().unwrap();
+        let disks = crate::blockdev::testing::directory();
         let with_file = || {
-            let mut config = config(folder.path());
+            let mut config = config(directory.path());
             config.subsystems[0].namespaces[0].kind =
                 NamespaceKind::File { path: disks.path().join("1"), size: Some(1 << 20) };
             config
@@ -811,12 +817,12 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_disk_that_hangs_keeps_no_host_and_nothing_that_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut target = RunningTarget::start(config(folder.path())).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut target = RunningTarget::start(config(directory.path())).unwrap();
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let stats: Vec<_> = target.reactors.iter().map(|each| Arc::clone(&each.stats)).collect();
         let (say, said) = mpsc::channel();
-        let (power, usage) = (folder.path().join("power"), folder.path().join("usage"));
+        let (power, usage) = (directory.path().join("power"), directory.path().join("usage"));
         let at_work = std::fs::read(&power).unwrap();
         let is_kept = move || usage.exists() && std::fs::read(&power).unwrap() != at_work;
         target.waiting = Some(RetryTask::at(move || {

@@ -37,10 +37,10 @@ enum Job {
         /// The configuration to check
         file: Option<PathBuf>,
     },
-    /// Write manual pages and completions below a folder such as /usr/share
+    /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]
     InstallFiles {
-        /// The folder
+        /// The directory
         share: PathBuf,
     },
 }

@@ -17,23 +17,23 @@ pub fn write(command: Command, section: &str, share: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
     let mut command = command.disable_help_subcommand(true);
     command.build();
-    let folder = share.join("man").join(format!("man{section}"));
-    fs::create_dir_all(&folder)?;
-    pages(&command, section, &folder)?;
+    let directory = share.join("man").join(format!("man{section}"));
+    fs::create_dir_all(&directory)?;
+    pages(&command, section, &directory)?;
     complete(Bash, &mut command, &name, &share.join("bash-completion/completions"))?;
     // bash-completion looks for the plain name.
-    let folder = share.join("bash-completion/completions");
-    fs::rename(folder.join(format!("{name}.bash")), folder.join(&name))?;
+    let directory = share.join("bash-completion/completions");
+    fs::rename(directory.join(format!("{name}.bash")), directory.join(&name))?;
     complete(Zsh, &mut command, &name, &share.join("zsh/vendor-completions"))?;
     complete(Fish, &mut command, &name, &share.join("fish/vendor_completions.d"))
 }
 
-fn pages(command: &Command, section: &str, folder: &Path) -> io::Result<()> {
+fn pages(command: &Command, section: &str, directory: &Path) -> io::Result<()> {
     for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
-        pages(inner, section, folder)?;
+        pages(inner, section, directory)?;
     }
     let page = Man::new(command.clone()).section(section).manual("nvmfd");
-    page.generate_to(folder).map(drop)
+    page.generate_to(directory).map(drop)
 }
 
 fn complete(shell: impl Generator, command: &mut Command, name: &str, to: &Path) -> io::Result<()> {

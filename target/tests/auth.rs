@@ -76,7 +76,7 @@ fn refused(status: Status) -> bool {
 
 #[test]
 fn every_command_waits_for_the_proof_on_each_queue() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     for opcode in 0..=255 {
         let sqe = Sqe { opcode, ..read() };
@@ -94,7 +94,7 @@ fn every_command_waits_for_the_proof_on_each_queue() {
     }
     world.end(admin);
 
-    let (mut world, _folder) = crate::world(GroupId::NULL);
+    let (mut world, _directory) = crate::world(GroupId::NULL);
     let (mut queue, admin, posted) = io_queue(&mut world);
     for opcode in 0..=255 {
         let sqe = Sqe { opcode, ..read() };
@@ -129,7 +129,7 @@ fn every_command_waits_for_the_proof_on_each_queue() {
 
 #[test]
 fn a_queue_that_fails_to_prove_itself_again_closes() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let (mut queue, admin, posted) = io_queue(&mut world);
     authenticate(&mut world, &mut queue);
     assert!(say(&mut world, &mut queue, &[0xFF; 72]).is_success());
@@ -145,7 +145,7 @@ fn a_queue_that_fails_to_prove_itself_again_closes() {
 /// Whoever knows the names of a host answers for none of its commands, and writes none of its logs.
 #[test]
 fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let (mut stranger, admin, posted) = io_queue(&mut world);
     let message = negotiate();
     world.memory[AT..AT + message.len()].copy_from_slice(&message);
@@ -154,10 +154,9 @@ fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
         Authentication::new(len).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, len));
     world.send(&mut stranger, &sqe.with_cid(0x33), &[]);
     let (home, _inbox) = mailbox().unwrap();
-    let (recall, errand) =
-        AbortRequest::new(admin.association().unwrap().id, 1, 0x33, home.waker());
-    stranger.on_errand(&errand, &mut world.io());
-    drop(errand);
+    let (recall, token) = AbortRequest::new(admin.association().unwrap().id, 1, 0x33, home.waker());
+    stranger.on_abort(&token, &mut world.io());
+    drop(token);
     assert_eq!(recall.outcome(), Some(false), "it goes on, wherever the host has it");
     world.run(&mut stranger);
     assert!(world.completions.pop().unwrap().status.is_success());
@@ -169,7 +168,7 @@ fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
 /// What is pulled on an unproved queue is held in the name of the host.
 #[test]
 fn messages_come_one_after_the_other() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let (mut queue, admin, posted) = io_queue(&mut world);
     let send =
         Authentication::new(4096).emit(FabricsType::AUTHENTICATION_SEND, keyed(AT as u64, 4096));
@@ -187,7 +186,7 @@ fn messages_come_one_after_the_other() {
 /// Whoever knows the names of a host takes nothing that it needs.
 #[test]
 fn a_queue_id_is_whose_proof_comes_first() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let (mut stranger, admin, posted) = io_queue(&mut world);
     let mut others = VecDeque::new();
     swap(&mut world, &mut others);
@@ -229,7 +228,7 @@ fn a_queue_id_is_whose_proof_comes_first() {
 /// A queue proves itself to a controller that has been reset since it connected.
 #[test]
 fn a_proof_that_was_begun_before_a_reset_is_too_late() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let (mut queue, mut admin, mut others) = io_queue(&mut world);
     assert!(say(&mut world, &mut queue, &negotiate()).is_success());
     let challenge = listen(&mut world, &mut queue);
@@ -260,7 +259,7 @@ fn a_proof_that_was_begun_before_a_reset_is_too_late() {
 /// .. or that is gone, as another reactor has found.
 #[test]
 fn a_proof_for_a_controller_that_is_gone_finds_none() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let association = Arc::clone(admin.association().unwrap());
     authenticate(&mut world, &mut admin);
@@ -316,8 +315,8 @@ fn heavy_world() -> (World, Mailbox, TempDir) {
     let registry = Registry::new(vec![sender], 8, 70);
     registry.publish(Arc::new(support::subsystem()));
     let world = World::of(support::share(registry), 0);
-    let folder = auth::give_key(&world, vec![GroupId::NULL, GroupId::FFDHE2048]);
-    (world, inbox, folder)
+    let directory = auth::give_key(&world, vec![GroupId::NULL, GroupId::FFDHE2048]);
+    (world, inbox, directory)
 }
 
 /// The next task of the reactor that is done: its queue.
@@ -337,7 +336,7 @@ fn done(inbox: &Mailbox, admin: &mut QueuePair, world: &mut World) -> u32 {
 /// However many there are of one source, they do not keep that of another waiting.
 #[test]
 fn what_takes_long_to_compute_is_done_for_each_source_in_turn() {
-    let (mut world, inbox, _folder) = heavy_world();
+    let (mut world, inbox, _directory) = heavy_world();
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let busy = Busy::new(&world);
     let elsewhere = mailbox().unwrap();
@@ -361,7 +360,7 @@ fn what_takes_long_to_compute_is_done_for_each_source_in_turn() {
 /// The time in our line is ours.
 #[test]
 fn a_host_that_waits_for_our_arithmetic_is_not_late() {
-    let (mut world, inbox, _folder) = heavy_world();
+    let (mut world, inbox, _directory) = heavy_world();
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     world.now += Duration::from_secs(20);
     let busy = Busy::new(&world);
@@ -382,7 +381,7 @@ fn a_host_that_waits_for_our_arithmetic_is_not_late() {
 /// .. and so is who leaves because of it, or has to.
 #[test]
 fn who_has_to_wait_or_to_make_room_has_not_failed() {
-    let (mut world, _inbox, _folder) = heavy_world();
+    let (mut world, _inbox, _directory) = heavy_world();
     let busy = Busy::new(&world);
     for number in 0..20 {
         let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -400,7 +399,7 @@ fn who_has_to_wait_or_to_make_room_has_not_failed() {
 
 #[test]
 fn an_io_queue_finds_no_controller_before_the_admin_queue_has_proved_itself() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let posted = std::mem::take(&mut world.fabric.posted);
     let mut queue = world.open_qid(1);
@@ -414,7 +413,7 @@ fn an_io_queue_finds_no_controller_before_the_admin_queue_has_proved_itself() {
 
 #[test]
 fn authentication_commands_that_are_none_are_refused_without_a_trace() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     let good = Authentication::new(72);
     let bad = [
@@ -450,7 +449,7 @@ fn authentication_commands_that_are_none_are_refused_without_a_trace() {
 #[test]
 fn half_done_is_not_done_and_does_not_last() {
     for messages in 0..3 {
-        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut world, _directory) = world(GroupId::NULL);
         let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
         if messages > 0 {
             assert!(say(&mut world, &mut admin, &negotiate()).is_success());
@@ -474,7 +473,7 @@ fn half_done_is_not_done_and_does_not_last() {
 /// A guest's 6.12 host needed more than the keep alive timeout for its share of ffdhe8192.
 #[test]
 fn a_host_that_computes_for_long_is_not_taken_for_dead() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = world.open_qid(0);
     world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
     let connect = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
@@ -499,7 +498,7 @@ fn a_host_that_computes_for_long_is_not_taken_for_dead() {
 /// A host is dead, and somebody who knows its names has connections to its controller.
 #[test]
 fn only_who_has_proved_itself_keeps_a_controller_alive() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = world.open_qid(0);
     world.memory[..1024].copy_from_slice(&connect_data(CNTLID_DYNAMIC).emit());
     let ask = Connect { sqsize_z: 15, kato_ms: 5000, ..Connect::default() };
@@ -538,7 +537,7 @@ fn only_who_has_proved_itself_keeps_a_controller_alive() {
 
 #[test]
 fn who_fails_again_and_again_is_refused_for_a_while() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let mut busy = 0;
     for _ in 0..12 {
         let mut queue = world.open_qid(0);
@@ -568,7 +567,7 @@ fn who_fails_again_and_again_is_refused_for_a_while() {
 /// Each queue of a controller costs as much to prove as its first one.
 #[test]
 fn who_fails_too_often_is_refused_io_queues_as_well() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let (mut queue, admin, _posted) = io_queue(&mut world);
     assert!(queue.is_connected());
     world.flush_and_go(&mut queue);
@@ -587,7 +586,7 @@ fn who_fails_too_often_is_refused_io_queues_as_well() {
 
 #[test]
 fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     for _ in 0..8 {
         let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
         assert!(say(&mut world, &mut queue, &negotiate()).is_success());
@@ -601,7 +600,7 @@ fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
 /// A failure counts also when it cannot even be told.
 #[test]
 fn who_fails_and_does_not_listen_is_refused_for_a_while() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     for _ in 0..8 {
         let mut queue = connect(&mut world, 0, CNTLID_DYNAMIC);
         let kind = FabricsType::AUTHENTICATION_RECEIVE;
@@ -620,7 +619,7 @@ fn who_fails_and_does_not_listen_is_refused_for_a_while() {
 #[test]
 fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
     for (other, throttled) in [("192.0.2.1", true), ("192.0.2.9", false)] {
-        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut world, _directory) = world(GroupId::NULL);
         let offer = Arc::new(AccessPolicy { controllers: Some(2), ..AccessPolicy::default() });
         world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
         for time in 0..8 {
@@ -653,7 +652,7 @@ fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
 
 #[test]
 fn mere_claims_take_half_of_the_controllers_at_most() {
-    let (world, _folder) = world(GroupId::NULL);
+    let (world, _directory) = world(GroupId::NULL);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
     let visit = ConnectContext {
         local,
@@ -677,7 +676,7 @@ fn mere_claims_take_half_of_the_controllers_at_most() {
 #[test]
 fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
     for controllers in [None, Some(2)] {
-        let (world, _folder) = world(GroupId::NULL);
+        let (world, _directory) = world(GroupId::NULL);
         let offer = Arc::new(AccessPolicy { controllers, ..AccessPolicy::default() });
         world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
         let began = world.now;
@@ -711,7 +710,7 @@ fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
 /// A subsystem that is full of others' claims has room for a host that comes to prove itself.
 #[test]
 fn a_claim_makes_room_also_where_there_is_none_at_all() {
-    let (world, _folder) = world(GroupId::NULL);
+    let (world, _directory) = world(GroupId::NULL);
     let offer = Arc::new(AccessPolicy { controllers: Some(2), ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
     let admit = |source: &str, after_ms| {
@@ -736,7 +735,7 @@ fn a_claim_makes_room_also_where_there_is_none_at_all() {
 /// The ids of a subsystem may be few, where several targets share one.
 #[test]
 fn claims_do_not_use_up_the_controller_ids_again_and_again() {
-    let (world, _folder) = world(GroupId::NULL);
+    let (world, _directory) = world(GroupId::NULL);
     let offer = Arc::new(AccessPolicy { cntlids: 7..=8, ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
     let admit = |source: &str, after_ms| {
@@ -767,7 +766,7 @@ fn claims_do_not_use_up_the_controller_ids_again_and_again() {
 /// Two reactors find at one moment that the host of two controllers has proved itself.
 #[test]
 fn of_two_proofs_at_one_moment_one_stays() {
-    let (world, _folder) = world(GroupId::NULL);
+    let (world, _directory) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Replace);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
     let visit = ConnectContext {
@@ -804,7 +803,7 @@ fn is_closing(world: &mut World, queue: &mut QueuePair) -> bool {
 
 #[test]
 fn a_host_that_comes_twice_replaces_itself_only_when_it_has_proved_itself() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Replace);
     let mut first = connect(&mut world, 0, CNTLID_DYNAMIC);
     authenticate(&mut world, &mut first);
@@ -833,7 +832,7 @@ fn a_host_that_comes_twice_replaces_itself_only_when_it_has_proved_itself() {
 
 #[test]
 fn of_two_claims_the_one_that_is_proved_first_stays_where_hosts_may_not_come_twice() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Refuse);
     let mut first = connect(&mut world, 0, CNTLID_DYNAMIC);
     let mut others = VecDeque::new();
@@ -863,7 +862,7 @@ fn of_two_claims_the_one_that_is_proved_first_stays_where_hosts_may_not_come_twi
 
 #[test]
 fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
-    let (mut world, _folder) = world(GroupId::FFDHE2048);
+    let (mut world, _directory) = world(GroupId::FFDHE2048);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     send_heavy(&mut world, &mut admin);
     // Another one before that: the exchange fails, the queue goes on.
@@ -876,14 +875,14 @@ fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
 /// bytes, is none. Ended twice, its slot would answer another command.
 #[test]
 fn a_preempted_host_is_still_told_what_became_of_its_proof() {
-    let (mut world, _folder) = auth::world_with(vec![GroupId::NULL, GroupId::FFDHE2048]);
+    let (mut world, _directory) = auth::world_with(vec![GroupId::NULL, GroupId::FFDHE2048]);
     let (mut queue, admin, posted) = io_queue(&mut world);
     send_heavy(&mut world, &mut queue);
-    let (keeper, words) = mpsc::channel();
+    let (worker, words) = mpsc::channel();
     let hosts = DrainScope::Preempted(vec![connect_data(1).hostid]);
     let subsystem = support::subsystem().nqn;
     let fence =
-        Arc::new(DrainBarrier::new(subsystem, vec![5], hosts, move || keeper.send(()).unwrap()));
+        Arc::new(DrainBarrier::new(subsystem, vec![5], hosts, move || worker.send(()).unwrap()));
     queue.on_fence(&fence, &mut world.io());
     drop(fence);
     assert!(words.try_recv().is_ok(), "nothing holds it");
@@ -896,8 +895,8 @@ fn a_preempted_host_is_still_told_what_became_of_its_proof() {
 fn keys_that_come_later_concern_those_who_are_there() {
     let mut world = World::new();
     let (mut admin, _) = support::admin(&mut world);
-    let (folder, nqn) = (tempdir().unwrap(), HOST.parse().unwrap());
-    let key_file = folder.path().join("key");
+    let (directory, nqn) = (tempdir().unwrap(), HOST.parse().unwrap());
+    let key_file = directory.path().join("key");
     write(&key_file, SECRET).unwrap();
     set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
     let hosts =
@@ -923,7 +922,7 @@ const OTHER_SECRET: &str =
 #[test]
 fn a_host_whose_key_was_replaced_proves_itself_anew_in_time_or_is_disconnected() {
     for proves in [false, true] {
-        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut world, _directory) = world(GroupId::NULL);
         let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
         authenticate(&mut world, &mut admin);
         replace_key(&world, Some(OTHER_SECRET));
@@ -945,7 +944,7 @@ fn a_host_whose_key_was_replaced_proves_itself_anew_in_time_or_is_disconnected()
 
 #[test]
 fn who_loses_its_key_is_disconnected() {
-    let (mut world, _folder) = world(GroupId::NULL);
+    let (mut world, _directory) = world(GroupId::NULL);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     authenticate(&mut world, &mut admin);
     replace_key(&world, None);
@@ -956,7 +955,7 @@ fn who_loses_its_key_is_disconnected() {
 
 #[test]
 fn a_name_whose_key_was_removed_is_free_for_nobody() {
-    let (world, _folder) = world(GroupId::NULL);
+    let (world, _directory) = world(GroupId::NULL);
     let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
     let visit = ConnectContext {
         local,
@@ -1002,7 +1001,7 @@ proptest! {
     /// No I/O command ever runs on an unauthenticated queue, whatever else comes before or after.
     #[test]
     fn no_io_command_ever_runs_unauthenticated(steps in prop::collection::vec(step(), 1..30)) {
-        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut world, _directory) = world(GroupId::NULL);
         let (mut queue, admin, posted) = io_queue(&mut world);
         let before = world.disk.blocks.clone();
         for step in steps {
@@ -1050,10 +1049,10 @@ proptest! {
 
 #[test]
 fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure() {
-    let allow = |world: &World, folder: &TempDir, hashes: &[HashId], groups: &[GroupId]| {
+    let allow = |world: &World, directory: &TempDir, hashes: &[HashId], groups: &[GroupId]| {
         let host = HostConfig {
             nqn: HOST.parse().unwrap(),
-            key_file: folder.path().join("key"),
+            key_file: directory.path().join("key"),
             controller_key_file: None,
             hashes: Some(hashes.to_vec()),
             groups: Some(groups.to_vec()),
@@ -1066,8 +1065,8 @@ fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure
         (&[HashId::SHA384][..], &null[..], Failure::HASH_UNUSABLE),
         (&[HashId::SHA256], &[GroupId::FFDHE2048], Failure::GROUP_UNUSABLE),
     ] {
-        let (mut world, folder) = world(GroupId::NULL);
-        allow(&world, &folder, hashes, groups);
+        let (mut world, directory) = world(GroupId::NULL);
+        allow(&world, &directory, hashes, groups);
         let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
         assert!(say(&mut world, &mut admin, &negotiate()).is_success());
         let told = Notice::parse(&listen(&mut world, &mut admin));
@@ -1076,11 +1075,11 @@ fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure
         world.end(admin);
     }
     // A session that is there stays when its hash is no longer allowed, until it proves itself anew.
-    let (mut world, folder) = world(GroupId::NULL);
-    allow(&world, &folder, &[HashId::SHA256], &null);
+    let (mut world, directory) = world(GroupId::NULL);
+    allow(&world, &directory, &[HashId::SHA256], &null);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     authenticate(&mut world, &mut admin);
-    allow(&world, &folder, &[HashId::SHA512], &null);
+    allow(&world, &directory, &[HashId::SHA512], &null);
     world.now += Duration::from_secs(1);
     admin.tick(&mut world.io());
     assert!(admin.is_admitted() && !world.fabric.disconnected);
@@ -1093,7 +1092,7 @@ fn a_host_that_offers_nothing_of_what_it_may_use_is_told_so_with_its_own_failure
 #[test]
 fn a_proof_with_the_key_of_before_lasts_no_longer_than_those_that_were_there() {
     for again in [false, true] {
-        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut world, _directory) = world(GroupId::NULL);
         let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
         if again {
             authenticate(&mut world, &mut admin);
@@ -1119,7 +1118,7 @@ fn a_proof_with_the_key_of_before_lasts_no_longer_than_those_that_were_there() {
 #[test]
 fn each_queue_proves_itself_with_the_new_key_or_is_closed() {
     for proves in [false, true] {
-        let (mut world, _folder) = world(GroupId::NULL);
+        let (mut world, _directory) = world(GroupId::NULL);
         let (mut queue, mut admin, posted) = io_queue(&mut world);
         authenticate(&mut world, &mut queue);
         // The helper knows one secret only: it is the new one, and two replacements ago the old one.

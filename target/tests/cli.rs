@@ -40,9 +40,9 @@ fn the_example_shows_the_defaults() {
 
 #[test]
 fn a_good_configuration_is_printed_with_its_defaults() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("nvmfd.toml");
-    let disk = folder.path().join("disk.img");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("nvmfd.toml");
+    let disk = directory.path().join("disk.img");
     let text = fs::read_to_string(example()).unwrap();
     fs::write(&file, text.replace("/var/lib/nvmfd/disk1.img", disk.to_str().unwrap())).unwrap();
     let file = file.to_str().unwrap();
@@ -59,8 +59,8 @@ fn a_good_configuration_is_printed_with_its_defaults() {
 
 #[test]
 fn mistakes_are_all_printed_and_fail() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("nvmfd.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("nvmfd.toml");
     fs::write(&file, "provider = \"tcp\"\ncolour = 1\n").unwrap();
     let file = file.to_str().unwrap();
     for arguments in [&["check", file][..], &["--config", file]] {
@@ -78,8 +78,8 @@ fn mistakes_are_all_printed_and_fail() {
 
 #[test]
 fn a_state_directory_that_is_not_there_is_a_mistake() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("nvmfd.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("nvmfd.toml");
     let with = |state: &Path| {
         let text = format!(
             "state_directory = {state:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
@@ -89,10 +89,10 @@ fn a_state_directory_that_is_not_there_is_a_mistake() {
         std::fs::write(&file, text).unwrap();
         nvmfd(&["check", file.to_str().unwrap()])
     };
-    let (code, out, err) = with(folder.path());
+    let (code, out, err) = with(directory.path());
     assert_eq!(code, Some(0), "{err}");
-    assert!(out.contains(&format!("state       in {}", folder.path().display())), "{out}");
-    let missing = folder.path().join("missing");
+    assert!(out.contains(&format!("state       in {}", directory.path().display())), "{out}");
+    let missing = directory.path().join("missing");
     let (code, _, err) = with(&missing);
     assert_eq!(code, Some(1));
     assert!(err.contains("missing is not a usable directory: create it"), "{err}");
@@ -103,8 +103,8 @@ fn a_state_directory_that_is_not_there_is_a_mistake() {
 /// A start serves what was changed since, and heeds what hosts rely on.
 #[test]
 fn a_check_knows_what_a_start_knows() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
     fs::write(at("1.img"), vec![0; 1 << 20]).unwrap();
     let check = |management: &str, uuid: &str, size: &str| {
         let text = format!(
@@ -112,7 +112,7 @@ fn a_check_knows_what_a_start_knows() {
              \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
              true\n[[subsystem.namespace]]\nnsid = 1\npath = {:?}\nuuid = \
              \"00000000-0000-4000-8000-{uuid}\"\nsize = {size}\n",
-            folder.path(),
+            directory.path(),
             at("1.img")
         );
         fs::write(at("nvmfd.toml"), text).unwrap();
@@ -149,15 +149,15 @@ fn a_check_knows_what_a_start_knows() {
 /// What is written there does not outlast the machine, or not as whole blocks.
 #[test]
 fn a_check_says_what_files_lie_on() {
-    let folders = [Path::new("/dev/shm"), Path::new(env!("CARGO_MANIFEST_DIR"))];
-    let [memory, disk] = folders.map(|at| tempfile::tempdir_in(at).unwrap());
+    let directories = [Path::new("/dev/shm"), Path::new(env!("CARGO_MANIFEST_DIR"))];
+    let [memory, disk] = directories.map(|at| tempfile::tempdir_in(at).unwrap());
     let file = disk.path().join("nvmfd.toml");
-    let check = |folder: &Path, block: u32| {
+    let check = |directory: &Path, block: u32| {
         let text = format!(
             "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
              \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
              path = {:?}\nsize = \"1MiB\"\nblock_size = {block}\n",
-            folder.join("disk.img")
+            directory.join("disk.img")
         );
         fs::write(&file, text).unwrap();
         let (code, _, err) = nvmfd(&["check", file.to_str().unwrap()]);
@@ -180,8 +180,8 @@ fn a_check_says_what_files_lie_on() {
 
 #[test]
 fn the_journal_gets_priorities_and_nothing_else_does() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("stderr");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("stderr");
     let log = |stream: &str| {
         let stderr = fs::File::create(&file).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_nvmfd"));
@@ -197,8 +197,8 @@ fn the_journal_gets_priorities_and_nothing_else_does() {
 
 #[test]
 fn a_journal_that_listens_gets_fields_once_the_daemon_serves() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
     let text = format!(
         "provider = \"soft\"\n[management]\nsocket = {:?}\n[memory]\nreceives = 512\n\
          data = \"4MiB\"\n[[listener]]\naddress = \"127.0.43.9\"\n[[subsystem]]\n\
@@ -269,8 +269,8 @@ fn the_version_is_printed() {
 #[test]
 fn a_check_looks_at_the_key_files() {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
-    let (file, key) = (folder.path().join("nvmfd.toml"), folder.path().join("key"));
+    let directory = tempfile::tempdir().unwrap();
+    let (file, key) = (directory.path().join("nvmfd.toml"), directory.path().join("key"));
     let text = format!(
         "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\n\
          allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = 4096\n\
@@ -296,8 +296,8 @@ fn a_check_looks_at_the_key_files() {
 
 #[test]
 fn a_check_reads_which_hosts_have_had_keys_as_a_start_does() {
-    let folder = tempfile::tempdir().unwrap();
-    let (file, state) = (folder.path().join("nvmfd.toml"), folder.path().join("state"));
+    let directory = tempfile::tempdir().unwrap();
+    let (file, state) = (directory.path().join("nvmfd.toml"), directory.path().join("state"));
     fs::create_dir(&state).unwrap();
     let text = format!(
         "state_directory = {state:?}\n[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \

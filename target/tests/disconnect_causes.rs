@@ -229,7 +229,7 @@ fn overloaded() -> Vec<Record> {
 
 fn stopping() -> Vec<Record> {
     let mut world = half_open::World::new();
-    world.step(|queues, lent| drop(queues.on_mail(Message::Stop, lent)));
+    world.step(|queues, lent| drop(queues.on_message(Message::Stop, lent)));
     assert_eq!((world.ask(1), world.fabric.rejected), (None, 1));
     the_only(&world.shared.disconnects)
 }
@@ -354,7 +354,7 @@ fn too_many_controllers() -> Vec<Record> {
 }
 
 fn too_many_claims() -> Vec<Record> {
-    let (mut world, _folder) = auth::world(GroupId::NULL);
+    let (mut world, _directory) = auth::world(GroupId::NULL);
     // Four of the eight controllers.
     for _ in 0..4 {
         world.fabric.posted.clear();
@@ -387,7 +387,7 @@ fn queue_in_use() -> Vec<Record> {
 // ---- authentication
 
 fn throttled() -> Vec<Record> {
-    let (mut world, _folder) = auth::world(GroupId::NULL);
+    let (mut world, _directory) = auth::world(GroupId::NULL);
     for _ in 0..8 {
         world.fabric.posted.clear();
         let mut queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
@@ -403,7 +403,7 @@ fn throttled() -> Vec<Record> {
 }
 
 fn exchange(group: GroupId, first: &[u8]) -> Vec<Record> {
-    let (mut world, _folder) = auth::world(group);
+    let (mut world, _directory) = auth::world(group);
     let mut queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
     assert!(auth::say(&mut world, &mut queue, first).is_success());
     end_failed(world, queue)
@@ -419,7 +419,7 @@ fn end_failed(mut world: World, mut queue: QueuePair) -> Vec<Record> {
 }
 
 fn wrong_secret() -> Vec<Record> {
-    let (mut world, _folder) = auth::world(GroupId::NULL);
+    let (mut world, _directory) = auth::world(GroupId::NULL);
     let mut queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
     assert!(auth::say(&mut world, &mut queue, &auth::negotiate()).is_success());
     let mut wrong = auth::reply(&auth::listen(&mut world, &mut queue));
@@ -430,7 +430,7 @@ fn wrong_secret() -> Vec<Record> {
 
 /// The secret is right, and there is none for what the host wants besides.
 fn no_controller_key() -> Vec<Record> {
-    let (mut world, _folder) = auth::world(GroupId::NULL);
+    let (mut world, _directory) = auth::world(GroupId::NULL);
     let mut queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
     assert!(auth::say(&mut world, &mut queue, &auth::negotiate()).is_success());
     let right = auth::reply(&auth::listen(&mut world, &mut queue));
@@ -454,7 +454,7 @@ fn a_failure_that_the_host_tells_of_is_not_always_the_targets_secret() {
 /// The key of a host is taken away between its Connect and its first message.
 #[test]
 fn a_host_whose_key_has_gone_has_not_given_a_wrong_one() {
-    let (mut world, _folder) = auth::world(GroupId::NULL);
+    let (mut world, _directory) = auth::world(GroupId::NULL);
     let mut queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
     world.registry.set_keyring(Keyring::default());
     assert!(auth::say(&mut world, &mut queue, &auth::negotiate()).is_success());
@@ -462,7 +462,7 @@ fn a_host_whose_key_has_gone_has_not_given_a_wrong_one() {
 }
 
 fn told_by_the_host(failure: Failure) -> Vec<Record> {
-    let (mut world, _folder) = auth::world(GroupId::NULL);
+    let (mut world, _directory) = auth::world(GroupId::NULL);
     let mut queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
     assert!(auth::say(&mut world, &mut queue, &auth::negotiate()).is_success());
     let challenge = auth::listen(&mut world, &mut queue);
@@ -474,14 +474,14 @@ fn told_by_the_host(failure: Failure) -> Vec<Record> {
 }
 
 fn late_authentication() -> Vec<Record> {
-    let (mut world, _folder) = auth::world(GroupId::NULL);
+    let (mut world, _directory) = auth::world(GroupId::NULL);
     let queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
     world.now += Duration::from_secs(31);
     end_failed(world, queue)
 }
 
 fn not_authenticated() -> Vec<Record> {
-    let (mut world, _folder) = auth::world(GroupId::NULL);
+    let (mut world, _directory) = auth::world(GroupId::NULL);
     let mut queue = auth::connect(&mut world, 0, CNTLID_DYNAMIC);
     world.flush_and_go(&mut queue);
     the_only(&world.shared.disconnects)

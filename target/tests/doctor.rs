@@ -19,13 +19,13 @@ fn level<'a>(findings: &'a Value, check: &str) -> &'a str {
 
 #[test]
 fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
-    let folder = tempdir().unwrap();
-    let config = folder.path().join("nvmfd.toml");
-    let state = folder.path().join("state");
+    let directory = tempdir().unwrap();
+    let config = directory.path().join("nvmfd.toml");
+    let state = directory.path().join("state");
     let text = format!(
         "provider = \"soft\"\nstate_directory = {state:?}\n[[listener]]\naddress = \
          \"192.0.2.77\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:d\"\n[[subsystem.namespace]]\n\
-         nsid = 1\npath = \"/nvmfd-no-such-folder/disk.img\"\nsize = \"1GiB\"\n"
+         nsid = 1\npath = \"/nvmfd-no-such-directory/disk.img\"\nsize = \"1GiB\"\n"
     );
     fs::write(&config, text).unwrap();
     let sick = doctor(&config, &["--json"]);
@@ -42,12 +42,12 @@ fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
     assert_eq!((level(&healed, "state"), level(&healed, "address")), ("ok", "ok"));
     assert_eq!(level(&healed, "storage"), "problem");
     let told = String::from_utf8(doctor(&config, &[]).stdout).unwrap();
-    assert!(told.contains("-> make the folder, attach the device"), "{told}");
+    assert!(told.contains("-> make the directory, attach the device"), "{told}");
     assert!(!told.contains("No configuration was looked at"), "{told}");
     // What is not made has to be there; a directory that bears direct I/O is not enough.
-    let disk = folder.path().join("disk.img");
+    let disk = directory.path().join("disk.img");
     let text = fs::read_to_string(&config).unwrap();
-    let text = text.replace("\"/nvmfd-no-such-folder/disk.img\"", &format!("{disk:?}"));
+    let text = text.replace("\"/nvmfd-no-such-directory/disk.img\"", &format!("{disk:?}"));
     fs::write(&config, text.replace("size = \"1GiB\"\n", "")).unwrap();
     let told = String::from_utf8(doctor(&config, &[]).stdout).unwrap();
     assert!(told.contains("disk.img is not there\n"), "{told}");
@@ -56,8 +56,8 @@ fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
 
 #[test]
 fn the_exit_code_says_what_was_found_also_when_nobody_reads_on() {
-    let folder = tempdir().unwrap();
-    let config = folder.path().join("nvmfd.toml");
+    let directory = tempdir().unwrap();
+    let config = directory.path().join("nvmfd.toml");
     let text = "provider = \"soft\"\n[[listener]]\naddress = \"192.0.2.77\"\n";
     fs::write(&config, text).unwrap();
     let (read, write) = std::io::pipe().unwrap();
@@ -69,8 +69,8 @@ fn the_exit_code_says_what_was_found_also_when_nobody_reads_on() {
 
 #[test]
 fn a_configuration_that_is_none_is_no_diagnosis() {
-    let folder = tempdir().unwrap();
-    let config = folder.path().join("nvmfd.toml");
+    let directory = tempdir().unwrap();
+    let config = directory.path().join("nvmfd.toml");
     fs::write(&config, "provider = 7\n").unwrap();
     let output = doctor(&config, &[]);
     assert_eq!(output.status.code(), Some(1));

@@ -15,34 +15,34 @@ const NQN: &str = "nqn.2026-11.io.nvmfd:manage";
 /// A daemon that serves.
 struct Daemon {
     process: Child,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Daemon {
     /// One at an address of its own.
     fn start(address: &str) -> Daemon {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let text = format!(
             "provider = \"soft\"\nstate_directory = {:?}\n[management]\nsocket = {:?}\n\
              [memory]\nreceives = 512\ndata = \"4MiB\"\n\
              [[listener]]\naddress = \"{address}\"\n\
              [[subsystem]]\nnqn = \"{NQN}\"\nallow_any_host = true\n\
              [[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \"1GiB\"\n",
-            folder.path(),
-            folder.path().join("s"),
+            directory.path(),
+            directory.path().join("s"),
         );
-        fs::write(folder.path().join("nvmfd.toml"), text).unwrap();
-        Daemon::start_in(folder)
+        fs::write(directory.path().join("nvmfd.toml"), text).unwrap();
+        Daemon::start_in(directory)
     }
 
     /// One with what is in a directory. Whatever a killed one had at work, such as its sockets, may
     /// be in use for a moment more.
-    fn start_in(folder: TempDir) -> Daemon {
+    fn start_in(directory: TempDir) -> Daemon {
         let mut said = Vec::new();
         for _ in 0..600 {
             let mut process = Command::new(env!("CARGO_BIN_EXE_nvmfd"))
                 .arg("--config")
-                .arg(folder.path().join("nvmfd.toml"))
+                .arg(directory.path().join("nvmfd.toml"))
                 .env_remove("NOTIFY_SOCKET")
                 .stderr(Stdio::piped())
                 .spawn()
@@ -55,7 +55,7 @@ impl Daemon {
                 if serving {
                     // Somebody must read on: the pipe would fill.
                     std::thread::spawn(move || log.map_while(Result::ok).for_each(drop));
-                    return Daemon { process, folder };
+                    return Daemon { process, directory };
                 }
             }
             process.wait().unwrap();
@@ -65,7 +65,7 @@ impl Daemon {
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("s")
+        self.directory.path().join("s")
     }
 
     fn says(&self, arguments: &[&str]) -> String {
@@ -138,12 +138,12 @@ fn what_runs_is_shown_to_people_and_to_programs() {
 
 #[test]
 fn failures_say_what_to_do() {
-    let folder = tempfile::tempdir().unwrap();
-    let (code, out, err) = nvmfctl(&folder.path().join("none"), &["status"]);
+    let directory = tempfile::tempdir().unwrap();
+    let (code, out, err) = nvmfctl(&directory.path().join("none"), &["status"]);
     assert_eq!((code, out.as_str()), (Some(1), ""));
     assert!(err.contains("no daemon is at") && err.contains("start nvmfd"), "{err}");
     for wrong in [&[][..], &["subsystem"], &["subsystem", "show"], &["status", "all"]] {
-        let (code, out, _) = nvmfctl(folder.path(), wrong);
+        let (code, out, _) = nvmfctl(directory.path(), wrong);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{wrong:?}");
     }
     let daemon = Daemon::start("127.0.42.2");
@@ -160,15 +160,15 @@ fn a_daemon_that_was_killed_leaves_nothing_in_the_way() {
     assert!(daemon.socket().exists());
     let (code, _, err) = nvmfctl(&daemon.socket(), &["status"]);
     assert!(code == Some(1) && err.contains("no daemon is at"), "{err}");
-    let folder = std::mem::replace(&mut daemon.folder, tempfile::tempdir().unwrap());
-    Daemon::start_in(folder).stop();
+    let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
+    Daemon::start_in(directory).stop();
 }
 
 #[test]
 fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
     let mut daemon = Daemon::start("127.0.42.4");
-    let disk = daemon.folder.path().join("disk.img");
-    let file = daemon.folder.path().join("nvmfd.toml");
+    let disk = daemon.directory.path().join("disk.img");
+    let file = daemon.directory.path().join("nvmfd.toml");
     let declared = fs::read_to_string(&file).unwrap() + "# ours\n";
     fs::write(&file, &declared).unwrap();
     let disk = disk.to_str().unwrap();
@@ -196,20 +196,20 @@ fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
 
     daemon.process.kill().unwrap();
     daemon.process.wait().unwrap();
-    let folder = std::mem::replace(&mut daemon.folder, tempfile::tempdir().unwrap());
-    let daemon = Daemon::start_in(folder);
+    let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
+    let daemon = Daemon::start_in(directory);
     assert_eq!(daemon.says(&["namespace", "list"]), list, "it outlasts a kill");
 
     daemon.says(&["save"]);
     let saved = fs::read_to_string(&file).unwrap();
     assert!(saved.contains("# ours") && saved.contains(disk) && saved.contains("2GiB"), "{saved}");
     assert!(daemon.says(&["changes", "list"]).contains("has everything"));
-    assert!(!daemon.folder.path().join("changes.json").exists());
+    assert!(!daemon.directory.path().join("changes.json").exists());
     assert!(daemon.says(&["save"]).contains("nothing to save"));
     assert_eq!(daemon.says(&["namespace", "list"]), list);
 
     // Back to what it was, as a whole.
-    let other = daemon.folder.path().join("other.toml");
+    let other = daemon.directory.path().join("other.toml");
     fs::write(&other, &declared).unwrap();
     let other = other.to_str().unwrap();
     let plan = daemon.says(&["plan", other]);
@@ -228,9 +228,9 @@ fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
 #[test]
 fn a_configuration_in_several_files_is_changed_and_saved_where_things_stand() {
     let daemon = Daemon::start("127.0.42.5");
-    let file = daemon.folder.path().join("nvmfd.toml");
+    let file = daemon.directory.path().join("nvmfd.toml");
     let main = fs::read_to_string(&file).unwrap();
-    let more = daemon.folder.path().join("conf.d/guests.toml");
+    let more = daemon.directory.path().join("conf.d/guests.toml");
     fs::create_dir(more.parent().unwrap()).unwrap();
     let theirs = "nqn.2026-11.io.nvmfd:guests";
     fs::write(
@@ -241,7 +241,7 @@ fn a_configuration_in_several_files_is_changed_and_saved_where_things_stand() {
     assert!(daemon.says(&["reload"]).contains(&format!("+ subsystem {theirs}")));
     daemon.says(&["namespace", "add", theirs, "1", "--kind", "null", "--size", "1MiB"]);
     daemon.says(&["host", "allow", NQN, "nqn.2026-11.org.example:h"]);
-    let other = daemon.folder.path().join("other.toml");
+    let other = daemon.directory.path().join("other.toml");
     fs::write(&other, &main).unwrap();
     let plan = daemon.says(&["plan", other.to_str().unwrap()]);
     assert!(
@@ -272,11 +272,11 @@ fn a_configuration_in_several_files_is_changed_and_saved_where_things_stand() {
 }
 
 #[test]
-fn a_folder_takes_the_place_of_all_files_or_of_those_in_conf_d() {
+fn a_directory_takes_the_place_of_all_files_or_of_those_in_conf_d() {
     let daemon = Daemon::start("127.0.42.9");
-    let file = daemon.folder.path().join("nvmfd.toml");
+    let file = daemon.directory.path().join("nvmfd.toml");
     let main = fs::read_to_string(&file).unwrap();
-    let other = daemon.folder.path().join("other");
+    let other = daemon.directory.path().join("other");
     fs::create_dir_all(other.join("conf.d")).unwrap();
     let guests = |name: &str| format!("[[subsystem]]\nnqn = \"{name}\"\nallow_any_host = true\n");
     let [a, b] = ["a", "b"].map(|last| format!("nqn.2026-11.io.nvmfd:{last}"));
@@ -293,7 +293,7 @@ fn a_folder_takes_the_place_of_all_files_or_of_those_in_conf_d() {
     assert!(fs::read_to_string(&file).unwrap().starts_with("# new"));
 
     // Other files in the place of those in conf.d.
-    let conf_d = daemon.folder.path().join("more");
+    let conf_d = daemon.directory.path().join("more");
     fs::create_dir(&conf_d).unwrap();
     fs::write(conf_d.join("b.toml"), guests(&b)).unwrap();
     let path = conf_d.to_str().unwrap();
@@ -304,8 +304,8 @@ fn a_folder_takes_the_place_of_all_files_or_of_those_in_conf_d() {
     assert!(would.contains("conf.d/a.toml goes") && would.contains(&b), "{would}");
     let said = daemon.says(&["save"]);
     assert!(said.contains("conf.d/a.toml (which is gone)"), "{said}");
-    let left = |folder: &str| -> Vec<String> {
-        let entries = fs::read_dir(daemon.folder.path().join(folder)).unwrap();
+    let left = |directory: &str| -> Vec<String> {
+        let entries = fs::read_dir(daemon.directory.path().join(directory)).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     };
     assert_eq!(left("conf.d"), ["b.toml"]);
@@ -341,8 +341,8 @@ fn write_protection_outlasts_a_kill() {
     assert!(told.contains("No Write Protect becomes Write Protect"), "{told}");
     daemon.process.kill().unwrap();
     daemon.process.wait().unwrap();
-    let folder = std::mem::replace(&mut daemon.folder, tempfile::tempdir().unwrap());
-    let daemon = Daemon::start_in(folder);
+    let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
+    let daemon = Daemon::start_in(directory);
     assert!(daemon.says(&["namespace", "list"]).contains("write protected"));
     daemon.says(&["namespace", "unprotect", NQN, "1"]);
     assert!(!daemon.says(&["namespace", "list"]).contains("write protected"));
@@ -354,25 +354,25 @@ fn write_protection_outlasts_a_kill() {
 
 #[test]
 fn completions_and_manual_pages_come_from_the_command_line() {
-    let folder = tempfile::tempdir().unwrap();
-    let (code, out, _) = nvmfctl(folder.path(), &["completions", "bash"]);
+    let directory = tempfile::tempdir().unwrap();
+    let (code, out, _) = nvmfctl(directory.path(), &["completions", "bash"]);
     assert!(code == Some(0) && out.contains("nvmfctl") && out.contains("subsystem"), "{out}");
-    let (code, _, err) = nvmfctl(folder.path(), &["man", folder.path().to_str().unwrap()]);
+    let (code, _, err) = nvmfctl(directory.path(), &["man", directory.path().to_str().unwrap()]);
     assert_eq!(code, Some(0), "{err}");
-    let page = fs::read_to_string(folder.path().join("nvmfctl.1")).unwrap();
-    assert!(page.contains(".TH") && folder.path().join("nvmfctl-namespace-add.1").exists());
+    let page = fs::read_to_string(directory.path().join("nvmfctl.1")).unwrap();
+    assert!(page.contains(".TH") && directory.path().join("nvmfctl-namespace-add.1").exists());
 }
 
 #[test]
 fn what_cannot_be_tried_is_refused_with_dry_run_and_changes_nothing() {
     let daemon = Daemon::start("127.0.42.7");
-    let file = daemon.folder.path().join("nvmfd.toml");
+    let file = daemon.directory.path().join("nvmfd.toml");
     let refused = |arguments: &[&str]| {
         let (code, out, err) = nvmfctl(&daemon.socket(), &[arguments, &["--dry-run"]].concat());
         assert_eq!((code, out.as_str()), (Some(1), ""), "{arguments:?}");
         assert!(err.contains("cannot be tried: `nvmfctl "), "{err}");
     };
-    let disk = daemon.folder.path().join("disk.img");
+    let disk = daemon.directory.path().join("disk.img");
     daemon.says(&["namespace", "add", NQN, "2", disk.to_str().unwrap(), "--size", "1MiB"]);
     // The change that was kept does not fit what the file says by now.
     let own = "[[subsystem.namespace]]\nnsid = 2\nkind = \"ram\"\nsize = \"1MiB\"\n";

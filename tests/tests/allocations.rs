@@ -58,8 +58,8 @@ fn steady_io_allocates_nothing_at_either_end() {
     let before = dhat::HeapStats::get().total_blocks;
     std::thread::spawn(|| std::hint::black_box(vec![1])).join().unwrap();
     assert!(dhat::HeapStats::get().total_blocks > before, "the counter sees all threads");
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let disk = folder.path().join("disk.img");
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = directory.path().join("disk.img");
     let namespaces = format!(
         "[[subsystem.namespace]]\nnsid = 1\nkind = 'null'\nsize = '1GiB'\nblock_size = 4096\n\
          [[subsystem.namespace]]\nnsid = 2\npath = '{}'\nsize = '64MiB'\nblock_size = 4096\n",

@@ -29,8 +29,8 @@ fn tshark(file: &Path, filter: &str) -> String {
 
 #[test]
 fn wireshark_understands_every_packet_of_a_capture() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().canonicalize().unwrap().join("packets.pcapng");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().canonicalize().unwrap().join("packets.pcapng");
     let rest = format!(
         "[[subsystem.namespace]]\nnsid = 1\nkind = 'ram'\nsize = '16MiB'\n\
          [capture]\npath = '{}'\n",

@@ -1,5 +1,5 @@
 //! The functions of `make fuzz`, over bytes that real hosts and targets sent and over mutations of
-//! them. `SEEDS=folder` writes these bytes down, for a fuzzer to begin with.
+//! them. `SEEDS=directory` writes these bytes down, for a fuzzer to begin with.
 
 use std::fs;
 use std::path::Path;
@@ -22,12 +22,12 @@ fn read(path: &str) -> Vec<u8> {
 }
 
 /// The files of a directory that end so.
-fn files(folder: &str, end: &str) -> Vec<Vec<u8>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(folder);
+fn files(directory: &str, end: &str) -> Vec<Vec<u8>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(directory);
     let mut paths: Vec<_> = fs::read_dir(root).unwrap().map(|e| e.unwrap().path()).collect();
     paths.retain(|path| path.to_string_lossy().ends_with(end));
     paths.sort();
-    assert!(!paths.is_empty(), "{folder}");
+    assert!(!paths.is_empty(), "{directory}");
     paths.into_iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
@@ -155,11 +155,11 @@ fn mutate(dice: &mut Rng, from: &[u8]) -> Vec<u8> {
 fn run(name: &str) {
     let (_, target) = TARGETS.iter().find(|(of, _)| *of == name).expect("a target");
     let Seeds { good, mutations } = seeds(name);
-    if let Some(folder) = std::env::var_os("SEEDS") {
-        let folder = Path::new(&folder).join(name);
-        fs::create_dir_all(&folder).unwrap();
+    if let Some(directory) = std::env::var_os("SEEDS") {
+        let directory = Path::new(&directory).join(name);
+        fs::create_dir_all(&directory).unwrap();
         for (number, seed) in good.iter().enumerate() {
-            fs::write(folder.join(format!("seed-{number:03}")), seed).unwrap();
+            fs::write(directory.join(format!("seed-{number:03}")), seed).unwrap();
         }
     }
     target(&[]);

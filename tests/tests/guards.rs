@@ -36,14 +36,15 @@ fn sources() -> Vec<(String, Vec<String>)> {
     let nested =
         |member: &&&str| MEMBERS.iter().any(|other| member.starts_with(&format!("{other}/")));
     let members = MEMBERS.iter().filter(|member| !nested(member));
-    let mut folders: Vec<PathBuf> = members.map(|member| root().join(member)).collect();
+    let mut directories: Vec<PathBuf> = members.map(|member| root().join(member)).collect();
     let mut files = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry"))
+    while let Some(directory) = directories.pop() {
+        for entry in
+            fs::read_dir(&directory).expect("a directory").map(|entry| entry.expect("an entry"))
         {
             let path = entry.path();
             if entry.file_type().expect("a type").is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let code = fs::read_to_string(&path).expect("text");
                 let lines = code.lines().map(|line| line.split("//").next().unwrap_or(line));
@@ -72,7 +73,7 @@ fn dependencies(member: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_build_folder_is_not_a_source_folder() {
+fn the_build_directory_is_not_a_source_directory() {
     let config = table(".cargo/config.toml");
     assert_eq!(config["build"]["target-dir"].as_str(), Some("build"), ".cargo/config.toml");
 
@@ -82,18 +83,18 @@ fn the_build_folder_is_not_a_source_folder() {
         .output()
         .expect("cargo metadata");
     let metadata = String::from_utf8(metadata.stdout).expect("text");
-    let (_, rest) = metadata.split_once("\"target_directory\":\"").expect("a build folder");
-    let (folder, _) = rest.split_once('"').expect("its end");
-    let folder = Path::new(folder);
-    assert!(!root().starts_with(folder), "{} contains the sources", folder.display());
+    let (_, rest) = metadata.split_once("\"target_directory\":\"").expect("a build directory");
+    let (directory, _) = rest.split_once('"').expect("its end");
+    let directory = Path::new(directory);
+    assert!(!root().starts_with(directory), "{} contains the sources", directory.display());
     for member in MEMBERS {
         let source = root().join(member);
-        assert!(!folder.starts_with(&source), "{} is in {member}/", folder.display());
+        assert!(!directory.starts_with(&source), "{} is in {member}/", directory.display());
     }
 }
 
 #[test]
-fn git_ignores_the_build_folder_and_nothing_of_the_daemon() {
+fn git_ignores_the_build_directory_and_nothing_of_the_daemon() {
     let ignored = text(".gitignore");
     for line in ["/build", "!/target/"] {
         assert!(ignored.lines().any(|each| each == line), ".gitignore needs the line {line}");
@@ -258,8 +259,8 @@ fn no_alert_takes_a_limit_for_a_lack_of_buffers() {
 
 /// Files of the book, and what else leads there.
 fn pages() -> Vec<String> {
-    let folder = fs::read_dir(root().join("docs/src")).expect("the book");
-    let names = folder.map(|entry| entry.expect("an entry").file_name());
+    let directory = fs::read_dir(root().join("docs/src")).expect("the book");
+    let names = directory.map(|entry| entry.expect("an entry").file_name());
     let pages = names.filter_map(|name| name.into_string().ok().filter(|n| n.ends_with(".md")));
     pages.map(|name| format!("docs/src/{name}")).collect()
 }
@@ -286,10 +287,10 @@ fn links_of_the_documents_lead_somewhere() {
     let others = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
     for page in pages().into_iter().chain(others.map(str::to_owned)) {
         let markdown = text(&page);
-        let folder = root().join(&page).parent().expect("a folder").to_owned();
+        let directory = root().join(&page).parent().expect("a directory").to_owned();
         for link in links(&markdown).filter(|link| !link.contains("://")) {
             let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
-            let file = if path.is_empty() { root().join(&page) } else { folder.join(path) };
+            let file = if path.is_empty() { root().join(&page) } else { directory.join(path) };
             let found = fs::read_to_string(&file).unwrap_or_default();
             assert!(file.exists(), "{page}: {link}");
             assert!(anchor.is_empty() || has_heading(&found, anchor), "{page}: {link}");

@@ -29,34 +29,34 @@ const OTHER_ADDRESS: &str = "127.0.45.1";
 
 /// A daemon on threads of its own.
 struct Daemon {
-    folder: TempDir,
+    directory: TempDir,
     asks: Sender<ControlRequest>,
     thread: JoinHandle<Result<(), String>>,
 }
 
 impl Daemon {
     fn start(address: &str) -> Daemon {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("state")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("state")).unwrap();
         let text = format!(
             "provider = \"soft\"\nstate_directory = {:?}\n[management]\nsocket = {:?}\n\
              [memory]\nreceives = 512\ndata = \"4MiB\"\n[[listener]]\naddress = \"{address}\"\n\
              [[subsystem]]\nnqn = \"{NQN}\"\nhosts = [\"{HOST}\"]\n\
              [[subsystem.namespace]]\nnsid = 1\nkind = \"ram\"\nsize = \"1MiB\"\n",
-            folder.path().join("state"),
-            folder.path().join("s")
+            directory.path().join("state"),
+            directory.path().join("s")
         );
-        std::fs::write(folder.path().join("nvmfd.toml"), text).unwrap();
-        Daemon::begin(folder)
+        std::fs::write(directory.path().join("nvmfd.toml"), text).unwrap();
+        Daemon::begin(directory)
     }
 
     /// With the configuration and the state in a directory.
-    fn begin(folder: TempDir) -> Daemon {
-        let file = folder.path().join("nvmfd.toml");
+    fn begin(directory: TempDir) -> Daemon {
+        let file = directory.path().join("nvmfd.toml");
         let declared = EffectiveConfig::load(&file).unwrap_or_else(|errors| panic!("{errors}"));
         let (asks, heard) = channel();
         let thread = spawn(move || run_for(declared, heard));
-        let daemon = Daemon { folder, asks, thread };
+        let daemon = Daemon { directory, asks, thread };
         while UnixStream::connect(daemon.socket()).is_err() {
             assert!(!daemon.thread.is_finished(), "it serves");
             sleep(Duration::from_millis(5));
@@ -65,7 +65,7 @@ impl Daemon {
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("s")
+        self.directory.path().join("s")
     }
 
     fn get(&self, path: &str) -> Value {
@@ -87,7 +87,7 @@ impl Daemon {
     fn stop(self) -> TempDir {
         self.asks.send(ControlRequest::Stop).unwrap();
         self.thread.join().expect("no panic").expect("stopped in good order");
-        self.folder
+        self.directory
     }
 }
 
@@ -283,9 +283,9 @@ fn a_namespace_is_protected_as_a_host_would_do_it() {
 
 #[test]
 fn an_apply_is_all_or_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let missing = folder.path().join("missing");
-    let socket = folder.path().join("s");
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    let socket = directory.path().join("s");
     let disks = |nsid: u32| {
         format!("[[subsystem.namespace]]\nnsid = {nsid}\nkind = \"ram\"\nsize = \"1MiB\"\n")
     };
@@ -296,7 +296,7 @@ fn an_apply_is_all_or_nothing() {
              nqn = \"{NQN}\"\nallow_any_host = true\n{namespaces}"
         )
     };
-    let file = folder.path().join("nvmfd.toml");
+    let file = directory.path().join("nvmfd.toml");
     std::fs::write(&file, text(&disks(1))).unwrap();
     let (asks, heard) = channel();
     let declared = EffectiveConfig::load(&file).unwrap();

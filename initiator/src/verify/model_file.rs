@@ -115,8 +115,8 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()?;
     fs::rename(&fresh, path)?;
     // The new name is durable with its directory.
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn put_record(out: &mut Vec<u8>, i: usize, record: &Record) {
@@ -253,12 +253,12 @@ mod tests {
 
     #[test]
     fn a_file_is_replaced_as_a_whole() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("state");
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("state");
         write_file(&path, b"old").expect("written");
         write_file(&path, b"new").expect("written");
         assert_eq!(fs::read(&path).expect("there"), b"new");
-        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing else");
+        assert_eq!(fs::read_dir(directory.path()).expect("a directory").count(), 1, "nothing else");
     }
 
     #[test]

@@ -354,10 +354,10 @@ mod tests {
             (Keep::Headers, [64, 64, 0, 0, 0, 256]),
             (Keep::All, [1000, 1000, 1000, 1000, 1000, 256]),
         ];
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let flow = flow("192.0.2.1", "192.0.2.2");
         for (keep, expected) in EXPECTED {
-            let path = folder.path().join(format!("{keep:?}.pcapng"));
+            let path = directory.path().join(format!("{keep:?}.pcapng"));
             let capture = Capture::begin(&path, keep, u64::MAX).unwrap();
             for (opcode, len) in PACKETS {
                 let bth = Bth::new(opcode, Qpn::new(17), Psn::new(5));
@@ -380,8 +380,8 @@ mod tests {
 
     #[test]
     fn only_its_owner_may_read_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let [old, new] = ["old", "new"].map(|name| folder.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let [old, new] = ["old", "new"].map(|name| directory.path().join(name));
         std::fs::write(&old, "what others could read").unwrap();
         std::fs::set_permissions(&old, Permissions::from_mode(0o644)).unwrap();
         for path in [old, new] {
@@ -393,8 +393,8 @@ mod tests {
 
     #[test]
     fn whoever_has_the_old_file_open_sees_nothing_new() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.pcapng");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.pcapng");
         fs::write(&path, "old").unwrap();
         let mut reader = File::open(&path).unwrap();
         let capture = Capture::begin(&path, Keep::All, u64::MAX).unwrap();
@@ -407,8 +407,8 @@ mod tests {
 
     #[test]
     fn a_symbolic_link_is_refused_and_a_pipe_is_written_to() {
-        let folder = tempfile::tempdir().unwrap();
-        let [file, link, pipe] = ["file", "link", "pipe"].map(|name| folder.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let [file, link, pipe] = ["file", "link", "pipe"].map(|name| directory.path().join(name));
         fs::write(&file, "mine").unwrap();
         symlink(&file, &link).unwrap();
         let error = Capture::begin(&link, Keep::All, u64::MAX).unwrap_err();
@@ -425,8 +425,8 @@ mod tests {
 
     #[test]
     fn what_was_sent_is_found_byte_for_byte_with_its_way() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.pcapng");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.pcapng");
         let capture = Capture::begin(&path, Keep::All, u64::MAX).unwrap();
         let flow = flow("2001:db8::1", "2001:db8::2");
         let payload = [1, 2, 3, 4, 5];
@@ -455,8 +455,8 @@ mod tests {
 
     #[test]
     fn it_stops_at_its_limit_and_what_is_missing_is_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.pcapng");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.pcapng");
         let capture = Capture::begin(&path, Keep::All, 1000).unwrap();
         let flow = flow("192.0.2.1", "192.0.2.2");
         // As long as the writer takes packets.

@@ -66,9 +66,9 @@ pub struct Config {
     pub vain_per_source: Option<u32>,
     /// Half-open connections of peers that have not shown that they hear us, beyond which others
     /// must do that before anything is done for them. 0 asks everybody, `usize::MAX` nobody.
-    pub strangers: usize,
+    pub unverified: usize,
     /// Requests that wait for that, at most.
-    pub doubts: usize,
+    pub challenges: usize,
     /// How long the user may think about a request, and how long an ended connection is
     /// remembered.
     pub patience: Duration,
@@ -115,8 +115,8 @@ impl Default for Config {
             half_open: limits::HALF_OPEN,
             half_open_per_source: limits::HALF_OPEN_PER_SOURCE,
             vain_per_source: None,
-            strangers: 16,
-            doubts: 2048,
+            unverified: 16,
+            challenges: 2048,
             patience: Duration::from_secs(10),
             exposed: 0,
             steer: (1, 0),

@@ -459,7 +459,7 @@ impl Fabric for Soft {
     fn stats(&self, stats: &mut FabricStats) {
         let counters = self.endpoint.counters();
         stats.counters.extend([("received", counters.received), ("marked", counters.marked)]);
-        let named = |fate: &DatagramOutcome| (fate.name(), counters[*fate]);
+        let named = |outcome: &DatagramOutcome| (outcome.name(), counters[*outcome]);
         stats.counters.extend(DatagramOutcome::ALL.iter().map(named));
         self.endpoint.troubles(|at, troubles| {
             let named = |each: &LinkError| (at, each.name(), troubles.of(*each));

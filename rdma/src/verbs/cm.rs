@@ -335,7 +335,7 @@ impl Verbs {
             }
             CmKind::Disconnected => match qp {
                 Some(qp) => self.on_disconnected(qp),
-                None => self.lingering.retain(|lingerer| lingerer.id.key() != event.id),
+                None => self.closing_cm.retain(|closing| closing.id.key() != event.id),
             },
             CmKind::DeviceRemoval => match qp {
                 Some(qp) => match self.connection(qp).and_then(|c| c.device_key()) {
@@ -400,7 +400,7 @@ impl Verbs {
     }
 
     fn on_listener_removed(&mut self, id: super::ffi::IdKey) {
-        self.lingering.retain(|lingerer| lingerer.id.key() != id);
+        self.closing_cm.retain(|closing| closing.id.key() != id);
         let gone = self.listeners.extract_if(.., |(_, listener)| listener.key() == id);
         for (at, _) in gone {
             tracing::warn!(%at, "the RDMA device of this listener was removed");
@@ -472,7 +472,7 @@ impl Verbs {
             }
             index += 1;
         }
-        self.lingering.retain(|lingerer| lingerer.until > now);
+        self.closing_cm.retain(|closing| closing.until > now);
     }
 
     fn destroy(&mut self, pair: Option<RcQueuePair>) {
@@ -488,8 +488,8 @@ impl Verbs {
         self.by_id.remove(&id.key());
         self.destroy(pair);
         let ConnectPhase::Closing { reason, linger, .. } = phase else { return };
-        if linger && self.lingering.len() < LINGERERS {
-            self.lingering.push(ClosingConnection { id, until: self.now + LINGER });
+        if linger && self.closing_cm.len() < LINGERERS {
+            self.closing_cm.push(ClosingConnection { id, until: self.now + LINGER });
         }
         if let Some(key) = device.as_ref().map(|device| device.key()) {
             drop(device);
@@ -511,8 +511,8 @@ impl Verbs {
             }
         });
         let muted = self.muted.then(|| self.allowance.next());
-        let lingering = self.lingering.iter().map(|lingerer| lingerer.until);
-        closing.chain(lingering).chain(muted).min()
+        let closing_cm = self.closing_cm.iter().map(|closing| closing.until);
+        closing.chain(closing_cm).chain(muted).min()
     }
 }
 

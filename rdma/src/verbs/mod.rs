@@ -87,7 +87,7 @@ struct Attached {
 pub struct Verbs {
     // Dropped in this order: queue pairs and ids, then registrations, then devices.
     connections: Vec<Option<VerbsConnection>>,
-    lingering: Vec<ClosingConnection>,
+    closing_cm: Vec<ClosingConnection>,
     listeners: Vec<(SocketAddr, CmId)>,
     by_id: HashMap<IdKey, Qp>,
     /// Events that no completion queue holds. Declared before what its requests depend on.
@@ -150,7 +150,7 @@ impl Verbs {
         let now = Instant::now();
         let mut verbs = Verbs {
             connections: Vec::new(),
-            lingering: Vec::new(),
+            closing_cm: Vec::new(),
             listeners: Vec::new(),
             by_id: HashMap::new(),
             ready: VecDeque::with_capacity(READY_MOST),
@@ -550,7 +550,7 @@ impl Fabric for Verbs {
         if self.ready.is_empty() {
             self.vacant.append(&mut self.departed);
         }
-        if !self.closing.is_empty() || !self.lingering.is_empty() {
+        if !self.closing.is_empty() || !self.closing_cm.is_empty() {
             self.advance_closing();
         }
         let end = batch.len() + (batch.capacity() - batch.len()).max(1);
@@ -569,7 +569,7 @@ impl Fabric for Verbs {
     fn arm(&mut self, wake: Wake) -> Option<Instant> {
         self.look = Look::AfterSleep;
         // A Read is waited for, and so is the end of a connection.
-        let ending = !(self.closing.is_empty() && self.lingering.is_empty());
+        let ending = !(self.closing.is_empty() && self.closing_cm.is_empty());
         let wake = if self.flights.has_reads() || ending { Wake::Any } else { wake };
         let armed = |d: &mut Attached| {
             if std::mem::take(&mut d.announced) {

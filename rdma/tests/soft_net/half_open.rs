@@ -39,7 +39,7 @@ fn half_open_connections_are_bounded_and_shared_fairly() {
 /// Each would cost a question, and room that others want.
 #[test]
 fn who_owes_many_answers_is_asked_no_more() {
-    let limits = Config { strangers: 0, half_open_per_source: 4, ..Config::default() };
+    let limits = Config { unverified: 0, half_open_per_source: 4, ..Config::default() };
     let mut net = two(1, Faults::NONE, false, open_config(), limits);
     connect(&mut net, &[]);
     let asked = incoming(&mut net);
@@ -52,7 +52,7 @@ fn who_owes_many_answers_is_asked_no_more() {
         inject(&mut net, CmMessage::Request(Request { local_comm_id, qpn, ..request }));
     }
     let after = net.node(1).endpoint.counters();
-    let since = |fate| after[fate] - before[fate];
+    let since = |outcome| after[outcome] - before[outcome];
     assert_eq!((since(DatagramOutcome::Doubted), since(DatagramOutcome::Crowded)), (4, 6));
     // It answers, and so is heard.
     for _ in 0..4 {
@@ -205,9 +205,9 @@ fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers()
     assert_eq!(transmit.tos, 0x6a);
     node.endpoint.disconnect(now, target, node.pool.region());
     let transmits = std::iter::from_fn(|| node.endpoint.poll_transmit(now, node.pool.region()));
-    let farewell =
+    let disconnect =
         transmits.filter(|t| t.outgoing.header()[0] == Opcode::UdSendOnly.to_wire()).last();
-    assert_eq!(farewell.unwrap().tos, 0x68);
+    assert_eq!(disconnect.unwrap().tos, 0x68);
 }
 
 /// The number of a queue pair may be guessed, with patience; that of its first packet as well cannot.

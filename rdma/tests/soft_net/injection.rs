@@ -20,7 +20,7 @@ fn forge(net: &mut EndpointNetwork, target: Qpn, psn: Psn, port: u16) -> Datagra
     let before = node.endpoint.counters();
     node.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, node.pool.region());
     let after = node.endpoint.counters();
-    *DatagramOutcome::ALL.iter().find(|fate| after[**fate] > before[**fate]).unwrap()
+    *DatagramOutcome::ALL.iter().find(|outcome| after[**outcome] > before[**outcome]).unwrap()
 }
 
 /// The host's message of 64 bytes, and what the target got for it; from which queue pair and number
@@ -89,8 +89,8 @@ fn nothing_is_kept_before_the_first_packet() {
     let Some(CmMessage::Reply(reply)) = reply else { panic!("{reply:?}") };
     for ahead in 1..40 {
         let psn = reply.starting_psn;
-        let fate = forge(&mut net, reply.qpn, psn.add(ahead), 50_000);
-        assert_eq!(fate, DatagramOutcome::Early);
+        let outcome = forge(&mut net, reply.qpn, psn.add(ahead), 50_000);
+        assert_eq!(outcome, DatagramOutcome::Early);
     }
 }
 
@@ -101,11 +101,11 @@ fn of_others_than_our_own_kind_sixteen_packets_ahead_are_kept() {
         let mut net = two(1, Faults::NONE, false, host, open_config());
         let ends = established(&mut net);
         let (target, next) = message(&mut net, ends, 0);
-        let fates: Vec<_> =
+        let outcomes: Vec<_> =
             (1..100).map(|ahead| forge(&mut net, target, next.add(ahead), 4791)).collect();
-        let (early, late) = fates.split_at(kept);
-        assert!(early.iter().all(|fate| *fate == DatagramOutcome::Kept), "{fates:?}");
-        assert!(late.iter().all(|fate| *fate == DatagramOutcome::Early), "{fates:?}");
+        let (early, late) = outcomes.split_at(kept);
+        assert!(early.iter().all(|outcome| *outcome == DatagramOutcome::Kept), "{outcomes:?}");
+        assert!(late.iter().all(|outcome| *outcome == DatagramOutcome::Early), "{outcomes:?}");
     }
 }
 

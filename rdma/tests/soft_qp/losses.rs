@@ -34,7 +34,7 @@ fn a_gap_is_reported_once_and_healed() {
 #[test]
 fn a_gap_is_reported_again_when_another_part_of_it_is_lost() {
     let mut b = End::new(&Settings { window: 64, ..settings(4) });
-    b.shelf = ReorderBuffer::new(1024);
+    b.reorder = ReorderBuffer::new(1024);
     for first in [41, 1] {
         for ahead in first..64 {
             b.request(Opcode::SendOnly, ahead, Extended::default(), &[1; 16]);

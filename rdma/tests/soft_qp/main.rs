@@ -50,7 +50,7 @@ fn settings(depth: u8) -> Settings {
 struct End {
     pool: Pool,
     memory: Memory,
-    shelf: ReorderBuffer,
+    reorder: ReorderBuffer,
     exposed: Vec<RemoteRegion>,
     events: VecDeque<Event>,
     qp: QueuePair,
@@ -73,7 +73,7 @@ impl End {
         End {
             pool: Pool::new(plan).unwrap(),
             memory: Memory::new(64),
-            shelf: ReorderBuffer::new(64),
+            reorder: ReorderBuffer::new(64),
             exposed: Vec::new(),
             events: VecDeque::new(),
             qp,
@@ -85,7 +85,7 @@ impl End {
         let mut io = Io {
             region: self.pool.region(),
             memory: &mut self.memory,
-            shelf: &mut self.shelf,
+            reorder: &mut self.reorder,
             events: &mut self.events,
             qp: Qp(3),
         };

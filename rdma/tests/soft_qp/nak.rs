@@ -215,8 +215,8 @@ fn notifications_of_congestion_change_nothing_where_nothing_was_sent() {
     let bth = Bth::new(Opcode::CongestionNotification, Qpn::new(3), Psn::new(0));
     let packet = Packet { bth, ext: Extended::default(), payload: &[0; 16] };
     (0..100).for_each(|_| {
-        let fate = a.with(|qp, now, io| qp.handle(now, &packet, io));
-        assert_eq!(fate, DatagramOutcome::Congestion);
+        let outcome = a.with(|qp, now, io| qp.handle(now, &packet, io));
+        assert_eq!(outcome, DatagramOutcome::Congestion);
     });
     (0..16).for_each(|tag| a.send(tag, 64, 0));
     assert_eq!(a.transmit_all().len(), 16, "the whole window");

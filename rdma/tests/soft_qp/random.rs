@@ -146,9 +146,9 @@ proptest! {
                     if roll() < bad { flight.swap(at - 1, at) }
                 }
                 for datagram in flight {
-                    let fate = roll();
-                    if fate >= bad { other.handle(&datagram) }
-                    if fate % 7 == 3 { other.handle(&datagram) }
+                    let outcome = roll();
+                    if outcome >= bad { other.handle(&datagram) }
+                    if outcome % 7 == 3 { other.handle(&datagram) }
                 }
             }
             if quiet {

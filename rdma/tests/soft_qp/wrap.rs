@@ -45,7 +45,7 @@ fn data_of_a_read_are_repeated_from_before_the_wrap_and_not_before_they_have_lef
 #[test]
 fn a_gap_is_reported_again_when_its_peer_goes_back_over_the_wrap() {
     let mut end = End::new(&settings(1));
-    end.shelf = ReorderBuffer::new(0);
+    end.reorder = ReorderBuffer::new(0);
     let mut report = |ahead| {
         end.request(Opcode::SendOnly, ahead, Extended::default(), &[1; 8]);
         end.answers()

@@ -45,17 +45,17 @@ pub mod testing {
     /// In a process that [`run_killed`] has started: its directory, and the step before which it
     /// shall be killed.
     pub fn doomed() -> (PathBuf, u32) {
-        let folder = env::var_os(FOLDER).expect("run by another test");
+        let directory = env::var_os(FOLDER).expect("run by another test");
         let steps = env::var(STEPS).expect("run by another test");
-        (folder.into(), steps.parse().unwrap())
+        (directory.into(), steps.parse().unwrap())
     }
 
     /// Runs the test `own` in a process that is killed before its `steps`th step. How many lines
     /// with "done" it had printed, and whether it was killed rather than at its end.
-    pub fn run_killed(own: &str, folder: &Path, steps: u32) -> (usize, bool) {
+    pub fn run_killed(own: &str, directory: &Path, steps: u32) -> (usize, bool) {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", own, "--ignored", "--nocapture", "--test-threads=1"])
-            .env(FOLDER, folder)
+            .env(FOLDER, directory)
             .env(STEPS, steps.to_string())
             .stdout(Stdio::piped())
             .spawn()

@@ -87,8 +87,8 @@ mod tests {
 
     #[test]
     fn only_what_was_made_and_nobody_has_touched_goes() {
-        let folder = crate::testing::folder();
-        let path = folder.path().join("disk");
+        let directory = crate::testing::directory();
+        let path = directory.path().join("disk");
         drop(made(&path).1.expect("made"));
         assert!(!path.exists());
         made(&path).1.expect("made").keep();
@@ -105,8 +105,8 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap()[..8], *b"precious");
         fs::remove_file(&path).unwrap();
         let (_, replaced) = made(&path);
-        fs::write(folder.path().join("other"), vec![0; 1 << 20]).unwrap();
-        fs::rename(folder.path().join("other"), &path).unwrap();
+        fs::write(directory.path().join("other"), vec![0; 1 << 20]).unwrap();
+        fs::rename(directory.path().join("other"), &path).unwrap();
         drop(replaced);
         assert!(path.exists());
     }

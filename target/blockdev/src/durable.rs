@@ -172,14 +172,14 @@ mod tests {
 
     #[test]
     fn what_an_observer_refuses_is_not_done() {
-        let folder = tempfile::tempdir().unwrap();
-        let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| directory.path().join(name));
         fs::write(&a, "a").unwrap();
         let mut file = File::options().write(true).open(&a).unwrap();
         observe(Some(Box::new(|_| Err(ErrorKind::Interrupted.into()))));
         let (refused, done) = calls(|| {
             let of_file = [write(&mut file, &a, b"b"), sync(&file, &a), sync_data(&file, &a)];
-            let of_names = [rename(&a, &b), remove_file(&a), sync_directory(folder.path())];
+            let of_names = [rename(&a, &b), remove_file(&a), sync_directory(directory.path())];
             let refused = of_file.into_iter().chain(of_names).all(|outcome| outcome.is_err());
             refused && sync_file_system(&file, &a).is_err()
         });
@@ -193,15 +193,15 @@ mod tests {
     /// durability does not hear of that.
     #[test]
     fn each_synchronisation_is_one_of_the_system() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
         fs::write(&path, "a").unwrap();
         let file = File::options().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
         assert!(sync(&file, &path).is_err());
         assert!(sync_data(&file, &path).is_err());
         assert!(sync_file_system(&file, &path).is_err());
         // Nobody can synchronise a pipe.
-        let pipe = folder.path().join("pipe");
+        let pipe = directory.path().join("pipe");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let _writer = File::options().read(true).write(true).open(&pipe).unwrap();
         assert_eq!(sync_directory(&pipe).unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn a_file_of_somebody_else_is_synchronised_with_all_entries_that_lead_to_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let [real, links] = ["real", "links"].map(|name| folder.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let [real, links] = ["real", "links"].map(|name| directory.path().join(name));
         [&real, &links].into_iter().for_each(|path| fs::create_dir(path).unwrap());
         let (image, link) = (real.join("a.img"), links.join("link"));
         fs::write(&image, "a").unwrap();

@@ -234,8 +234,8 @@ mod tests {
 
     #[test]
     fn everything_reads_as_zeros_in_whichever_way_the_store_can() {
-        let folder = crate::testing::folder();
-        let path = folder.path().join("disk");
+        let directory = crate::testing::directory();
+        let path = directory.path().join("disk");
         let bytes = (40 << 20) + 512;
         for refused in [&[][..], &[Space::Punch], &[Space::Punch, Space::ZeroRange]] {
             fs::write(&path, vec![0xA5; bytes]).unwrap();
@@ -258,8 +258,8 @@ mod tests {
 
     #[test]
     fn who_stops_it_finds_nothing_erased_behind_where_it_was() {
-        let folder = crate::testing::folder();
-        let path = folder.path().join("disk");
+        let directory = crate::testing::directory();
+        let path = directory.path().join("disk");
         let bytes = 40 << 20;
         for refused in [&[][..], &[Space::Punch, Space::ZeroRange]] {
             fs::write(&path, vec![0xA5; bytes]).unwrap();
@@ -285,8 +285,8 @@ mod tests {
 
     #[test]
     fn a_store_that_fails_says_why_and_a_failed_synchronisation_stays() {
-        let folder = crate::testing::folder();
-        let path = folder.path().join("disk");
+        let directory = crate::testing::directory();
+        let path = directory.path().join("disk");
         let backing = open(BackingKind::File { path, size: Some(1 << 20) }, 4096);
         let erase = |fault| {
             backing.health().set_fault(fault);
@@ -307,8 +307,8 @@ mod tests {
     /// Each look at whether to stop is one of somebody who waits.
     #[test]
     fn a_failed_synchronisation_is_told_when_it_is_kept() {
-        let folder = crate::testing::folder();
-        let path = folder.path().join("disk");
+        let directory = crate::testing::directory();
+        let path = directory.path().join("disk");
         let backing = open(BackingKind::File { path, size: Some(1 << 20) }, 4096);
         let health = backing.health();
         health.record_by(Some(Arc::default()));

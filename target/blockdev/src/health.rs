@@ -227,7 +227,7 @@ impl Health {
         while old & SYNC_FAILED == 0 {
             match self.exchange(old, old | mark) {
                 Ok(_) => {
-                    recorders.iter().for_each(|bell| bell.notify_all());
+                    recorders.iter().for_each(|wake| wake.notify_all());
                     return true;
                 }
                 Err(now) => old = now,
@@ -238,12 +238,12 @@ impl Health {
 
     /// From now on somebody keeps that a synchronisation has failed, and is woken up for it: until
     /// [`Health::note_recorded`] the failure is told to nobody. None: nobody does any more.
-    pub(crate) fn record_by(&self, bell: Option<Arc<Condvar>>) {
+    pub(crate) fn record_by(&self, wake: Option<Arc<Condvar>>) {
         let mut recorders = self.recorders();
-        if bell.is_none() {
+        if wake.is_none() {
             self.note_recorded();
         }
-        *recorders = bell;
+        *recorders = wake;
     }
 
     /// Whether a synchronisation has failed and that is not kept yet. Were it told, and the daemon

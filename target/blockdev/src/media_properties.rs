@@ -230,17 +230,17 @@ mod tests {
         let found = Below::of(&memory);
         assert!(found.volatile.unwrap().contains("in memory"));
         assert_eq!(found.power_fail_atomic_bytes, None);
-        let folder = crate::testing::folder();
-        let file = File::create(folder.path().join("a")).unwrap();
+        let directory = crate::testing::directory();
+        let file = File::create(directory.path().join("a")).unwrap();
         assert!(options(&file).unwrap().split(',').any(|option| option == "rw"));
-        assert_eq!(Below::of(&file), Below::of(&File::open(folder.path()).unwrap()));
+        assert_eq!(Below::of(&file), Below::of(&File::open(directory.path()).unwrap()));
     }
 
     /// A stripe over a partition of a disk with large sectors and one with small ones.
     #[test]
     fn a_device_is_as_whole_and_as_lasting_as_its_weakest_part() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         let disk = |name: &str, bytes: &str| {
             fs::create_dir_all(at(name).join("queue")).unwrap();
             fs::write(at(name).join("queue/physical_block_size"), bytes).unwrap();
@@ -270,8 +270,8 @@ mod tests {
 
     #[test]
     fn a_loop_device_is_as_its_file_is() {
-        let folder = crate::testing::folder();
-        let at = folder.path().join("loop0");
+        let directory = crate::testing::directory();
+        let at = directory.path().join("loop0");
         fs::create_dir_all(at.join("queue")).unwrap();
         fs::create_dir(at.join("loop")).unwrap();
         fs::write(at.join("queue/physical_block_size"), "4096\n").unwrap();

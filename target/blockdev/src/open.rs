@@ -553,7 +553,7 @@ fn file_system(dev: u64) -> Option<String> {
 /// What was tried, what the system said, what to do.
 fn failed(tried: &str, error: &io::Error) -> OpenError {
     let remedy = match error.raw_os_error().unwrap_or(0) {
-        libc::EACCES => "give the user of nvmfd the right to it and to the folders above it",
+        libc::EACCES => "give the user of nvmfd the right to it and to the directories above it",
         // Of a device, what keeps it away is no permission of the device itself.
         libc::EPERM => {
             "a unit or container lets nvmfd have the devices only that it names, and that were \
@@ -562,7 +562,7 @@ fn failed(tried: &str, error: &io::Error) -> OpenError {
         }
         libc::ENOENT | libc::ENOTDIR => "create the directory first, or correct the path",
         libc::EROFS => {
-            "where the file system itself can be written, the unit forbids it: name the folder \
+            "where the file system itself can be written, the unit forbids it: name the directory \
              (systemd: ReadWritePaths=), and restart nvmfd"
         }
         libc::EBUSY => "it is mounted or in use elsewhere: unmount it or choose another",

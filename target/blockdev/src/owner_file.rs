@@ -310,10 +310,10 @@ pub(super) mod tests {
     }
 
     fn image() -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("disk.img");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.img");
         fs::write(&path, "").unwrap();
-        (folder, path)
+        (directory, path)
     }
 
     fn refusal(image: &Path, daemon: &Daemon) -> String {
@@ -324,7 +324,7 @@ pub(super) mod tests {
 
     #[test]
     fn an_image_that_another_machine_has_is_refused_until_that_gives_it_up() {
-        let (_folder, path) = image();
+        let (_directory, path) = image();
         let (this, other) = (Daemon::this(), storage2());
         let (owner, calls) = calls(|| Owner::take(&path, &other).unwrap());
         let name = "disk.img.nvmfd-owner";
@@ -349,7 +349,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_this_machine_has_left_behind_is_taken_over_and_nothing_else() {
-        let (_folder, path) = image();
+        let (_directory, path) = image();
         let this = Daemon::this();
         let alive = Daemon { process: 1, begun: begun(1).unwrap(), ..this.clone() };
         let ended = Daemon { begun: this.begun + 1, process: 1, ..this.clone() };
@@ -377,7 +377,7 @@ pub(super) mod tests {
     /// The image is opened again while the old one is still held.
     #[test]
     fn the_next_one_of_a_daemon_outlasts_the_one_before() {
-        let (_folder, path) = image();
+        let (_directory, path) = image();
         let first = Owner::take(&path, &Daemon::this()).unwrap();
         let second = Owner::take(&path, &Daemon::this()).unwrap();
         drop(first);
@@ -388,7 +388,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_file_that_makes_no_sense_is_somebodys() {
-        let (_folder, path) = image();
+        let (_directory, path) = image();
         std::mem::forget(Owner::take(&path, &Daemon::this()).unwrap());
         let at = path_of(&path).unwrap();
         let good = fs::read(&at).unwrap();

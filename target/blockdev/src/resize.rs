@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn a_file_is_as_large_as_its_administrator_made_it() {
-        let folder = crate::testing::folder();
-        let path = folder.path().join("disk");
+        let directory = crate::testing::directory();
+        let path = directory.path().join("disk");
         let of = |size: Option<u64>| BackingKind::File { path: path.clone(), size };
         let backing = open(of(Some(8192)));
         let file = File::options().write(true).open(&path).unwrap();
@@ -143,8 +143,8 @@ mod tests {
     /// The size is kept with the changes that nobody has saved, and a start holds the file to it.
     #[test]
     fn a_new_size_is_durable_before_it_is_taken_over() {
-        let folder = crate::testing::folder();
-        let path = folder.path().join("disk");
+        let directory = crate::testing::directory();
+        let path = directory.path().join("disk");
         let of = |size: Option<u64>| BackingKind::File { path: path.clone(), size };
         let backing = open(of(Some(8192)));
         let next = |size| calls(|| backing.next_size(&of(Some(size))).unwrap());

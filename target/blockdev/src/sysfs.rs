@@ -84,8 +84,8 @@ impl Device {
     }
 
     #[cfg(test)]
-    pub(super) fn at(folder: &Path) -> Device {
-        Device(folder.to_owned())
+    pub(super) fn at(directory: &Path) -> Device {
+        Device(directory.to_owned())
     }
 
     /// A partition has no queue of its own: it is its disk's, one directory up.
@@ -107,8 +107,8 @@ mod tests {
     /// As the kernel lays them out: the partition's directory is inside that of its disk.
     #[test]
     fn disks_and_partitions_are_known_by_what_stays_with_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let disk = folder.path().join("sda");
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("sda");
         fs::create_dir_all(disk.join("queue")).unwrap();
         fs::create_dir_all(disk.join("device")).unwrap();
         fs::create_dir(disk.join("sda2")).unwrap();
@@ -135,9 +135,9 @@ mod tests {
 
     #[test]
     fn what_nvme_writes_whole_counts_where_a_partition_begins_at_a_multiple() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for (name, bytes) in [("nvme0n1", [16384, 512]), ("sda", [512, 512])] {
-            let disk = folder.path().join(name);
+            let disk = directory.path().join(name);
             fs::create_dir_all(disk.join("queue")).unwrap();
             fs::create_dir(disk.join("p1")).unwrap();
             fs::write(disk.join("p1/start"), "63\n").unwrap();
@@ -150,11 +150,11 @@ mod tests {
 
     #[test]
     fn devices_that_are_memory_are_known_by_their_names() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for (name, is_memory) in
             [("ram0", true), ("zram12", true), ("nullb0", true), ("sda", false), ("ramx", false)]
         {
-            let disk = folder.path().join(name);
+            let disk = directory.path().join(name);
             fs::create_dir_all(disk.join("queue")).unwrap();
             assert_eq!(Device(disk).is_memory(), is_memory, "{name}");
         }

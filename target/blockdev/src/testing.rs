@@ -8,7 +8,7 @@ use tempfile::TempDir;
 /// # Panics
 /// There is none to be had.
 #[must_use]
-pub fn folder() -> TempDir {
+pub fn directory() -> TempDir {
     let place = std::env::var_os("NVMFD_TEST_FOLDER");
     tempfile::tempdir_in(place.unwrap_or(env!("CARGO_MANIFEST_DIR").into())).unwrap()
 }

@@ -11,7 +11,7 @@ use rdma::{Buf, Pool, PoolPlan};
 
 use super::request::{PendingIo, Step, ZEROS_BYTES};
 use crate::durable::testing::calls;
-use crate::testing::folder;
+use crate::testing::directory;
 use crate::*;
 
 fn config(path: &Path, size: Option<u64>, block: u32) -> BackingConfig {
@@ -35,7 +35,7 @@ fn assert_says(sentence: &str, parts: &[&str]) {
 
 #[test]
 fn a_missing_file_is_created_sparse_private_and_of_its_size() {
-    let dir = folder();
+    let dir = directory();
     let path = dir.path().join("disk.img");
     let backing = BackingDevice::open(&config(&path, Some(64 << 20), 4096)).unwrap();
     let meta = fs::metadata(&path).unwrap();
@@ -49,7 +49,7 @@ fn a_missing_file_is_created_sparse_private_and_of_its_size() {
 
 #[test]
 fn a_file_and_its_name_are_durable_before_it_is_served() {
-    let dir = folder();
+    let dir = directory();
     let (path, at) = (dir.path().join("disk.img"), dir.path().file_name().unwrap());
     let all = ["sync disk.img".to_owned(), format!("sync directory {}", at.display())];
     for what in ["made by us", "made by somebody else, or before"] {
@@ -60,7 +60,7 @@ fn a_file_and_its_name_are_durable_before_it_is_served() {
 
 #[test]
 fn an_existing_file_is_taken_as_it_is() {
-    let dir = folder();
+    let dir = directory();
     let path = dir.path().join("disk.img");
     drop(BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap());
     let again = BackingDevice::open(&config(&path, None, 512)).unwrap();
@@ -73,7 +73,7 @@ fn an_existing_file_is_taken_as_it_is() {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
-    let dir = folder();
+    let dir = directory();
     let path = dir.path().join("disk.img");
     assert_says(&refusal(&config(&path, None, 4096)), &["does not exist", "give a size"]);
     for (size, block, parts) in [
@@ -107,7 +107,7 @@ fn sizes_that_do_not_fit_are_refused() {
 
 #[test]
 fn what_is_no_store_is_refused_by_name() {
-    let dir = folder();
+    let dir = directory();
     assert_says(&refusal(&config(dir.path(), None, 512)), &["is a directory"]);
     let null = Path::new("/dev/null");
     assert!(fs::metadata(null).unwrap().file_type().is_char_device());
@@ -118,7 +118,7 @@ fn what_is_no_store_is_refused_by_name() {
     symlink(dir.path().join("nowhere"), &dangling).unwrap();
     let sentence = refusal(&config(&dangling, Some(4096), 512));
     assert_says(&sentence, &["symbolic link to", "nowhere", "does not exist"]);
-    let orphan = dir.path().join("no/such/folder.img");
+    let orphan = dir.path().join("no/such/directory.img");
     assert_says(&refusal(&config(&orphan, Some(4096), 512)), &["cannot create", "directory first"]);
     let mut read_only = config(&dir.path().join("new"), Some(4096), 512);
     read_only.read_only = true;
@@ -137,7 +137,7 @@ const LOCK_PATH: &str = "NVMFD_TEST_LOCK_PATH";
 
 #[test]
 fn two_daemons_never_serve_one_file() {
-    let dir = folder();
+    let dir = directory();
     let path = dir.path().join("disk.img");
     let first = BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap();
     let second = refusal(&config(&path, None, 512));
@@ -162,7 +162,7 @@ fn two_daemons_never_serve_one_file() {
 /// The kernel's list of locks is read while others take and give up theirs.
 #[test]
 fn who_serves_a_file_is_told_however_many_locks_come_and_go() {
-    let dir = folder();
+    let dir = directory();
     let path = dir.path().join("disk.img");
     let _first = BackingDevice::open(&config(&path, Some(1 << 20), 512)).unwrap();
     let us = format!("process {}", std::process::id());
@@ -200,7 +200,7 @@ fn the_other_daemon() {
 
 #[test]
 fn another_device_takes_nobodys_place() {
-    let dir = folder();
+    let dir = directory();
     let device = |identity: Option<&str>| {
         let mut backing =
             BackingDevice::open(&config(&dir.path().join("a"), Some(4096), 512)).unwrap();
@@ -226,7 +226,7 @@ struct Stage {
 impl Stage {
     /// A file backing that no kernel will see.
     fn new() -> (tempfile::TempDir, Stage) {
-        let dir = folder();
+        let dir = directory();
         let backing =
             BackingDevice::open(&config(&dir.path().join("a"), Some(1 << 20), 512)).unwrap();
         let plan = PoolPlan {
@@ -461,8 +461,8 @@ fn what_is_under_way_beyond_a_new_end_is_out_of_range() {
 
 #[test]
 fn a_store_is_shared_only_by_those_that_are_told_so() {
-    let folder = folder();
-    let kind = BackingKind::File { path: folder.path().join("disk"), size: Some(1 << 20) };
+    let directory = directory();
+    let kind = BackingKind::File { path: directory.path().join("disk"), size: Some(1 << 20) };
     let alone = BackingConfig { kind, block_size_bytes: 4096, read_only: false, shared: false };
     let shared = BackingConfig { shared: true, ..alone.clone() };
     let first = BackingDevice::open(&shared).unwrap();
@@ -479,7 +479,7 @@ fn a_store_is_shared_only_by_those_that_are_told_so() {
 fn an_image_on_a_file_system_of_several_machines_is_opened_by_one_of_them() {
     use super::owner_file::tests::{pretend_several_machines, taken_by_another_machine};
 
-    let dir = folder();
+    let dir = directory();
     let path = dir.path().join("disk.img");
     let alone = config(&path, Some(1 << 20), 512);
     let shared = BackingConfig { shared: true, ..alone.clone() };

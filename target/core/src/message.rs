@@ -59,14 +59,14 @@ pub enum Message {
 /// The sending end: cheap to clone, for any thread.
 #[derive(Clone, Debug)]
 pub struct Sender {
-    letters: SyncSender<Message>,
-    bell: Arc<EventFd>,
+    messages: SyncSender<Message>,
+    eventfd: Arc<EventFd>,
 }
 
 impl Sender {
     /// Sends, waiting for room. For the control plane. False when the reactor has ended.
-    pub fn send(&self, mail: Message) -> bool {
-        let sent = self.letters.send(mail).is_ok();
+    pub fn send(&self, message: Message) -> bool {
+        let sent = self.messages.send(message).is_ok();
         self.ring();
         sent
     }
@@ -75,10 +75,10 @@ impl Sender {
     ///
     /// # Errors
     /// The letter, when the channel is full or its reactor has ended.
-    pub fn try_send(&self, mail: Message) -> Result<(), Message> {
-        let result = self.letters.try_send(mail).map_err(|e| match e {
-            std::sync::mpsc::TrySendError::Full(mail)
-            | std::sync::mpsc::TrySendError::Disconnected(mail) => mail,
+    pub fn try_send(&self, message: Message) -> Result<(), Message> {
+        let result = self.messages.try_send(message).map_err(|e| match e {
+            std::sync::mpsc::TrySendError::Full(message)
+            | std::sync::mpsc::TrySendError::Disconnected(message) => message,
         });
         self.ring();
         result
@@ -86,13 +86,13 @@ impl Sender {
 
     /// Wakes the reactor without a letter: something that it shares has changed.
     pub fn ring(&self) {
-        self.bell.wake();
+        self.eventfd.wake();
     }
 
     /// What wakes the reactor, for whoever has no letters for it.
     #[must_use]
     pub fn waker(&self) -> Arc<dyn Waker> {
-        Arc::clone(&self.bell) as Arc<dyn Waker>
+        Arc::clone(&self.eventfd) as Arc<dyn Waker>
     }
 }
 
@@ -132,26 +132,26 @@ impl Rings for ReactorRings {
 /// The receiving end, owned by the reactor.
 #[derive(Debug)]
 pub struct Mailbox {
-    letters: Receiver<Message>,
-    bell: Arc<EventFd>,
+    messages: Receiver<Message>,
+    eventfd: Arc<EventFd>,
 }
 
 impl Mailbox {
     /// Readable when somebody has rung.
     #[must_use]
     pub fn fd(&self) -> RawFd {
-        self.bell.as_raw_fd()
+        self.eventfd.as_raw_fd()
     }
 
     /// Silences the bell; before reading the letters, so that none is missed. Whether somebody had
     /// rung.
     pub fn hush(&self) -> bool {
-        self.bell.read().is_ok()
+        self.eventfd.read().is_ok()
     }
 
     /// The next letter.
     pub fn take(&self) -> Option<Message> {
-        self.letters.try_recv().ok()
+        self.messages.try_recv().ok()
     }
 }
 
@@ -160,8 +160,8 @@ impl Mailbox {
 /// # Errors
 /// No eventfd to be had.
 pub fn mailbox() -> io::Result<(Sender, Mailbox)> {
-    let (letters, inbox) = sync_channel(CAPACITY);
+    let (messages, inbox) = sync_channel(CAPACITY);
     let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
-    let bell = Arc::new(EventFd::from_value_and_flags(0, flags)?);
-    Ok((Sender { letters, bell: Arc::clone(&bell) }, Mailbox { letters: inbox, bell }))
+    let eventfd = Arc::new(EventFd::from_value_and_flags(0, flags)?);
+    Ok((Sender { messages, eventfd: Arc::clone(&eventfd) }, Mailbox { messages: inbox, eventfd }))
 }

@@ -123,12 +123,12 @@ pub enum Change {
         /// Its name.
         nqn: String,
     },
-    /// Another configuration as a whole, or other files of the folder that it includes, or both.
+    /// Another configuration as a whole, or other files of the directory that it includes, or both.
     Replace {
         /// The text of the configuration file; absent: it stays.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         text: Option<String>,
-        /// The texts of the files of the folder, by their names: others go. Absent: all stay.
+        /// The texts of the files of the directory, by their names: others go. Absent: all stay.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         files: Option<BTreeMap<String, String>>,
     },

@@ -50,7 +50,7 @@ impl fmt::Display for Config {
             Some(path) => writeln!(f, "state       in {}", path.display())?,
             None => writeln!(
                 f,
-                "state       in the folder that systemd gives; else kept nowhere, and no reservation \
+                "state       in the directory that systemd gives; else kept nowhere, and no reservation \
                  outlasts the daemon"
             )?,
         }

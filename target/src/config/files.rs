@@ -38,7 +38,7 @@ pub struct ConfigFiles {
     pub more: Vec<Source>,
     /// That directory; it need not be there unless the file names it. None: the texts are from no
     /// file.
-    pub folder: Option<PathBuf>,
+    pub directory: Option<PathBuf>,
     /// The record of a save that was begun and not finished, where there is one. The texts are
     /// those that it has saved.
     pub unfinished: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub struct Rewritten<'s> {
 impl From<&str> for ConfigFiles {
     fn from(text: &str) -> ConfigFiles {
         let main = Source { file: None, text: text.to_owned() };
-        ConfigFiles { main, more: Vec::new(), folder: None, unfinished: None }
+        ConfigFiles { main, more: Vec::new(), directory: None, unfinished: None }
     }
 }
 
@@ -94,11 +94,11 @@ impl ConfigFiles {
 
     fn once(main: Source, begun: Option<Begun>) -> Result<ConfigFiles, ConfigErrors> {
         let mut more = Vec::new();
-        let folder = folder(&main)?;
-        let is_there = |folder: &&PathBuf| included(&main.text).is_some() || folder.is_dir();
-        if let Some(folder) = folder.as_ref().filter(is_there) {
-            let mut files = listed(folder).map_err(|error| unread(folder, &error, FOLDER))?;
-            files.extend(begun.iter().flat_map(|begun| begun.of_folder(folder)));
+        let directory = directory(&main)?;
+        let is_there = |directory: &&PathBuf| included(&main.text).is_some() || directory.is_dir();
+        if let Some(directory) = directory.as_ref().filter(is_there) {
+            let mut files = listed(directory).map_err(|error| unread(directory, &error, FOLDER))?;
+            files.extend(begun.iter().flat_map(|begun| begun.of_directory(directory)));
             files.sort();
             files.dedup();
             for file in files {
@@ -114,18 +114,18 @@ impl ConfigFiles {
                 }
             }
         }
-        Ok(ConfigFiles { main, more, folder, unfinished: begun.map(|begun| begun.record) })
+        Ok(ConfigFiles { main, more, directory, unfinished: begun.map(|begun| begun.record) })
     }
 
     /// Reads the files of a directory as if it were included.
     ///
     /// # Errors
     /// A file of the directory, or the directory, cannot be read.
-    pub fn of_folder(folder: &Path) -> Result<Vec<Source>, ConfigErrors> {
-        let mut files = listed(folder).map_err(|error| unread(folder, &error, FOLDER))?;
+    pub fn of_directory(directory: &Path) -> Result<Vec<Source>, ConfigErrors> {
+        let mut files = listed(directory).map_err(|error| unread(directory, &error, FOLDER))?;
         files.sort();
         let read = |file: PathBuf| {
-            let remedy = "name a folder of TOML files that this user may read";
+            let remedy = "name a directory of TOML files that this user may read";
             let text = fs::read_to_string(&file).map_err(|error| unread(&file, &error, remedy))?;
             Ok(Source { file: Some(file), text })
         };
@@ -163,8 +163,8 @@ impl ConfigFiles {
             let shown = record.display();
             format!("{shown} is of a save that was interrupted: `nvmfctl save` finishes it")
         });
-        let folder = self.more.first().and_then(|first| first.file.as_deref()?.parent());
-        let files = self.iter().filter_map(|source| source.file.as_deref()).chain(folder);
+        let directory = self.more.first().and_then(|first| first.file.as_deref()?.parent());
+        let files = self.iter().filter_map(|source| source.file.as_deref()).chain(directory);
         let everybody = |file: &&Path| {
             fs::metadata(file).is_ok_and(|found| found.permissions().mode() & 0o002 != 0)
         };
@@ -212,22 +212,22 @@ fn said(begun: Option<&Begun>, file: &Path, text: Option<String>) -> Option<Stri
     begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
 }
 
-const FOLDER: &str = "`include` names a folder: make it, and let the user of the daemon read it; \
+const FOLDER: &str = "`include` names a directory: make it, and let the user of the daemon read it; \
                       or take `include` out";
 
 /// The directory of more files, whether it is there or not.
-fn folder(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
+fn directory(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
     let Some(beside) = main.file.as_deref().map(parent) else { return Ok(None) };
-    let folder = match included(&main.text) {
+    let directory = match included(&main.text) {
         Some(named) => beside.join(named),
         None => return Ok(Some(beside.join(INCLUDE))),
     };
     // The file would be read twice.
-    if fs::canonicalize(&folder).ok() == fs::canonicalize(beside).ok() {
+    if fs::canonicalize(&directory).ok() == fs::canonicalize(beside).ok() {
         let error = std::io::Error::new(ErrorKind::InvalidInput, "it is where the file itself is");
-        return Err(unread(&folder, &error, "name a folder of its own as `include`"));
+        return Err(unread(&directory, &error, "name a directory of its own as `include`"));
     }
-    Ok(Some(folder))
+    Ok(Some(directory))
 }
 
 /// What the text names as `include`; whether it may, is judged with everything else.
@@ -237,9 +237,9 @@ fn included(text: &str) -> Option<String> {
     (!value.is_empty()).then_some(value)
 }
 
-fn listed(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+fn listed(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let file = entry?.path();
         let hidden = file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         if !hidden && file.extension().is_some_and(|extension| extension == "toml") {

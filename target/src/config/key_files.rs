@@ -80,7 +80,7 @@ impl KeyReader {
         if !geteuid().is_root() {
             return KeyReader::This;
         }
-        let owner = state_directory.and_then(|folder| Some(folder.metadata().ok()?.uid()));
+        let owner = state_directory.and_then(|directory| Some(directory.metadata().ok()?.uid()));
         let package = || Some(User::from_name(USER).ok()??.uid.as_raw());
         KeyReader::Daemon(owner.filter(|uid| *uid != 0).or_else(package))
     }
@@ -141,7 +141,9 @@ fn unreadable(path: &Path, us: u32, error: &io::Error) -> String {
     let shown = path.display();
     match error.kind() {
         io::ErrorKind::PermissionDenied if us != 0 => {
-            format!("{shown} cannot be read by user {us}: `chown {us} {shown}`; see its folder too")
+            format!(
+                "{shown} cannot be read by user {us}: `chown {us} {shown}`; see its directory too"
+            )
         }
         _ => format!("{shown} cannot be read: {error}"),
     }
@@ -161,11 +163,11 @@ mod tests {
 
     #[test]
     fn only_files_that_are_ours_alone_are_read() {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("key");
+        let directory = tempdir().unwrap();
+        let path = directory.path().join("key");
         assert!(read_secret(&path).unwrap_err().contains("cannot be read"));
-        assert!(read_secret(folder.path()).unwrap_err().contains("is not a file"));
-        let pipe = folder.path().join("pipe");
+        assert!(read_secret(directory.path()).unwrap_err().contains("is not a file"));
+        let pipe = directory.path().join("pipe");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
         assert!(read_secret(&pipe).unwrap_err().contains("is not a file"), "and nobody waits");
         let says = unreadable(&path, 997, &io::ErrorKind::PermissionDenied.into());
@@ -213,15 +215,15 @@ mod tests {
     fn the_daemon_is_whom_its_state_belongs_to() {
         use std::os::unix::fs::chown;
 
-        let folder = tempdir().unwrap();
+        let directory = tempdir().unwrap();
         // Only root can give files away.
-        if chown(folder.path(), Some(65_534), None).is_err() {
-            assert_eq!(KeyReader::of(Some(folder.path())), KeyReader::This);
+        if chown(directory.path(), Some(65_534), None).is_err() {
+            assert_eq!(KeyReader::of(Some(directory.path())), KeyReader::This);
             return;
         }
-        let reader = KeyReader::of(Some(folder.path()));
+        let reader = KeyReader::of(Some(directory.path()));
         assert_eq!(reader, KeyReader::Daemon(Some(65_534)));
-        let path = folder.path().join("key");
+        let path = directory.path().join("key");
         write(&path, SECRET).unwrap();
         set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         let host = HostConfig {
@@ -242,8 +244,8 @@ mod tests {
 
     #[test]
     fn what_is_demanded_follows_from_keys_and_rules() {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("key");
+        let directory = tempdir().unwrap();
+        let path = directory.path().join("key");
         write(&path, SECRET).unwrap();
         set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         let known: Nqn = "nqn.2026-11.host:known".parse().unwrap();

@@ -50,8 +50,9 @@ impl ManagementConfig {
             return path.clone();
         }
         let given = runtime_directory.and_then(OsStr::to_str).and_then(|all| all.split(':').next());
-        let folder = given.map(PathBuf::from).filter(|path| path.is_absolute());
-        folder.map_or_else(|| PathBuf::from(DEFAULT_SOCKET), |folder| folder.join("nvmfd.sock"))
+        let directory = given.map(PathBuf::from).filter(|path| path.is_absolute());
+        directory
+            .map_or_else(|| PathBuf::from(DEFAULT_SOCKET), |directory| directory.join("nvmfd.sock"))
     }
 }
 

@@ -86,14 +86,14 @@ pub(super) fn managed(
         return None;
     }
     let mut section = subsystem.table("managed", "[subsystem.managed]", report);
-    let form = "the absolute path of a folder";
+    let form = "the absolute path of a directory";
     let directory = section.need::<PathBuf>("directory", form, report);
     if let Some(At { value, span }) = &directory {
         if !value.is_absolute() {
-            let what = format!("`directory` is {value:?}, which depends on a folder");
+            let what = format!("`directory` is {value:?}, which depends on a directory");
             report.add(span, what, format!("write {form}"));
         }
-        let words = ("this folder", "give each subsystem its own");
+        let words = ("this directory", "give each subsystem its own");
         let plain = value.components().collect();
         super::schema::once(seen, plain, span, words, report);
     }
@@ -160,7 +160,7 @@ mod tests {
         for (text, told) in [
             ("quota = \"1GiB\"", "has no `directory`"),
             ("directory = \"/m\"", "has no `quota`"),
-            ("directory = \"m\"\nquota = 1", "depends on a folder"),
+            ("directory = \"m\"\nquota = 1", "depends on a directory"),
             ("directory = \"/m\"\nquota = 1\nhosts = \"all\"", "`hosts` is \"all\""),
             ("directory = \"/m\"\nquota = 1\nhosts = [\"x y\"]", "not an NQN"),
             ("directory = \"/m\"\nquota = 1\nnamespaces = 0", "namespaces"),

@@ -50,14 +50,14 @@ impl Saving {
     /// # Errors
     /// A sentence: somebody else is at it, or a file cannot be written.
     pub fn begin(file: &Path) -> Result<Saving, String> {
-        let folder = parent(file);
-        let lock = File::open(folder).map_err(|error| cannot("open", folder, &error))?;
+        let directory = parent(file);
+        let lock = File::open(directory).map_err(|error| cannot("open", directory, &error))?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err("somebody else is saving at this moment: try again".to_owned());
             }
-            Err(TryLockError::Error(error)) => return Err(cannot("lock", folder, &error)),
+            Err(TryLockError::Error(error)) => return Err(cannot("lock", directory, &error)),
         }
         let mut saving = Saving { file: file.to_owned(), finished: false, _lock: lock };
         saving.finished = saving.finish()?;
@@ -102,9 +102,9 @@ impl Saving {
         }
         let like = fs::metadata(&self.file).map_err(|e| cannot("read", &self.file, &e))?;
         let mut files = Vec::new();
-        let mut folders = BTreeSet::new();
+        let mut directories = BTreeSet::new();
         for Rewritten { file, old, new } in all {
-            make_folder(parent(file))?;
+            make_directory(parent(file))?;
             // A link stays a link, and where it goes, what it leads to stays.
             let found = if new.is_some() { real(file) } else { itself(file) };
             let file = found.map_err(|error| cannot("find", file, &error))?;
@@ -114,11 +114,11 @@ impl Saving {
                 made.push(beside.clone());
                 put(&beside, text, &like, like.permissions())
                     .map_err(|error| cannot("write", &beside, &error))?;
-                folders.insert(parent(&file).to_owned());
+                directories.insert(parent(&file).to_owned());
             }
             files.push(Entry { file, old: old.map(digest), new: new.map(digest) });
         }
-        sync_directories(&folders)?;
+        sync_directories(&directories)?;
         let record = record(&self.file);
         let shown = |error: &dyn std::fmt::Display| cannot("write", &record, error);
         let content = Content { form: FORM, files };
@@ -141,7 +141,7 @@ impl Saving {
     /// Puts in place what waits. Whether there was a record.
     fn finish(&self) -> Result<bool, String> {
         let Some(begun) = Begun::beside(&self.file)? else { return Ok(false) };
-        let mut folders = BTreeSet::new();
+        let mut directories = BTreeSet::new();
         for entry in &begun.files {
             let Entry { file, new, .. } = entry;
             let failed = |error: &io::Error| cannot("write", file, error);
@@ -155,9 +155,9 @@ impl Saving {
                 // It is done, or somebody has written something else.
                 _ => drop(durable::remove_file(&waiting)),
             }
-            folders.insert(parent(file).to_owned());
+            directories.insert(parent(file).to_owned());
         }
-        sync_directories(&folders)?;
+        sync_directories(&directories)?;
         crash_point();
         durable::remove_file(&begun.record)
             .map_err(|error| cannot("remove", &begun.record, &error))?;
@@ -223,11 +223,11 @@ impl Begun {
     }
 
     /// The files of a directory that have to do with it.
-    pub(super) fn of_folder(&self, folder: &Path) -> impl Iterator<Item = PathBuf> {
-        let real = fs::canonicalize(folder).ok();
+    pub(super) fn of_directory(&self, directory: &Path) -> impl Iterator<Item = PathBuf> {
+        let real = fs::canonicalize(directory).ok();
         let here =
             self.files.iter().filter(move |entry| Some(parent(&entry.file)) == real.as_deref());
-        here.filter_map(|entry| Some(folder.join(entry.file.file_name()?)))
+        here.filter_map(|entry| Some(directory.join(entry.file.file_name()?)))
     }
 }
 
@@ -262,28 +262,29 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
 
 /// For the first of the files that a configuration includes. Whoever may read the directory around
 /// it may read it, whatever the umask; but not everybody may write it.
-fn make_folder(folder: &Path) -> Result<(), String> {
-    if folder.exists() {
+fn make_directory(directory: &Path) -> Result<(), String> {
+    if directory.exists() {
         return Ok(());
     }
-    let beside = waiting(folder);
-    let made = put_folder(&beside, parent(folder)).and_then(|()| durable::rename(&beside, folder));
+    let beside = waiting(directory);
+    let made = put_directory(&beside, parent(directory))
+        .and_then(|()| durable::rename(&beside, directory));
     made.map_err(|error| {
         let _ = fs::remove_dir(&beside);
-        cannot("make", folder, &error)
+        cannot("make", directory, &error)
     })?;
-    sync_directories(&BTreeSet::from([parent(folder).to_owned()]))
+    sync_directories(&BTreeSet::from([parent(directory).to_owned()]))
 }
 
 /// Makes a directory for whom another one is.
-fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
+fn put_directory(directory: &Path, like: &Path) -> io::Result<()> {
     let like = fs::metadata(like)?;
     // One that was left when the power went.
     crash_point();
-    let _ = fs::remove_dir(folder);
+    let _ = fs::remove_dir(directory);
     crash_point();
-    DirBuilder::new().mode(0o700).create(folder)?;
-    let new = File::open(folder)?;
+    DirBuilder::new().mode(0o700).create(directory)?;
+    let new = File::open(directory)?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
         // Who may give nothing away keeps it, in the group that may read what is around it.
@@ -292,15 +293,15 @@ fn put_folder(folder: &Path, like: &Path) -> io::Result<()> {
     }
     new.set_permissions(Permissions::from_mode(like.mode() & 0o2775))?;
     crash_point();
-    durable::sync(&new, folder)?;
+    durable::sync(&new, directory)?;
     crash_point();
     Ok(())
 }
 
-fn sync_directories(folders: &BTreeSet<PathBuf>) -> Result<(), String> {
-    folders.iter().try_for_each(|folder| {
+fn sync_directories(directories: &BTreeSet<PathBuf>) -> Result<(), String> {
+    directories.iter().try_for_each(|directory| {
         crash_point();
-        durable::sync_directory(folder).map_err(|error| cannot("write", folder, &error))
+        durable::sync_directory(directory).map_err(|error| cannot("write", directory, &error))
     })
 }
 
@@ -341,8 +342,8 @@ fn read(file: &Path) -> Option<String> {
 /// The directory that a file is in.
 pub(super) fn parent(file: &Path) -> &Path {
     match file.parent() {
-        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
-        Some(folder) => folder,
+        Some(directory) if directory.as_os_str().is_empty() => Path::new("."),
+        Some(directory) => directory,
         None => Path::new("/"),
     }
 }
@@ -363,23 +364,24 @@ mod tests {
     /// A file that is another's stays so, because the daemon may read it by that; a directory may
     /// be the saver's, in the group that may read what is around it.
     #[test]
-    fn who_may_give_nothing_away_replaces_no_file_of_another_and_makes_a_folder() {
+    fn who_may_give_nothing_away_replaces_no_file_of_another_and_makes_a_directory() {
         const SAVER: u32 = 65_534;
-        let folder = tempfile::tempdir().unwrap();
-        if chown(folder.path(), None, Some(SAVER)).is_err() {
+        let directory = tempfile::tempdir().unwrap();
+        if chown(directory.path(), None, Some(SAVER)).is_err() {
             // Only root can be somebody else.
             return;
         }
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o2775)).unwrap();
-        let file = folder.path().join("nvmfd.toml");
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o2775)).unwrap();
+        let file = directory.path().join("nvmfd.toml");
         fs::write(&file, "").unwrap();
         let like = fs::metadata(&file).unwrap();
-        let (beside, more) = (folder.path().join("nvmfd.toml.new"), folder.path().join("conf.d"));
+        let (beside, more) =
+            (directory.path().join("nvmfd.toml.new"), directory.path().join("conf.d"));
         // These two are this thread's alone.
         setfsgid(Gid::from_raw(SAVER));
         setfsuid(Uid::from_raw(SAVER));
         let refused = put(&beside, "text", &like, like.permissions());
-        let made = put_folder(&more, folder.path());
+        let made = put_directory(&more, directory.path());
         setfsuid(Uid::from_raw(0));
         setfsgid(Gid::from_raw(0));
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::PermissionDenied);
@@ -389,10 +391,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_durable_before_anything_is_put_into_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let around = folder.path().file_name().unwrap().display().to_string();
-        let (made, calls) = calls(|| make_folder(&folder.path().join("conf.d")));
+    fn a_directory_is_durable_before_anything_is_put_into_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let around = directory.path().file_name().unwrap().display().to_string();
+        let (made, calls) = calls(|| make_directory(&directory.path().join("conf.d")));
         made.unwrap();
         let all = ["sync conf.d.new", "rename to conf.d", &format!("sync directory {around}")];
         assert_eq!(calls, all);

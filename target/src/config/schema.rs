@@ -121,10 +121,10 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
 
 /// Which files are read is decided before (`config/files.rs`); here it is only judged.
 fn include(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<PathBuf> {
-    let form = "the path of a folder, such as \"conf.d\", which is beside this file";
+    let form = "the path of a directory, such as \"conf.d\", which is beside this file";
     let At { value, span } = section.take::<PathBuf>("include", form, report)?;
     if value.as_os_str().is_empty() {
-        report.add(&span, "`include` names no folder", format!("write {form}"));
+        report.add(&span, "`include` names no directory", format!("write {form}"));
     }
     Some(value)
 }
@@ -311,7 +311,7 @@ fn capture(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<C
 }
 
 fn state_directory(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<PathBuf> {
-    let form = "the absolute path of a folder, such as \"/var/lib/nvmfd\"";
+    let form = "the absolute path of a directory, such as \"/var/lib/nvmfd\"";
     let path = root.take::<PathBuf>("state_directory", form, report)?;
     if !path.value.is_absolute() {
         report.add(&path.span, "the path is not absolute", format!("write {form}"));
@@ -334,7 +334,7 @@ struct Seen {
     paths: Vec<At<PathBuf>>,
     ids: UsedIds,
     serials: Vec<At<String>>,
-    folders: Vec<At<PathBuf>>,
+    directories: Vec<At<PathBuf>>,
 }
 
 /// Notes `value` in `seen`, or the mistake that it was there before.
@@ -396,7 +396,7 @@ fn subsystem(
         offer.masks.extend(seen_by.map(|hosts| (new.nsid, hosts)));
         namespaces.push(new);
     }
-    let managed = managed(&mut section, &mut seen.folders, report);
+    let managed = managed(&mut section, &mut seen.directories, report);
     section.end(report);
 
     let nqn = nqn?.value;
@@ -596,7 +596,7 @@ fn kind(
             let path = section.need::<PathBuf>("path", form, report)?;
             let plain = plain_path(&path.value);
             if !path.value.is_absolute() {
-                let what = format!("`path` is {:?}, which depends on a folder", path.value);
+                let what = format!("`path` is {:?}, which depends on a directory", path.value);
                 report.add(&path.span, what, format!("write {form}"));
             } else if plain.file_name().is_none() || path.value.to_string_lossy().contains('\0') {
                 let what = format!("`path` is {:?}, which names no file", path.value);

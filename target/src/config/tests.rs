@@ -172,7 +172,7 @@ block_size = 520
         "line 9, column 7: not an NQN: ",
         "line 10, column 36: `hosts`: invalid type: integer `7`, expected a string: write a list",
         "line 12, column 8: 0 cannot be an nsid: write a number from 1 to 1024",
-        "line 13, column 8: `path` is \"disk.img\", which depends on a folder",
+        "line 13, column 8: `path` is \"disk.img\", which depends on a directory",
         "line 14, column 14: blocks of 520 bytes: write 512 or 4096",
     ];
     assert_eq!(found.len(), starts.len(), "{found:#?}");
@@ -232,7 +232,7 @@ fn each_mistake_has_its_sentence() {
         ("10GiB", "4097", "write a multiple of 4096, such as 8192"),
         ("10GiB", "0", "not a size of whole blocks"),
         (disk1, "/", "names no file"),
-        (disk1, "", "depends on a folder"),
+        (disk1, "", "depends on a directory"),
         ("nsid = 1", "nsid = 1\nkind = \"tape\"", "there is no kind \"tape\""),
         ("nsid = 1", "nsid = 1\nkind = \"ram\"", "of kind \"ram\" has no path"),
         ("nsid = 1", "nsid = 1\nuuid = \"1\"", "\"1\" is not a UUID"),
@@ -481,8 +481,8 @@ fn hosts_may_make_blocks_unreadable_where_somebody_says() {
 
 #[test]
 fn who_looks_at_the_file_of_the_unit_finds_its_state() {
-    let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().to_str().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().to_str().unwrap();
     let given = |file: &str, state| unit_state_directory(Path::new(file), Path::new("/a"), state);
     assert_eq!(given("/a/nvmfd.toml", state).unwrap(), state);
     assert_eq!(given("/b/nvmfd.toml", state), None);

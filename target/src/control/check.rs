@@ -55,10 +55,10 @@ pub fn check(file: &Path) -> bool {
 /// Whether the state directory is there; warns where one is needed and none is named.
 fn state_directory(config: &Config) -> bool {
     let mut good = true;
-    if let Some(folder) = &config.state_directory
-        && !fs::metadata(folder).is_ok_and(|found| found.is_dir())
+    if let Some(directory) = &config.state_directory
+        && !fs::metadata(directory).is_ok_and(|found| found.is_dir())
     {
-        error!("state_directory {} is not a usable directory: create it", folder.display());
+        error!("state_directory {} is not a usable directory: create it", directory.display());
         good = false;
     }
     let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
@@ -113,8 +113,8 @@ fn backing_stores(config: &Config) -> bool {
     if let Some(sentence) = Torn::sentence(&torn) {
         warn!("{sentence}");
     }
-    let folder = usable_state_directory(config).map(Path::to_path_buf);
-    for ((nqn, nsid), why) in DeviceTable::new(folder, 0).hindered(&config.subsystems) {
+    let directory = usable_state_directory(config).map(Path::to_path_buf);
+    for ((nqn, nsid), why) in DeviceTable::new(directory, 0).hindered(&config.subsystems) {
         error!("{nqn}, namespace {nsid}: {why}");
         good = false;
     }
@@ -145,15 +145,16 @@ fn keys(config: &Config) -> bool {
     let (mistakes, doubts) = config.authentication.examine_keys(reader);
     doubts.iter().for_each(|doubt| warn!("{doubt}"));
     mistakes.iter().for_each(|mistake| error!("{mistake}"));
-    let is_list_good = usable_state_directory(config).is_none_or(|folder| keyed(config, folder));
+    let is_list_good =
+        usable_state_directory(config).is_none_or(|directory| keyed(config, directory));
     mistakes.is_empty() && is_list_good
 }
 
 /// Whether the list of hosts that have had keys can be used; warns of those that are refused.
-fn keyed(config: &Config, folder: &Path) -> bool {
-    let known = match revoked_hosts::read(folder) {
+fn keyed(config: &Config, directory: &Path) -> bool {
+    let known = match revoked_hosts::read(directory) {
         Ok(known) => known,
-        Err(sentence) if revoked_hosts::is_denied(folder) => {
+        Err(sentence) if revoked_hosts::is_denied(directory) => {
             warn!("{sentence}: check as root, or as the user who runs the daemon");
             return true;
         }
@@ -243,8 +244,8 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
 /// write.
 fn below(namespace: &NamespaceConfig) -> Below {
     let NamespaceKind::File { path, .. } = &namespace.kind else { return Below::default() };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let opened = File::open(path).or_else(|_| File::open(folder.unwrap_or(Path::new("."))));
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let opened = File::open(path).or_else(|_| File::open(directory.unwrap_or(Path::new("."))));
     let opened = opened.ok().filter(|_| !namespace.read_only);
     opened.map_or_else(Below::default, |file| Below::of(&file))
 }
@@ -306,15 +307,15 @@ fn absent(namespace: &NamespaceConfig, path: &Path, size: Option<u64>) -> Result
     if namespace.read_only {
         return Err(format!("{shown} does not exist, and a read-only namespace makes no file"));
     }
-    let folder = path.parent().unwrap_or(path);
-    match (size, fs::metadata(folder)) {
+    let directory = path.parent().unwrap_or(path);
+    match (size, fs::metadata(directory)) {
         (None, _) => Err(format!("{shown} does not exist: give a `size`, and it will be made")),
         (Some(size), Ok(metadata)) if metadata.is_dir() => {
             warn!("{shown} does not exist: it will be created as a sparse file of {}", Size(size));
             Ok(())
         }
         (Some(_), _) => {
-            Err(format!("the directory {} does not exist: create it", folder.display()))
+            Err(format!("the directory {} does not exist: create it", directory.display()))
         }
     }
 }
@@ -352,8 +353,8 @@ mod tests {
 
     #[test]
     fn what_the_daemon_would_await_or_what_hangs_is_no_mistake_unless_it_may_not_be_missing() {
-        let folder = tempdir().unwrap();
-        let (good, hanging) = (folder.path().join("good"), folder.path().join("hanging"));
+        let directory = tempdir().unwrap();
+        let (good, hanging) = (directory.path().join("good"), directory.path().join("hanging"));
         for path in [&good, &hanging] {
             fs::write(path, [0; 8192]).unwrap();
         }
@@ -383,21 +384,21 @@ mod tests {
     #[test]
     fn what_a_file_lies_on_is_known_also_before_it_is_made_and_no_matter_where_nobody_writes() {
         let memory = Path::new("/dev/shm");
-        let folder = tempfile::tempdir_in(memory).unwrap();
-        let path = folder.path().join("disk.img");
+        let directory = tempfile::tempdir_in(memory).unwrap();
+        let path = directory.path().join("disk.img");
         let is_volatile = |namespace: &NamespaceConfig| below(namespace).volatile.is_some();
         assert!(is_volatile(&namespace(&path, Some(8192))));
         fs::write(&path, [0; 8192]).unwrap();
         assert!(is_volatile(&namespace(&path, None)));
         assert!(!is_volatile(&NamespaceConfig { read_only: true, ..namespace(&path, None) }));
-        let disk = crate::blockdev::testing::folder();
+        let disk = crate::blockdev::testing::directory();
         assert!(!is_volatile(&namespace(&disk.path().join("a"), Some(8192))));
     }
 
     #[test]
     fn files_are_looked_at() {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("disk.img");
+        let directory = tempdir().unwrap();
+        let path = directory.path().join("disk.img");
         let look = |namespace: &NamespaceConfig| look(namespace, false);
         assert!(look(&namespace(&path, Some(8192))).is_ok());
         assert!(!path.exists(), "a check makes nothing");
@@ -406,7 +407,7 @@ mod tests {
         assert!(
             says(&namespace(&path.join("x"), Some(8192))).contains("does not exist: create it")
         );
-        assert!(says(&namespace(folder.path(), None)).contains("neither a file nor"));
+        assert!(says(&namespace(directory.path(), None)).contains("neither a file nor"));
         let read_only = NamespaceConfig { read_only: true, ..namespace(&path, Some(8192)) };
         assert!(says(&read_only).contains("makes no file"));
 

@@ -465,22 +465,22 @@ impl Control {
         mut asks: mpsc::Receiver<ControlRequest>,
     ) {
         let RunningDaemon { target, config, .. } = served;
-        let farewell = Duration::from_millis(config.stop.inaccessible_ms.into());
-        if farewell.is_zero() {
+        let notice = Duration::from_millis(config.stop.inaccessible_ms.into());
+        if notice.is_zero() {
             self.manager.stopping("stopping");
         } else {
-            info!("draining: hosts have {} ms to switch to other paths", farewell.as_millis());
-            self.manager.leaving(farewell + STOP_BUDGET + STOP_GRACE);
+            info!("draining: hosts have {} ms to switch to other paths", notice.as_millis());
+            self.manager.leaving(notice + STOP_BUDGET + STOP_GRACE);
         }
         let work = spawn_blocking(move || {
-            if !farewell.is_zero() {
-                target.leave(Instant::now() + farewell);
+            if !notice.is_zero() {
+                target.leave(Instant::now() + notice);
             }
             info!("shutting down: waiting up to {} s for in-flight I/O", STOP_BUDGET.as_secs());
             target.stop(Instant::now() + STOP_BUDGET);
         });
         tokio::select! {
-            done = timeout(farewell + STOP_BUDGET + STOP_GRACE, work) => match done {
+            done = timeout(notice + STOP_BUDGET + STOP_GRACE, work) => match done {
                 Ok(Ok(())) => info!("stopped"),
                 Ok(Err(_)) => error!("shutdown panicked (bug)"),
                 Err(_) => warn!("shutdown timed out: exiting"),

@@ -140,15 +140,15 @@ impl Pulse for FakePulse {
 
 struct Stage {
     story: Story,
-    folder: TempDir,
+    directory: TempDir,
     control: Control,
     orders: mpsc::Sender<Order>,
     served: RunningDaemon<Fake>,
 }
 
 fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("nvmfd.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("nvmfd.toml");
     std::fs::write(&file, TEXT).unwrap();
     let story = Story::default();
     let mut target = Fake {
@@ -179,7 +179,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
     let control = Control::new(manager, None, wanted);
     Stage {
         story,
-        folder,
+        directory,
         control,
         orders,
         served: RunningDaemon {
@@ -310,7 +310,7 @@ fn a_reload_applies_and_says_ready_again() {
     let stage = stage(|_| ());
     let story = stage.story.clone();
     let text = format!("{TEXT}[limits]\nqueue_depth = 16\n").replace("disk1", "disk2");
-    std::fs::write(stage.folder.path().join("nvmfd.toml"), text).unwrap();
+    std::fs::write(stage.directory.path().join("nvmfd.toml"), text).unwrap();
     stage.play(&[RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
     let lines = story.lines();
     assert_eq!(lines[2], "RELOADING=1");
@@ -322,7 +322,7 @@ fn a_reload_applies_and_says_ready_again() {
 fn a_text_with_mistakes_is_not_applied() {
     let stage = stage(|_| ());
     let story = stage.story.clone();
-    std::fs::write(stage.folder.path().join("nvmfd.toml"), "nonsense = 1").unwrap();
+    std::fs::write(stage.directory.path().join("nvmfd.toml"), "nonsense = 1").unwrap();
     stage.play(&[RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
     assert_eq!(story.count("apply"), 0);
     assert!(story.has("stopped"));
@@ -351,7 +351,7 @@ fn a_dead_target_ends_the_daemon_with_its_sentence() {
 #[test]
 fn the_watchdog_is_fed_only_while_every_reactor_turns() {
     for health in [WELL, STUCK] {
-        let Stage { story, mut control, served, folder: _folder, orders: _orders } =
+        let Stage { story, mut control, served, directory: _directory, orders: _orders } =
             stage(|fake| fake.health.set(health));
         control.watchdog = Some(Duration::from_millis(10));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -480,8 +480,8 @@ fn a_reload_that_panics_ends_the_daemon_with_a_sentence() {
 #[test]
 fn two_daemons_never_share_a_state_directory() {
     let stage = stage(|_| ());
-    let file = stage.folder.path().join("nvmfd.toml");
-    let state = stage.folder.path().join("state");
+    let file = stage.directory.path().join("nvmfd.toml");
+    let state = stage.directory.path().join("state");
     std::fs::create_dir(&state).unwrap();
     std::fs::write(&file, format!("state_directory = {state:?}\n{TEXT}")).unwrap();
     let _other = StateDirLock::take(&state).unwrap().unwrap();
@@ -495,8 +495,8 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
     use crate::blockdev::crash_point::testing::hinder_before;
 
     let stage = stage(|_| ());
-    let file = stage.folder.path().join("nvmfd.toml");
-    let [state, aside] = ["state", "aside"].map(|name| stage.folder.path().join(name));
+    let file = stage.directory.path().join("nvmfd.toml");
+    let [state, aside] = ["state", "aside"].map(|name| stage.directory.path().join(name));
     std::fs::create_dir(&state).unwrap();
     let two = "[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1GiB\"\n";
     std::fs::write(&file, format!("state_directory = {state:?}\n{TEXT}{two}")).unwrap();
@@ -529,7 +529,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
 #[test]
 fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last() {
     let stage = stage(|_| ());
-    let file = stage.folder.path().join("nvmfd.toml");
+    let file = stage.directory.path().join("nvmfd.toml");
     let told = |served: &RunningDaemon<Fake>| {
         let told = served.status().contains("the last reload was refused");
         assert_eq!(served.shown.borrow().reload_refused.load(Ordering::Relaxed), told);

@@ -33,24 +33,24 @@ struct Content {
 
 /// The file of unsaved changes, if any.
 pub(super) struct Journal<'d> {
-    folder: Option<&'d Path>,
+    directory: Option<&'d Path>,
 }
 
 impl<'d> Journal<'d> {
-    pub(super) fn new(folder: Option<&'d Path>) -> Journal<'d> {
-        Journal { folder }
+    pub(super) fn new(directory: Option<&'d Path>) -> Journal<'d> {
+        Journal { directory }
     }
 
     /// Whether this user may not read it.
     pub(super) fn is_denied(&self) -> bool {
-        let found = self.folder.map(|folder| fs::File::open(folder.join(NAME)));
+        let found = self.directory.map(|directory| fs::File::open(directory.join(NAME)));
         matches!(found, Some(Err(error)) if error.kind() == ErrorKind::PermissionDenied)
     }
 
     /// What was kept.
     pub(super) fn read(&self) -> Result<Changes, String> {
-        let Some(folder) = self.folder else { return Ok(Changes::default()) };
-        let path = folder.join(NAME);
+        let Some(directory) = self.directory else { return Ok(Changes::default()) };
+        let path = directory.join(NAME);
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Changes::default()),
@@ -58,9 +58,9 @@ impl<'d> Journal<'d> {
         };
         // Whoever was killed between giving it its name and the end of that has left a name that a
         // power loss would take back, after hosts have seen what it says.
-        match durable::sync_directory(folder) {
+        match durable::sync_directory(directory) {
             Err(error) if error.kind() != ErrorKind::PermissionDenied => {
-                return Err(format!("{}: {error}", folder.display()));
+                return Err(format!("{}: {error}", directory.display()));
             }
             _ => {}
         }
@@ -69,8 +69,8 @@ impl<'d> Journal<'d> {
 
     /// Writes and syncs changes beside those that are kept.
     pub(super) fn prepare(&self, changes: &Changes) -> Result<Prepared, String> {
-        let Some(folder) = self.folder else { return Ok(Prepared(None)) };
-        let path = folder.join(NAME);
+        let Some(directory) = self.directory else { return Ok(Prepared(None)) };
+        let path = directory.join(NAME);
         if *changes == Changes::default() {
             let next = if path.exists() { Next::Removal } else { return Ok(Prepared(None)) };
             return Ok(Prepared(Some((path, next))));
@@ -80,7 +80,7 @@ impl<'d> Journal<'d> {
             return Err("there are too many changes that no file has: `nvmfctl save`".to_owned());
         }
         let file =
-            atomic_file::prepare(folder, NAME, &bytes).map_err(|error| failed(&path, &error))?;
+            atomic_file::prepare(directory, NAME, &bytes).map_err(|error| failed(&path, &error))?;
         Ok(Prepared(Some((path, Next::File(file)))))
     }
 }
@@ -101,10 +101,10 @@ impl Prepared {
     /// Has them kept.
     pub(super) fn persist(self) -> Result<(), String> {
         let Some((path, next)) = self.0 else { return Ok(()) };
-        let folder = path.parent().unwrap_or(Path::new("/"));
+        let directory = path.parent().unwrap_or(Path::new("/"));
         let persisted = match next {
             Next::File(file) => file.persist(),
-            Next::Removal => atomic_file::remove(folder, NAME),
+            Next::Removal => atomic_file::remove(directory, NAME),
         };
         persisted.map_err(|error| failed(&path, &error))
     }

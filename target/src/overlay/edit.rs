@@ -137,13 +137,13 @@ fn placed(
     files: &BTreeMap<String, String>,
 ) -> Result<Vec<Source>, EditError> {
     bounded(files.values().map(String::as_str).collect())?;
-    let folder = sources.folder.clone().unwrap_or_default();
+    let directory = sources.directory.clone().unwrap_or_default();
     let source = |(name, text): (&String, &String)| {
         if name.starts_with('.') || name.contains(['/', '\0']) || !name.ends_with(".toml") {
             let what = format!("{name:?} is no name of a file that would be read: end it in .toml");
             return Err(EditError::Wrong(what));
         }
-        Ok(Source { file: Some(folder.join(name)), text: text.clone() })
+        Ok(Source { file: Some(directory.join(name)), text: text.clone() })
     };
     files.iter().map(source).collect()
 }

@@ -314,7 +314,7 @@ impl EffectiveConfig {
         } else if config.state_directory != self.config.state_directory {
             return wrong("it names another `state_directory`");
         } else if config.include != self.config.include {
-            return wrong("it names another folder as `include`");
+            return wrong("it names another directory as `include`");
         }
         Ok(Redone { config, sources, origins, kept: run })
     }

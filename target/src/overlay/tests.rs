@@ -59,19 +59,19 @@ fn replace(text: String) -> Change {
 
 /// A file, and a state directory beside it.
 fn stage(text: &str) -> (TempDir, EffectiveConfig) {
-    let folder = tempdir().unwrap();
-    write(&folder, text);
-    let declared = load(&folder);
-    (folder, declared)
+    let directory = tempdir().unwrap();
+    write(&directory, text);
+    let declared = load(&directory);
+    (directory, declared)
 }
 
-fn write(folder: &TempDir, text: &str) {
-    let state = format!("state_directory = {:?}\n{text}", folder.path());
-    fs::write(folder.path().join("nvmfd.toml"), state).unwrap();
+fn write(directory: &TempDir, text: &str) {
+    let state = format!("state_directory = {:?}\n{text}", directory.path());
+    fs::write(directory.path().join("nvmfd.toml"), state).unwrap();
 }
 
-fn load(folder: &TempDir) -> EffectiveConfig {
-    EffectiveConfig::load_with(&folder.path().join("nvmfd.toml"), None).unwrap()
+fn load(directory: &TempDir) -> EffectiveConfig {
+    EffectiveConfig::load_with(&directory.path().join("nvmfd.toml"), None).unwrap()
 }
 
 /// A process that another test starts may hold the lock as well, until it runs its own program.
@@ -206,7 +206,7 @@ fn what_does_not_fit_is_told_and_changes_nothing() {
     let long = replace(" ".repeat(MOST_TEXT_BYTES + 1));
     assert!(matches!(edit(TEXT, &long), Err(EditError::Wrong(_))));
 
-    let (_folder, declared) = stage(TEXT);
+    let (_directory, declared) = stage(TEXT);
     let says =
         |change: Change| declared.with(&[add(5, "1MiB"), change], AT).unwrap_err().to_string();
     assert!(says(add(6, "5 apples")).contains("`size`"));
@@ -242,27 +242,27 @@ fn numbers_of_listeners_outlast_the_going_of_others() {
 
 #[test]
 fn changes_are_there_after_a_restart_until_they_are_saved() {
-    let (folder, declared) = stage(TEXT);
-    let journal = folder.path().join("changes.json");
+    let (directory, declared) = stage(TEXT);
+    let journal = directory.path().join("changes.json");
     let next = declared.with(&[add(2, "2GiB"), add(3, "3GiB")], AT).unwrap();
     next.keep().unwrap();
     let next = next.with(&[remove(2)], AT).unwrap();
     next.keep().unwrap();
-    let found = load(&folder);
+    let found = load(&directory);
     assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
     assert_eq!(nsids(&found), [1, 3]);
 
     // Saved, and killed before the changes are forgotten.
-    let file = folder.path().join("nvmfd.toml");
+    let file = directory.path().join("nvmfd.toml");
     let saved = merged(&ConfigFiles::read(&file).unwrap(), found.changes()).unwrap();
     fs::write(&file, &saved.main.text).unwrap();
-    let saved = load(&folder);
+    let saved = load(&directory);
     assert_eq!(saved.changes(), &Changes::default());
     assert_eq!(saved.config(), next.config());
     // Another change came in between.
     let more = next.with(&[add(4, "4GiB")], AT).unwrap();
     more.keep().unwrap();
-    let found = load(&folder);
+    let found = load(&directory);
     assert_eq!((nsids(&found), found.changes().kept.len()), (vec![1, 3, 4], 1));
     saved.keep().unwrap();
     assert!(!journal.exists());
@@ -270,28 +270,28 @@ fn changes_are_there_after_a_restart_until_they_are_saved() {
 
 #[test]
 fn changes_that_a_person_has_made_impossible_are_set_aside_and_told() {
-    let (folder, declared) = stage(TEXT);
+    let (directory, declared) = stage(TEXT);
     declared.with(&[add(2, "2GiB"), add(3, "3GiB"), remove(1)], AT).unwrap().keep().unwrap();
     let by_hand = "[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"9GiB\"\n\n[[subsystem]]\n\
                    nqn = \"nqn.2026-11.io.nvmfd:b\"";
     let text = TEXT.replace("[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:b\"", by_hand);
-    write(&folder, &text);
-    let found = load(&folder);
+    write(&directory, &text);
+    let found = load(&directory);
     assert_eq!(nsids(&found), [2, 3]);
     let aside = &found.changes().set_aside;
     assert_eq!((aside.len(), &aside[0].kept.change), (1, &add(2, "2GiB")));
     assert!(aside[0].why.contains("namespace 2 already"), "{}", aside[0].why);
     // It is not lost, until somebody says so.
     found.keep().unwrap();
-    assert_eq!(load(&folder).changes(), found.changes());
+    assert_eq!(load(&directory).changes(), found.changes());
     found.without_set_aside().keep().unwrap();
-    assert!(load(&folder).changes().set_aside.is_empty());
+    assert!(load(&directory).changes().set_aside.is_empty());
     // The same by hand as was changed, is no contradiction.
     let same = by_hand.replace("9GiB", "2GiB");
     let again = TEXT.replace("[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:b\"", &same);
     declared.with(&[add(2, "2GiB")], AT).unwrap().keep().unwrap();
-    write(&folder, &again);
-    let found = load(&folder);
+    write(&directory, &again);
+    let found = load(&directory);
     assert!(found.changes().set_aside.is_empty(), "{:?}", found.changes());
     assert_eq!(nsids(&found), [1, 2]);
 }
@@ -299,7 +299,7 @@ fn changes_that_a_person_has_made_impossible_are_set_aside_and_told() {
 #[test]
 fn changes_that_were_made_at_once_outlast_a_restart_where_none_could_be_alone() {
     let text = TEXT.replace("allow_any_host = true", "allow_any_host = true\nlisteners = [1]");
-    let (folder, declared) = stage(&text);
+    let (directory, declared) = stage(&text);
     let address = settings(json!({"address": "127.0.0.9"}));
     let moved =
         [Change::RemoveListener { id: 1 }, Change::AddListener { id: 1, settings: address }];
@@ -307,12 +307,12 @@ fn changes_that_were_made_at_once_outlast_a_restart_where_none_could_be_alone() 
     let before = declared.with(&[add(2, "2GiB")], AT).unwrap();
     let next = before.with(&moved, AT).unwrap().with(&[add(3, "3GiB")], AT).unwrap();
     next.keep().unwrap();
-    let found = load(&folder);
+    let found = load(&directory);
     assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
     assert_eq!(found.config().listeners[0].address.ip().to_string(), "127.0.0.9");
     // Of what no longer fits, each is set aside, and the others are made.
-    write(&folder, &text.replace("127.0.0.1", "127.0.0.5"));
-    let found = load(&folder);
+    write(&directory, &text.replace("127.0.0.1", "127.0.0.5"));
+    let found = load(&directory);
     assert_eq!(nsids(&found), [1, 2, 3]);
     let aside: Vec<_> = found.changes().set_aside.iter().map(|aside| &aside.kept.change).collect();
     assert_eq!(aside, [&moved[0], &moved[1]], "{:?}", found.changes().set_aside);
@@ -320,43 +320,43 @@ fn changes_that_were_made_at_once_outlast_a_restart_where_none_could_be_alone() 
 
 #[test]
 fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
-    let (folder, declared) = stage(TEXT);
-    let state = format!("state_directory = {:?}\n", folder.path());
+    let (directory, declared) = stage(TEXT);
+    let state = format!("state_directory = {:?}\n", directory.path());
     let other = state + &TEXT.replace("nsid = 1", "nsid = 9");
     let next = declared.with(&[add(2, "2GiB"), replace(other)], AT).unwrap();
     next.keep().unwrap();
-    assert_eq!((nsids(&load(&folder)), next.changes().kept.len()), (vec![9], 1));
-    write(&folder, &TEXT.replace("nsid = 1", "nsid = 4"));
-    let found = load(&folder);
+    assert_eq!((nsids(&load(&directory)), next.changes().kept.len()), (vec![9], 1));
+    write(&directory, &TEXT.replace("nsid = 1", "nsid = 4"));
+    let found = load(&directory);
     assert_eq!(nsids(&found), [4]);
     assert!(found.changes().set_aside[0].why.contains("what it replaced was changed"));
 }
 
 #[test]
 fn a_journal_that_cannot_be_read_is_never_passed_over() {
-    let (folder, _) = stage(TEXT);
+    let (directory, _) = stage(TEXT);
     for bytes in ["", "{", "{\"form\": 3, \"kept\": [], \"set_aside\": []}"] {
-        fs::write(folder.path().join("changes.json"), bytes).unwrap();
+        fs::write(directory.path().join("changes.json"), bytes).unwrap();
         let errors =
-            EffectiveConfig::load_with(&folder.path().join("nvmfd.toml"), None).unwrap_err();
+            EffectiveConfig::load_with(&directory.path().join("nvmfd.toml"), None).unwrap_err();
         assert!(errors.to_string().contains("move that file away"), "{errors}");
     }
 }
 
 #[test]
 fn what_cannot_be_kept_is_an_error() {
-    let (folder, declared) = stage(TEXT);
+    let (directory, declared) = stage(TEXT);
     let next = declared.with(&[add(2, "1MiB")], AT).unwrap();
-    drop(folder);
+    drop(directory);
     assert!(next.keep().unwrap_err().contains("cannot be written"));
     // Without a state directory there is nothing to fail, and nothing to last.
     let text = TEXT.replace("nsid = 1", "nsid = 8");
-    let folder = tempdir().unwrap();
-    fs::write(folder.path().join("nvmfd.toml"), text).unwrap();
-    let next = load(&folder).with(&[add(2, "1MiB")], AT).unwrap();
+    let directory = tempdir().unwrap();
+    fs::write(directory.path().join("nvmfd.toml"), text).unwrap();
+    let next = load(&directory).with(&[add(2, "1MiB")], AT).unwrap();
     next.keep().unwrap();
     assert!(!next.keeps());
-    assert_eq!(nsids(&load(&folder)), [8]);
+    assert_eq!(nsids(&load(&directory)), [8]);
 }
 
 const C: &str = "nqn.2026-11.io.nvmfd:c";
@@ -377,17 +377,17 @@ dhchap_key_file = "/k"
 
 /// As [`stage`], with more in `conf.d`.
 fn stage_more() -> (TempDir, EffectiveConfig) {
-    let (folder, _) = stage(TEXT);
-    fs::create_dir(folder.path().join("conf.d")).unwrap();
-    fs::write(folder.path().join("conf.d/0.toml"), "# nothing yet\n").unwrap();
-    fs::write(folder.path().join("conf.d/more.toml"), MORE).unwrap();
-    let declared = load(&folder);
-    (folder, declared)
+    let (directory, _) = stage(TEXT);
+    fs::create_dir(directory.path().join("conf.d")).unwrap();
+    fs::write(directory.path().join("conf.d/0.toml"), "# nothing yet\n").unwrap();
+    fs::write(directory.path().join("conf.d/more.toml"), MORE).unwrap();
+    let declared = load(&directory);
+    (directory, declared)
 }
 
 #[test]
 fn things_are_changed_in_the_file_in_which_they_stand() {
-    let (folder, declared) = stage_more();
+    let (directory, declared) = stage_more();
     let c = || C.to_owned();
     let null = settings(json!({"kind": "null", "size": "1MiB"}));
     let text_of = |declared: &EffectiveConfig, file: usize| {
@@ -430,28 +430,28 @@ fn things_are_changed_in_the_file_in_which_they_stand() {
 
     // It is there after a restart, and each file can be saved.
     gone.keep().unwrap();
-    let found = load(&folder);
+    let found = load(&directory);
     assert_eq!((found.config(), found.changes()), (gone.config(), gone.changes()));
-    let file = folder.path().join("nvmfd.toml");
+    let file = directory.path().join("nvmfd.toml");
     let saved = merged(&ConfigFiles::read(&file).unwrap(), found.changes()).unwrap();
     for source in saved.iter() {
         fs::write(source.file.as_ref().unwrap(), &source.text).unwrap();
     }
-    let found = load(&folder);
+    let found = load(&directory);
     assert_eq!((found.config(), found.changes()), (gone.config(), &Changes::default()));
 }
 
 #[test]
 fn changes_outlast_what_others_do_in_their_files() {
-    let (folder, declared) = stage_more();
-    let state = format!("state_directory = {:?}\n", folder.path());
+    let (directory, declared) = stage_more();
+    let state = format!("state_directory = {:?}\n", directory.path());
     let other = state.clone() + &TEXT.replace("nsid = 1", "nsid = 9");
     let next = declared.with(&[replace(other), add(2, "1MiB")], AT).unwrap();
     assert_eq!((nsids(&next), next.config().subsystems.len()), (vec![9, 2], 3));
     next.keep().unwrap();
     // Somebody brings a file, another goes: the file that was replaced is as it was.
-    let more = folder.path().join("conf.d/more.toml");
-    fs::write(folder.path().join("conf.d/new.toml"), MORE.replace(":c", ":d")).unwrap();
+    let more = directory.path().join("conf.d/more.toml");
+    fs::write(directory.path().join("conf.d/new.toml"), MORE.replace(":c", ":d")).unwrap();
     fs::remove_file(&more).unwrap();
     let found = next.reload().unwrap();
     assert_eq!((nsids(&found), found.changes().set_aside.len()), (vec![9, 2], 0));
@@ -470,16 +470,16 @@ fn changes_outlast_what_others_do_in_their_files() {
     assert!(said.contains("conf.d/more.toml: line 1, column 1: unknown key `colour`"), "{said}");
 
     // A listener is the one that it was, also when another one has its number.
-    let (folder, declared) = stage_more();
+    let (directory, declared) = stage_more();
     let gone = declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap();
     let other = "[[listener]]\naddress = \"127.0.0.6\"\n";
-    fs::write(folder.path().join("conf.d/1.toml"), other).unwrap();
+    fs::write(directory.path().join("conf.d/1.toml"), other).unwrap();
     let found = gone.reload().unwrap();
     let serving = found.config().listeners.iter().map(|each| each.address.to_string());
     assert_eq!(serving.collect::<Vec<_>>(), ["127.0.0.1:4420", "127.0.0.6:4420"]);
 
-    let (folder, declared) = stage_more();
-    let text = format!("include = \"d\"\nstate_directory = {:?}\n{TEXT}", folder.path());
+    let (directory, declared) = stage_more();
+    let text = format!("include = \"d\"\nstate_directory = {:?}\n{TEXT}", directory.path());
     let refused = declared.with(&[replace(text)], AT).unwrap_err();
     assert!(refused.to_string().contains("write it into the file, and reload"), "{refused}");
 }
@@ -497,8 +497,8 @@ fn life() -> Vec<Change> {
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let (folder, steps) = doomed();
-    let mut declared = EffectiveConfig::load_with(&folder.join("nvmfd.toml"), None).unwrap();
+    let (directory, steps) = doomed();
+    let mut declared = EffectiveConfig::load_with(&directory.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
     for (index, change) in life().into_iter().enumerate() {
         declared = declared.with(&[change], AT).unwrap();
@@ -509,25 +509,25 @@ fn killed_between_two_steps() {
 
 #[test]
 fn a_process_killed_anywhere_loses_no_kept_change_and_leaves_no_half() {
-    let (folder, declared) = stage(TEXT);
+    let (directory, declared) = stage(TEXT);
     let mut states = vec![declared.config().clone()];
     let mut last = declared;
     for change in life() {
         last = last.with(&[change], AT).unwrap();
         states.push(last.config().clone());
     }
-    let journal = folder.path().join("changes.json");
+    let journal = directory.path().join("changes.json");
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
         let _ = fs::remove_file(&journal);
         let own = "overlay::tests::killed_between_two_steps";
-        let (done, killed) = run_killed(own, folder.path(), steps);
+        let (done, killed) = run_killed(own, directory.path(), steps);
         if !killed {
             assert_eq!(done, life().len());
             break;
         }
         kills += 1;
-        let found = load(&folder);
+        let found = load(&directory);
         assert!(found.changes().set_aside.is_empty());
         match (*found.config() == states[done], *found.config() == states[done + 1]) {
             (true, _) => before += 1,
@@ -546,8 +546,8 @@ fn places_of_mistakes_are_in_the_file_that_somebody_sees() {
         "allow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \"null\"\nsize = \
          \"1GiB\"\nuuid = \"{UUID}\"\n"
     );
-    let (folder, declared) = stage(&TEXT.replace("allow_any_host = true", &disk));
-    let text = fs::read_to_string(folder.path().join("nvmfd.toml")).unwrap();
+    let (directory, declared) = stage(&TEXT.replace("allow_any_host = true", &disk));
+    let text = fs::read_to_string(directory.path().join("nvmfd.toml")).unwrap();
     let line = 1 + text.lines().position(|line| line.contains(UUID)).unwrap();
     // The lines behind that of the file have others in what is in force.
     let serial = settings(json!({"serial": "X", "model": "Y"}));

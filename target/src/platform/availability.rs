@@ -34,13 +34,13 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
         // It is there; whatever else is wrong with it is told when it is opened.
         _ => return None,
     }
-    let folder = path.parent().unwrap_or(path);
+    let directory = path.parent().unwrap_or(path);
     let is_link = fs::symlink_metadata(path).is_ok();
     if is_link || path.starts_with("/dev") {
         return Some(format!("{shown} is not there yet"));
     }
-    if !fs::metadata(folder).is_ok_and(|found| found.is_dir()) {
-        return Some(format!("{shown}: there is no folder {} yet", folder.display()));
+    if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
+        return Some(format!("{shown}: there is no directory {} yet", directory.display()));
     }
     if namespace.read_only {
         return Some(format!("{shown} is not there yet"));
@@ -58,11 +58,11 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
 /// Why the directory of the namespaces that hosts make is not there yet: it, or its file system, is
 /// missing. Of one that is mounted by hand only the file `record` in it tells that it may be used
 /// as it is.
-pub(crate) fn folder(path: &Path, record: &str) -> Option<String> {
-    folder_below(path, record, expected(path))
+pub(crate) fn directory(path: &Path, record: &str) -> Option<String> {
+    directory_below(path, record, expected(path))
 }
 
-fn folder_below(path: &Path, record: &str, unmounted: Option<Mount>) -> Option<String> {
+fn directory_below(path: &Path, record: &str, unmounted: Option<Mount>) -> Option<String> {
     let shown = path.display();
     let is_missing = !fs::metadata(path).is_ok_and(|found| found.is_dir());
     match unmounted {
@@ -71,7 +71,7 @@ fn folder_below(path: &Path, record: &str, unmounted: Option<Mount>) -> Option<S
         {
             Some(format!("{shown}: {} is not mounted yet", point.display()))
         }
-        _ => is_missing.then(|| format!("there is no folder {shown} yet")),
+        _ => is_missing.then(|| format!("there is no directory {shown} yet")),
     }
 }
 
@@ -86,8 +86,8 @@ fn expected(path: &Path) -> Option<Mount> {
 
 /// Where a path leads, through all links; its last part may be missing.
 fn real(path: &Path) -> Option<PathBuf> {
-    let in_folder = || Some(fs::canonicalize(path.parent()?).ok()?.join(path.file_name()?));
-    fs::canonicalize(path).ok().or_else(in_folder)
+    let in_directory = || Some(fs::canonicalize(path.parent()?).ok()?.join(path.file_name()?));
+    fs::canonicalize(path).ok().or_else(in_directory)
 }
 
 #[cfg(test)]
@@ -107,20 +107,20 @@ mod tests {
 
     #[test]
     fn only_what_may_be_made_is_not_awaited() {
-        let folder = tempdir().unwrap();
-        let path = folder.path().join("disk.img");
+        let directory = tempdir().unwrap();
+        let path = directory.path().join("disk.img");
         let why = |path: &Path, size| store(&namespace(path, size), None);
         assert_eq!(why(&path, Some(4096)), None, "it will be made");
         assert!(why(&path, None).unwrap().contains("not there yet, and is not made without"));
-        assert!(why(&path.join("no/disk.img"), Some(4096)).unwrap().contains("no folder"));
+        assert!(why(&path.join("no/disk.img"), Some(4096)).unwrap().contains("no directory"));
         let device = Path::new("/dev/nvmfd-no-such-device");
         assert!(why(device, Some(4096)).unwrap().contains("not there yet"));
         let read_only = NamespaceConfig { read_only: true, ..namespace(&path, Some(4096)) };
         assert!(store(&read_only, None).is_some());
         let served = Some("was served before");
         assert!(store(&namespace(&path, Some(4096)), served).unwrap().contains("truncate"));
-        std::os::unix::fs::symlink("nowhere", folder.path().join("link")).unwrap();
-        assert!(why(&folder.path().join("link"), Some(4096)).is_some());
+        std::os::unix::fs::symlink("nowhere", directory.path().join("link")).unwrap();
+        assert!(why(&directory.path().join("link"), Some(4096)).is_some());
         fs::write(&path, [0; 4096]).unwrap();
         for size in [None, Some(4096)] {
             assert_eq!(store(&namespace(&path, size), served), None, "it is there");
@@ -130,27 +130,27 @@ mod tests {
     const RECORD: &str = "namespaces";
 
     #[test]
-    fn a_folder_without_its_file_system_is_used_only_as_it_was() {
-        let folder = tempdir().unwrap();
-        let path = folder.path();
+    fn a_directory_without_its_file_system_is_used_only_as_it_was() {
+        let directory = tempdir().unwrap();
+        let path = directory.path();
         let below = |is_automatic| {
-            folder_below(path, RECORD, Some(Mount { point: "/srv".into(), is_automatic }))
+            directory_below(path, RECORD, Some(Mount { point: "/srv".into(), is_automatic }))
         };
-        assert_eq!(folder_below(path, RECORD, None), None);
+        assert_eq!(directory_below(path, RECORD, None), None);
         for is_automatic in [true, false] {
             assert!(below(is_automatic).unwrap().contains("/srv is not mounted yet"));
         }
         fs::write(path.join(RECORD), "").unwrap();
         assert!(below(true).is_some());
         assert_eq!(below(false), None);
-        let gone = folder_below(&path.join("gone"), RECORD, None).unwrap();
-        assert!(gone.contains("there is no folder"), "{gone}");
+        let gone = directory_below(&path.join("gone"), RECORD, None).unwrap();
+        assert!(gone.contains("there is no directory"), "{gone}");
     }
 
     #[test]
     fn links_are_followed_to_what_may_be_missing() {
-        let folder = tempdir().unwrap();
-        let path = fs::canonicalize(folder.path()).unwrap();
+        let directory = tempdir().unwrap();
+        let path = fs::canonicalize(directory.path()).unwrap();
         fs::create_dir(path.join("disks")).unwrap();
         std::os::unix::fs::symlink("disks", path.join("link")).unwrap();
         assert_eq!(real(&path.join("link/a.img")), Some(path.join("disks/a.img")));

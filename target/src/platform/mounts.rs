@@ -117,11 +117,11 @@ impl Line<'_> {
 fn visible<'l, 't>(path: &Path, lines: &'l [Line<'t>]) -> Option<&'l Line<'t>> {
     let is_lowest = |line: &&Line| lines.iter().all(|o| o.id == line.id || o.id != line.parent);
     let mut at = lines.iter().filter(is_lowest).find(|line| line.point == Path::new("/"))?;
-    let folders: Vec<&Path> = path.ancestors().collect();
-    for folder in folders.into_iter().rev() {
+    let directories: Vec<&Path> = path.ancestors().collect();
+    for directory in directories.into_iter().rev() {
         // One may be over another, but no more than there are.
         for _ in lines {
-            let is_over = |line: &&Line| line.parent == at.id && line.point == folder;
+            let is_over = |line: &&Line| line.parent == at.id && line.point == directory;
             match lines.iter().filter(|line| line.id != at.id).find(is_over) {
                 Some(over) => at = over,
                 None => break,
@@ -175,7 +175,7 @@ mod tests {
 
     /// The lines are those of Linux 6.x, of `mount --bind` in mount namespaces that are slaves.
     #[test]
-    fn a_folder_that_is_bound_onto_itself_is_not_mounted() {
+    fn a_directory_that_is_bound_onto_itself_is_not_mounted() {
         let fstab = "UUID=2 /srv/disks ext4 nofail 0 2\n";
         let own = "89 44 254:0 /srv/disks /srv/disks rw,relatime master:2 - ext4 /dev/vda rw\n";
         assert!(!is_mounted("/srv/disks/a.img", fstab, own));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_another_place_is_mounted_though_the_file_system_is_the_same() {
+    fn a_directory_of_another_place_is_mounted_though_the_file_system_is_the_same() {
         // Bound on purpose.
         let fstab = "/data/disks /srv/disks none bind 0 0\n";
         let bound = "89 44 254:0 /data/disks /srv/disks rw,relatime - ext4 /dev/vda rw\n";

@@ -237,13 +237,13 @@ impl DeviceTable {
     }
 
     /// Awaits the directory of namespaces that hosts make as well.
-    pub(crate) fn await_folder(&mut self, folder: PendingDevice) {
-        self.awaited.push(folder);
+    pub(crate) fn await_directory(&mut self, directory: PendingDevice) {
+        self.awaited.push(directory);
     }
 
     /// The directory of the namespaces that hosts make of a subsystem, if it is awaited.
-    pub(crate) fn awaited_folder(&self, nqn: Nqn) -> Option<&PendingDevice> {
-        self.awaited.iter().find(|each| each.is_folder_of(nqn))
+    pub(crate) fn awaited_directory(&self, nqn: Nqn) -> Option<&PendingDevice> {
+        self.awaited.iter().find(|each| each.is_directory_of(nqn))
     }
 
     /// Why a namespace is awaited, if it is.
@@ -264,7 +264,7 @@ impl DeviceTable {
     /// # Errors
     /// One sentence: it cannot be remembered.
     pub(crate) fn prepare_memory(&self, subsystems: &[SubsystemConfig]) -> Result<Memory, String> {
-        let Some(folder) = &self.state_directory else { return Ok(Memory::default()) };
+        let Some(directory) = &self.state_directory else { return Ok(Memory::default()) };
         let before = self.served();
         let paths = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
@@ -272,13 +272,14 @@ impl DeviceTable {
             let was_there = self.awaited.iter().any(|each| each.seen() == Some(path));
             (is_open || was_there || before.contains(path)).then(|| path.clone())
         });
-        let failed =
-            |error| format!("{} cannot remember which files are served: {error}", folder.display());
-        let files = Served::prepare(folder, &paths.collect()).map_err(failed)?;
+        let failed = |error| {
+            format!("{} cannot remember which files are served: {error}", directory.display())
+        };
+        let files = Served::prepare(directory, &paths.collect()).map_err(failed)?;
         let named = |store: &ServedDevice| Some((store.name.0, store.name.1.clone()?));
         let named = self.by_namespace.values().filter_map(named).collect();
-        let names = DeviceIdentities::prepare(folder, named).map_err(|error| {
-            format!("{} cannot remember what is served as what: {error}", folder.display())
+        let names = DeviceIdentities::prepare(directory, named).map_err(|error| {
+            format!("{} cannot remember what is served as what: {error}", directory.display())
         })?;
         Ok(Memory(files.into_iter().chain(names).collect()))
     }
@@ -286,16 +287,16 @@ impl DeviceTable {
     /// Remembers what is served. Where that fails it is logged, and owed: see
     /// [`DeviceTable::owes_memory`].
     pub(crate) fn remember(&mut self, subsystems: &[SubsystemConfig]) {
-        let Some(folder) = self.state_directory.clone() else { return };
+        let Some(directory) = self.state_directory.clone() else { return };
         let kept = self.prepare_memory(subsystems).and_then(|memory| {
             let failed = |error| {
-                format!("{} cannot remember which files are served: {error}", folder.display())
+                format!("{} cannot remember which files are served: {error}", directory.display())
             };
             memory.persist().map_err(failed)
         });
         let was_owed = std::mem::replace(&mut self.owes_memory, kept.is_err());
         match kept {
-            Ok(()) if was_owed => info!("{} lists all served devices again", folder.display()),
+            Ok(()) if was_owed => info!("{} lists all served devices again", directory.display()),
             Err(sentence) if !was_owed => error!(
                 "{sentence}; a file missing at the next start may be created anew, empty: the write \
                  is retried each second"
@@ -342,8 +343,8 @@ impl DeviceTable {
 
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {
         match &self.state_directory {
-            Some(folder) => self.reservations.get(uuid, key, || {
-                Reservation::kept(key.0, key.1, NamespaceFile::new(folder, uuid))
+            Some(directory) => self.reservations.get(uuid, key, || {
+                Reservation::kept(key.0, key.1, NamespaceFile::new(directory, uuid))
             }),
             None => Ok(Reservation::volatile(key.0, key.1)),
         }
@@ -351,8 +352,8 @@ impl DeviceTable {
 
     fn protection(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Protection>, String> {
         match &self.state_directory {
-            Some(folder) => self.protections.get(uuid, key, || {
-                Protection::kept(key.0, key.1, NamespaceFile::new(folder, uuid))
+            Some(directory) => self.protections.get(uuid, key, || {
+                Protection::kept(key.0, key.1, NamespaceFile::new(directory, uuid))
             }),
             None => Ok(Protection::none(key.0, key.1)),
         }
@@ -374,8 +375,8 @@ impl DeviceTable {
     /// or device is called for good.
     pub(super) fn marks(&self, uuid: Uuid, store: Option<&str>) -> Result<Arc<BadBlocks>, String> {
         match (&self.state_directory, store) {
-            (Some(folder), Some(store)) => {
-                let load = || BadBlocks::kept(NamespaceFile::new(folder, uuid));
+            (Some(directory), Some(store)) => {
+                let load = || BadBlocks::kept(NamespaceFile::new(directory, uuid));
                 let served = self.by_namespace.values();
                 let is_served = |marks: &Arc<BadBlocks>| {
                     { served }.any(|store| Arc::ptr_eq(&store.marks, marks))
@@ -395,9 +396,9 @@ impl DeviceTable {
         path: Option<&Path>,
     ) -> Result<Arc<Format>, String> {
         match (&self.state_directory, &namespace.kind, path) {
-            (Some(folder), NamespaceKind::File { .. }, Some(path)) => {
+            (Some(directory), NamespaceKind::File { .. }, Some(path)) => {
                 let (uuid, bytes) = (namespace.uuid.into_bytes(), namespace.block_size_bytes);
-                block_size::open(key, folder, uuid, path, bytes)
+                block_size::open(key, directory, uuid, path, bytes)
             }
             (_, NamespaceKind::File { .. }, _) => Ok(Format::fixed(key.0, key.1)),
             _ => Ok(Format::volatile(key.0, key.1)),
@@ -417,14 +418,14 @@ impl DeviceTable {
 
     /// Forgets what is kept of namespaces that are no more, by UUID.
     pub fn forget_kept(&self, gone: &[Uuid]) {
-        let Some(folder) = &self.state_directory else { return };
+        let Some(directory) = &self.state_directory else { return };
         for uuid in gone {
             self.marked.forget(*uuid);
             self.reservations.forget(*uuid);
             self.protections.forget(*uuid);
             // What stays is of no namespace: nobody will ask for it.
             let _ = self.trust.set(*uuid, Distrust::default());
-            let _ = NamespaceFile::new(folder, *uuid).remove();
+            let _ = NamespaceFile::new(directory, *uuid).remove();
         }
     }
 
@@ -630,17 +631,17 @@ pub(super) mod tests {
 
     #[test]
     fn unreadable_blocks_of_files_need_a_place_to_be_remembered() {
-        let folder = crate::blockdev::testing::folder();
+        let directory = crate::blockdev::testing::directory();
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].write_uncorrectable = true;
         let first = DeviceTable::default().next(&[config.clone()]);
         assert!(first.is_ok(), "they end with what they are of");
-        let (path, size) = (folder.path().join("disk"), Some(1 << 20));
+        let (path, size) = (directory.path().join("disk"), Some(1 << 20));
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size };
         let why = DeviceTable::default().next(&[config.clone()]).unwrap_err();
         assert!(why.contains("`state_directory`, and there is none"), "{why}");
         assert!(!path.exists(), "nothing was made");
-        let state = folder.path().join("state");
+        let state = directory.path().join("state");
         std::fs::create_dir(&state).unwrap();
         assert!(DeviceTable::new(Some(state), 1).next(&[config]).is_ok());
     }
@@ -700,8 +701,8 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_awaited_is_opened_by_whoever_waits_for_it_and_by_nobody_else() {
-        let folder = crate::blockdev::testing::folder();
-        let path = folder.path().join("mount/disk.img");
+        let directory = crate::blockdev::testing::directory();
+        let path = directory.path().join("mount/disk.img");
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: None };
         let key = (config.nqn, 1);
@@ -711,7 +712,7 @@ pub(super) mod tests {
         };
         let stores = next(&DeviceTable::default(), &[]);
         assert_eq!(stores.awaited().len(), 1);
-        std::fs::create_dir(folder.path().join("mount")).unwrap();
+        std::fs::create_dir(directory.path().join("mount")).unwrap();
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         let carried = next(&stores, &[]);
         assert_eq!((carried.awaited(), ids(&carried)), (stores.awaited(), vec![]));
@@ -726,8 +727,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_path_that_hangs_holds_up_nobody_who_looks_for_others() {
-        let folder = crate::blockdev::testing::folder();
-        let paths = ["one", "two"].map(|name| folder.path().join(name));
+        let directory = crate::blockdev::testing::directory();
+        let paths = ["one", "two"].map(|name| directory.path().join(name));
         let mut config = subsystem(&[1, 2], 1 << 20);
         for (namespace, path) in config.namespaces.iter_mut().zip(&paths) {
             namespace.kind = NamespaceKind::File { path: path.clone(), size: None };
@@ -762,10 +763,10 @@ pub(super) mod tests {
     /// all be given up.
     #[test]
     fn all_paths_are_looked_at_and_opened_and_measured_at_once() {
-        let folder = crate::blockdev::testing::folder();
+        let directory = crate::blockdev::testing::directory();
         let mut config = subsystem(&[1, 2, 3], 1 << 20);
         for namespace in &mut config.namespaces {
-            let path = folder.path().join(namespace.nsid.to_string());
+            let path = directory.path().join(namespace.nsid.to_string());
             std::fs::write(&path, vec![0; 1 << 20]).unwrap();
             namespace.kind = NamespaceKind::File { path, size: None };
         }
@@ -784,11 +785,11 @@ pub(super) mod tests {
 
     #[test]
     fn what_may_pass_is_awaited_from_the_start_and_never_made_anew() {
-        let folder = crate::blockdev::testing::folder();
-        let state = folder.path().join("state");
+        let directory = crate::blockdev::testing::directory();
+        let state = directory.path().join("state");
         std::fs::create_dir(&state).unwrap();
         let mut config = subsystem(&[1, 2], 1 << 20);
-        let path = |nsid: u32| folder.path().join(nsid.to_string());
+        let path = |nsid: u32| directory.path().join(nsid.to_string());
         for namespace in &mut config.namespaces {
             let path = path(namespace.nsid);
             std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -805,7 +806,7 @@ pub(super) mod tests {
         assert!(stores.why_awaited(config.nqn, 1).unwrap().contains("a lock on it is held"));
         // Neither while it is awaited nor by the next daemon.
         stores.remember(subsystems);
-        std::fs::rename(path(1), folder.path().join("aside")).unwrap();
+        std::fs::rename(path(1), directory.path().join("aside")).unwrap();
         let due = [(config.nqn, 1)];
         assert_eq!(stores.awaiting().come(), []);
         let next = stores.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
@@ -814,16 +815,16 @@ pub(super) mod tests {
         let alone = [SubsystemConfig { namespaces: without, ..config.clone() }];
         let fresh = new().next_or_wait(&alone, Missing::Wait, &[]).unwrap();
         assert!(fresh.why_awaited(config.nqn, 1).unwrap().contains("is not made anew"));
-        std::fs::rename(folder.path().join("aside"), path(1)).unwrap();
+        std::fs::rename(directory.path().join("aside"), path(1)).unwrap();
         other.unlock().unwrap();
         let last = next.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
         assert_eq!((ids(&last).len(), last.awaited().len()), (2, 0));
     }
 
     #[test]
-    fn what_was_there_is_not_made_anew_without_a_folder_to_remember_it_in() {
-        let folder = crate::blockdev::testing::folder();
-        let (path, aside) = (folder.path().join("1"), folder.path().join("aside"));
+    fn what_was_there_is_not_made_anew_without_a_directory_to_remember_it_in() {
+        let directory = crate::blockdev::testing::directory();
+        let (path, aside) = (directory.path().join("1"), directory.path().join("aside"));
         let mut config = subsystem(&[1], 1 << 20);
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
@@ -852,8 +853,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_store_that_cannot_be_measured_stands_in_the_way_of_no_other_change() {
-        let folder = crate::blockdev::testing::folder();
-        let path = folder.path().join("disk");
+        let directory = crate::blockdev::testing::directory();
+        let path = directory.path().join("disk");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         let mut config = subsystem(&[1], 1 << 20);
         let of = |size| NamespaceKind::File { path: path.clone(), size };
@@ -874,9 +875,9 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_wrong_in_itself_is_not_awaited() {
-        let folder = crate::blockdev::testing::folder();
+        let directory = crate::blockdev::testing::directory();
         let mut config = subsystem(&[1], 1 << 20);
-        let path = folder.path().join("disk");
+        let path = directory.path().join("disk");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         config.namespaces[0].kind = NamespaceKind::File { path, size: Some(1 << 21) };
         let start = DeviceTable::default().next_or_wait(&[config], Missing::Wait, &[]);
@@ -885,8 +886,8 @@ pub(super) mod tests {
 
     #[test]
     fn what_could_not_be_remembered_is_owed_until_it_is() {
-        let folder = crate::blockdev::testing::folder();
-        let (state, path) = (folder.path().join("state"), folder.path().join("disk"));
+        let directory = crate::blockdev::testing::directory();
+        let (state, path) = (directory.path().join("state"), directory.path().join("disk"));
         std::fs::create_dir(&state).unwrap();
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
@@ -908,9 +909,9 @@ pub(super) mod tests {
 
     #[test]
     fn of_two_paths_to_one_file_the_first_is_served() {
-        let folder = crate::blockdev::testing::folder();
+        let directory = crate::blockdev::testing::directory();
         let mut config = subsystem(&[1, 2], 1 << 20);
-        let path = |nsid| folder.path().join(format!("{nsid}"));
+        let path = |nsid| directory.path().join(format!("{nsid}"));
         std::fs::write(path(1), vec![0; 1 << 20]).unwrap();
         std::fs::hard_link(path(1), path(2)).unwrap();
         for namespace in &mut config.namespaces {
@@ -925,19 +926,19 @@ pub(super) mod tests {
 
     /// A directory for what is to be kept, and a namespace of 1 MiB with a file.
     fn one_with_state() -> (tempfile::TempDir, PathBuf, SubsystemConfig) {
-        let folder = crate::blockdev::testing::folder();
-        let state = folder.path().join("state");
+        let directory = crate::blockdev::testing::directory();
+        let state = directory.path().join("state");
         std::fs::create_dir(&state).unwrap();
         let mut config = subsystem(&[1], 1 << 20);
-        let path = folder.path().join("disk.img");
+        let path = directory.path().join("disk.img");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         config.namespaces[0].kind = NamespaceKind::File { path, size: None };
-        (folder, state, config)
+        (directory, state, config)
     }
 
     #[test]
     fn a_namespace_that_is_in_use_keeps_its_uuid_and_a_start_finds_what_is_kept() {
-        let (_folder, state, config) = one_with_state();
+        let (_directory, state, config) = one_with_state();
         let mut renamed = config.clone();
         renamed.namespaces[0].uuid = Uuid::from_u128(7);
         let new = || DeviceTable::new(Some(state.clone()), 0);
@@ -974,7 +975,7 @@ pub(super) mod tests {
     /// goes and comes back: what becomes of marks then is so for everybody, and in the file.
     #[test]
     fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
-        let (_folder, state, config) = one_with_state();
+        let (_directory, state, config) = one_with_state();
         let next = |stores: &DeviceTable, config: &[SubsystemConfig]| loop {
             match stores.next(config) {
                 Err(why) if why.contains("a lock on it is held") => {}
@@ -1016,7 +1017,7 @@ pub(super) mod tests {
     /// The same of what hosts have settled: an order of before is with the state worker.
     #[test]
     fn a_namespace_that_comes_back_has_what_orders_of_before_settle() {
-        let (_folder, state, config) = one_with_state();
+        let (_directory, state, config) = one_with_state();
         let place = (config.nqn, 1);
         let uuid = config.namespaces[0].uuid;
         let stores = DeviceTable::new(Some(state), 0);
@@ -1054,11 +1055,11 @@ pub(super) mod tests {
     /// Whatever is refused leaves everything as it was.
     #[test]
     fn a_store_that_would_take_the_uuid_of_another_leaves_its_marks_alone() {
-        let folder = crate::blockdev::testing::folder();
-        let state = folder.path().join("state");
+        let directory = crate::blockdev::testing::directory();
+        let state = directory.path().join("state");
         std::fs::create_dir(&state).unwrap();
         let of = |nsid: u32| {
-            let path = folder.path().join(nsid.to_string());
+            let path = directory.path().join(nsid.to_string());
             std::fs::write(&path, vec![0; 1 << 20]).unwrap();
             let mut config = subsystem(&[nsid], 1 << 20);
             config.namespaces[0].kind = NamespaceKind::File { path, size: None };

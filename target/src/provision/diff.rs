@@ -242,10 +242,10 @@ impl DeviceTable {
         // Without a place to keep it nothing is told by it.
         let path = path.filter(|_| self.state_directory.is_some());
         let name = (namespace.uuid, path.as_deref().map(identity::of_path));
-        if let (Some(folder), (uuid, Some(store))) = (&self.state_directory, &name) {
+        if let (Some(directory), (uuid, Some(store))) = (&self.state_directory, &name) {
             match names {
-                Ok(names) => names.check(folder, (*uuid, configured), store)?,
-                Err(why) if identity::is_any_kept(folder) => return Err(why.clone()),
+                Ok(names) => names.check(directory, (*uuid, configured), store)?,
+                Err(why) if identity::is_any_kept(directory) => return Err(why.clone()),
                 Err(_) => {}
             }
         }
@@ -445,8 +445,8 @@ mod tests {
 
     #[test]
     fn what_was_there_when_it_was_looked_for_is_not_made_when_it_is_opened() {
-        let folder = crate::blockdev::testing::folder();
-        let path = folder.path().join("1");
+        let directory = crate::blockdev::testing::directory();
+        let path = directory.path().join("1");
         let mut config = subsystem(&[1], 1 << 20);
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
         let (key, namespace) = ((config.nqn, 1), &config.namespaces[0]);

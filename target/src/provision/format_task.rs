@@ -37,10 +37,10 @@ struct Begun {
 pub(crate) fn carry_out(
     nqn: Nqn,
     wish: FormatRequest,
-    shelf: &Mutex<Provisioner>,
+    provisioner: &Mutex<Provisioner>,
     shared: &Shared,
 ) -> Result<(), Status> {
-    let outcome = format(nqn, wish, shelf, &shared.registry);
+    let outcome = format(nqn, wish, provisioner, &shared.registry);
     let FormatRequest { nsid, block_size_bytes, cntlid, .. } = wish;
     match outcome {
         Ok(()) => info!(subsystem = %nqn, nsid, block_size_bytes, "namespace formatted"),
@@ -69,11 +69,11 @@ pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a ServedDevice>) {
 fn format(
     nqn: Nqn,
     wish: FormatRequest,
-    shelf: &Mutex<Provisioner>,
+    provisioner: &Mutex<Provisioner>,
     registry: &Registry,
 ) -> Result<(), Status> {
     let (waiting, drained) = channel();
-    let mut begun = lock(shelf).begin(nqn, wish, waiting)?;
+    let mut begun = lock(provisioner).begin(nqn, wish, waiting)?;
     // Nobody says anything: it ends when the last one who does anything with blocks lets go.
     let _ = drained.recv();
     let erased = begun.course.hold().and_then(|()| {
@@ -82,10 +82,10 @@ fn format(
         let stop = || progress.is_stopped() || registry.is_halting();
         begun.backing.erase(stop, |done, of| progress.set(done, of))
     });
-    let mut shelf = lock(shelf);
-    let outcome = shelf.finish(nqn, wish.nsid, begun, erased);
-    shelf.publish_again(&nqn);
-    shelf.wait_for_reactors();
+    let mut provisioner = lock(provisioner);
+    let outcome = provisioner.finish(nqn, wish.nsid, begun, erased);
+    provisioner.publish_again(&nqn);
+    provisioner.wait_for_reactors();
     outcome
 }
 
@@ -142,8 +142,8 @@ impl Provisioner {
     }
 }
 
-fn lock(shelf: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
-    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(provisioner: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
+    provisioner.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -99,9 +99,9 @@ impl Transition {
         let mut looks = ns_directory_probe::look(config, stores, catalogs, due);
         for subsystem in &mut subsystems {
             let (nqn, Some(managed)) = (subsystem.nqn, &subsystem.managed) else { continue };
-            let folder = &managed.directory;
+            let directory = &managed.directory;
             let Some(look) = looks.remove(&nqn) else {
-                awaited.extend(stores.awaited_folder(nqn).cloned());
+                awaited.extend(stores.awaited_directory(nqn).cloned());
                 continue;
             };
             let (found, images) = match look {
@@ -109,20 +109,20 @@ impl Transition {
                 Err(why) if config.missing == Missing::Wait => (Found::Missing(why), None),
                 Err(why) => (Found::Unusable(why), None),
             };
-            let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
+            let open = catalogs.get(&nqn).filter(|open| open.directory() == directory);
             let catalog = match (open, found) {
                 // What is open is served, also when its file system went out of sight.
                 (Some(open), Found::AsBefore | Found::Missing(_)) => open,
                 (Some(open), Found::Unusable(_)) if images.is_none() => open,
                 (_, Found::Missing(why)) => {
-                    awaited.push(PendingDevice::folder(nqn, folder, why));
+                    awaited.push(PendingDevice::directory(nqn, directory, why));
                     continue;
                 }
                 (None, Found::Unusable(why))
                     if config.missing == Missing::Wait
-                        && (stores.is_starting() || stores.awaited_folder(nqn).is_some()) =>
+                        && (stores.is_starting() || stores.awaited_directory(nqn).is_some()) =>
                 {
-                    awaited.push(PendingDevice::folder(nqn, folder, why).held(true));
+                    awaited.push(PendingDevice::directory(nqn, directory, why).held(true));
                     continue;
                 }
                 (_, Found::Unusable(why)) => return Err(Fatal(why)),
@@ -149,7 +149,7 @@ impl Transition {
         }
         let stores = open(&subsystems).map_err(Fatal)?;
         let mut next = Transition { subsystems, stores, catalogs: opened };
-        awaited.into_iter().for_each(|folder| next.stores.await_folder(folder));
+        awaited.into_iter().for_each(|directory| next.stores.await_directory(directory));
         next.stores.limit(&config.quotas, &next.subsystems);
         Ok(next)
     }
@@ -161,8 +161,9 @@ impl Transition {
         missing: Missing,
     ) -> Result<Transition, Fatal> {
         let mut next = stores.next_for_order(&subsystems, missing).map_err(Fatal)?;
-        let folders = subsystems.iter().filter_map(|s| stores.awaited_folder(s.nqn).cloned());
-        folders.for_each(|folder| next.await_folder(folder));
+        let directories =
+            subsystems.iter().filter_map(|s| stores.awaited_directory(s.nqn).cloned());
+        directories.for_each(|directory| next.await_directory(directory));
         let stores = next;
         Ok(Transition { subsystems, stores, catalogs: Vec::new() })
     }
@@ -178,7 +179,7 @@ pub(crate) struct Provisioner {
     shared: Arc<Shared>,
     pending: Arc<Pending>,
     tender: Arc<DeviceMonitor>,
-    ledger: Arc<UsageStore>,
+    usage_store: Arc<UsageStore>,
     /// Listeners whose address is not there yet, and what is missing.
     awaited: BTreeMap<SocketAddr, String>,
     /// The addresses must be of RDMA devices.
@@ -193,7 +194,7 @@ impl Provisioner {
         stores: DeviceTable,
         shared: Arc<Shared>,
         tender: Arc<DeviceMonitor>,
-        ledger: Arc<UsageStore>,
+        usage_store: Arc<UsageStore>,
         of_devices: bool,
     ) -> Provisioner {
         Provisioner {
@@ -204,7 +205,7 @@ impl Provisioner {
             shared,
             pending: Arc::default(),
             tender,
-            ledger,
+            usage_store,
             awaited: BTreeMap::new(),
             of_devices,
         }
@@ -307,10 +308,12 @@ impl Provisioner {
     /// stores go. Returns one line for each store that has another size now.
     pub(crate) fn adopt(&mut self, next: Transition, gone: Vec<Nqn>) -> Vec<String> {
         let Transition { subsystems: configs, mut stores, catalogs } = next;
-        let folder =
+        let directory =
             |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
         // Where another directory is awaited, nobody orders anything in the one before.
-        self.catalogs.retain(|nqn, open| folder(nqn).is_some_and(|folder| folder == open.folder()));
+        self.catalogs.retain(|nqn, open| {
+            directory(nqn).is_some_and(|directory| directory == open.directory())
+        });
         self.catalogs.extend(catalogs);
         stores.keep();
         let lines = stores.resize();
@@ -319,7 +322,7 @@ impl Provisioner {
         for config in &configs {
             let running = self.registry.subsystem(&config.nqn);
             if running.is_none() {
-                self.ledger.switched_on(&config.nqn);
+                self.usage_store.switched_on(&config.nqn);
             }
             let subsystem = self.made(&stores, config);
             if running.is_none_or(|running| *running != subsystem) {
@@ -365,7 +368,7 @@ impl Provisioner {
 
     /// The snapshot of a subsystem.
     fn made(&self, stores: &DeviceTable, config: &SubsystemConfig) -> Subsystem {
-        let mut subsystem = stores.subsystem(config, self.ledger.usage(&config.nqn));
+        let mut subsystem = stores.subsystem(config, self.usage_store.usage(&config.nqn));
         subsystem.management = self.management(stores, config, &subsystem);
         subsystem
     }
@@ -485,8 +488,9 @@ impl Provisioner {
 
     /// Directories whose record is to be written again, and how to begin with that.
     pub(crate) fn owing(&self) -> (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>) {
-        let folders = self.catalogs.values().map(Catalog::place).filter(|folder| folder.owes());
-        (folders.cloned().collect(), self.stores.opening())
+        let directories =
+            self.catalogs.values().map(Catalog::place).filter(|directory| directory.owes());
+        (directories.cloned().collect(), self.stores.opening())
     }
 
     /// The stores that are awaited.

@@ -38,42 +38,42 @@ use crate::state::record::StateDir;
 /// The namespaces of one subsystem that hosts made.
 #[derive(Debug)]
 pub struct Catalog {
-    folder: Arc<NamespaceDirectory>,
+    directory: Arc<NamespaceDirectory>,
     record: NamespaceCatalogRecord,
 }
 
 impl Catalog {
-    /// Opens the one in `folder`, which is there, and clears away what was left half done. With it
+    /// Opens the one in `directory`, which is there, and clears away what was left half done. With it
     /// come sentences about what somebody should look at.
     ///
     /// # Errors
     /// One sentence: the directory cannot be used, or its record is invalid. Such a record is
     /// never passed over.
-    pub fn open(folder: &Path, nqn: Nqn) -> Result<(Catalog, Vec<String>), String> {
-        let shown = folder.display();
+    pub fn open(directory: &Path, nqn: Nqn) -> Result<(Catalog, Vec<String>), String> {
+        let shown = directory.display();
         let failed = |error: io::Error| {
-            format!("the folder {shown} of managed namespaces cannot be used: {error}; make it")
+            format!("the directory {shown} of managed namespaces cannot be used: {error}; make it")
         };
-        let lock = File::open(folder).map_err(failed)?;
+        let lock = File::open(directory).map_err(failed)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(format!(
-                    "{shown} is in use by another nvmfd: give each its own folder"
+                    "{shown} is in use by another nvmfd: give each its own directory"
                 ));
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
         let record =
-            StateDir(folder).load(RECORD)?.unwrap_or_else(|| NamespaceCatalogRecord::new(nqn));
+            StateDir(directory).load(RECORD)?.unwrap_or_else(|| NamespaceCatalogRecord::new(nqn));
         if record.subsystem != nqn {
             let other = record.subsystem;
             return Err(format!(
-                "{shown} has the namespaces of {other}: give {nqn} its own folder"
+                "{shown} has the namespaces of {other}: give {nqn} its own directory"
             ));
         }
-        let own = Arc::new(NamespaceDirectory::new(folder, lock).map_err(failed)?);
-        let mut catalog = Catalog { folder: own, record };
+        let own = Arc::new(NamespaceDirectory::new(directory, lock).map_err(failed)?);
+        let mut catalog = Catalog { directory: own, record };
         let mut lines = Vec::new();
         if let Err(error) = catalog.settle() {
             lines.push(format!("what was left half done in {shown} cannot be cleared: {error}"));
@@ -84,14 +84,14 @@ impl Catalog {
 
     /// Where it is.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// The same, for whoever works there.
     #[must_use]
     pub fn place(&self) -> &Arc<NamespaceDirectory> {
-        &self.folder
+        &self.directory
     }
 
     /// What it holds.
@@ -103,7 +103,7 @@ impl Catalog {
     /// The file of the namespace with this UUID.
     #[must_use]
     pub fn image(&self, uuid: Uuid) -> PathBuf {
-        self.folder.image(uuid)
+        self.directory.image(uuid)
     }
 
     /// Holds something else from now on, also after a power loss. May wait for disks.
@@ -111,7 +111,7 @@ impl Catalog {
     /// # Errors
     /// What the system says; it is as before then.
     pub fn keep(&mut self, new: NamespaceCatalogRecord) -> io::Result<()> {
-        self.folder.keep(&new, &self.record)?;
+        self.directory.keep(&new, &self.record)?;
         self.record = new;
         Ok(())
     }
@@ -127,7 +127,7 @@ impl Catalog {
         let mut last = Ok(());
         loop {
             let next = match settling.next(last.is_ok()) {
-                Step::Remove(uuids) => self.folder.remove(&uuids),
+                Step::Remove(uuids) => self.directory.remove(&uuids),
                 Step::Keep(record) => self.keep(*record),
                 _ => return last,
             };
@@ -210,7 +210,7 @@ impl Catalog {
         let known: BTreeSet<PathBuf> =
             self.record.entries.values().map(|entry| self.image(entry.uuid)).collect();
         let mut lines = Vec::new();
-        for file in fs::read_dir(self.folder())? {
+        for file in fs::read_dir(self.directory())? {
             let path = file?.path();
             if path.extension().is_some_and(|e| e == "img") && !known.contains(&path) {
                 lines.push(format!(

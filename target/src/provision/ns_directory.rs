@@ -33,8 +33,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    fn of(folder: &fs::Metadata) -> Identity {
-        Identity { dev: folder.dev(), ino: folder.ino() }
+    fn of(directory: &fs::Metadata) -> Identity {
+        Identity { dev: directory.dev(), ino: directory.ino() }
     }
 
     /// Fails when a path leads to another directory: a file system was mounted over it, or it was
@@ -42,13 +42,13 @@ impl Identity {
     ///
     /// # Errors
     /// A sentence about that, or what the system says.
-    pub fn is_at(self, folder: &Path) -> io::Result<()> {
-        if Identity::of(&fs::metadata(folder)?) == self {
+    pub fn is_at(self, directory: &Path) -> io::Result<()> {
+        if Identity::of(&fs::metadata(directory)?) == self {
             return Ok(());
         }
-        let shown = folder.display();
+        let shown = directory.display();
         Err(io::Error::other(format!(
-            "{shown} is another folder than when it was opened (was something mounted there?): reload"
+            "{shown} is another directory than when it was opened (was something mounted there?): reload"
         )))
     }
 }

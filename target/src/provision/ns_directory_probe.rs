@@ -45,16 +45,16 @@ pub(super) fn look(
     due: &[Place],
 ) -> BTreeMap<Nqn, Result<Look, String>> {
     let begin = |subsystem: &SubsystemConfig| {
-        let (nqn, folder) = (subsystem.nqn, subsystem.managed.as_ref()?.directory.clone());
-        let is_awaited = stores.awaited_folder(nqn).is_some_and(|each| {
+        let (nqn, directory) = (subsystem.nqn, subsystem.managed.as_ref()?.directory.clone());
+        let is_awaited = stores.awaited_directory(nqn).is_some_and(|each| {
             let is_due = due.contains(&each.key());
-            config.missing == Missing::Wait && each.is_folder(&folder) && !is_due
+            config.missing == Missing::Wait && each.is_directory(&directory) && !is_due
         });
-        let open = catalogs.get(&nqn).filter(|open| open.folder() == folder);
+        let open = catalogs.get(&nqn).filter(|open| open.directory() == directory);
         let open = open.map(|catalog| (catalog.place().identity(), images(catalog)));
-        let (path, missing) = (folder.clone(), config.missing);
-        let why = availability::folder;
-        let act = move || Ok(seen(&folder, (nqn, missing), open, why(&folder, RECORD)));
+        let (path, missing) = (directory.clone(), config.missing);
+        let why = availability::directory;
+        let act = move || Ok(seen(&directory, (nqn, missing), open, why(&directory, RECORD)));
         (!is_awaited).then(|| (nqn, stores.begin(&path, act)))
     };
     let begun: Vec<_> = config.subsystems.iter().filter_map(begin).collect();
@@ -64,7 +64,7 @@ pub(super) fn look(
 
 /// `open`: the catalog that is open, and its files. `missing`: why the directory is not there.
 fn seen(
-    folder: &Path,
+    directory: &Path,
     (nqn, policy): (Nqn, Missing),
     open: Option<(Identity, BTreeSet<PathBuf>)>,
     missing: Option<String>,
@@ -76,13 +76,13 @@ fn seen(
         (Some((_, images)), Some(why)) if may_wait => {
             Look { found: Found::Missing(why), images: there(images) }
         }
-        (Some((identity, images)), _) if identity.is_at(folder).is_ok() => {
+        (Some((identity, images)), _) if identity.is_at(directory).is_ok() => {
             Look { found: Found::AsBefore, images: there(images) }
         }
         (_, Some(why)) if may_wait => none(Found::Missing(why)),
         // What is there in its place is somebody else's.
         (_, Some(why)) => none(Found::Unusable(why)),
-        (_, None) => match Catalog::open(folder, nqn) {
+        (_, None) => match Catalog::open(directory, nqn) {
             Ok((catalog, lines)) => {
                 let images = there(images(&catalog));
                 Look { found: Found::Opened(Box::new(catalog), lines), images }
@@ -108,22 +108,22 @@ mod tests {
     const NQN: &str = "nqn.2026-11.io.nvmfd:a";
 
     /// A subsystem with namespace 2 in a file, whose hosts may make more in a directory.
-    fn config(folder: &Path) -> Config {
+    fn config(directory: &Path) -> Config {
         let text = format!(
             "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\
              allow_any_host = true\n[[subsystem.namespace]]\nnsid = 2\npath = {:?}\n\
              size = \"1MiB\"\n[subsystem.managed]\ndirectory = {:?}\nquota = \"4MiB\"\n\
              namespaces = 3\nhosts = [\"nqn.2026-11.io.nvmfd:host\"]\n",
-            folder.join("disk"),
-            folder.join("managed"),
+            directory.join("disk"),
+            directory.join("managed"),
         );
         Config::parse(&text).unwrap()
     }
 
     #[test]
     fn no_catalog_is_opened_in_the_place_of_another_file_system() {
-        let folder = crate::blockdev::testing::folder();
-        let path = folder.path();
+        let directory = crate::blockdev::testing::directory();
+        let path = directory.path();
         let nqn: Nqn = NQN.parse().unwrap();
         let why = Some("not mounted".to_owned());
         let find = |policy, open: &Option<_>, why: &Option<_>| {
@@ -138,11 +138,11 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_hangs_is_awaited_and_the_rest_served() {
-        let folder = crate::blockdev::testing::folder();
-        let managed = folder.path().join("managed");
+    fn a_directory_that_hangs_is_awaited_and_the_rest_served() {
+        let directory = crate::blockdev::testing::directory();
+        let managed = directory.path().join("managed");
         fs::create_dir(&managed).unwrap();
-        let (stores, mut config) = (DeviceTable::default(), config(folder.path()));
+        let (stores, mut config) = (DeviceTable::default(), config(directory.path()));
         let _go_on = stores.opening().hang_at(&managed);
         let next = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
         let awaited = next.stores.awaited();
@@ -156,9 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn an_open_folder_that_hangs_is_served_as_it_was() {
-        let folder = crate::blockdev::testing::folder();
-        let managed = folder.path().join("managed");
+    fn an_open_directory_that_hangs_is_served_as_it_was() {
+        let directory = crate::blockdev::testing::directory();
+        let managed = directory.path().join("managed");
         fs::create_dir(&managed).unwrap();
         let nqn: Nqn = NQN.parse().unwrap();
         let (mut catalog, _) = Catalog::open(&managed, nqn).unwrap();
@@ -167,7 +167,7 @@ mod tests {
             fs::write(image, vec![0; 1 << 20]).unwrap();
         }
         drop(catalog);
-        let (config, stores) = (config(folder.path()), DeviceTable::default());
+        let (config, stores) = (config(directory.path()), DeviceTable::default());
         let first = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
         let made = |next: &Transition| next.subsystems[0].namespaces.len();
         assert_eq!((made(&first), first.catalogs.len()), (1 + sample().entries.len(), 1));

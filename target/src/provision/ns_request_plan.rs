@@ -298,7 +298,7 @@ mod tests {
             Bench { kept, files, open, served }
         }
 
-        fn undertaking(&self, what: &NamespaceRequest) -> Result<RequestPlan, Status> {
+        fn plan(&self, what: &NamespaceRequest) -> Result<RequestPlan, Status> {
             let host = |n: u8| format!("nqn.2026-11.io.nvmfd:host{n}").parse().unwrap();
             let granted = ManagedConfig {
                 directory: "/m".into(),
@@ -376,10 +376,10 @@ mod tests {
         bench: &mut Bench,
         failing: Option<usize>,
     ) -> (usize, Result<u32, Status>) {
-        let mut undertaking = bench.undertaking(what).unwrap();
+        let mut plan = bench.plan(what).unwrap();
         let mut possible = true;
         for number in 0.. {
-            let step = undertaking.next(possible);
+            let step = plan.next(possible);
             if let Step::Answer(outcome) = step {
                 return (number, outcome);
             }
@@ -409,9 +409,9 @@ mod tests {
             for cut in 0..=steps {
                 let mut bench = Bench::new();
                 let before = bench.kept.entries.clone();
-                let mut undertaking = bench.undertaking(&what).unwrap();
+                let mut plan = bench.plan(&what).unwrap();
                 for _ in 0..cut {
-                    bench.take(undertaking.next(true));
+                    bench.take(plan.next(true));
                 }
                 let was_seen = bench.served.entries != before;
                 bench.restart();
@@ -477,7 +477,7 @@ mod tests {
                 Status::NAMESPACE_NOT_ATTACHED,
             ),
         ] {
-            let said = bench.undertaking(&what).map(|_| ()).unwrap_err();
+            let said = bench.plan(&what).map(|_| ()).unwrap_err();
             assert!(said.is(refused) && said.dnr(), "{what:?}: {said}");
         }
     }

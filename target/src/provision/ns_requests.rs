@@ -44,34 +44,38 @@ type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 ///
 /// # Errors
 /// The status to answer with; everything is as before.
-pub(crate) fn carry_out(shelf: &Mutex<Provisioner>, order: &NamespaceJob) -> Result<u32, Status> {
+pub(crate) fn carry_out(
+    provisioner: &Mutex<Provisioner>,
+    order: &NamespaceJob,
+) -> Result<u32, Status> {
     let nqn = order.subsystem;
-    let (folder, opening) = {
-        let shelf = lock(shelf);
-        shelf.granted(order)?;
-        let catalog = shelf.catalogs.get(&nqn).ok_or(FAILED)?;
-        (Arc::clone(catalog.place()), shelf.stores.opening())
+    let (directory, opening) = {
+        let provisioner = lock(provisioner);
+        provisioner.granted(order)?;
+        let catalog = provisioner.catalogs.get(&nqn).ok_or(FAILED)?;
+        (Arc::clone(catalog.place()), provisioner.stores.opening())
     };
     // One that hangs is not even begun with.
-    let measured = opening.begin(folder.path(), {
-        let folder = Arc::clone(&folder);
-        move || Ok(free_bytes(folder.path()))
+    let measured = opening.begin(directory.path(), {
+        let directory = Arc::clone(&directory);
+        move || Ok(free_bytes(directory.path()))
     });
     let free_bytes = measured.by(Instant::now() + ANSWER).map_err(|why| {
         warn!("namespace request for {nqn} rejected: {why}");
         FAILED
     })?;
-    let mut held = lock(shelf);
+    let mut held = lock(provisioner);
     let (managed, subsystem) = held.granted(order)?;
     // What is deleted cannot be told of afterwards.
     let told = held.change_of(order);
-    let (mut undertaking, guards) = held.undertaking(order, &subsystem, &managed, free_bytes)?;
-    let mut errand = RequestRunner { shelf, nqn, folder, guards, made: None, undoes: false };
+    let (mut plan, guards) = held.plan(order, &subsystem, &managed, free_bytes)?;
+    let mut runner =
+        RequestRunner { provisioner, nqn, directory, guards, made: None, undoes: false };
     let mut possible = true;
     let made = loop {
-        match undertaking.next(possible) {
+        match plan.next(possible) {
             Step::Answer(outcome) => break outcome?,
-            step => (held, possible) = errand.take(held, step),
+            step => (held, possible) = runner.take(held, step),
         }
     };
     held.note(order, told, made);
@@ -100,10 +104,10 @@ fn tell(order: &NamespaceJob, made: u32) {
 
 /// An order on its way.
 struct RequestRunner<'s> {
-    shelf: &'s Mutex<Provisioner>,
+    provisioner: &'s Mutex<Provisioner>,
     nqn: Nqn,
     /// Where its steps are taken, whatever has become of its catalog.
-    folder: Arc<NamespaceDirectory>,
+    directory: Arc<NamespaceDirectory>,
     /// Until none of what is deleted is there any more. Who protects or reserves one comes before
     /// this, also while the order has waited, or learns that it goes.
     guards: Vec<Held>,
@@ -124,23 +128,23 @@ impl<'s> RequestRunner<'s> {
         match step {
             Step::Keep(record) => return self.keep(held, *record),
             Step::Make { nsid, entry } => {
-                let Some(catalog) = held.catalog_in(self.nqn, &self.folder) else {
+                let Some(catalog) = held.catalog_in(self.nqn, &self.directory) else {
                     return (held, false);
                 };
                 let namespace = catalog.namespace(nsid, &entry);
                 drop(held);
                 let made = self.make(&namespace);
                 self.made = Some((nsid, entry.uuid));
-                return (lock(self.shelf), made);
+                return (lock(self.provisioner), made);
             }
             Step::Remove(uuids) => {
                 drop(held);
-                let removed = self.folder.remove(&uuids);
+                let removed = self.directory.remove(&uuids);
                 if let Err(error) = &removed {
                     let nqn = self.nqn;
                     warn!("leftover namespace files of {nqn} cannot be removed yet: {error}");
                 }
-                return (lock(self.shelf), removed.is_ok());
+                return (lock(self.provisioner), removed.is_ok());
             }
             Step::Serve => {
                 let served = held.serve(self.nqn, self.made);
@@ -160,40 +164,40 @@ impl<'s> RequestRunner<'s> {
         mut held: MutexGuard<'s, Provisioner>,
         record: NamespaceCatalogRecord,
     ) -> (MutexGuard<'s, Provisioner>, bool) {
-        let catalog = held.catalog_in(self.nqn, &self.folder);
+        let catalog = held.catalog_in(self.nqn, &self.directory);
         let Some(before) = catalog.map(|catalog| catalog.record().clone()) else {
             return (held, false);
         };
         drop(held);
         let kept =
-            if self.undoes { self.folder.insist(&record) } else { self.write(&record, &before) };
-        let mut held = lock(self.shelf);
-        match held.catalog_in(self.nqn, &self.folder) {
+            if self.undoes { self.directory.insist(&record) } else { self.write(&record, &before) };
+        let mut held = lock(self.provisioner);
+        match held.catalog_in(self.nqn, &self.directory) {
             Some(catalog) if kept || self.undoes => catalog.hold(record),
             Some(_) => {}
             // A reload has taken the directory away meanwhile. Whoever finds it next finds this
             // order not done.
             None => {
                 drop(held);
-                self.folder.insist(&before);
-                return (lock(self.shelf), false);
+                self.directory.insist(&before);
+                return (lock(self.provisioner), false);
             }
         }
         (held, kept)
     }
 
     fn write(&self, record: &NamespaceCatalogRecord, before: &NamespaceCatalogRecord) -> bool {
-        let kept = self.folder.keep(record, before);
+        let kept = self.directory.keep(record, before);
         if let Err(error) = &kept {
-            let folder = self.folder.path().display();
-            error!("cannot persist the catalog of managed namespaces in {folder}: {error}");
+            let directory = self.directory.path().display();
+            error!("cannot persist the catalog of managed namespaces in {directory}: {error}");
         }
         kept.is_ok()
     }
 
     /// Makes the file of a namespace, which the record announces.
     fn make(&self, namespace: &NamespaceConfig) -> bool {
-        let in_place = self.folder.is_in_place().map_err(|error| error.to_string());
+        let in_place = self.directory.is_in_place().map_err(|error| error.to_string());
         let made = in_place.and_then(|()| devices::make(namespace));
         if let Err(why) = &made {
             error!("cannot create a namespace of {}: {why}", self.nqn);
@@ -215,8 +219,12 @@ impl Provisioner {
     }
 
     /// The catalog of a subsystem, if it is the one in this directory.
-    fn catalog_in(&mut self, nqn: Nqn, folder: &Arc<NamespaceDirectory>) -> Option<&mut Catalog> {
-        self.catalogs.get_mut(&nqn).filter(|catalog| Arc::ptr_eq(catalog.place(), folder))
+    fn catalog_in(
+        &mut self,
+        nqn: Nqn,
+        directory: &Arc<NamespaceDirectory>,
+    ) -> Option<&mut Catalog> {
+        self.catalogs.get_mut(&nqn).filter(|catalog| Arc::ptr_eq(catalog.place(), directory))
     }
 
     /// What the Persistent Event log will tell of an order, as far as that is known before.
@@ -276,7 +284,7 @@ impl Provisioner {
     ///
     /// # Errors
     /// The status to answer with: it is not to be done.
-    fn undertaking(
+    fn plan(
         &self,
         order: &NamespaceJob,
         subsystem: &SubsystemConfig,
@@ -301,8 +309,8 @@ impl Provisioner {
             controllers: &self.registry.controllers_of(&nqn),
             may_go: &may_go,
         };
-        let undertaking = RequestPlan::new(&order.what, catalog.record(), &situation)?;
-        Ok((undertaking, held.into_inner()))
+        let plan = RequestPlan::new(&order.what, catalog.record(), &situation)?;
+        Ok((plan, held.into_inner()))
     }
 
     /// Whether a host may delete a namespace. Until what is returned is dropped nobody protects it,
@@ -373,13 +381,13 @@ impl Provisioner {
 }
 
 /// What the file system of a directory has free, in bytes; much, where it does not say.
-fn free_bytes(folder: &Path) -> u64 {
-    let found = statvfs(folder);
+fn free_bytes(directory: &Path) -> u64 {
+    let found = statvfs(directory);
     found.map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()))
 }
 
-fn lock(shelf: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
-    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(provisioner: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
+    provisioner.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -79,13 +79,13 @@ impl PendingDevice {
     }
 
     /// The directory of the namespaces that hosts make of a subsystem.
-    pub(crate) fn folder(nqn: Nqn, folder: &Path, why: String) -> PendingDevice {
+    pub(crate) fn directory(nqn: Nqn, directory: &Path, why: String) -> PendingDevice {
         let place = format!("namespaces that hosts make of {nqn}");
         PendingDevice {
             place,
             why,
             key: (nqn, FOLDER),
-            what: What::Folder(folder.to_owned()),
+            what: What::Folder(directory.to_owned()),
             was_there: false,
             is_held: false,
         }
@@ -100,13 +100,13 @@ impl PendingDevice {
         self.key == key && matches!(&self.what, What::Store(config) if **config == *namespace)
     }
 
-    pub(super) fn is_folder_of(&self, nqn: Nqn) -> bool {
+    pub(super) fn is_directory_of(&self, nqn: Nqn) -> bool {
         self.key == (nqn, FOLDER)
     }
 
     /// Whether it is this directory.
-    pub(crate) fn is_folder(&self, folder: &Path) -> bool {
-        matches!(&self.what, What::Folder(own) if own == folder)
+    pub(crate) fn is_directory(&self, directory: &Path) -> bool {
+        matches!(&self.what, What::Folder(own) if own == directory)
     }
 
     /// Begins to look why it is not there, if it is not. `served`: what
@@ -118,9 +118,9 @@ impl PendingDevice {
     ) -> BlockingTask<'a, Option<String>> {
         match &self.what {
             What::Store(config) => probe::begin(opening, config, served, Result::err),
-            What::Folder(folder) => {
-                let own = folder.clone();
-                opening.begin(folder, move || Ok(availability::folder(&own, RECORD)))
+            What::Folder(directory) => {
+                let own = directory.clone();
+                opening.begin(directory, move || Ok(availability::directory(&own, RECORD)))
             }
         }
     }

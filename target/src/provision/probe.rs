@@ -79,11 +79,11 @@ pub(super) fn begin<'a, T: Send + 'static>(
 }
 
 fn seen(path: PathBuf) -> Probed {
-    let in_folder = || {
-        let folder = fs::canonicalize(path.parent()?).ok()?;
-        Some(folder.join(path.file_name()?))
+    let in_directory = || {
+        let directory = fs::canonicalize(path.parent()?).ok()?;
+        Some(directory.join(path.file_name()?))
     };
-    let found = fs::canonicalize(&path).ok().or_else(in_folder);
+    let found = fs::canonicalize(&path).ok().or_else(in_directory);
     let same = match fs::metadata(&path) {
         Ok(meta) if meta.file_type().is_block_device() => FileId::Device(meta.rdev()),
         Ok(meta) if meta.is_file() => FileId::File(meta.dev(), meta.ino()),

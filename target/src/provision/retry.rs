@@ -35,14 +35,14 @@ impl RetryTask {
     /// # Errors
     /// No thread to be had.
     pub(crate) fn start(
-        shelf: Arc<Mutex<Provisioner>>,
+        provisioner: Arc<Mutex<Provisioner>>,
         pool: &BlockingPool,
     ) -> std::io::Result<RetryTask> {
         let (stop, stopped) = channel();
         let ended = pool.spawn(move || {
             let mut pauses = Backoff::default();
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                look(&shelf, &mut pauses);
+                look(&provisioner, &mut pauses);
             }
         })?;
         Ok(RetryTask { ended: Mutex::new(ended), stop: Some(stop) })
@@ -92,18 +92,18 @@ impl Backoff {
     }
 }
 
-fn look(shelf: &Mutex<Provisioner>, pauses: &mut Backoff) {
-    let shelf = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
-    shelf().await_lost();
-    shelf().remember_again();
-    let addresses = shelf().awaited_addresses();
+fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
+    let provisioner = || provisioner.lock().unwrap_or_else(PoisonError::into_inner);
+    provisioner().await_lost();
+    provisioner().remember_again();
+    let addresses = provisioner().awaited_addresses();
     for at in addresses {
-        shelf().on_address(at);
+        provisioner().on_address(at);
     }
     // A path may hang for as long as a server does not answer: nobody's lock is held meanwhile.
-    let owing = shelf().owing();
+    let owing = provisioner().owing();
     make_good(owing, Instant::now() + REPAIR);
-    let awaiting = shelf().awaited_stores();
+    let awaiting = provisioner().awaited_stores();
     let come = awaiting.come();
     pauses.keep(&come);
     let now = Instant::now();
@@ -111,7 +111,7 @@ fn look(shelf: &Mutex<Provisioner>, pauses: &mut Backoff) {
     if due.is_empty() {
         return;
     }
-    shelf().on_stores(&due);
+    provisioner().on_stores(&due);
     // The try itself may have been long.
     let now = Instant::now();
     due.into_iter().for_each(|place| pauses.tried(place, now));
@@ -119,15 +119,15 @@ fn look(shelf: &Mutex<Provisioner>, pauses: &mut Backoff) {
 
 /// Has directories write again what they owe, until then.
 pub(crate) fn make_good(
-    (folders, opening): (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>),
+    (directories, opening): (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>),
     deadline: Instant,
 ) {
-    let begun: Vec<_> = folders
+    let begun: Vec<_> = directories
         .into_iter()
-        .map(|folder| {
-            let path = folder.path().to_owned();
+        .map(|directory| {
+            let path = directory.path().to_owned();
             opening.begin(&path, move || {
-                folder.make_good();
+                directory.make_good();
                 Ok(())
             })
         })

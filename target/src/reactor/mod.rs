@@ -185,7 +185,7 @@ impl Reactor {
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
         if needed && self.parts.fabric.hints().sends_deferred {
-            self.queues.nap(now);
+            self.queues.before_sleep(now);
         }
         self.parts.fabric.arm(wake);
         // What came in between arming and here would not wake us.
@@ -200,10 +200,10 @@ impl Reactor {
 
     fn read_mail(&mut self, now: Instant) {
         self.parts.mailbox.hush();
-        while let Some(mail) = self.parts.mailbox.take() {
+        while let Some(message) = self.parts.mailbox.take() {
             let (queues, mut lent) = self.split(now);
-            let Some(mail) = queues.on_mail(mail, &mut lent) else { continue };
-            match mail {
+            let Some(message) = queues.on_message(message, &mut lent) else { continue };
+            match message {
                 Message::Attach(id, backing, answer) => {
                     let _ = answer.send(self.ring.attach(id, backing));
                 }

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use crate::blockdev::crash_point::crash_point;
 use crate::blockdev::durable;
 
-/// Writes and syncs content beside `name` in `folder`: what takes room or a working disk is done
+/// Writes and syncs content beside `name` in `directory`: what takes room or a working disk is done
 /// then, and the name still means what it did.
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn prepare(folder: &Path, name: &str, content: &[u8]) -> io::Result<Prepared> {
-    let beside = folder.join(format!("{name}.new"));
+pub(crate) fn prepare(directory: &Path, name: &str, content: &[u8]) -> io::Result<Prepared> {
+    let beside = directory.join(format!("{name}.new"));
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     crash_point();
@@ -25,7 +25,7 @@ pub(crate) fn prepare(folder: &Path, name: &str, content: &[u8]) -> io::Result<P
     durable::write(&mut file, &beside, content)?;
     crash_point();
     durable::sync(&file, &beside)?;
-    Ok(Prepared { path: folder.join(name), beside })
+    Ok(Prepared { path: directory.join(name), beside })
 }
 
 /// Content of a small file that is synced beside its name. What stays there is written over by the
@@ -49,23 +49,23 @@ impl Prepared {
     }
 }
 
-/// Removes `name` from `folder`, if it is there, as surely as [`Prepared::persist`] gives it its
+/// Removes `name` from `directory`, if it is there, as surely as [`Prepared::persist`] gives it its
 /// name.
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn remove(folder: &Path, name: &str) -> io::Result<()> {
+pub(crate) fn remove(directory: &Path, name: &str) -> io::Result<()> {
     crash_point();
-    match durable::remove_file(&folder.join(name)) {
+    match durable::remove_file(&directory.join(name)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    sync(folder)
+    sync(directory)
 }
 
-fn sync(folder: &Path) -> io::Result<()> {
+fn sync(directory: &Path) -> io::Result<()> {
     crash_point();
-    durable::sync_directory(folder)?;
+    durable::sync_directory(directory)?;
     crash_point();
     Ok(())
 }
@@ -76,8 +76,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_synchronised_before_it_has_its_name_and_so_is_the_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
         let name = path.file_name().unwrap().to_str().unwrap();
         let directory = format!("sync directory {name}");
         let (written, did) = calls(|| super::prepare(path, "a", b"content")?.persist());

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::core::subsystem::lba_format::{ChosenFormat, Format};
 use crate::state::namespace_state::NamespaceFile;
 
-/// The format of a namespace that is kept in `folder`, under its UUID; as it was left there.
+/// The format of a namespace that is kept in `directory`, under its UUID; as it was left there.
 /// `store` is the path of the data; `configured_bytes`, the size of blocks that nobody has
 /// formatted.
 ///
@@ -19,15 +19,15 @@ use crate::state::namespace_state::NamespaceFile;
 /// size.
 pub fn open(
     (subsystem, nsid): (Nqn, u32),
-    folder: &Path,
+    directory: &Path,
     uuid: [u8; 16],
     store: &Path,
     configured_bytes: u32,
 ) -> Result<Arc<Format>, String> {
-    let file = NamespaceFile::new(folder, Uuid::from_bytes(uuid));
+    let file = NamespaceFile::new(directory, Uuid::from_bytes(uuid));
     let format = Format::kept(subsystem, nsid, file.clone(), store)?;
     if format.block_size_bytes().is_none() {
-        not_of_another_uuid(folder, &file, &format!("{store:?}"), configured_bytes)?;
+        not_of_another_uuid(directory, &file, &format!("{store:?}"), configured_bytes)?;
     }
     Ok(format)
 }
@@ -35,12 +35,12 @@ pub fn open(
 /// Refuses a namespace whose store a host has formatted when the namespace had another UUID, which
 /// changes with the name of its subsystem where none is configured.
 fn not_of_another_uuid(
-    folder: &Path,
+    directory: &Path,
     own: &NamespaceFile,
     store: &str,
     configured_bytes: u32,
 ) -> Result<(), String> {
-    let all = NamespaceFile::all(folder).unwrap_or_default();
+    let all = NamespaceFile::all(directory).unwrap_or_default();
     for other in all.iter().filter(|other| *other != own) {
         // What is damaged holds back its own namespace only.
         let Ok(Some(ChosenFormat { block_size_bytes: size, store: Some(of) })) = other.load()
@@ -53,7 +53,7 @@ fn not_of_another_uuid(
                 "{store} has blocks of {size} bytes, as a host has formatted it, which is kept in \
                  {} under another UUID: write `uuid = \"{old}\"` for its namespace, or stop the \
                  daemon and rename {} to begin with {new} (or remove it, if no data there are needed)",
-                folder.display(),
+                directory.display(),
                 other.files().join(", ")
             ));
         }
@@ -65,22 +65,22 @@ fn not_of_another_uuid(
 mod tests {
     use super::*;
 
-    fn made(folder: &Path) -> Result<Arc<Format>, String> {
+    fn made(directory: &Path) -> Result<Arc<Format>, String> {
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
-        open((nqn, 1), folder, [7; 16], Path::new(STORE), 4096)
+        open((nqn, 1), directory, [7; 16], Path::new(STORE), 4096)
     }
 
     const STORE: &str = "/srv/one\n.img";
 
     #[test]
     fn what_is_kept_under_another_uuid_is_not_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
         let other = |store: &str, bytes| {
-            let made = open((nqn, 1), folder.path(), [8; 16], Path::new(store), bytes);
+            let made = open((nqn, 1), directory.path(), [8; 16], Path::new(store), bytes);
             made.map(|format| format.block_size_bytes())
         };
-        let format = made(folder.path()).unwrap();
+        let format = made(directory.path()).unwrap();
         assert_eq!(other(STORE, 4096), Ok(None));
         format.choose(512).unwrap();
         let name = |byte| format!("{}.namespace", Uuid::from_bytes([byte; 16]));
@@ -89,13 +89,13 @@ mod tests {
         assert!(why.contains("512") && why.contains(&old) && why.contains(&new[..36]), "{why}");
         assert_eq!(other("/srv/two.img", 4096), Ok(None), "another store");
         assert_eq!(other(STORE, 512), Ok(None), "as it is anyway");
-        std::fs::rename(folder.path().join(&old), folder.path().join(&new)).unwrap();
+        std::fs::rename(directory.path().join(&old), directory.path().join(&new)).unwrap();
         assert_eq!(other(STORE, 4096), Ok(Some(512)), "as the remedy says");
         // The first version said of no store. This is what it wrote.
-        std::fs::remove_file(folder.path().join(&new)).unwrap();
+        std::fs::remove_file(directory.path().join(&new)).unwrap();
         let first = "nvmfd format 1\nblock_size 512\ncrc32 3f2eaf18\n";
-        std::fs::write(folder.path().join(new.replace("namespace", "format")), first).unwrap();
+        std::fs::write(directory.path().join(new.replace("namespace", "format")), first).unwrap();
         assert_eq!(other(STORE, 4096), Ok(Some(512)));
-        assert_eq!(made(folder.path()).unwrap().block_size_bytes(), None);
+        assert_eq!(made(directory.path()).unwrap().block_size_bytes(), None);
     }
 }

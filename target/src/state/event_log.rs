@@ -13,20 +13,20 @@ use crate::state::record::StateDir;
 /// Names of files are derived under this one. Never change it: events would be forgotten.
 const UUID_SPACE: Uuid = Uuid::from_u128(0x6a2b_9d0c_71e8_4c55_8f3e_6e76_6d66_6450);
 
-/// Reads what is in `folder`; whatever happens from now on rings `wake`.
+/// Reads what is in `directory`; whatever happens from now on rings `wake`.
 ///
 /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend on
 /// it.
-pub(crate) fn open(folder: &Path, subsystem: Nqn, wake: SyncSender<()>) -> PersistentEventLog {
-    let saved = StateDir(folder).load_if_usable(&name(&subsystem));
+pub(crate) fn open(directory: &Path, subsystem: Nqn, wake: SyncSender<()>) -> PersistentEventLog {
+    let saved = StateDir(directory).load_if_usable(&name(&subsystem));
     PersistentEventLog::new(subsystem, saved, wake)
 }
 
 /// Writes the file, if anything has happened since it was written.
-pub(crate) fn save(log: &PersistentEventLog, folder: &Path) {
+pub(crate) fn save(log: &PersistentEventLog, directory: &Path) {
     let name = name(log.subsystem());
-    if let Err(error) = log.save(|saved| StateDir(folder).replace(&name, saved)) {
-        warn!("cannot write {}: {error}", folder.join(name).display());
+    if let Err(error) = log.save(|saved| StateDir(directory).replace(&name, saved)) {
+        warn!("cannot write {}: {error}", directory.join(name).display());
     }
 }
 
@@ -50,8 +50,8 @@ mod tests {
         "nqn.2026-11.io.nvmfd:history".parse().unwrap()
     }
 
-    fn opened(folder: &Path) -> PersistentEventLog {
-        open(folder, nqn(), sync_channel(1).0)
+    fn opened(directory: &Path) -> PersistentEventLog {
+        open(directory, nqn(), sync_channel(1).0)
     }
 
     fn reset(log: &PersistentEventLog) {
@@ -60,23 +60,23 @@ mod tests {
     }
 
     /// How many events are found of a subsystem.
-    fn events(folder: &Path, nqn: Nqn) -> u32 {
+    fn events(directory: &Path, nqn: Nqn) -> u32 {
         let header = LogHeader { nqn, serial: Text::lossy("S"), model: Text::lossy("M") };
-        let page = open(folder, nqn, sync_channel(1).0).report(&header, &Power::default());
+        let page = open(directory, nqn, sync_channel(1).0).report(&header, &Power::default());
         PersistentEventHeader::parse(page.first_chunk().unwrap()).events
     }
 
     #[test]
     fn damaged_files_are_replaced() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name(&nqn()));
-        let history = opened(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name(&nqn()));
+        let history = opened(directory.path());
         reset(&history);
-        save(&history, folder.path());
-        assert_eq!(events(folder.path(), nqn()), 1);
+        save(&history, directory.path());
+        assert_eq!(events(directory.path(), nqn()), 1);
         let other = "nqn.2026-11.io.nvmfd:other".parse().unwrap();
-        fs::copy(&path, folder.path().join(name(&other))).unwrap();
-        assert_eq!(events(folder.path(), other), 0, "another's");
+        fs::copy(&path, directory.path().join(name(&other))).unwrap();
+        assert_eq!(events(directory.path(), other), 0, "another's");
         let sealed = |event: &str| {
             let body = format!("nvmfd events 1\nsubsystem {}\n{event}\n", nqn());
             let sum = crc32fast::hash(body.as_bytes());
@@ -84,7 +84,7 @@ mod tests {
         };
         let data = "00".repeat(12);
         fs::write(&path, sealed(&format!("event 7 1 5 {data}"))).unwrap();
-        assert_eq!(events(folder.path(), nqn()), 1);
+        assert_eq!(events(directory.path(), nqn()), 1);
         let bad = [
             "event".to_owned(),
             "event 7 1 5".to_owned(),
@@ -98,25 +98,25 @@ mod tests {
         ];
         for bad in bad.iter().map(|event| sealed(event)) {
             fs::write(&path, bad).unwrap();
-            assert_eq!(events(folder.path(), nqn()), 0);
+            assert_eq!(events(directory.path(), nqn()), 0);
         }
     }
 
     #[test]
     fn nothing_is_written_that_has_not_changed_and_nothing_is_forgotten_that_could_not_be() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(name(&nqn()));
-        let history = opened(folder.path());
-        save(&history, folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name(&nqn()));
+        let history = opened(directory.path());
+        save(&history, directory.path());
         assert!(!path.exists());
         reset(&history);
         // Something is in the way of the file that is to become it.
         let beside = path.with_extension("events.new");
         fs::create_dir(&beside).unwrap();
-        save(&history, folder.path());
+        save(&history, directory.path());
         assert!(!path.exists());
         fs::remove_dir(&beside).unwrap();
-        save(&history, folder.path());
+        save(&history, directory.path());
         assert!(path.exists());
     }
 }

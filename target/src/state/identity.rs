@@ -38,8 +38,8 @@ impl DeviceIdentities {
     /// # Errors
     /// One sentence about a file that cannot be read or is invalid. It is not passed over:
     /// somebody may rely on what is kept under another name.
-    pub(crate) fn load(folder: &Path) -> Result<DeviceIdentities, String> {
-        Ok(StateDir(folder).load(FILE)?.unwrap_or_default())
+    pub(crate) fn load(directory: &Path) -> Result<DeviceIdentities, String> {
+        Ok(StateDir(directory).load(FILE)?.unwrap_or_default())
     }
 
     /// Whether a store may be served under this UUID; `configured`: those of all namespaces.
@@ -48,13 +48,13 @@ impl DeviceIdentities {
     /// One sentence: something is kept for it under another UUID.
     pub(crate) fn check(
         &self,
-        folder: &Path,
+        directory: &Path,
         (uuid, configured): (Uuid, &BTreeSet<Uuid>),
         store: &str,
     ) -> Result<(), String> {
         let others = self.0.iter().filter(|(other, of)| **other != uuid && *of == store);
         for (other, _) in others {
-            let file = NamespaceFile::new(folder, *other);
+            let file = NamespaceFile::new(directory, *other);
             let things = file.relied_on();
             if things.is_empty() {
                 continue;
@@ -73,7 +73,7 @@ impl DeviceIdentities {
                  {} in {} to begin with {uuid} (or remove what no host relies on any more)",
                 things.join(", "),
                 file.files().join(", "),
-                folder.display()
+                directory.display()
             ));
         }
         Ok(())
@@ -86,19 +86,19 @@ impl DeviceIdentities {
     /// # Errors
     /// What the system says.
     pub(crate) fn prepare(
-        folder: &Path,
+        directory: &Path,
         mut served: BTreeMap<Uuid, String>,
     ) -> io::Result<Option<Prepared>> {
-        let DeviceIdentities(before) = match DeviceIdentities::load(folder) {
+        let DeviceIdentities(before) = match DeviceIdentities::load(directory) {
             Ok(before) => before,
-            Err(_) if !is_any_kept(folder) => DeviceIdentities::default(),
+            Err(_) if !is_any_kept(directory) => DeviceIdentities::default(),
             Err(why) => {
                 warn!("device identities cannot be remembered: {why}");
                 return Ok(None);
             }
         };
         for (uuid, store) in &before {
-            let is_of_use = || !NamespaceFile::new(folder, *uuid).relied_on().is_empty();
+            let is_of_use = || !NamespaceFile::new(directory, *uuid).relied_on().is_empty();
             if !served.contains_key(uuid) && is_of_use() {
                 served.insert(*uuid, store.clone());
             }
@@ -106,13 +106,13 @@ impl DeviceIdentities {
         if served == before {
             return Ok(None);
         }
-        StateDir(folder).prepare(FILE, &DeviceIdentities(served)).map(Some)
+        StateDir(directory).prepare(FILE, &DeviceIdentities(served)).map(Some)
     }
 }
 
 /// Whether anything is kept that a name of before may lead to; what cannot be looked for is.
-pub(crate) fn is_any_kept(folder: &Path) -> bool {
-    let all = NamespaceFile::all(folder);
+pub(crate) fn is_any_kept(directory: &Path) -> bool {
+    let all = NamespaceFile::all(directory);
     all.map_or(true, |all| all.iter().any(|file| !file.relied_on().is_empty()))
 }
 
@@ -143,16 +143,16 @@ mod tests {
     use crate::state::block_size;
     use crate::state::identity::*;
 
-    fn remember(folder: &Path, served: BTreeMap<Uuid, String>) {
-        DeviceIdentities::prepare(folder, served)
+    fn remember(directory: &Path, served: BTreeMap<Uuid, String>) {
+        DeviceIdentities::prepare(directory, served)
             .unwrap()
             .map_or(Ok(()), Prepared::persist)
             .unwrap();
     }
 
     /// A host has OLD protected from writes, or no longer.
-    fn protect(folder: &Path, is_on: bool) {
-        let file = NamespaceFile::new(folder, OLD);
+    fn protect(directory: &Path, is_on: bool) {
+        let file = NamespaceFile::new(directory, OLD);
         let state = WriteProtectState::PROTECTED;
         file.replace(Some(&state).filter(|_| is_on), None).unwrap();
     }
@@ -162,8 +162,8 @@ mod tests {
 
     #[test]
     fn a_store_is_not_served_under_another_uuid_while_something_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path();
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
         let (one, two) = (of_path(Path::new("/srv/a\nb.img")), of_path(Path::new("/srv/two")));
         remember(at, BTreeMap::from([(OLD, one.clone())]));
         let check = |uuid, store: &_| {
@@ -198,8 +198,8 @@ mod tests {
 
     #[test]
     fn what_is_served_no_more_is_remembered_while_something_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path();
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
         let served =
             |uuids: &[Uuid]| uuids.iter().map(|uuid| (*uuid, "\"/a\"".to_owned())).collect();
         protect(at, true);
@@ -216,8 +216,8 @@ mod tests {
 
     #[test]
     fn a_list_that_says_something_else_is_not_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path();
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
         remember(at, BTreeMap::from([(OLD, "\"/a\"".to_owned())]));
         let good = fs::read(at.join(FILE)).unwrap();
         for (place, bit) in (0..good.len()).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {

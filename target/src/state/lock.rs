@@ -20,8 +20,8 @@ pub(crate) struct StateDirLock {
 
 impl StateDirLock {
     /// Whether a daemon has the directory, as far as that can be seen. Keeps none out.
-    pub(crate) fn is_held(folder: &Path) -> bool {
-        let file = File::open(folder.join(NAME));
+    pub(crate) fn is_held(directory: &Path) -> bool {
+        let file = File::open(directory.join(NAME));
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
@@ -31,9 +31,9 @@ impl StateDirLock {
     ///
     /// # Errors
     /// One sentence: another daemon has it, or it cannot be locked.
-    pub(crate) fn take(folder: &Path) -> Result<Option<StateDirLock>, String> {
-        let path = folder.join(NAME);
-        let file = match open(folder, &path) {
+    pub(crate) fn take(directory: &Path) -> Result<Option<StateDirLock>, String> {
+        let path = directory.join(NAME);
+        let file = match open(directory, &path) {
             Ok(file) => file,
             Err(error) => return without(&path, &error),
         };
@@ -41,7 +41,7 @@ impl StateDirLock {
             Ok(()) => Ok(Some(StateDirLock { _held: file })),
             Err(TryLockError::WouldBlock) => Err(format!(
                 "state_directory {} is in use by another nvmfd: give each its own",
-                folder.display()
+                directory.display()
             )),
             Err(TryLockError::Error(error)) => without(&path, &error),
         }
@@ -57,12 +57,12 @@ fn without(path: &Path, error: &io::Error) -> Result<Option<StateDirLock>, Strin
     }
     Err(format!(
         "{shown}, which keeps a second nvmfd from writing there, cannot be locked: {error}; give \
-         its folder to the user of the daemon, or name another state_directory"
+         its directory to the user of the daemon, or name another state_directory"
     ))
 }
 
 /// Opens the file, or makes it.
-fn open(folder: &Path, path: &Path) -> io::Result<File> {
+fn open(directory: &Path, path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     match options.open(path) {
@@ -75,7 +75,7 @@ fn open(folder: &Path, path: &Path) -> io::Result<File> {
         outcome => outcome?,
     };
     // Who runs the daemon as root once does not keep its own user from locking ever after.
-    if let Ok(owner) = fs::metadata(folder) {
+    if let Ok(owner) = fs::metadata(directory) {
         let _ = fchown(&file, Some(owner.uid()), Some(owner.gid()));
     }
     Ok(file)
@@ -86,33 +86,33 @@ mod tests {
     use crate::state::lock::*;
 
     #[test]
-    fn a_folder_has_one_daemon_at_a_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let first = StateDirLock::take(folder.path()).unwrap();
+    fn a_directory_has_one_daemon_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = StateDirLock::take(directory.path()).unwrap();
         assert!(first.is_some());
-        let sentence = StateDirLock::take(folder.path()).unwrap_err();
+        let sentence = StateDirLock::take(directory.path()).unwrap_err();
         assert!(sentence.contains("in use by another nvmfd"), "{sentence}");
         drop(first);
-        assert!(StateDirLock::take(folder.path()).unwrap().is_some());
+        assert!(StateDirLock::take(directory.path()).unwrap().is_some());
     }
 
     #[test]
-    fn the_owner_of_the_folder_may_lock_it_whoever_did_before() {
-        let folder = tempfile::tempdir().unwrap();
+    fn the_owner_of_the_directory_may_lock_it_whoever_did_before() {
+        let directory = tempfile::tempdir().unwrap();
         // Only root can try it with another user's.
-        let _ = std::os::unix::fs::chown(folder.path(), Some(65_534), Some(65_534));
-        assert!(StateDirLock::take(folder.path()).unwrap().is_some());
+        let _ = std::os::unix::fs::chown(directory.path(), Some(65_534), Some(65_534));
+        assert!(StateDirLock::take(directory.path()).unwrap().is_some());
         let owner = |path: &Path| fs::metadata(path).map(|found| (found.uid(), found.gid()));
-        let file = owner(&folder.path().join(NAME)).unwrap();
-        assert_eq!(file, owner(folder.path()).unwrap());
+        let file = owner(&directory.path().join(NAME)).unwrap();
+        assert_eq!(file, owner(directory.path()).unwrap());
     }
 
     /// Another daemon may have it, and write.
     #[test]
-    fn a_folder_that_cannot_be_locked_is_not_used() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join(NAME)).unwrap();
-        let sentence = StateDirLock::take(folder.path()).unwrap_err();
+    fn a_directory_that_cannot_be_locked_is_not_used() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join(NAME)).unwrap();
+        let sentence = StateDirLock::take(directory.path()).unwrap_err();
         assert!(sentence.contains("cannot be locked"), "{sentence}");
     }
 

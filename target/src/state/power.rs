@@ -32,28 +32,28 @@ pub(super) const SAVE_EVERY: Duration = Duration::from_secs(600);
 pub struct PowerLog {
     /// What was found.
     pub meter: PowerMeter,
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
 }
 
 impl PowerLog {
-    /// Reads what is in `folder`. Without a directory nothing is kept.
+    /// Reads what is in `directory`. Without a directory nothing is kept.
     ///
     /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend
     /// on these numbers.
     #[must_use]
-    pub fn open(folder: Option<&Path>, now: Instant) -> PowerLog {
+    pub fn open(directory: Option<&Path>, now: Instant) -> PowerLog {
         let fresh = PowerMeter { since: Some(now), ..PowerMeter::default() };
-        let mut meter = folder.and_then(|folder| load(folder, now)).unwrap_or(fresh);
+        let mut meter = directory.and_then(|directory| load(directory, now)).unwrap_or(fresh);
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         meter.since_unix_ms = clock.as_millis().try_into().unwrap_or_default();
-        PowerLog { meter, folder: folder.map(Path::to_owned) }
+        PowerLog { meter, directory: directory.map(Path::to_owned) }
     }
 
     /// Writes for how long power has been on, and whether it still is: a file that says so is one
     /// of a daemon that has not ended yet, or has ended without notice.
     pub(super) fn save(&self, now: Instant, is_on: bool) {
-        let Some(folder) = &self.folder else { return };
-        save(folder, &self.meter, now, is_on);
+        let Some(directory) = &self.directory else { return };
+        save(directory, &self.meter, now, is_on);
     }
 }
 
@@ -88,8 +88,8 @@ impl Record for Saved {
 }
 
 /// What a start finds.
-fn load(folder: &Path, now: Instant) -> Option<PowerMeter> {
-    let saved: Saved = StateDir(folder).load_if_usable(NAME)?;
+fn load(directory: &Path, now: Instant) -> Option<PowerMeter> {
+    let saved: Saved = StateDir(directory).load_if_usable(NAME)?;
     Some(PowerMeter {
         cycles: saved.cycles.saturating_add(1),
         unsafe_shutdowns: saved.unsafe_shutdowns.saturating_add(saved.is_on.into()),
@@ -99,12 +99,12 @@ fn load(folder: &Path, now: Instant) -> Option<PowerMeter> {
     })
 }
 
-fn save(folder: &Path, meter: &PowerMeter, now: Instant, is_on: bool) {
+fn save(directory: &Path, meter: &PowerMeter, now: Instant, is_on: bool) {
     let PowerMeter { cycles, unsafe_shutdowns, .. } = *meter;
     let seconds = meter.seconds_before.saturating_add(meter.here(now).as_secs());
     let saved = Saved { cycles, seconds, unsafe_shutdowns, is_on };
-    if let Err(error) = StateDir(folder).replace(NAME, &saved) {
-        warn!("cannot write {}: {error}", folder.join(NAME).display());
+    if let Err(error) = StateDir(directory).replace(NAME, &saved) {
+        warn!("cannot write {}: {error}", directory.join(NAME).display());
     }
 }
 
@@ -116,9 +116,9 @@ mod tests {
 
     #[test]
     fn an_end_without_a_goodbye_is_counted_by_the_next_start() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let start = |now| {
-            let book = PowerLog::open(Some(folder.path()), now);
+            let book = PowerLog::open(Some(directory.path()), now);
             book.save(now, true);
             book
         };
@@ -129,41 +129,41 @@ mod tests {
         let now = Instant::now();
         let first = start(now);
         assert_eq!(told(&first, now + Duration::from_secs(7200)), (1, 2, 0));
-        drop(PowerLog::open(Some(folder.path()), now));
+        drop(PowerLog::open(Some(directory.path()), now));
         first.save(now, false);
         let second = start(now);
         assert_eq!(told(&second, now), (2, 0, 0), "a start that failed does not count");
         // As a crash leaves it: on.
         let third = start(now);
         assert_eq!(told(&third, now), (3, 0, 1));
-        save(folder.path(), &third.meter, now + Duration::from_secs(3600), false);
+        save(directory.path(), &third.meter, now + Duration::from_secs(3600), false);
         assert_eq!(told(&start(now), now + Duration::from_secs(3600)), (4, 2, 1));
     }
 
     #[test]
     fn damaged_files_are_replaced() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let now = Instant::now();
         let meter = PowerMeter { since: Some(now), ..PowerMeter::default() };
-        save(folder.path(), &meter, now, false);
-        let path = folder.path().join(NAME);
+        save(directory.path(), &meter, now, false);
+        let path = directory.path().join(NAME);
         let good = fs::read_to_string(&path).unwrap();
-        assert!(load(folder.path(), now).is_some());
+        assert!(load(directory.path(), now).is_some());
         for bad in ["", "crc32 ", &good.replace("cycles 1", "cycles 2"), &good[..good.len() - 1]] {
             fs::write(&path, bad).unwrap();
-            let book = PowerLog::open(Some(folder.path()), now);
+            let book = PowerLog::open(Some(directory.path()), now);
             let power = book.meter.at(now);
             assert_eq!((power.cycles, power.on_hours, power.unsafe_shutdowns), (1, 0, 0));
         }
         let full =
             PowerMeter { cycles: u64::MAX, seconds_before: u64::MAX, ..PowerMeter::default() };
-        save(folder.path(), &full, now, true);
-        let next = load(folder.path(), now).unwrap();
+        save(directory.path(), &full, now, true);
+        let next = load(directory.path(), now).unwrap();
         assert_eq!((next.cycles, next.unsafe_shutdowns), (u64::MAX, 1));
     }
 
     #[test]
-    fn without_a_folder_each_start_is_the_first() {
+    fn without_a_directory_each_start_is_the_first() {
         let now = Instant::now();
         let book = PowerLog::open(None, now);
         book.save(now, true);

@@ -32,24 +32,24 @@ impl Record for KeyedHosts {
 ///
 /// # Errors
 /// A sentence about a file that cannot be read. It never means that there are none.
-pub fn read(folder: &Path) -> Result<BTreeSet<Nqn>, String> {
-    let hosts = StateDir(folder).load(NAME).map_err(|why| {
+pub fn read(directory: &Path) -> Result<BTreeSet<Nqn>, String> {
+    let hosts = StateDir(directory).load(NAME).map_err(|why| {
         format!("which hosts have had keys, and are refused without one, is not known: {why}")
     })?;
     Ok(hosts.map_or_else(BTreeSet::new, |KeyedHosts(hosts)| hosts))
 }
 
 /// Whether this user may not read it, which says nothing about the daemon.
-pub(crate) fn is_denied(folder: &Path) -> bool {
-    StateDir(folder).is_denied(NAME)
+pub(crate) fn is_denied(directory: &Path) -> bool {
+    StateDir(directory).is_denied(NAME)
 }
 
 /// Keeps which hosts have or have had keys.
 ///
 /// # Errors
 /// What the system says.
-pub fn write(folder: &Path, hosts: &BTreeSet<Nqn>) -> io::Result<()> {
-    StateDir(folder).replace(NAME, &KeyedHosts(hosts.clone()))
+pub fn write(directory: &Path, hosts: &BTreeSet<Nqn>) -> io::Result<()> {
+    StateDir(directory).replace(NAME, &KeyedHosts(hosts.clone()))
 }
 
 #[cfg(test)]
@@ -58,21 +58,21 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_found_again_and_what_is_damaged_is_not_taken_for_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(read(folder.path()), Ok(BTreeSet::new()), "the first start");
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(read(directory.path()), Ok(BTreeSet::new()), "the first start");
         let names = ["nqn.2026-11.host:a", "nqn.2026-11.host:b"].map(|name| name.parse().unwrap());
         let hosts = BTreeSet::from(names);
-        write(folder.path(), &hosts).unwrap();
-        assert_eq!(read(folder.path()), Ok(hosts));
-        let path = folder.path().join(NAME);
+        write(directory.path(), &hosts).unwrap();
+        assert_eq!(read(directory.path()), Ok(hosts));
+        let path = directory.path().join(NAME);
         for damaged in [String::new(), std::fs::read_to_string(&path).unwrap().replace(":b", ":c")]
         {
             std::fs::write(&path, damaged).unwrap();
-            assert!(read(folder.path()).unwrap_err().contains("no record"));
+            assert!(read(directory.path()).unwrap_err().contains("no record"));
         }
         // Nor is what cannot be read at all.
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(read(folder.path()).unwrap_err().contains("cannot be read"));
+        assert!(read(directory.path()).unwrap_err().contains("cannot be read"));
     }
 }

@@ -25,8 +25,8 @@ pub(crate) enum Served {
 
 impl Served {
     /// As a state directory has them. Without one nothing is remembered.
-    pub(crate) fn load(folder: Option<&Path>) -> Served {
-        match folder.map_or(Ok(None), |folder| StateDir(folder).load(SERVED)) {
+    pub(crate) fn load(directory: Option<&Path>) -> Served {
+        match directory.map_or(Ok(None), |directory| StateDir(directory).load(SERVED)) {
             Ok(list) => Served::Known(list.map_or_else(BTreeSet::new, |Paths(paths)| paths)),
             Err(why) => Served::Unknown(why),
         }
@@ -67,13 +67,13 @@ impl Served {
     /// # Errors
     /// What the system says.
     pub(crate) fn prepare(
-        folder: &Path,
+        directory: &Path,
         paths: &BTreeSet<PathBuf>,
     ) -> std::io::Result<Option<Prepared>> {
-        if matches!(Served::load(Some(folder)), Served::Known(kept) if kept == *paths) {
+        if matches!(Served::load(Some(directory)), Served::Known(kept) if kept == *paths) {
             return Ok(None);
         }
-        StateDir(folder).prepare(SERVED, &Paths(paths.clone())).map(Some)
+        StateDir(directory).prepare(SERVED, &Paths(paths.clone())).map(Some)
     }
 }
 
@@ -125,35 +125,35 @@ mod tests {
 
     use super::*;
 
-    fn remember(folder: &Path, paths: &BTreeSet<PathBuf>) {
-        Served::prepare(folder, paths).unwrap().unwrap().persist().unwrap();
+    fn remember(directory: &Path, paths: &BTreeSet<PathBuf>) {
+        Served::prepare(directory, paths).unwrap().unwrap().persist().unwrap();
     }
 
     #[test]
     fn what_was_served_is_remembered_whatever_it_is_called() {
-        let folder = tempdir().unwrap();
-        let load = || Served::load(Some(folder.path()));
+        let directory = tempdir().unwrap();
+        let load = || Served::load(Some(directory.path()));
         assert_eq!((load(), Served::load(None)), (Served::none(), Served::none()));
         let no_text = OsString::from_vec(vec![b'/', 0xFF, b'\n', b'%']);
         let paths = ["/a b", "/c", "/100%41", "/über"].map(PathBuf::from).into_iter();
         let paths: BTreeSet<PathBuf> = paths.chain([PathBuf::from(no_text)]).collect();
-        remember(folder.path(), &paths);
+        remember(directory.path(), &paths);
         assert_eq!(load(), Served::Known(paths.clone()));
-        assert!(Served::prepare(folder.path(), &paths).unwrap().is_none(), "it is kept already");
-        remember(folder.path(), &BTreeSet::new());
+        assert!(Served::prepare(directory.path(), &paths).unwrap().is_none(), "it is kept already");
+        remember(directory.path(), &BTreeSet::new());
         assert_eq!(load(), Served::none());
     }
 
     /// Or a disk that is not mounted yet would be made anew, empty.
     #[test]
     fn of_a_list_that_cannot_be_read_everything_may_have_been_served() {
-        let folder = tempdir().unwrap();
-        let (list, path) = (folder.path().join(SERVED), folder.path().join("disk.img"));
-        let why = || Served::load(Some(folder.path())).before(&path);
+        let directory = tempdir().unwrap();
+        let (list, path) = (directory.path().join(SERVED), directory.path().join("disk.img"));
+        let why = || Served::load(Some(directory.path())).before(&path);
         assert_eq!(why(), None, "without any it will be made");
-        remember(folder.path(), &BTreeSet::from(["/other".into()]));
+        remember(directory.path(), &BTreeSet::from(["/other".into()]));
         assert_eq!(why(), None, "nor is it in this one");
-        remember(folder.path(), &BTreeSet::from([path.clone()]));
+        remember(directory.path(), &BTreeSet::from([path.clone()]));
         assert_eq!(why().as_deref(), Some("was served before"));
         let good = fs::read(&list).unwrap();
         let damaged = (0..good.len()).flat_map(|at| {
@@ -166,11 +166,11 @@ mod tests {
             fs::write(&list, &bad).unwrap();
             let said = why().unwrap_or_default();
             assert!(said.contains("may have been served before"), "{said}");
-            assert!(Served::load(Some(folder.path())).contains(&path), "so it stays remembered");
+            assert!(Served::load(Some(directory.path())).contains(&path), "so it stays remembered");
         }
         fs::remove_file(&list).unwrap();
         fs::create_dir(&list).unwrap();
         assert!(why().unwrap().contains("cannot be read"));
-        assert!(Served::prepare(folder.path(), &BTreeSet::new()).is_ok(), "it can be made good");
+        assert!(Served::prepare(directory.path(), &BTreeSet::new()).is_ok(), "it can be made good");
     }
 }

@@ -37,8 +37,8 @@ const EARLIER: [(&str, &[u8]); 7] = [
 
 #[test]
 fn records_of_earlier_versions_are_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder.path();
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
     EARLIER.iter().for_each(|(name, content)| fs::write(at.join(name), content).unwrap());
     let nqn: Nqn = "nqn.2026-11.io.nvmfd:disk1".parse().unwrap();
 

@@ -63,7 +63,7 @@ type SubsystemCounters = (u64, SavedCounters, Vec<(u32, SavedCounters)>);
 #[derive(Debug)]
 pub struct UsageStore {
     usages: Mutex<Usages>,
-    folder: Option<PathBuf>,
+    directory: Option<PathBuf>,
     power: PowerMeter,
     /// Wakes who writes.
     wake: SyncSender<()>,
@@ -74,27 +74,27 @@ pub struct UsageStore {
 /// The thread that writes the files.
 #[derive(Debug)]
 pub struct UsageWriter {
-    ledger: Arc<UsageStore>,
+    usage_store: Arc<UsageStore>,
     thread: WorkerThread,
 }
 
 impl UsageStore {
-    /// Reads what is in `folder`. Without a directory nothing is kept.
+    /// Reads what is in `directory`. Without a directory nothing is kept.
     ///
     /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend
     /// on these numbers.
     #[must_use]
-    pub fn open(folder: Option<&Path>, power: PowerMeter) -> UsageStore {
+    pub fn open(directory: Option<&Path>, power: PowerMeter) -> UsageStore {
         let (wake, woken) = sync_channel(1);
         let empty = UsageStore {
             usages: Mutex::default(),
-            folder: folder.map(Path::to_owned),
+            directory: directory.map(Path::to_owned),
             power,
             wake,
             woken: Mutex::new(Some(woken)),
             stopping: AtomicBool::new(false),
         };
-        let found = folder.and_then(|folder| StateDir(folder).load_if_usable(NAME));
+        let found = directory.and_then(|directory| StateDir(directory).load_if_usable(NAME));
         let Accounts(found) = found.unwrap_or_default();
         for (nqn, (errors, whole, namespaces)) in found {
             empty.usage(&nqn).carry(errors, &whole, &namespaces);
@@ -106,8 +106,8 @@ impl UsageStore {
     #[must_use]
     pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
         Arc::clone(self.lock().entry(*subsystem).or_insert_with(|| {
-            let Some(folder) = &self.folder else { return Arc::default() };
-            Arc::new(Usage::kept(event_log::open(folder, *subsystem, self.wake.clone())))
+            let Some(directory) = &self.directory else { return Arc::default() };
+            Arc::new(Usage::kept(event_log::open(directory, *subsystem, self.wake.clone())))
         }))
     }
 
@@ -125,13 +125,13 @@ impl UsageStore {
     /// without a directory.
     #[must_use]
     pub fn keep(self: Arc<UsageStore>, power: PowerLog) -> Option<UsageWriter> {
-        let folder = self.folder.clone()?;
+        let directory = self.directory.clone()?;
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         power.save(Instant::now(), true);
-        let ledger = Arc::clone(&self);
-        let work = move || ledger.run(&folder, &power, &woken);
+        let usage_store = Arc::clone(&self);
+        let work = move || usage_store.run(&directory, &power, &woken);
         match WorkerThread::start("writer", work) {
-            Ok(thread) => Some(UsageWriter { ledger: self, thread }),
+            Ok(thread) => Some(UsageWriter { usage_store: self, thread }),
             Err(error) => {
                 warn!("no thread to keep what hosts have done: {error}");
                 None
@@ -139,7 +139,7 @@ impl UsageStore {
         }
     }
 
-    fn run(&self, folder: &Path, power: &PowerLog, woken: &Receiver<()>) {
+    fn run(&self, directory: &Path, power: &PowerLog, woken: &Receiver<()>) {
         let start = Instant::now();
         let (mut usage_due, mut snapshot_due) = (start + SAVE_EVERY, start + SNAPSHOT_EVERY);
         let mut power_due = start + power::SAVE_EVERY;
@@ -165,16 +165,16 @@ impl UsageStore {
                 usages
                     .iter()
                     .filter_map(|usage| usage.history())
-                    .for_each(|log| event_log::save(log, folder));
+                    .for_each(|log| event_log::save(log, directory));
             }
             if late {
                 usage_due = now + SAVE_EVERY;
                 let now = Some(Accounts::of(&self.lock()));
                 if let Some(accounts) = now.as_ref().filter(|_| now != kept) {
-                    match StateDir(folder).replace(NAME, accounts) {
+                    match StateDir(directory).replace(NAME, accounts) {
                         Ok(()) => kept = now,
                         Err(error) => {
-                            warn!("cannot write {}: {error}", folder.join(NAME).display());
+                            warn!("cannot write {}: {error}", directory.join(NAME).display());
                         }
                     }
                 }
@@ -197,9 +197,9 @@ impl UsageStore {
 impl UsageWriter {
     /// Keeps everything as it is now, for the last time; gives up at the deadline.
     pub fn close(self, deadline: Instant) {
-        self.ledger.stopping.store(true, Ordering::Release);
+        self.usage_store.stopping.store(true, Ordering::Release);
         // When it has been woken already, it sees this as well.
-        let _ = self.ledger.wake.try_send(());
+        let _ = self.usage_store.wake.try_send(());
         self.thread.join_by(deadline);
     }
 }
@@ -291,11 +291,11 @@ mod tests {
         format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap()
     }
 
-    fn started(folder: &Path) -> (Arc<UsageStore>, UsageWriter) {
-        let ledger = Arc::new(UsageStore::open(Some(folder), PowerMeter::default()));
+    fn started(directory: &Path) -> (Arc<UsageStore>, UsageWriter) {
+        let usage_store = Arc::new(UsageStore::open(Some(directory), PowerMeter::default()));
         let keeping =
-            Arc::clone(&ledger).keep(PowerLog::open(Some(folder), Instant::now())).unwrap();
-        (ledger, keeping)
+            Arc::clone(&usage_store).keep(PowerLog::open(Some(directory), Instant::now())).unwrap();
+        (usage_store, keeping)
     }
 
     fn stopped(keeping: UsageWriter) {
@@ -304,10 +304,10 @@ mod tests {
 
     #[test]
     fn a_life_goes_on_over_restarts_also_of_subsystems_that_were_gone_meanwhile() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let now = Instant::now();
         let [a, b] = ["a", "b"].map(nqn);
-        let (first, keeping) = started(folder.path());
+        let (first, keeping) = started(directory.path());
         let usage = first.usage(&a);
         usage.add(1, &work(10));
         usage.add(7, &work(100));
@@ -316,7 +316,7 @@ mod tests {
         first.usage(&b).add(1, &work(5));
         stopped(keeping);
 
-        let (second, keeping) = started(folder.path());
+        let (second, keeping) = started(directory.path());
         let usage = second.usage(&a);
         assert_eq!(usage.whole.total().reads, 110);
         assert_eq!((usage.of(1).total(), usage.of(7).total()), (work(10), work(100)));
@@ -324,10 +324,10 @@ mod tests {
         assert_eq!(usage.count_error(), 3, "no number comes twice");
         usage.add(7, &work(1));
         // A start that fails keeps nothing, and forgets nothing.
-        drop(UsageStore::open(Some(folder.path()), PowerMeter::default()));
+        drop(UsageStore::open(Some(directory.path()), PowerMeter::default()));
         stopped(keeping);
 
-        let third = UsageStore::open(Some(folder.path()), PowerMeter::default());
+        let third = UsageStore::open(Some(directory.path()), PowerMeter::default());
         assert_eq!(third.usage(&a).of(7).total().reads, 101);
         assert_eq!(third.usage(&b).whole.total(), work(5), "nobody asked for it meanwhile");
         assert_eq!(third.usage(&nqn("c")).whole.total(), Work::default());
@@ -336,10 +336,10 @@ mod tests {
 
     #[test]
     fn damaged_files_are_replaced() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(NAME);
-        let (ledger, keeping) = started(folder.path());
-        ledger.usage(&nqn("a")).add(3, &work(u64::MAX / 8));
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(NAME);
+        let (usage_store, keeping) = started(directory.path());
+        usage_store.usage(&nqn("a")).add(3, &work(u64::MAX / 8));
         stopped(keeping);
         let good = fs::read(&path).unwrap();
         assert_eq!(unseal::<Accounts>(&good).unwrap().0.len(), 1);
@@ -355,50 +355,50 @@ mod tests {
         for bad in bodies.map(sealed).into_iter().chain(["x".to_owned()]) {
             assert!(unseal::<Accounts>(bad.as_bytes()).is_err(), "{bad:?}");
             fs::write(&path, bad).unwrap();
-            let ledger = UsageStore::open(Some(folder.path()), PowerMeter::default());
-            assert_eq!(ledger.usage(&nqn("a")).whole.total(), Work::default());
+            let usage_store = UsageStore::open(Some(directory.path()), PowerMeter::default());
+            assert_eq!(usage_store.usage(&nqn("a")).whole.total(), Work::default());
         }
     }
 
     #[test]
-    fn without_a_folder_a_life_is_that_of_the_daemon() {
-        let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));
-        ledger.usage(&nqn("a")).add(1, &work(1));
-        assert_eq!(ledger.usage(&nqn("a")).whole.total(), work(1));
-        ledger.switched_on(&nqn("a"));
-        assert!(ledger.usage(&nqn("a")).history().is_none());
-        assert!(ledger.keep(PowerLog::open(None, Instant::now())).is_none());
+    fn without_a_directory_a_life_is_that_of_the_daemon() {
+        let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));
+        usage_store.usage(&nqn("a")).add(1, &work(1));
+        assert_eq!(usage_store.usage(&nqn("a")).whole.total(), work(1));
+        usage_store.switched_on(&nqn("a"));
+        assert!(usage_store.usage(&nqn("a")).history().is_none());
+        assert!(usage_store.keep(PowerLog::open(None, Instant::now())).is_none());
     }
 
     #[test]
     fn starts_and_ends_are_events_that_stay() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let about = LogHeader { nqn: nqn("a"), serial: Text::lossy("S"), model: Text::lossy("M") };
-        let told = |ledger: &UsageStore| {
-            let usage = ledger.usage(&nqn("a"));
+        let told = |usage_store: &UsageStore| {
+            let usage = usage_store.usage(&nqn("a"));
             let page = usage.history().unwrap().report(&about, &Power::default());
             PersistentEventHeader::parse(page.first_chunk().unwrap()).events
         };
         for starts in 0..3 {
-            let (ledger, keeping) = started(folder.path());
-            assert_eq!(told(&ledger), 3 * starts, "a start and two snapshots each");
-            ledger.switched_on(&nqn("a"));
-            assert_eq!(told(&ledger), 3 * starts + 2);
+            let (usage_store, keeping) = started(directory.path());
+            assert_eq!(told(&usage_store), 3 * starts, "a start and two snapshots each");
+            usage_store.switched_on(&nqn("a"));
+            assert_eq!(told(&usage_store), 3 * starts + 2);
             stopped(keeping);
         }
         // A start that fails is none.
-        UsageStore::open(Some(folder.path()), PowerMeter::default()).switched_on(&nqn("a"));
-        assert_eq!(told(&started(folder.path()).0), 9);
+        UsageStore::open(Some(directory.path()), PowerMeter::default()).switched_on(&nqn("a"));
+        assert_eq!(told(&started(directory.path()).0), 9);
     }
 
     #[test]
     fn the_time_with_power_is_written_at_the_start_and_at_the_end() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let state = || {
-            let text = std::fs::read_to_string(folder.path().join("power")).unwrap();
+            let text = std::fs::read_to_string(directory.path().join("power")).unwrap();
             text.lines().nth(4).unwrap().to_owned()
         };
-        let (_ledger, keeping) = started(folder.path());
+        let (_ledger, keeping) = started(directory.path());
         assert_eq!(state(), "on");
         stopped(keeping);
         assert_eq!(state(), "off");

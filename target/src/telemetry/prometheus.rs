@@ -44,7 +44,7 @@ pub(crate) struct Availability {
     /// Addresses of listeners, and whether they are listened at.
     pub listeners: Vec<(String, bool)>,
     /// Subsystems whose hosts may make namespaces, and whether the directory of those is there.
-    pub folders: Vec<(String, bool)>,
+    pub directories: Vec<(String, bool)>,
 }
 
 /// The text.
@@ -117,10 +117,10 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
         let is = u64::from(namespace.detached.is_some());
         metric.encode_family(&labels)?.encode_gauge(&is)?;
     }
-    let folders = "Whether the folder of the namespaces that hosts make is there";
+    let directories = "Whether the directory of the namespaces that hosts make is there";
     for (name, help, key, all) in [
         ("nvmfd_listener_up", "Whether a listener listens", "address", &standing.listeners),
-        ("nvmfd_managed_directory_up", folders, "subsystem", &standing.folders),
+        ("nvmfd_managed_directory_up", directories, "subsystem", &standing.directories),
     ] {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (one, is_up) in all {

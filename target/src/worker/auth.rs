@@ -23,7 +23,7 @@ pub(super) struct AuthWorker {
 #[derive(Debug, Default)]
 struct Line {
     waiting: Mutex<Waiting>,
-    bell: Condvar,
+    eventfd: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ impl AuthWorker {
         let has_thread = *self.has_thread.get_or_init(|| start(&self.line));
         if has_thread {
             self.line.lock().jobs.push(job.source, job);
-            self.line.bell.notify_one();
+            self.line.eventfd.notify_one();
         }
         has_thread
     }
@@ -54,7 +54,7 @@ impl AuthWorker {
 impl Drop for AuthWorker {
     fn drop(&mut self) {
         self.line.lock().over = true;
-        self.line.bell.notify_one();
+        self.line.eventfd.notify_one();
     }
 }
 
@@ -62,7 +62,7 @@ impl Line {
     /// The next job, when there is one; none at the end of the target.
     fn next(&self) -> Option<AuthJob> {
         let idle = |waiting: &mut Waiting| waiting.jobs.is_empty() && !waiting.over;
-        let waiting = self.bell.wait_while(self.lock(), idle);
+        let waiting = self.eventfd.wait_while(self.lock(), idle);
         let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
         if waiting.over { None } else { waiting.jobs.pop() }
     }

@@ -62,7 +62,7 @@ impl NamespaceAdmin {
     /// Serves until told to stop.
     pub(crate) fn run(
         self,
-        shelf: &Arc<Mutex<Provisioner>>,
+        provisioner: &Arc<Mutex<Provisioner>>,
         shared: &Arc<Shared>,
         pool: &BlockingPool,
     ) {
@@ -70,10 +70,10 @@ impl NamespaceAdmin {
         let pass = Arc::new(());
         while let Ok(WorkerMessage::Order(order)) = self.words.recv() {
             if let NamespaceRequest::Format(wish) = order.what {
-                format(wish, &order, &pass, shelf, shared, pool);
+                format(wish, &order, &pass, provisioner, shared, pool);
                 continue;
             }
-            let carried_out = ns_requests::carry_out(shelf, &order);
+            let carried_out = ns_requests::carry_out(provisioner, &order);
             let NamespaceJob { made, reactor, tag, .. } = *order;
             answer(&shared.registry, reactor, tag, carried_out.map(|nsid| made.set(nsid)));
         }
@@ -85,7 +85,7 @@ fn format(
     wish: FormatRequest,
     order: &NamespaceJob,
     pass: &Arc<()>,
-    shelf: &Arc<Mutex<Provisioner>>,
+    provisioner: &Arc<Mutex<Provisioner>>,
     shared: &Arc<Shared>,
     pool: &BlockingPool,
 ) {
@@ -93,12 +93,12 @@ fn format(
     if Arc::strong_count(pass) > MOST_FORMATS {
         return answer(&shared.registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
     }
-    let (pass, shelf, own) = (Arc::clone(pass), Arc::clone(shelf), Arc::clone(shared));
+    let (pass, provisioner, own) = (Arc::clone(pass), Arc::clone(provisioner), Arc::clone(shared));
     let spawned = pool.spawn(move || {
-        let outcome = format_task::carry_out(nqn, wish, &shelf, &own);
+        let outcome = format_task::carry_out(nqn, wish, &provisioner, &own);
         drop(pass);
         // Who stops waits for the answer, and may want to open the stores again then.
-        drop(shelf);
+        drop(provisioner);
         answer(&own.registry, reactor, tag, outcome);
     });
     if let Err(error) = spawned {

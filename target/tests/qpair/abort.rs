@@ -35,8 +35,8 @@ impl Wish {
         cid: u16,
     ) -> AbortRequest {
         let id = admin.association().unwrap().id;
-        let (recall, errand) = AbortRequest::new(id, 1, cid, self.home.waker());
-        queue.on_errand(&errand, &mut world.io());
+        let (recall, token) = AbortRequest::new(id, 1, cid, self.home.waker());
+        queue.on_abort(&token, &mut world.io());
         recall
     }
 }
@@ -93,8 +93,8 @@ fn what_is_not_there_is_not_aborted() {
 #[test]
 fn there_is_a_limit_to_aborts() {
     let mut world = World::new();
-    let (letters, inbox) = mailbox().unwrap();
-    let registry = nvmfd::core::registry::Registry::new(vec![letters], 8, 70);
+    let (messages, inbox) = mailbox().unwrap();
+    let registry = nvmfd::core::registry::Registry::new(vec![messages], 8, 70);
     world.replace(registry, nvmfd::worker::Workers::default());
     world.registry.publish(std::sync::Arc::new(crate::support::subsystem()));
     let (mut queue, _) = admin(&mut world);
@@ -104,8 +104,8 @@ fn there_is_a_limit_to_aborts() {
     }
     assert_eq!(world.ask(&mut queue, &abort(1, 9).with_cid(5), &[]).status.code(), 0x103);
     assert!(world.completions.is_empty());
-    while let Some(mail) = inbox.take() {
-        drop(mail);
+    while let Some(message) = inbox.take() {
+        drop(message);
     }
     queue.tick(&mut world.io());
     world.run(&mut queue);

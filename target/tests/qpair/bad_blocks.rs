@@ -33,28 +33,28 @@ const OTHER: [u8; 16] = [6; 16];
 /// A world whose namespace takes Write Uncorrectable, and a host in it.
 struct Stage {
     world: World,
-    mail: Mailbox,
-    keeper: NamespaceStateWorker,
+    message: Mailbox,
+    worker: NamespaceStateWorker,
     queue: QueuePair,
     admin: QueuePair,
     posted: VecDeque<(Tag, Work)>,
 }
 
 impl Stage {
-    fn new(folder: &Path) -> Stage {
-        let (sender, mail) = mailbox().unwrap();
-        let keeper = NamespaceStateWorker::new();
+    fn new(directory: &Path) -> Stage {
+        let (sender, message) = mailbox().unwrap();
+        let worker = NamespaceStateWorker::new();
         let mut world = World::new();
         let mut subsystem = subsystem();
         subsystem.namespaces[0].write_uncorrectable = true;
         subsystem.namespaces[0].marks =
-            BadBlocks::kept(NamespaceFile::new(folder, Uuid::nil())).unwrap();
+            BadBlocks::kept(NamespaceFile::new(directory, Uuid::nil())).unwrap();
         let registry = Registry::new(vec![sender], 8, 70);
-        world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
+        world.replace(registry, Workers::default().with_ns_state(worker.sender()));
         world.registry.publish(Arc::new(subsystem));
         let (queue, admin, posted) = io_queue(&mut world);
-        while mail.take().is_some() {}
-        Stage { world, mail, keeper, queue, admin, posted }
+        while message.take().is_some() {}
+        Stage { world, message, worker, queue, admin, posted }
     }
 
     fn send(&mut self, sqe: &Sqe, data: &[u8]) {
@@ -72,10 +72,10 @@ impl Stage {
 
     /// The state worker does what it was told. So many answers come first that are nobody's here.
     fn carry_out(&mut self, orders: usize) {
-        self.keeper.catch_up(&self.world.registry);
+        self.worker.catch_up(&self.world.registry);
         for _ in 0..orders {
             assert!(matches!(
-                self.mail.take(),
+                self.message.take(),
                 Some(Message::Answer(IoCompletion { outcome: Ok(()), .. }))
             ));
         }
@@ -89,15 +89,15 @@ impl Stage {
 
     /// The state worker keeps what it was told; the disk does nothing.
     fn hear(&mut self) {
-        self.hear_keeper();
+        self.receive_answers();
         while self.world.fabric_step(&mut self.queue) {}
     }
 
     /// The same; the fabric does nothing either.
-    fn hear_keeper(&mut self) {
-        self.keeper.catch_up(&self.world.registry);
-        while let Some(letter) = self.mail.take() {
-            if let Message::Answer(done) = letter {
+    fn receive_answers(&mut self) {
+        self.worker.catch_up(&self.world.registry);
+        while let Some(message) = self.message.take() {
+            if let Message::Answer(done) = message {
                 self.queue.on_disk(done.tag as u16, done, &mut self.world.io());
             }
         }
@@ -178,8 +178,8 @@ fn mark(slba: u64, nlb_z: u16) -> Sqe {
 
 #[test]
 fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = Stage::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(directory.path());
     stage.send(&mark(4, 7), &[]);
     assert!(stage.world.completions.is_empty(), "nobody has kept it yet");
     stage.keep();
@@ -211,7 +211,7 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     assert!(stage.world.completions.pop().unwrap().status.is_success());
     assert_eq!(stage.world.disk.trace, ["zero", "flush"]);
     assert_eq!(stage.bad(), [5, 7, 10, 11]);
-    let marks = BadBlocks::kept(NamespaceFile::new(folder.path(), Uuid::nil())).unwrap();
+    let marks = BadBlocks::kept(NamespaceFile::new(directory.path(), Uuid::nil())).unwrap();
     assert_eq!((marks.first(0, 1 << 20), marks.first(6 << 12, 4096)), (Some(5 << 12), None));
 
     stage.good(&write.with_range(14, 1), &[]);
@@ -221,8 +221,8 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
 /// It was let through before its host was preempted, and comes to the state worker behind that.
 #[test]
 fn an_order_that_the_keeper_has_not_begun_is_not_carried_out_when_its_host_is_barred() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = Stage::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(directory.path());
     let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
     stage.order(Order::Register(Register(0), RegisterKeys { current: 0, new: 1 }));
     stage.order(Order::Acquire(how, AcquireKeys { current: 1, preempt: 0 }));
@@ -250,8 +250,8 @@ fn an_order_that_the_keeper_has_not_begun_is_not_carried_out_when_its_host_is_ba
 
 #[test]
 fn compare_verify_and_copy_do_not_read_them_and_copy_may_write_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = Stage::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(directory.path());
     stage.good(&mark(8, 1), &[]);
     let unread = Status::UNRECOVERED_READ_ERROR;
     let compare = Sqe::io(IoOpcode::COMPARE, 1).with_range(7, 1).with_sgl(keyed(0, 8192));
@@ -285,8 +285,8 @@ fn compare_verify_and_copy_do_not_read_them_and_copy_may_write_them() {
 
 #[test]
 fn what_is_marked_while_it_is_deallocated_stays_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = Stage::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(directory.path());
     stage.good(&mark(0, 0), &[]);
     let range = DsmRange { attributes: 0, blocks: 2, slba: 8 }.emit();
     let deallocation = Sqe::deallocation(1, 0).with_sgl(Sgl::in_capsule(0, 16)).with_cid(5);
@@ -317,8 +317,8 @@ fn what_is_marked_while_it_is_changed_stays_unreadable() {
     let changes: [(Sqe, &[u8]); 4] =
         [(write, &[]), (zeroes, &[]), (copy, &from), (deallocation, &range)];
     for (change, data) in changes {
-        let folder = tempfile::tempdir().unwrap();
-        let mut stage = Stage::new(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let mut stage = Stage::new(directory.path());
         stage.good(&mark(0, 0), &[]);
         stage.good(&mark(8, 0), &[]);
         let done = stage.change(&change.with_cid(5), data);
@@ -339,8 +339,8 @@ fn what_is_marked_while_it_is_changed_stays_unreadable() {
 /// write, and only what the zeroes have left may be read when the marks are gone.
 #[test]
 fn what_marks_have_hidden_does_not_come_to_light_behind_the_change_that_takes_them_away() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = Stage::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(directory.path());
     stage.world.memory[..4096].fill(0xAB);
     stage.world.send(&mut stage.queue, &write(4).with_cid(1), &[]);
     assert!(stage.world.fabric_step(&mut stage.queue), "the disk has the write");
@@ -361,12 +361,12 @@ fn what_marks_have_hidden_does_not_come_to_light_behind_the_change_that_takes_th
 
 #[test]
 fn a_write_from_before_the_marks_waits_until_they_are_gone_when_they_are_taken_away() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = Stage::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(directory.path());
     stage.world.memory[..4096].fill(0xAB);
     stage.world.send(&mut stage.queue, &write(4).with_cid(1), &[]);
     stage.world.send(&mut stage.queue, &mark(4, 0).with_cid(2), &[]);
-    stage.hear_keeper();
+    stage.receive_answers();
     stage.world.send(&mut stage.queue, &zeroes(4).with_cid(3), &[]);
     stage.world.look(&mut stage.queue);
     while stage.world.disk_step(&mut stage.queue) {}
@@ -383,19 +383,19 @@ fn a_write_from_before_the_marks_waits_until_they_are_gone_when_they_are_taken_a
 
 #[test]
 fn what_fails_mends_nothing_and_what_cannot_be_kept_is_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut stage = Stage::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut stage = Stage::new(directory.path());
     stage.good(&mark(4, 0), &[]);
     let write = Sqe::io(IoOpcode::WRITE, 1).with_range(4, 0).with_sgl(keyed(0, 4096));
     stage.world.disk.fail = Some(Status::WRITE_FAULT);
     assert!(stage.ask(&write, &[]).status.is(Status::WRITE_FAULT));
     stage.world.disk.fail = None;
     assert_eq!(stage.bad(), [4]);
-    std::fs::remove_dir_all(folder.path()).unwrap();
+    std::fs::remove_dir_all(directory.path()).unwrap();
     assert!(stage.ask(&write, &[]).status.is(Status::INTERNAL_ERROR));
     assert!(stage.ask(&mark(5, 0), &[]).status.is(Status::INTERNAL_ERROR));
     assert_eq!(stage.bad(), [4]);
-    std::fs::create_dir(folder.path()).unwrap();
+    std::fs::create_dir(directory.path()).unwrap();
     stage.good(&write, &[]);
     assert!(stage.bad().is_empty());
     stage.end();
@@ -404,8 +404,8 @@ fn what_fails_mends_nothing_and_what_cannot_be_kept_is_an_error() {
 #[test]
 fn a_connection_that_dies_while_the_keeper_works_gives_everything_back() {
     for steps in 0..4 {
-        let folder = tempfile::tempdir().unwrap();
-        let mut stage = Stage::new(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let mut stage = Stage::new(directory.path());
         stage.good(&mark(4, 0), &[]);
         let write = Sqe::io(IoOpcode::WRITE, 1).with_range(4, 0).with_sgl(keyed(0, 4096));
         stage.world.send(&mut stage.queue, &write, &[]);

@@ -485,8 +485,8 @@ fn who_waits_for_an_old_write_can_be_aborted() {
     let sender = mailbox().unwrap().0;
     let recall = hosts.with(new, |world, queue| {
         let association = queue.association().unwrap().id;
-        let (recall, errand) = AbortRequest::new(association, 1, 0, sender.waker());
-        queue.on_errand(&errand, &mut world.io());
+        let (recall, token) = AbortRequest::new(association, 1, 0, sender.waker());
+        queue.on_abort(&token, &mut world.io());
         recall
     });
     let disconnect = Disconnect::default().emit().with_cid(2);

@@ -126,13 +126,14 @@ fn io_opcodes_are_served_or_refused_as_the_rows_say() {
 /// The names of all functions in the sources.
 fn functions() -> BTreeSet<String> {
     let members = ["nvme", "rdma", "target", "initiator", "tests"];
-    let mut folders: Vec<PathBuf> = members.iter().map(|member| root().join(member)).collect();
+    let mut directories: Vec<PathBuf> = members.iter().map(|member| root().join(member)).collect();
     let mut names = BTreeSet::new();
-    while let Some(folder) = folders.pop() {
-        for path in fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("it").path())
+    while let Some(directory) = directories.pop() {
+        for path in
+            fs::read_dir(&directory).expect("a directory").map(|entry| entry.expect("it").path())
         {
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = fs::read_to_string(&path).expect("text");
                 let after = text.split("fn ").skip(1);

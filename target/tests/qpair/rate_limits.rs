@@ -43,7 +43,8 @@ fn stage(change: impl FnOnce(&World) -> Subsystem) -> (World, Ends) {
 fn after(world: &mut World, queue: &mut QueuePair, time: Duration) -> Vec<u16> {
     world.now += time;
     let now = world.now;
-    while let Some((_, slot)) = world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)) {
+    while let Some((_, slot)) = world.waiters.rate_limits.next(now, |_, slot| queue.book(slot, now))
+    {
         queue.on_rate_limit(slot, &mut world.io());
     }
     world.run(queue);
@@ -54,7 +55,7 @@ fn after(world: &mut World, queue: &mut QueuePair, time: Duration) -> Vec<u16> {
 fn change(world: &mut World, queue: &QueuePair) {
     let now = world.now;
     let refund = |_, slot, booking: &Grant| queue.give_back(slot, booking, now);
-    world.waiters.tolls.change(now, refund);
+    world.waiters.rate_limits.change(now, refund);
 }
 
 fn read(cid: u16) -> Sqe {
@@ -67,7 +68,7 @@ fn commands_begin_in_their_order_when_their_time_comes() {
         stage(|world| limited(world, limit(Some(1000), None)));
     (0..5).for_each(|cid| world.send(&mut queue, &read(cid), &[]));
     assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [0]);
-    assert_eq!(world.waiters.tolls.due(), Some(world.now + MS));
+    assert_eq!(world.waiters.rate_limits.due(), Some(world.now + MS));
     assert!(after(&mut world, &mut queue, MS / 2).is_empty());
     assert_eq!(after(&mut world, &mut queue, MS / 2), [1]);
     assert_eq!(after(&mut world, &mut queue, MS), [2]);
@@ -78,7 +79,7 @@ fn commands_begin_in_their_order_when_their_time_comes() {
     assert_eq!(after(&mut world, &mut queue, MS), [3]);
     assert_eq!(after(&mut world, &mut queue, MS), [4]);
     assert!(after(&mut world, &mut queue, MS * 10).is_empty());
-    assert_eq!(world.waiters.tolls.due(), None, "nobody waits");
+    assert_eq!(world.waiters.rate_limits.due(), None, "nobody waits");
     end_both(world, queue, admin, posted);
 }
 
@@ -94,14 +95,14 @@ fn a_fused_command_whose_second_half_is_aborted_waits_for_no_limit() {
         world.send(&mut queue, &half, &[]);
     }
     let (home, _inbox) = mailbox().unwrap();
-    let (recall, errand) = AbortRequest::new(admin.association().unwrap().id, 1, 2, home.waker());
-    queue.on_errand(&errand, &mut world.io());
+    let (recall, token) = AbortRequest::new(admin.association().unwrap().id, 1, 2, home.waker());
+    queue.on_abort(&token, &mut world.io());
     let ended = after(&mut world, &mut queue, Duration::ZERO);
     assert_eq!((ended.len(), recall.outcome()), (3, Some(true)), "{ended:?}");
     world.now += MS * 10;
     let now = world.now;
-    assert_eq!(world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)), None);
-    drop(errand);
+    assert_eq!(world.waiters.rate_limits.next(now, |_, slot| queue.book(slot, now)), None);
+    drop(token);
     end_both(world, queue, admin, posted);
 }
 
@@ -120,8 +121,8 @@ fn what_does_not_begin_gives_its_time_back() {
     for _ in 0..100 {
         world.send(&mut queue, &read(1), &[]);
         let association = admin.association().unwrap().id;
-        let (recall, errand) = AbortRequest::new(association, 1, 1, home.waker());
-        queue.on_errand(&errand, &mut world.io());
+        let (recall, token) = AbortRequest::new(association, 1, 1, home.waker());
+        queue.on_abort(&token, &mut world.io());
         assert_eq!(after(&mut world, &mut queue, Duration::ZERO), [1]);
         assert_eq!(recall.outcome(), Some(true));
     }

@@ -46,7 +46,8 @@ fn limited(world: &World) -> Subsystem {
 fn later(world: &mut World, queue: &mut QueuePair, time: Duration) {
     world.now += time;
     let now = world.now;
-    while let Some((_, slot)) = world.waiters.tolls.next(now, |_, slot| queue.book(slot, now)) {
+    while let Some((_, slot)) = world.waiters.rate_limits.next(now, |_, slot| queue.book(slot, now))
+    {
         queue.on_rate_limit(slot, &mut world.io());
     }
     world.run(queue);
@@ -56,12 +57,12 @@ fn later(world: &mut World, queue: &mut QueuePair, time: Duration) {
 
 #[test]
 fn writes_that_wait_for_a_limit_are_not_carried_out_after_an_answered_preempt() {
-    let (sender, mail) = mailbox().unwrap();
-    let mut keeper = NamespaceStateWorker::new();
+    let (sender, message) = mailbox().unwrap();
+    let mut worker = NamespaceStateWorker::new();
     let mut world = World::new();
     let subsystem = limited(&world);
     let reservation = Arc::clone(&subsystem.namespaces[0].reservation);
-    let workers = Workers::default().with_ns_state(keeper.sender());
+    let workers = Workers::default().with_ns_state(worker.sender());
     world.replace(Registry::new(vec![sender], 8, 70), workers);
     world.registry.publish(Arc::new(subsystem));
     let (mut queue, admin, posted) = io_queue(&mut world);
@@ -69,9 +70,9 @@ fn writes_that_wait_for_a_limit_are_not_carried_out_after_an_answered_preempt() 
         let of = vec![Arc::clone(&reservation)];
         let request = ReservationRequest { of, host, order, reactor: 0, tag: 0 };
         assert!(world.shared.offload.submit(Job::Reserve(request)));
-        keeper.catch_up(&world.registry);
+        worker.catch_up(&world.registry);
         // The answers: none of them is for a queue of this world.
-        while mail.take().is_some() {}
+        while message.take().is_some() {}
     };
     let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
     let register = |key| Order::Register(Register(0), RegisterKeys { current: 0, new: key });

@@ -23,28 +23,28 @@ const OTHER: [u8; 16] = [6; 16];
 
 /// A world with a worker that has not begun.
 fn world() -> (World, Mailbox, NamespaceStateWorker, Arc<Reservation>) {
-    let (sender, mail) = mailbox().unwrap();
-    let keeper = NamespaceStateWorker::new();
+    let (sender, message) = mailbox().unwrap();
+    let worker = NamespaceStateWorker::new();
     let mut world = World::new();
     let subsystem = subsystem();
     let reservation = Arc::clone(&subsystem.namespaces[0].reservation);
     let registry = Registry::new(vec![sender], 8, 70);
-    world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
+    world.replace(registry, Workers::default().with_ns_state(worker.sender()));
     world.registry.publish(Arc::new(subsystem));
-    (world, mail, keeper, reservation)
+    (world, message, worker, reservation)
 }
 
 /// Has the state worker do what it was asked, and end.
-fn keep(keeper: NamespaceStateWorker, registry: &Registry) {
-    keeper.sender().send(WorkerMessage::Stop).unwrap();
-    keeper.run(registry);
+fn keep(worker: NamespaceStateWorker, registry: &Registry) {
+    worker.sender().send(WorkerMessage::Stop).unwrap();
+    worker.run(registry);
 }
 
 /// Hands the state worker's answers to the queue.
-fn answers(world: &mut World, queue: &mut QueuePair, mail: &Mailbox) -> usize {
+fn answers(world: &mut World, queue: &mut QueuePair, message: &Mailbox) -> usize {
     let mut count = 0;
-    while let Some(letter) = mail.take() {
-        if let Message::Answer(done) = letter {
+    while let Some(message) = message.take() {
+        if let Message::Answer(done) = message {
             queue.on_disk(done.tag as u16, done, &mut world.io());
             count += 1;
         }
@@ -59,15 +59,15 @@ fn write() -> Sqe {
 
 #[test]
 fn a_reservation_command_is_answered_when_the_keeper_is_done() {
-    let (mut world, mail, keeper, reservation) = world();
+    let (mut world, message, worker, reservation) = world();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let keys = RegisterKeys { current: 0, new: 0xA1 };
     let register = Register(0).emit(1, Sgl::in_capsule(0, 16)).with_cid(9);
     world.send(&mut queue, &register, &keys.emit());
     world.run(&mut queue);
     assert!(world.completions.is_empty(), "nobody has decided yet");
-    keep(keeper, &world.registry);
-    assert_eq!(answers(&mut world, &mut queue, &mail), 1);
+    keep(worker, &world.registry);
+    assert_eq!(answers(&mut world, &mut queue, &message), 1);
     let cqe = world.completions.pop().unwrap();
     assert!(cqe.status.is_success() && cqe.cid == 9, "{}", cqe.status);
     assert_eq!(reservation.state().registrants, [(OWN, 0xA1)].into());
@@ -90,20 +90,20 @@ fn without_a_keeper_the_answer_is_an_error() {
 
 #[test]
 fn a_queue_that_closes_meanwhile_waits_for_the_keeper() {
-    let (mut world, mail, keeper, _) = world();
+    let (mut world, message, worker, _) = world();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let register = Register(0).emit(1, Sgl::in_capsule(0, 16));
     world.send(&mut queue, &register, &[7; 16]);
     world.flush_and_go(&mut queue);
     assert!(!queue.is_finished(), "its slot may not be named anew");
-    keep(keeper, &world.registry);
-    answers(&mut world, &mut queue, &mail);
+    keep(worker, &world.registry);
+    answers(&mut world, &mut queue, &message);
     end_both(world, queue, admin, posted);
 }
 
 #[test]
 fn what_another_host_reserves_bars_this_one() {
-    let (mut world, mail, keeper, reservation) = world();
+    let (mut world, message, worker, reservation) = world();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let how = Acquire(0).with_rtype(ReservationType::WRITE_EXCLUSIVE);
     for order in [
@@ -116,8 +116,8 @@ fn what_another_host_reserves_bars_this_one() {
         assert!(world.shared.offload.submit(Job::Reserve(request)));
     }
     assert!(world.ask(&mut queue, &write(), &[]).status.is_success(), "not yet");
-    keep(keeper, &world.registry);
-    while mail.take().is_some() {}
+    keep(worker, &world.registry);
+    while message.take().is_some() {}
     let cqe = world.ask(&mut queue, &write(), &[]);
     assert!(cqe.status.is(Status::RESERVATION_CONFLICT) && cqe.status.dnr(), "{}", cqe.status);
     let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(8192, 4096));
@@ -140,7 +140,7 @@ fn fence(nsid: u32, host: [u8; 16], drained: mpsc::Sender<()>) -> Arc<DrainBarri
 fn a_fence_ends_what_has_not_begun_and_is_held_by_what_has() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
-    let (keeper, words) = mpsc::channel();
+    let (worker, words) = mpsc::channel();
     let drained = || words.try_recv().is_ok();
     // One at the disk, one whose data are on their way, one that waits for a buffer.
     world.send(&mut queue, &write().with_cid(1), &[]);
@@ -150,12 +150,12 @@ fn a_fence_ends_what_has_not_begun_and_is_held_by_what_has() {
     world.send(&mut queue, &write().with_cid(3), &[]);
 
     // Others are not concerned.
-    for other in [fence(2, OWN, keeper.clone()), fence(1, OTHER, keeper.clone())] {
+    for other in [fence(2, OWN, worker.clone()), fence(1, OTHER, worker.clone())] {
         queue.on_fence(&other, &mut world.io());
         drop(other);
         assert!(drained());
     }
-    let concerned = fence(1, OWN, keeper);
+    let concerned = fence(1, OWN, worker);
     queue.on_fence(&concerned, &mut world.io());
     drop(concerned);
     hoard.into_iter().for_each(|buf| world.pool.give(buf));
@@ -178,7 +178,7 @@ fn a_fence_ends_what_has_not_begun_and_is_held_by_what_has() {
 fn a_fence_of_write_protection_ends_writes_of_all_and_nothing_else() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
-    let (keeper, words) = mpsc::channel();
+    let (worker, words) = mpsc::channel();
     let drained = || words.try_recv().is_ok();
     world.send(&mut queue, &write().with_cid(1), &[]);
     assert!(world.fabric_step(&mut queue), "pulled: now at the disk");
@@ -188,7 +188,7 @@ fn a_fence_of_write_protection_ends_writes_of_all_and_nothing_else() {
     world.send(&mut queue, &write().with_cid(3), &[]);
     let nqn = subsystem().nqn;
     let fence = Arc::new(DrainBarrier::new(nqn, vec![2, 1], DrainScope::Writers, move || {
-        keeper.send(()).unwrap()
+        worker.send(()).unwrap()
     }));
     queue.on_fence(&fence, &mut world.io());
     drop(fence);
@@ -212,10 +212,10 @@ fn a_fence_of_write_protection_ends_writes_of_all_and_nothing_else() {
 fn a_fence_stops_a_command_of_many_steps_after_the_one_under_way() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
-    let (keeper, words) = mpsc::channel();
+    let (worker, words) = mpsc::channel();
     let zeroes = Sqe::io(IoOpcode::WRITE_ZEROES, 1).with_fua(true);
     world.send(&mut queue, &zeroes, &[]);
-    queue.on_fence(&fence(1, OWN, keeper), &mut world.io());
+    queue.on_fence(&fence(1, OWN, worker), &mut world.io());
     world.run(&mut queue);
     let cqe = world.completions.pop().unwrap();
     assert!(cqe.status.is(Status::ABORTED_PREEMPT), "{}", cqe.status);

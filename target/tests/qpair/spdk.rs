@@ -93,10 +93,10 @@ fn the_answer_to_an_abort_waits_until_that_of_the_aborted_command_has_arrived() 
     let read = Sqe::io(nvme::IoOpcode::READ, 1).with_sgl(keyed(0, 4096)).with_cid(7);
     world.send(&mut queue, &read, &[]);
     let (home, inbox) = mailbox().unwrap();
-    let (recall, errand) =
+    let (recall, token) =
         AbortRequest::new(admin_queue.association().unwrap().id, 1, 7, home.waker());
-    queue.on_errand(&errand, &mut world.io());
-    drop(errand);
+    queue.on_abort(&token, &mut world.io());
+    drop(token);
     inbox.hush();
     assert_eq!(recall.outcome(), None, "007h is on its way");
     assert!(world.fabric_step(&mut queue));

@@ -18,18 +18,18 @@ use uuid::Uuid;
 
 use crate::support::{World, admin, subsystem};
 
-fn world(folder: &Path) -> (World, Mailbox, NamespaceStateWorker, Arc<Protection>) {
-    let (sender, mail) = mailbox().unwrap();
-    let keeper = NamespaceStateWorker::new();
+fn world(directory: &Path) -> (World, Mailbox, NamespaceStateWorker, Arc<Protection>) {
+    let (sender, message) = mailbox().unwrap();
+    let worker = NamespaceStateWorker::new();
     let mut world = World::new();
     let mut subsystem = subsystem();
     let protection =
-        Protection::kept(subsystem.nqn, 1, NamespaceFile::new(folder, Uuid::nil())).unwrap();
+        Protection::kept(subsystem.nqn, 1, NamespaceFile::new(directory, Uuid::nil())).unwrap();
     subsystem.namespaces[0].protection = Arc::clone(&protection);
     let registry = Registry::new(vec![sender], 8, 70);
-    world.replace(registry, Workers::default().with_ns_state(keeper.sender()));
+    world.replace(registry, Workers::default().with_ns_state(worker.sender()));
     world.registry.publish(Arc::new(subsystem));
-    (world, mail, keeper, protection)
+    (world, message, worker, protection)
 }
 
 fn set(state: WriteProtectState) -> Sqe {
@@ -41,16 +41,16 @@ fn set(state: WriteProtectState) -> Sqe {
 fn answers(
     world: &mut World,
     queue: &mut QueuePair,
-    mail: &Mailbox,
-    keeper: &mut NamespaceStateWorker,
+    message: &Mailbox,
+    worker: &mut NamespaceStateWorker,
 ) {
-    while let Some(letter) = mail.take() {
-        match letter {
+    while let Some(message) = message.take() {
+        match message {
             Message::Answer(done) => queue.on_disk(done.tag as u16, done, &mut world.io()),
             Message::Fence(fence) => {
                 queue.on_fence(&fence, &mut world.io());
                 drop(fence);
-                keeper.catch_up(&world.registry);
+                worker.catch_up(&world.registry);
             }
             _ => {}
         }
@@ -59,21 +59,21 @@ fn answers(
 
 #[test]
 fn protection_is_kept_and_flushed_and_told_before_it_is_answered() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut world, mail, mut keeper, protection) = world(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let (mut world, message, mut worker, protection) = world(directory.path());
     let (mut queue, _) = admin(&mut world);
     let events = SetFeatures::new(FeatureId::ASYNC_EVENT_CONFIG, 1 << 8).emit(Sgl::NONE);
     assert!(world.ask(&mut queue, &events.with_cid(1), &[]).status.is_success());
     let wait = Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).with_cid(2);
     world.send(&mut queue, &wait, &[]);
-    while mail.take().is_some() {}
+    while message.take().is_some() {}
 
     world.send(&mut queue, &set(WriteProtectState::PROTECTED), &[]);
     world.run(&mut queue);
     assert!(world.completions.is_empty() && !protection.is_on(), "nobody has kept it yet");
-    keeper.catch_up(&world.registry);
+    worker.catch_up(&world.registry);
     assert!(protection.is_on());
-    answers(&mut world, &mut queue, &mail, &mut keeper);
+    answers(&mut world, &mut queue, &message, &mut worker);
     assert!(
         matches!(world.disk.waiting.front(), Some((_, IoRequest::Flush))),
         "what was written before"
@@ -94,8 +94,8 @@ fn protection_is_kept_and_flushed_and_told_before_it_is_answered() {
 
     // Taken back, there is nothing to flush.
     world.send(&mut queue, &set(WriteProtectState::NONE), &[]);
-    keeper.catch_up(&world.registry);
-    answers(&mut world, &mut queue, &mail, &mut keeper);
+    worker.catch_up(&world.registry);
+    answers(&mut world, &mut queue, &message, &mut worker);
     assert!(world.disk.waiting.is_empty());
     world.run(&mut queue);
     assert!(world.completions.pop().unwrap().status.is_success() && !protection.is_on());
@@ -104,13 +104,13 @@ fn protection_is_kept_and_flushed_and_told_before_it_is_answered() {
 
 #[test]
 fn what_cannot_be_kept_is_an_error_and_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut world, mail, mut keeper, protection) = world(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let (mut world, message, mut worker, protection) = world(directory.path());
     let (mut queue, _) = admin(&mut world);
-    std::fs::remove_dir(folder.path()).unwrap();
+    std::fs::remove_dir(directory.path()).unwrap();
     world.send(&mut queue, &set(WriteProtectState::PERMANENT), &[]);
-    keeper.catch_up(&world.registry);
-    answers(&mut world, &mut queue, &mail, &mut keeper);
+    worker.catch_up(&world.registry);
+    answers(&mut world, &mut queue, &message, &mut worker);
     world.run(&mut queue);
     assert!(world.completions.pop().unwrap().status.is(Status::INTERNAL_ERROR));
     assert!(!protection.is_on());

@@ -29,14 +29,14 @@ pub(crate) fn world(group: GroupId) -> (World, TempDir) {
 /// .. and these groups are accepted.
 pub(crate) fn world_with(groups: Vec<GroupId>) -> (World, TempDir) {
     let world = World::new();
-    let folder = give_key(&world, groups);
-    (world, folder)
+    let directory = give_key(&world, groups);
+    (world, directory)
 }
 
 /// Gives the host of `connect_data` a key, in the directory that is returned.
 pub(crate) fn give_key(world: &World, groups: Vec<GroupId>) -> TempDir {
-    let folder = tempdir().unwrap();
-    let key_file = folder.path().join("key");
+    let directory = tempdir().unwrap();
+    let key_file = directory.path().join("key");
     write(&key_file, SECRET).unwrap();
     set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
     let nqn: Nqn = HOST.parse().unwrap();
@@ -53,7 +53,7 @@ pub(crate) fn give_key(world: &World, groups: Vec<GroupId>) -> TempDir {
     };
     let changes = world.registry.set_keyring(config.keyring().unwrap());
     assert!(changes.contains(&format!("host {HOST} must authenticate")), "{changes:?}");
-    folder
+    directory
 }
 
 pub(crate) fn connect(world: &mut World, qid: u16, cntlid: u16) -> QueuePair {

@@ -243,7 +243,7 @@ impl World {
     }
 
     pub(crate) fn end(mut self) {
-        self.step(|queues, lent| drop(queues.on_mail(Message::Stop, lent)));
+        self.step(|queues, lent| drop(queues.on_message(Message::Stop, lent)));
         self.settle();
         assert_eq!(self.queues.count(), 0);
         assert!(self.pool.is_full(), "{:?}", self.pool.free());

@@ -395,7 +395,7 @@ impl World {
         for node in &self.nodes {
             assert!(node.posted.is_empty(), "work never came home: {:?}", node.posted);
             assert!(node.pool.is_full(), "a buffer is lost: {:?}", node.pool.free());
-            assert_eq!((node.endpoint.half_open(), node.endpoint.doubts()), (0, 0));
+            assert_eq!((node.endpoint.half_open(), node.endpoint.challenges()), (0, 0));
         }
     }
 }

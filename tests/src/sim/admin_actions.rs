@@ -126,7 +126,7 @@ impl Simulation {
     pub(super) fn manage(&mut self) {
         let news = self.target.manage(&self.profile, &mut self.disk, self.now);
         let Some(news) = news else { return };
-        self.say(|| format!("the steward goes on, {news:?}"));
+        self.say(|| format!("the ns_admin goes on, {news:?}"));
         let since = self.judge.model.begin();
         for (nsid, machines) in news {
             for host in 0..self.hosts.len() {
@@ -142,9 +142,9 @@ impl Simulation {
 
     /// Whether what hosts have made is in the end what they know of.
     pub(super) fn check_made(&self) -> Result<(), String> {
-        self.target.steward.leftovers()?;
+        self.target.ns_admin.leftovers()?;
         let machine = |nqn: &Nqn| (0..self.hosts.len()).find(|host| hostnqn(*host) == *nqn);
-        let entries = self.target.steward.entries().iter();
+        let entries = self.target.ns_admin.entries().iter();
         let found = entries.map(|(nsid, entry)| {
             let shift = entry.block_size_bytes.trailing_zeros();
             let machines = entry.hosts.iter().filter_map(machine).collect();

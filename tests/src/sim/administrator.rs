@@ -47,7 +47,7 @@ pub enum PersistOutcome {
 
 /// The simulated administrator; see the module.
 pub struct Administrator {
-    folder: TempDir,
+    directory: TempDir,
     /// None while the target is down.
     declared: Option<EffectiveConfig>,
     files: Arc<Mutex<Files>>,
@@ -77,22 +77,22 @@ impl Administrator {
         seed: u64,
         plant: Option<SeededBug>,
     ) -> Result<Administrator, String> {
-        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let mut text = format!(
             "provider = \"soft\"\nstate_directory = {:?}\n[[listener]]\naddress = \"127.0.0.1\"\n\
              [[subsystem]]\nnqn = \"{SUBNQN}\"\nallow_any_host = true\n",
-            folder.path()
+            directory.path()
         );
         for nsid in 1..=spaces {
             text += "[[subsystem.namespace]]\nkind = \"null\"\nsize = \"1MiB\"\n";
             text += &format!("nsid = {nsid}\n");
         }
-        let file = folder.path().join("nvmfd.toml");
+        let file = directory.path().join("nvmfd.toml");
         fs::write(file, text).map_err(|error| error.to_string())?;
         let forgets = plant == Some(SeededBug::UnsyncedChange);
         let files = Files { forgets, dice: Rng::new(seed ^ 0xf11e), ..Files::default() };
         Ok(Administrator {
-            folder,
+            directory,
             declared: None,
             files: Arc::new(Mutex::new(files)),
             dice: Rng::new(seed ^ 0xad31),
@@ -116,7 +116,7 @@ impl Administrator {
     /// # Errors
     /// What must be in force is not.
     pub fn start(&mut self) -> Result<Hidden, String> {
-        let file = self.folder.path().join("nvmfd.toml");
+        let file = self.directory.path().join("nvmfd.toml");
         let mut declared = Err(String::new());
         self.kill = None;
         self.on_files(|| {
@@ -217,14 +217,14 @@ impl Administrator {
     /// The target has gone down, with `power` also its disks.
     pub fn crash(&mut self, power: bool) {
         self.declared = None;
-        lock(&self.files).crash(self.folder.path(), power);
+        lock(&self.files).crash(self.directory.path(), power);
     }
 
     /// Does something on the files, of which this file system knows, and where the process may end.
     fn on_files(&self, what: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
-        let (files, folder) = (Arc::clone(&self.files), self.folder.path().to_owned());
+        let (files, directory) = (Arc::clone(&self.files), self.directory.path().to_owned());
         lock(&files).kill = self.kill;
-        observe(Some(Box::new(move |step| lock(&files).observe(step, &folder))));
+        observe(Some(Box::new(move |step| lock(&files).observe(step, &directory))));
         let outcome = what();
         observe(None);
         outcome
@@ -268,13 +268,13 @@ impl Default for Files {
 
 impl Files {
     /// Before a step.
-    fn observe(&mut self, step: Step<'_>, folder: &Path) -> io::Result<()> {
+    fn observe(&mut self, step: Step<'_>, directory: &Path) -> io::Result<()> {
         let killed = || Err(io::Error::other("the process was killed"));
         if self.dead.is_some() {
             return killed();
         }
         if self.kill == Some(1) {
-            let mut files = files_in(folder);
+            let mut files = files_in(directory);
             if let Step::Write(path, bytes) = step {
                 files.insert(path.to_owned(), self.part(bytes));
             }
@@ -311,9 +311,9 @@ impl Files {
     }
 
     /// The process is gone; with `power` also what is not durable, or a part of that.
-    fn crash(&mut self, folder: &Path, power: bool) {
+    fn crash(&mut self, directory: &Path, power: bool) {
         let dead = self.dead.take();
-        let mut files = dead.unwrap_or_else(|| files_in(folder));
+        let mut files = dead.unwrap_or_else(|| files_in(directory));
         if power {
             let count = self.dice.below(self.pending.len() as u64 + 1);
             (0..count).for_each(|_| self.settle());
@@ -326,7 +326,7 @@ impl Files {
                 files.insert(path, bytes);
             }
         }
-        for path in files_in(folder).into_keys().filter(|path| !files.contains_key(path)) {
+        for path in files_in(directory).into_keys().filter(|path| !files.contains_key(path)) {
             let _ = fs::remove_file(path);
         }
         for (path, bytes) in files {
@@ -343,8 +343,8 @@ impl Files {
 }
 
 /// The files of changes in a directory, and those beside them.
-fn files_in(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+fn files_in(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let of_changes = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(NAME))
     };

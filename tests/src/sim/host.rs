@@ -37,7 +37,7 @@ pub struct Host {
     port: NetworkPort,
     fabric: Option<InstrumentedFabric<Soft>>,
     pool: Pool,
-    ledger: SharedBufferTracker,
+    buffers: SharedBufferTracker,
     session: Option<Session>,
     /// When to connect; none while there is an association, or none wanted.
     connect_at: Option<Instant>,
@@ -70,13 +70,13 @@ impl Host {
         let options = options(profile, index, true);
         let plan = options.plan(u64::from(profile.mdts_bytes) * 24, profile.mdts_bytes);
         let pool = Pool::new(plan).map_err(|e| e.to_string())?;
-        let ledger = Arc::new(Mutex::new(BufferTracker::new(&plan)));
+        let buffers = Arc::new(Mutex::new(BufferTracker::new(&plan)));
         Ok(Host {
             index,
             port,
             fabric: None,
             pool,
-            ledger,
+            buffers,
             session: None,
             connect_at: None,
             quiet_until: now,
@@ -129,8 +129,8 @@ impl Host {
         let soft = Soft::in_air(self.port.clone(), config, entropy, now, Arc::clone(&region))
             .map_err(|e| e.to_string())?;
         let name = ("host", self.index as u64);
-        let (ledger, trace) = (Arc::clone(&self.ledger), Arc::clone(trace));
-        self.fabric = Some(InstrumentedFabric::new(soft, name, region, ledger, trace));
+        let (buffers, trace) = (Arc::clone(&self.buffers), Arc::clone(trace));
+        self.fabric = Some(InstrumentedFabric::new(soft, name, region, buffers, trace));
         self.connect_at = (!self.finished).then_some(now);
         Ok(())
     }
@@ -157,7 +157,7 @@ impl Host {
         let plan = options(profile, self.index, true)
             .plan(u64::from(profile.mdts_bytes) * 24, profile.mdts_bytes);
         self.pool = Pool::new(plan).map_err(|e| e.to_string())?;
-        self.ledger = Arc::new(Mutex::new(BufferTracker::new(&plan)));
+        self.buffers = Arc::new(Mutex::new(BufferTracker::new(&plan)));
         Ok(())
     }
 
@@ -382,7 +382,7 @@ impl Host {
 
     /// Checks that no buffer is in two hands.
     pub fn audit(&self) -> Result<(), String> {
-        match lock(&self.ledger).fault() {
+        match lock(&self.buffers).fault() {
             Some(fault) => Err(format!("host {}: {fault}", self.index)),
             None => Ok(()),
         }
@@ -391,7 +391,7 @@ impl Host {
     /// What is left when nothing should be.
     pub fn leftovers(&self) -> Result<(), String> {
         self.audit()?;
-        match self.pool.is_full() && lock(&self.ledger).bytes() == 0 {
+        match self.pool.is_full() && lock(&self.buffers).bytes() == 0 {
             true => Ok(()),
             false => Err(format!(
                 "host {}: at rest, and only {:?} are free",

@@ -79,8 +79,8 @@ impl BufferTracker {
 pub type SharedBufferTracker = Arc<Mutex<BufferTracker>>;
 
 /// Locks a ledger.
-pub fn lock(ledger: &SharedBufferTracker) -> MutexGuard<'_, BufferTracker> {
-    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn lock(buffers: &SharedBufferTracker) -> MutexGuard<'_, BufferTracker> {
+    buffers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Answers that are sent twice, as a planted fault.
@@ -104,7 +104,7 @@ pub struct InstrumentedFabric<F> {
     name: &'static str,
     number: u64,
     region: Arc<Region>,
-    ledger: SharedBufferTracker,
+    buffers: SharedBufferTracker,
     trace: Arc<Trace>,
 }
 
@@ -114,10 +114,10 @@ impl<F: Fabric> InstrumentedFabric<F> {
         fabric: F,
         (name, number): (&'static str, u64),
         region: Arc<Region>,
-        ledger: SharedBufferTracker,
+        buffers: SharedBufferTracker,
         trace: Arc<Trace>,
     ) -> InstrumentedFabric<F> {
-        InstrumentedFabric { fabric, echo: None, name, number, region, ledger, trace }
+        InstrumentedFabric { fabric, echo: None, name, number, region, buffers, trace }
     }
 
     fn note(&self, qp: Qp, what: u64, more: u64, line: impl FnOnce() -> String) {
@@ -161,7 +161,7 @@ impl<F: Fabric> InstrumentedFabric<F> {
     }
 
     fn on_done(&mut self, done: &Completion) {
-        lock(&self.ledger).returns(done.work.buf(), "fabric");
+        lock(&self.buffers).returns(done.work.buf(), "fabric");
         let outcome = done.outcome.map_or(u64::MAX, u64::from);
         let kind = match &done.work {
             Work::Recv(_) => 1,
@@ -224,7 +224,7 @@ impl<F: Fabric> Fabric for InstrumentedFabric<F> {
     }
 
     fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
-        lock(&self.ledger).leaves(work.buf(), "fabric");
+        lock(&self.buffers).leaves(work.buf(), "fabric");
         match &work {
             Work::Recv(_) => {}
             Work::Send { from, .. } => {
@@ -302,17 +302,17 @@ impl<F: Initiator> Initiator for InstrumentedFabric<F> {
     }
 
     fn register_remote(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
-        lock(&self.ledger).leaves(&buf, "fabric, exposed");
+        lock(&self.buffers).leaves(&buf, "fabric, exposed");
         let exposed = self.fabric.register_remote(qp, buf);
         if let Err((buf, _)) = &exposed {
-            lock(&self.ledger).returns(buf, "fabric");
+            lock(&self.buffers).returns(buf, "fabric");
         }
         exposed
     }
 
     fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
         let buf = self.fabric.deregister_remote(region);
-        lock(&self.ledger).returns(&buf, "fabric, exposed");
+        lock(&self.buffers).returns(&buf, "fabric, exposed");
         buf
     }
 
@@ -326,13 +326,13 @@ pub struct InstrumentedDevice<'a, D> {
     /// The disk itself.
     pub disk: D,
     /// Of the pool whose buffers cross it.
-    pub ledger: &'a SharedBufferTracker,
+    pub buffers: &'a SharedBufferTracker,
 }
 
 impl<D: BlockDevice> BlockDevice for InstrumentedDevice<'_, D> {
     fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
         if let IoRequest::Read { into: buf, .. } | IoRequest::Write { from: buf, .. } = &op {
-            lock(self.ledger).leaves(buf, "disk");
+            lock(self.buffers).leaves(buf, "disk");
         }
         self.disk.submit(backing, tag, op);
     }
@@ -344,10 +344,10 @@ impl<D: BlockDevice> BlockDevice for InstrumentedDevice<'_, D> {
 
 impl<D> InstrumentedDevice<'_, D> {
     /// What comes home from the disk.
-    pub fn returned(ledger: &SharedBufferTracker, done: &[IoCompletion]) {
-        let mut ledger = lock(ledger);
+    pub fn returned(buffers: &SharedBufferTracker, done: &[IoCompletion]) {
+        let mut buffers = lock(buffers);
         done.iter()
             .filter_map(|done| done.buf.as_ref())
-            .for_each(|buf| ledger.returns(buf, "disk"));
+            .for_each(|buf| buffers.returns(buf, "disk"));
     }
 }

@@ -178,7 +178,7 @@ impl Simulation {
             (setup.plant == Some(SeededBug::StaleCopy)).then_some(profile.mdts_bytes);
         let mut target = Target::new(&profile, &air)?;
         target.plant = setup.plant;
-        target.steward = NsManagementDriver::new(&profile, setup.seed);
+        target.ns_admin = NsManagementDriver::new(&profile, setup.seed);
         let machines = (0..profile.hosts).map(|host| profile.machine(host) + 1).max().unwrap_or(0);
         let spaces = profile.shapes.len();
         let administrator = Administrator::new(spaces, machines, setup.seed, setup.plant)?;
@@ -244,7 +244,7 @@ impl Simulation {
             world.hosts.iter().any(|host| !host.is_finished())
                 || world.target.queues() > 0
                 || world.disk.under_way() > 0
-                || world.target.steward.is_busy()
+                || world.target.ns_admin.is_busy()
         };
         while left(self) {
             self.step()?;
@@ -277,7 +277,7 @@ impl Simulation {
             air.faults = Faults { delay: self.profile.net.delay, ..Faults::NONE };
             air.heal();
         }
-        self.target.steward.errors = 0;
+        self.target.ns_admin.errors = 0;
         self.disk.faults =
             DeviceFaults { error: 0, short: 0, sync_error: 0, slow: 0, ..self.disk.faults };
         Ok(())
@@ -311,7 +311,7 @@ impl Simulation {
         let next = next.chain(self.wake.iter().flatten().copied());
         let next = next.chain(self.timers.peek().map(|Reverse((at, ..))| *at));
         let next = next.chain(self.judge.next_fence());
-        let next = next.chain(self.target.steward.next_due());
+        let next = next.chain(self.target.ns_admin.next_due());
         let Some(next) = next.min() else { return Err("nothing will ever happen".to_owned()) };
         if next > self.now {
             (self.now, self.turns) = (next, 0);
@@ -547,7 +547,7 @@ impl Simulation {
         places.into_iter().for_each(|place| lock(&self.air).set_down(place, true));
         self.target.crash();
         self.administrator.crash(power);
-        self.target.steward.crash(power, &mut self.disk);
+        self.target.ns_admin.crash(power, &mut self.disk);
         self.disk.crash(power);
         self.judge.crash(power);
         self.judge.excuse(None, self.now + time + GRACE);

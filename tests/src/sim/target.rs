@@ -64,7 +64,7 @@ struct Reactor {
     fabric: InstrumentedFabric<Soft>,
     pool: Pool,
     mailbox: Mailbox,
-    ledger: SharedBufferTracker,
+    buffers: SharedBufferTracker,
     events: Vec<Event>,
     done: Vec<IoCompletion>,
     rung: bool,
@@ -103,9 +103,9 @@ pub struct Target {
     paths: Vec<AnaStates>,
     formatter: Formatter,
     /// Works between the turns of reactors, since it has no thread here.
-    keeper: NamespaceStateWorker,
+    worker: NamespaceStateWorker,
     /// Who carries out what hosts order about namespaces, between the turns as well.
-    pub steward: NsManagementDriver,
+    pub ns_admin: NsManagementDriver,
     /// A planted fault of its own.
     pub plant: Option<SeededBug>,
     /// Of another: the last ticket whose blocks are kept no longer.
@@ -140,10 +140,10 @@ impl Target {
             stores: (0..profile.shapes.len()).map(|space| (space, 0)).collect(),
             hidden: vec![BTreeSet::new(); profile.shapes.len()],
             paths: vec![AnaStates::default(); profile.paths],
-            keeper: NamespaceStateWorker::new(),
+            worker: NamespaceStateWorker::new(),
             kept: kept.map_err(|error| error.to_string())?,
             marks: Vec::new(),
-            steward: NsManagementDriver::new(profile, 0),
+            ns_admin: NsManagementDriver::new(profile, 0),
             formatter: Formatter::default(),
             plant: None,
             opened: 0,
@@ -199,16 +199,21 @@ impl Target {
             let region = Arc::clone(pool.region());
             let soft = Soft::in_air(port.clone(), config, entropy, now, Arc::clone(&region))
                 .map_err(|e| said(&e))?;
-            let ledger = Arc::new(Mutex::new(BufferTracker::new(&plan)));
+            let buffers = Arc::new(Mutex::new(BufferTracker::new(&plan)));
             let name = ("target", index as u64);
-            let fabric =
-                InstrumentedFabric::new(soft, name, region, Arc::clone(&ledger), Arc::clone(trace));
+            let fabric = InstrumentedFabric::new(
+                soft,
+                name,
+                region,
+                Arc::clone(&buffers),
+                Arc::clone(trace),
+            );
             self.reactors.push(Reactor {
                 queues: PollGroup::new(index, limits, now),
                 fabric,
                 pool,
                 mailbox,
-                ledger,
+                buffers,
                 events: Vec::with_capacity(BATCH),
                 done: Vec::new(),
                 rung: true,
@@ -222,10 +227,10 @@ impl Target {
             }
         }
         let receives = profile.receives - RECEIVES_FOR_ADMIN;
-        (self.keeper, self.opened) = (NamespaceStateWorker::new(), 0);
+        (self.worker, self.opened) = (NamespaceStateWorker::new(), 0);
         self.registry = Arc::new(Registry::new(senders, 16, receives));
-        let workers = Workers::default().with_ns_state(self.keeper.sender());
-        let workers = workers.with_ns_management(self.steward.sender());
+        let workers = Workers::default().with_ns_state(self.worker.sender());
+        let workers = workers.with_ns_management(self.ns_admin.sender());
         self.shared = Arc::new(Shared::new(Arc::clone(&self.registry), workers));
         self.start_formats(profile)?;
         if let Some(keyring) = keyring(profile).filter(|_| self.plant != Some(SeededBug::OpenDoor))
@@ -401,7 +406,7 @@ impl Target {
     fn masks(&self, profile: &Profile) -> BTreeMap<u32, BTreeSet<Nqn>> {
         let masked = self.hidden.iter().enumerate().filter(|(_, from)| !from.is_empty());
         let machines = || (0..profile.hosts).map(|host| profile.machine(host));
-        let made = self.steward.entries().iter();
+        let made = self.ns_admin.entries().iter();
         masked
             .map(|(space, from)| {
                 let hosts = machines().filter(|machine| !from.contains(machine)).map(hostnqn);
@@ -471,11 +476,11 @@ impl Target {
         let reactor = &mut self.reactors[index];
         reactor.rung |= reactor.mailbox.hush();
         disk.reap(index, &mut reactor.done);
-        InstrumentedDevice::<SimRing<'_>>::returned(&reactor.ledger, &reactor.done);
+        InstrumentedDevice::<SimRing<'_>>::returned(&reactor.buffers, &reactor.done);
         reactor.fabric.poll(now, &mut reactor.events);
         let mut worked = reactor.rung || !reactor.events.is_empty() || !reactor.done.is_empty();
         let ring = SimRing { disk, ring: index };
-        let mut seam = InstrumentedDevice { disk: ring, ledger: &reactor.ledger };
+        let mut seam = InstrumentedDevice { disk: ring, buffers: &reactor.buffers };
         let mut lent = Resources {
             pool: &mut reactor.pool,
             fabric: &mut reactor.fabric,
@@ -491,13 +496,13 @@ impl Target {
         }
         worked |= reactor.queues.tick(&mut lent);
         if std::mem::take(&mut reactor.rung) {
-            while let Some(mail) = reactor.mailbox.take() {
-                if let Message::Caught(answer) = mail {
+            while let Some(message) = reactor.mailbox.take() {
+                if let Message::Caught(answer) = message {
                     // Who asks may have gone.
                     let _ = answer.send(());
                     continue;
                 }
-                match (self.plant, &mail) {
+                match (self.plant, &message) {
                     (Some(SeededBug::MissingFence), Message::Fence(fence))
                         if is_of_preemption(fence) =>
                     {
@@ -513,15 +518,15 @@ impl Target {
                     }
                     (Some(SeededBug::StaleView), Message::Subsystem(_)) => continue,
                     (Some(SeededBug::LostAbort), Message::Errand(_)) => {
-                        std::mem::forget(mail);
+                        std::mem::forget(message);
                         continue;
                     }
-                    (Some(SeededBug::FalseAbort), Message::Errand(errand)) => {
-                        errand.clone().succeed()
+                    (Some(SeededBug::FalseAbort), Message::Errand(token)) => {
+                        token.clone().succeed()
                     }
                     _ => {}
                 }
-                reactor.queues.on_mail(mail, &mut lent);
+                reactor.queues.on_message(message, &mut lent);
             }
             reactor.queues.look(&mut lent);
         }
@@ -530,7 +535,7 @@ impl Target {
         }
         reactor.fabric.flush();
         disk.submit(index);
-        self.keeper.catch_up(&self.registry);
+        self.worker.catch_up(&self.registry);
         let deadline = reactor.fabric.arm(Wake::Any);
         let tick = reactor.queues.next_tick();
         if self.plant == Some(SeededBug::OpenBlocks) {
@@ -559,14 +564,14 @@ impl Target {
     /// Checks that no buffer of a reactor is in two hands, or in none.
     pub fn audit(&self, index: usize) -> Result<(), String> {
         let reactor = &self.reactors[index];
-        let ledger = lock(&reactor.ledger);
-        if let Some(fault) = ledger.fault() {
+        let buffers = lock(&reactor.buffers);
+        if let Some(fault) = buffers.fault() {
             return Err(format!("target {index}: {fault}"));
         }
         let plan = reactor.pool.plan();
         let (cells, receives, data) = reactor.pool.free();
         let free = u64::from(cells) * 64 + u64::from(receives) * plan.receive_bytes() + data;
-        let given = [ledger.bytes(), reactor.queues.held_bytes(), reactor.spare_bytes];
+        let given = [buffers.bytes(), reactor.queues.held_bytes(), reactor.spare_bytes];
         let all = u64::from(plan.cells) * 64
             + u64::from(plan.receives) * plan.receive_bytes()
             + plan.data_bytes.next_multiple_of(plan.largest_bytes.into());
@@ -585,7 +590,7 @@ impl Target {
         for (index, reactor) in self.reactors.iter().enumerate() {
             self.audit(index)?;
             let (queues, free) = (reactor.queues.count(), reactor.pool.free());
-            if queues > 0 || lock(&reactor.ledger).bytes() > 0 {
+            if queues > 0 || lock(&reactor.buffers).bytes() > 0 {
                 return Err(format!("target {index}: at rest, and {queues} queues are left"));
             }
             if reactor.spare_bytes == 0 && !reactor.pool.is_full() {

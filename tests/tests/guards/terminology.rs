@@ -1,6 +1,5 @@
 //! Names have the words of the field.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use tests::structure::exceptions::Exceptions;
@@ -29,19 +28,9 @@ const PROSE: [(&str, &str); 6] = [
     ("sense", "valid, invalid"),
 ];
 
-/// Help texts and types of the API, whose comments users read.
-const PROSE_EXCEPTIONS: [&str; 5] = [
-    "initiator/src/main.rs",
-    "target/src/api/change.rs",
-    "target/src/bin/nvmfctl/change.rs",
-    "target/src/bin/nvmfctl/main.rs",
-    "target/src/main.rs",
-];
-
 #[test]
 fn comments_have_the_words_of_the_field() {
     let mut found = Vec::new();
-    let mut excepted = BTreeSet::new();
     for (name, _) in super::sources() {
         let production = [
             "nvme/src",
@@ -59,15 +48,11 @@ fn comments_have_the_words_of_the_field() {
             // Between backticks is code.
             let prose = comment.split('`').step_by(2).collect::<String>().to_lowercase();
             for (word, instead) in PROSE.iter().filter(|(word, _)| has_word(&prose, word)) {
-                match PROSE_EXCEPTIONS.iter().find(|path| **path == name) {
-                    Some(path) => drop(excepted.insert(*path)),
-                    None => found.push(format!("{name}:{number}: \"{word}\"; rather: {instead}")),
-                }
+                found.push(format!("{name}:{number}: \"{word}\"; rather: {instead}"));
             }
         }
     }
     assert!(found.is_empty(), "words that comments do not have:\n{}", found.join("\n"));
-    assert_eq!(excepted, BTreeSet::from(PROSE_EXCEPTIONS), "an exception that is not needed");
 }
 
 /// Whether a text has a word, in singular or plural.

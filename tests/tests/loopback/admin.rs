@@ -97,7 +97,7 @@ pub(crate) fn events(host: &mut Host) -> Vec<(EventType, u16, Vec<u8>)> {
 #[test]
 fn starts_ends_and_formats_are_persistent_events() {
     let mut target = TestTarget::start();
-    let path = target.folder().join("disk3.img");
+    let path = target.directory().join("disk3.img");
     target.apply(&format!(
         "[[subsystem.namespace]]\nnsid = 3\npath = \"{}\"\nsize = \"1MiB\"\n\
          block_size = 4096\nallow_format = true\n",
@@ -134,7 +134,7 @@ fn starts_ends_and_formats_are_persistent_events() {
 
 /// What the tests of Abort send their commands to: a file that does wrong what it is told.
 fn with_fault(target: &TestTarget, fault: &str) -> String {
-    let path = target.folder().join("disk3.img");
+    let path = target.directory().join("disk3.img");
     let path = path.display();
     format!(
         "[[subsystem.namespace]]\nnsid = 3\npath = \"{path}\"\nsize = \"1MiB\"\nblock_size = 4096\n\

@@ -16,16 +16,16 @@ const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR
 const OURS: &str =
     "DHHC-1:03:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vcSEgBQ==:";
 
-fn key(folder: &Path, name: &str, text: &str) -> String {
-    let path = folder.join(name);
+fn key(directory: &Path, name: &str, text: &str) -> String {
+    let path = directory.join(name);
     write(&path, text).unwrap();
     set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     path.display().to_string()
 }
 
-/// The configuration of a host with both secrets, whose files lie in `folder`.
-fn rules(folder: &Path, more: &str) -> String {
-    let (theirs, ours) = (key(folder, "theirs", SECRET), key(folder, "ours", OURS));
+/// The configuration of a host with both secrets, whose files lie in `directory`.
+fn rules(directory: &Path, more: &str) -> String {
+    let (theirs, ours) = (key(directory, "theirs", SECRET), key(directory, "ours", OURS));
     format!(
         "[authentication]\n{more}\n[[host]]\nnqn = \"{HOST}\"\ndhchap_key_file = \"{theirs}\"\n\
          dhchap_ctrl_key_file = \"{ours}\"\n"
@@ -48,17 +48,17 @@ fn ended(target: &TestTarget, secret: Option<&str>, ours: Option<&str>) -> EndRe
 
 #[test]
 fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut target = TestTarget::start_with(&rules(folder.path(), ""));
+    let directory = tempfile::tempdir().unwrap();
+    let mut target = TestTarget::start_with(&rules(directory.path(), ""));
     for group in ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"] {
-        target.apply(&rules(folder.path(), &format!("groups = [\"{group}\"]")));
+        target.apply(&rules(directory.path(), &format!("groups = [\"{group}\"]")));
         let options = options(&target, Some(SECRET), Some(OURS));
         let mut host = Host::connect(options, target.setup()).expect("connected");
         let mut block = vec![0; 4096];
         host.read(super::FILE, &mut block).expect("read");
         host.disconnect();
     }
-    target.apply(&rules(folder.path(), "groups = [\"ffdhe2048\"]"));
+    target.apply(&rules(directory.path(), "groups = [\"ffdhe2048\"]"));
     assert!(matches!(ended(&target, None, None), EndReason::Authentication));
     let refused = ended(&target, Some(OURS), None);
     assert!(matches!(refused, EndReason::NotAuthenticated { queue: 0, why: Failure::FAILED }));
@@ -78,9 +78,10 @@ fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
 
 #[test]
 fn each_host_may_use_the_hashes_and_groups_that_are_allowed_for_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let text =
-        |own: &str| rules(folder.path(), "hashes = [\"sha256\"]\ngroups = [\"null\"]") + own + "\n";
+    let directory = tempfile::tempdir().unwrap();
+    let text = |own: &str| {
+        rules(directory.path(), "hashes = [\"sha256\"]\ngroups = [\"null\"]") + own + "\n"
+    };
     let mut target =
         TestTarget::start_with(&text("hashes = [\"sha384\"]\ngroups = [\"ffdhe2048\"]"));
     // The host that stays connected has the usual address.
@@ -131,8 +132,8 @@ fn each_host_may_use_the_hashes_and_groups_that_are_allowed_for_it() {
 
 #[test]
 fn hosts_that_prove_themselves_all_at_once_get_their_turn() {
-    let folder = tempfile::tempdir().unwrap();
-    let more = rules(folder.path(), "groups = [\"ffdhe4096\"]");
+    let directory = tempfile::tempdir().unwrap();
+    let more = rules(directory.path(), "groups = [\"ffdhe4096\"]");
     let target = TestTarget::start_with(&more);
     thread::scope(|scope| {
         let connects: Vec<_> = (10..14)
@@ -154,9 +155,9 @@ fn hosts_that_prove_themselves_all_at_once_get_their_turn() {
 
 #[test]
 fn the_tool_takes_secrets_and_keeps_them_to_itself() {
-    let folder = tempfile::tempdir().unwrap();
-    let target = TestTarget::start_with(&rules(folder.path(), "groups = [\"ffdhe2048\"]"));
-    let file = format!("@{}/theirs", folder.path().display());
+    let directory = tempfile::tempdir().unwrap();
+    let target = TestTarget::start_with(&rules(directory.path(), "groups = [\"ffdhe2048\"]"));
+    let file = format!("@{}/theirs", directory.path().display());
     let good = target.nvmf("id-ctrl", &["--dhchap-secret", &file, "--dhchap-ctrl-secret", OURS]);
     assert_eq!(good.code(), 0, "{}", good.error());
     let bad = target.nvmf("id-ctrl", &["--dhchap-secret", OURS]);

@@ -28,7 +28,7 @@ const TO_4096: u8 = 1;
 /// Namespace 3, which may be formatted, with more keys. How many reactors there are, the start
 /// alone decides.
 fn with(target: &TestTarget, more: &str) -> String {
-    let path = target.folder().join("disk3.img");
+    let path = target.directory().join("disk3.img");
     format!(
         "[[subsystem.namespace]]\nnsid = 3\npath = \"{}\"\nsize = \"1MiB\"\nblock_size = 4096\n\
          allow_format = true\nwrite_uncorrectable = true\n{more}\n",

@@ -61,7 +61,7 @@ fn a_benchmark_measures_what_it_was_asked_to() {
         }
     }
     // What was written is what is read: a write reached its place, and no other.
-    let written = fs::read(target.folder().join("disk1.img")).expect("the store");
+    let written = fs::read(target.directory().join("disk1.img")).expect("the store");
     assert!(written[..131_072].iter().any(|byte| *byte != 0));
 }
 
@@ -139,7 +139,7 @@ fn a_target_that_forgets_is_found_out() {
 #[test]
 fn damage_between_two_runs_is_found_in_the_right_blocks() {
     let target = TestTarget::start();
-    let state = target.folder().join("state");
+    let state = target.directory().join("state");
     let state = state.to_str().expect("a path");
     target.nvmf("verify", &["--ops", "800", "--state", state, "--trims", "0"]).good();
     let check = ["--check", state, "--keep-going", "--json"];
@@ -147,7 +147,7 @@ fn damage_between_two_runs_is_found_in_the_right_blocks() {
         target.nvmf("verify", &[&check[..], &["--expect", expect]].concat()).good();
     }
 
-    let disk = OpenOptions::new().read(true).write(true).open(target.folder().join("disk1.img"));
+    let disk = OpenOptions::new().read(true).write(true).open(target.directory().join("disk1.img"));
     let disk = disk.expect("the store");
     let read = |lba: u64| {
         let mut block = vec![0; BLOCK as usize];
@@ -211,7 +211,7 @@ impl Daemon {
 #[test]
 fn a_killed_daemon_loses_nothing_that_it_acknowledged() {
     let mut target = TestTarget::start();
-    let config = target.folder().join("nvmfd.toml");
+    let config = target.directory().join("nvmfd.toml");
     fs::write(&config, target.config_text("")).expect("written");
     target.take().stop(Instant::now() + Duration::from_secs(10));
 
@@ -229,7 +229,7 @@ fn a_killed_daemon_loses_nothing_that_it_acknowledged() {
         thread::sleep(Duration::from_millis(100));
     }
     let mut verify = verify.spawn().expect("nvmf runs");
-    let store = target.folder().join("disk1.img");
+    let store = target.directory().join("disk1.img");
     for kill in 0..2 {
         // While the tool writes, whenever it gets to that.
         let before = fs::read(&store).expect("the store");

@@ -27,9 +27,11 @@ const NEW: NewNamespace = NewNamespace {
 
 /// What grants the host 4 MiB, in a directory that is there.
 fn grant(target: &TestTarget) -> String {
-    let folder = target.folder().join("managed");
-    std::fs::create_dir_all(&folder).expect("a folder");
-    format!("[subsystem.managed]\ndirectory = {folder:?}\nquota = \"4MiB\"\nhosts = [\"{HOST}\"]\n")
+    let directory = target.directory().join("managed");
+    std::fs::create_dir_all(&directory).expect("a directory");
+    format!(
+        "[subsystem.managed]\ndirectory = {directory:?}\nquota = \"4MiB\"\nhosts = [\"{HOST}\"]\n"
+    )
 }
 
 fn attach(host: &mut Host, nsid: u32) {

@@ -23,7 +23,7 @@ pub(crate) const BLOCKS: u64 = 16384;
 /// A running target. It stops when it is dropped.
 pub(crate) struct TestTarget {
     target: Option<RunningTarget>,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     /// Its address, and that of the hosts which name one.
     net: [u8; 2],
 }
@@ -41,8 +41,8 @@ impl TestTarget {
         let net = [64 + (pid >> 8) as u8 % 128, pid as u8];
         let third = NEXT.fetch_add(1, Ordering::Relaxed);
         let net = [net[0], net[1].wrapping_add(third.wrapping_mul(37))];
-        let folder = tempfile::tempdir_in(place()).unwrap();
-        let mut target = TestTarget { target: None, folder, net };
+        let directory = tempfile::tempdir_in(place()).unwrap();
+        let mut target = TestTarget { target: None, directory, net };
         let config = target.config(more);
         target.target = Some(RunningTarget::start(config).expect("the target starts"));
         target
@@ -65,14 +65,14 @@ impl TestTarget {
         HostOptions { provider: Provider::Soft, source: Some(source), ..HostOptions::default() }
     }
 
-    pub(crate) fn folder(&self) -> &Path {
-        self.folder.path()
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// The text of a configuration: a file with blocks of 4096 bytes and a memory with blocks of
     /// 512, with `more` behind them.
     pub(crate) fn config_text(&self, more: &str) -> String {
-        let path = self.folder.path().join("disk1.img");
+        let path = self.directory.path().join("disk1.img");
         format!(
             r#"
 provider = "soft"
@@ -95,7 +95,7 @@ size = "1MiB"
 block_size = 512
 {more}
 "#,
-            self.folder.path().display(),
+            self.directory.path().display(),
             self.address(),
             path.display()
         )
@@ -248,11 +248,11 @@ pub(crate) fn nvmfd() -> &'static Path {
 
 fn built(package: &str, binary: &str) -> PathBuf {
     let this = std::env::current_exe().expect("this program");
-    let profile = this.ancestors().nth(2).expect("a folder of the profile");
+    let profile = this.ancestors().nth(2).expect("a directory of the profile");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--package", package, "--bin", binary]);
     cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
-    cargo.arg("--target-dir").arg(profile.parent().expect("the build folder"));
+    cargo.arg("--target-dir").arg(profile.parent().expect("the build directory"));
     if !cfg!(feature = "verbs") {
         cargo.arg("--no-default-features");
     }

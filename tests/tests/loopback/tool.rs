@@ -152,7 +152,7 @@ fn logs_features_and_registers_are_read() {
 #[test]
 fn blocks_go_from_files_to_the_namespace_and_back() {
     let target = TestTarget::start();
-    let file = |name: &str| target.folder().join(name).display().to_string();
+    let file = |name: &str| target.directory().join(name).display().to_string();
     let (from, to) = (file("from"), file("to"));
     let data = pattern(3, (2 << 20) + 1000);
     fs::write(&from, &data).expect("a file");

@@ -18,38 +18,41 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 #[test]
 fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
-    let late = |folder: &std::path::Path| folder.join("mount/late.img");
-    let more = |folder: &std::path::Path| {
+    let late = |directory: &std::path::Path| directory.join("mount/late.img");
+    let more = |directory: &std::path::Path| {
         format!(
             "[[subsystem.namespace]]\nnsid = 3\npath = {:?}\nsize = \"1MiB\"\nblock_size = 4096\n",
-            late(folder)
+            late(directory)
         )
     };
     let mut target = TestTarget::start();
-    let folder = target.folder().to_owned();
-    target.apply(&more(&folder));
+    let directory = target.directory().to_owned();
+    target.apply(&more(&directory));
     let awaited = target.awaited();
     assert_eq!(awaited.len(), 1, "{awaited:?}");
-    assert!(awaited[0].contains("namespace 3") && awaited[0].contains("no folder"), "{awaited:?}");
-    assert!(!folder.join("mount").exists(), "nothing is made for it");
+    assert!(
+        awaited[0].contains("namespace 3") && awaited[0].contains("no directory"),
+        "{awaited:?}"
+    );
+    assert!(!directory.join("mount").exists(), "nothing is made for it");
     let mut host = target.connect(1);
     assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2], "the rest is served");
 
-    fs::create_dir(folder.join("mount")).expect("the folder");
+    fs::create_dir(directory.join("mount")).expect("the directory");
     until("the namespace is served", || target.awaited().is_empty());
-    assert_eq!(fs::metadata(late(&folder)).expect("made").len(), 1 << 20);
+    assert_eq!(fs::metadata(late(&directory)).expect("made").len(), 1 << 20);
     // The host's reactor applies it a moment after the registry.
     until("the host sees it", || host.namespaces(0, None).expect("listed") == [1, 2, 3]);
     host.disconnect();
 
     // Its file system is not there at the next start: what was served is not made anew, even
     // though the directory, where it would be mounted, is there.
-    fs::rename(late(&folder), folder.join("elsewhere")).expect("moved away");
-    target.restart(&more(&folder));
+    fs::rename(late(&directory), directory.join("elsewhere")).expect("moved away");
+    target.restart(&more(&directory));
     let awaited = target.awaited();
     assert!(awaited[0].contains("was served before"), "{awaited:?}");
-    assert!(!late(&folder).exists());
-    fs::rename(folder.join("elsewhere"), late(&folder)).expect("moved back");
+    assert!(!late(&directory).exists());
+    fs::rename(directory.join("elsewhere"), late(&directory)).expect("moved back");
     until("the namespace is served again", || target.awaited().is_empty());
     let mut host = target.connect(1);
     until("the host sees it again", || host.namespaces(0, None).expect("listed") == [1, 2, 3]);
@@ -59,16 +62,16 @@ fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
 #[test]
 fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
     let mut target = TestTarget::start();
-    let folder = target.folder().to_owned();
+    let directory = target.directory().to_owned();
     let namespace = |nsid: u32| {
-        let path = folder.join(format!("mount/{nsid}.img"));
+        let path = directory.join(format!("mount/{nsid}.img"));
         format!("[[subsystem.namespace]]\nnsid = {nsid}\npath = {path:?}\nsize = \"1MiB\"\n")
     };
     target.apply(&(namespace(3) + &namespace(4)));
     assert_eq!(target.awaited().len(), 2);
     // Both come at once, one of them as something that is no disk.
-    fs::create_dir_all(folder.join("new/3.img")).expect("the folders");
-    fs::rename(folder.join("new"), folder.join("mount")).expect("there");
+    fs::create_dir_all(directory.join("new/3.img")).expect("the directories");
+    fs::rename(directory.join("new"), directory.join("mount")).expect("there");
     until("the other is served", || target.awaited().len() == 1);
     let awaited = target.awaited();
     assert!(awaited[0].contains("namespace 3") && awaited[0].contains("3.img"), "{awaited:?}");
@@ -79,7 +82,7 @@ fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
     // Its reactor hears of it a moment later.
     let listed = [1, 2, 4, 5];
     until("it is carried out", || host.namespaces(0, None).expect("listed") == listed);
-    fs::remove_dir(folder.join("mount/3.img")).expect("gone");
+    fs::remove_dir(directory.join("mount/3.img")).expect("gone");
     until("it is served as well", || target.awaited().is_empty());
     let listed = [1, 2, 3, 4, 5];
     until("the host is told", || host.namespaces(0, None).expect("listed") == listed);
@@ -90,25 +93,25 @@ fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
 fn who_does_not_want_to_wait_is_told_what_is_missing() {
     let mut target = TestTarget::start();
     let text = target.config_text(
-        "[[subsystem.namespace]]\nnsid = 3\npath = \"/nvmfd-no-such-folder/x\"\nsize = \"1MiB\"\n",
+        "[[subsystem.namespace]]\nnsid = 3\npath = \"/nvmfd-no-such-directory/x\"\nsize = \"1MiB\"\n",
     );
     target.take().stop(Instant::now() + Duration::from_secs(60));
     let config = nvmfd::config::Config::parse(&format!("missing = \"fail\"\n{text}")).unwrap();
     let fatal = nvmfd::RunningTarget::start(config).err().expect("refused").to_string();
-    assert!(fatal.contains("namespace 3") && fatal.contains("/nvmfd-no-such-folder"), "{fatal}");
+    assert!(fatal.contains("namespace 3") && fatal.contains("/nvmfd-no-such-directory"), "{fatal}");
 }
 
 /// In a network of its own, where an address can be taken and given.
 #[test]
 fn an_address_that_comes_late_is_awaited() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("nvmfd.toml");
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("nvmfd.toml");
     let text = format!(
         "provider = \"soft\"\n[management]\nsocket = {:?}\n[[listener]]\naddress = \
          \"192.0.2.77\"\n[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
          \"{SUBSYSTEM}\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\nkind = \
          \"ram\"\nsize = \"1MiB\"\n",
-        folder.path().join("socket")
+        directory.path().join("socket")
     );
     fs::write(&config, text).unwrap();
     let script = r#"
@@ -141,7 +144,7 @@ fn an_address_that_comes_late_is_awaited() {
         .env("NVMFD", nvmfd())
         .env("NVMF", nvmf())
         .env("CONFIG", &config)
-        .env("LOG", folder.path().join("log"))
+        .env("LOG", directory.path().join("log"))
         .env("HOST", HOST)
         .output()
         .expect("unshare runs");

@@ -12,7 +12,7 @@ use super::{Daemon, NQN, ask, host_at, range};
 fn daemon(address: &str, source: &str) -> Daemon {
     let daemon = Daemon::start(address);
     for nsid in 2..5 {
-        let image = daemon.folder.path().join(format!("{nsid}.img"));
+        let image = daemon.directory.path().join(format!("{nsid}.img"));
         daemon.made(json!({"change": "add_namespace", "subsystem": NQN, "nsid": nsid,
                            "settings": {"path": image, "size": "1MiB"}}));
     }
@@ -32,8 +32,8 @@ fn block(nsid: u32) -> Vec<u8> {
 }
 
 /// The file of a state directory whose name ends so, with its content; its last line is cut off.
-fn damage(folder: &Path, end: &str) -> (PathBuf, Vec<u8>) {
-    let files = fs::read_dir(folder.join("state")).unwrap().map(|each| each.unwrap().path());
+fn damage(directory: &Path, end: &str) -> (PathBuf, Vec<u8>) {
+    let files = fs::read_dir(directory.join("state")).unwrap().map(|each| each.unwrap().path());
     let file = { files }.find(|file| file.to_str().unwrap().ends_with(end)).expect("it is kept");
     let good = fs::read(&file).unwrap();
     fs::write(&file, &good[..good.len() - 5]).unwrap();
@@ -58,13 +58,13 @@ fn states(daemon: &Daemon) -> Vec<Value> {
 #[test]
 fn a_damaged_record_or_a_short_image_keeps_one_namespace_from_being_served() {
     let [at, one, two, three] = ["127.0.47.1", "127.0.47.2", "127.0.47.3", "127.0.47.4"];
-    let folder = daemon(at, one).stop();
-    let (file, good) = damage(folder.path(), ".namespace");
-    let image = folder.path().join("3.img");
+    let directory = daemon(at, one).stop();
+    let (file, good) = damage(directory.path(), ".namespace");
+    let image = directory.path().join("3.img");
     let content = fs::read(&image).unwrap();
     fs::write(&image, &content[..1 << 19]).unwrap();
 
-    let daemon = Daemon::begin(folder);
+    let daemon = Daemon::begin(directory);
     let mut host = host_at(at, two, super::nqn()).expect("a connection");
     serves(&mut host, &[1, 4]);
     assert_eq!(states(&daemon), ["serving", "pending", "pending", "serving"]);
@@ -93,21 +93,21 @@ fn a_damaged_record_or_a_short_image_keeps_one_namespace_from_being_served() {
 #[test]
 fn a_damaged_list_of_names_keeps_files_from_being_served_while_something_is_kept() {
     let [at, one, two, three] = ["127.0.47.5", "127.0.47.6", "127.0.47.7", "127.0.47.8"];
-    let folder = daemon(at, one).stop();
-    let (names, _) = damage(folder.path(), "/names");
+    let directory = daemon(at, one).stop();
+    let (names, _) = damage(directory.path(), "/names");
     let bad = fs::read(&names).unwrap();
-    let daemon = Daemon::begin(folder);
+    let daemon = Daemon::begin(directory);
     let mut host = host_at(at, two, super::nqn()).expect("a connection");
     serves(&mut host, &[1]);
     let pending = daemon.get("/v1/status")["pending"].to_string();
     assert!(pending.contains("is no record that nvmfd has written"), "{pending}");
     host.disconnect();
-    let folder = daemon.stop();
+    let directory = daemon.stop();
     assert_eq!(fs::read(&names).unwrap(), bad, "it is not written over");
     // Where nothing is kept, it says nothing that anybody needs.
-    let (protection, _) = damage(folder.path(), ".namespace");
+    let (protection, _) = damage(directory.path(), ".namespace");
     fs::remove_file(protection).unwrap();
-    let daemon = Daemon::begin(folder);
+    let daemon = Daemon::begin(directory);
     let mut host = host_at(at, three, super::nqn()).expect("a connection");
     serves(&mut host, &[1, 2, 3, 4]);
     host.disconnect();
@@ -116,9 +116,9 @@ fn a_damaged_list_of_names_keeps_files_from_being_served_while_something_is_kept
 
 #[test]
 fn a_damaged_journal_of_changes_keeps_the_daemon_from_starting() {
-    let folder = daemon("127.0.47.9", "127.0.47.10").stop();
-    damage(folder.path(), "/changes.json");
-    let declared = nvmfd::overlay::EffectiveConfig::load(&folder.path().join("nvmfd.toml"));
+    let directory = daemon("127.0.47.9", "127.0.47.10").stop();
+    damage(directory.path(), "/changes.json");
+    let declared = nvmfd::overlay::EffectiveConfig::load(&directory.path().join("nvmfd.toml"));
     let said = declared.unwrap_err().to_string();
     assert!(said.contains("changes.json") && said.contains("move that file away"), "{said}");
 }

@@ -18,7 +18,7 @@ impl Daemon {
     /// With a namespace 2 that is a file, and a second subsystem.
     fn start_with_two(address: &str) -> Daemon {
         let daemon = Daemon::start(address);
-        let image = daemon.folder.path().join("2.img");
+        let image = daemon.directory.path().join("2.img");
         daemon.made(json!({"change": "add_namespace", "subsystem": NQN, "nsid": 2,
                            "settings": {"path": image, "size": "1MiB"}}));
         daemon.made(json!({"change": "add_subsystem", "nqn": OTHER,
@@ -29,13 +29,13 @@ impl Daemon {
     }
 
     fn state(&self) -> PathBuf {
-        self.folder.path().join("state")
+        self.directory.path().join("state")
     }
 
     /// Asks for a change that cannot be kept: first because there is no state directory, then
     /// because its file cannot take its name.
     fn refused(&self, change: &Value, as_before: &mut dyn FnMut()) {
-        let aside = self.folder.path().join("aside");
+        let aside = self.directory.path().join("aside");
         let refused = || {
             let (status, problem) = self.change(change.clone());
             assert_eq!(status, 507, "{problem}");

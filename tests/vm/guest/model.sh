@@ -14,7 +14,7 @@ LATER=''             # the present edits are made, and what they ask for is done
 FILES=0
 HOST_NAMES=()
 
-managed_folder() { # where everything is; sets STATE and SOCKET
+managed_directory() { # where everything is; sets STATE and SOCKET
   if beside_guest; then FOLDER=/vm/changes; fi
   rm -rf $FOLDER
   mkdir -p $FOLDER/state "$BACK/changes"

@@ -31,12 +31,12 @@ const KIN: u64 = 0x0e_6e_76;
 const NAME_BITS: u32 = 40;
 
 /// A name of an adapter of our kind, made from a random number.
-pub(crate) const fn kin(random: u64) -> u64 {
+pub(crate) const fn marked_guid(random: u64) -> u64 {
     KIN << NAME_BITS | random & ((1 << NAME_BITS) - 1)
 }
 
 /// Whether an adapter is of our kind, and knows what only that does.
-pub(crate) const fn is_kin(guid: u64) -> bool {
+pub(crate) const fn is_marked_guid(guid: u64) -> bool {
     guid >> NAME_BITS == KIN
 }
 
@@ -96,7 +96,7 @@ impl ConnectRequest {
     /// Whoever manages connections answers that by a confirmation with the same `names` (and
     /// nothing happens), so a sender is known to hear what is sent to its address. It is as long as
     /// the request.
-    pub(crate) fn doubt(&self, names: (u32, u32)) -> [u8; MAD_BYTES] {
+    pub(crate) fn challenge(&self, names: (u32, u32)) -> [u8; MAD_BYTES] {
         let message = DisconnectRequest {
             local_comm_id: names.0,
             remote_comm_id: names.1,
@@ -338,9 +338,9 @@ mod tests {
 
     #[test]
     fn names_tell_our_kind() {
-        assert!([0, 1, u64::MAX].map(kin).into_iter().all(is_kin));
-        assert!(![0, 1, u64::MAX, 0x0e6e_7500_0000_0001].into_iter().any(is_kin));
-        assert_ne!(kin(1), kin(2));
+        assert!([0, 1, u64::MAX].map(marked_guid).into_iter().all(is_marked_guid));
+        assert!(![0, 1, u64::MAX, 0x0e6e_7500_0000_0001].into_iter().any(is_marked_guid));
+        assert_ne!(marked_guid(1), marked_guid(2));
     }
 
     #[test]

@@ -204,44 +204,44 @@ mod tests {
 
     #[test]
     fn the_source_with_the_most_makes_room_and_its_oldest_first() {
-        let mut crowd = PerSourceTable::new(4);
+        let mut table = PerSourceTable::new(4);
         for (source, comm) in [(2, 1), (3, 2), (3, 3), (3, 4)] {
-            assert_eq!(crowd.insert(key(source, comm), comm, None), None);
+            assert_eq!(table.insert(key(source, comm), comm, None), None);
         }
-        assert_eq!(crowd.insert(key(4, 5), 5, None), Some((key(3, 2), 2)));
-        assert_eq!(crowd.insert(key(3, 6), 6, None), Some((key(3, 3), 3)), "its own");
-        assert_eq!(crowd.insert(key(5, 7), 7, None), Some((key(3, 4), 4)));
+        assert_eq!(table.insert(key(4, 5), 5, None), Some((key(3, 2), 2)));
+        assert_eq!(table.insert(key(3, 6), 6, None), Some((key(3, 3), 3)), "its own");
+        assert_eq!(table.insert(key(5, 7), 7, None), Some((key(3, 4), 4)));
         // Now all have one: the oldest, whosever it is.
-        assert_eq!(crowd.insert(key(6, 8), 8, None), Some((key(2, 1), 1)));
-        assert_eq!(crowd.insert(key(2, 9), 9, None), Some((key(4, 5), 5)));
-        assert_eq!((crowd.len(), crowd.count_of(key(3, 0).source())), (4, 1));
+        assert_eq!(table.insert(key(6, 8), 8, None), Some((key(2, 1), 1)));
+        assert_eq!(table.insert(key(2, 9), 9, None), Some((key(4, 5), 5)));
+        assert_eq!((table.len(), table.count_of(key(3, 0).source())), (4, 1));
     }
 
     #[test]
     fn addresses_of_one_ipv6_subnet_are_one_source() {
-        let mut crowd = PerSourceTable::new(3);
+        let mut table = PerSourceTable::new(3);
         let key = |remote: &str, comm| Key { remote: remote.parse().unwrap(), ..key(2, comm) };
-        crowd.insert(key("2001:db8::1", 1), 1, None);
-        crowd.insert(key("2001:db8:0:1::1", 2), 2, None);
-        crowd.insert(key("2001:db8:0:1::2", 3), 3, None);
-        assert_eq!(crowd.count_of(key("2001:db8:0:1::9", 0).source()), 2);
-        let displaced = crowd.insert(key("2001:db8::2", 4), 4, None);
+        table.insert(key("2001:db8::1", 1), 1, None);
+        table.insert(key("2001:db8:0:1::1", 2), 2, None);
+        table.insert(key("2001:db8:0:1::2", 3), 3, None);
+        assert_eq!(table.count_of(key("2001:db8:0:1::9", 0).source()), 2);
+        let displaced = table.insert(key("2001:db8::2", 4), 4, None);
         assert_eq!(displaced.map(|(_, comm)| comm), Some(2));
     }
 
     #[test]
     fn what_is_over_goes_unless_it_is_kept() {
-        let (mut crowd, now) = (PerSourceTable::new(4), Instant::now());
+        let (mut table, now) = (PerSourceTable::new(4), Instant::now());
         let later = now + Duration::from_secs(1);
-        crowd.insert(key(2, 1), 'a', Some(later));
-        crowd.insert(key(2, 2), 'b', Some(now));
-        crowd.insert(key(2, 3), 'c', Some(now));
-        crowd.keep(&key(2, 2));
-        assert_eq!(crowd.expire(now), Some((key(2, 3), 'c')));
-        assert_eq!(crowd.expire(now), None);
-        crowd.insert(key(2, 1), 'd', Some(now));
-        assert_eq!(crowd.expire(later), Some((key(2, 1), 'd')));
-        assert_eq!((crowd.expire(later), crowd.get(&key(2, 2))), (None, Some(&'b')));
+        table.insert(key(2, 1), 'a', Some(later));
+        table.insert(key(2, 2), 'b', Some(now));
+        table.insert(key(2, 3), 'c', Some(now));
+        table.keep(&key(2, 2));
+        assert_eq!(table.expire(now), Some((key(2, 3), 'c')));
+        assert_eq!(table.expire(now), None);
+        table.insert(key(2, 1), 'd', Some(now));
+        assert_eq!(table.expire(later), Some((key(2, 1), 'd')));
+        assert_eq!((table.expire(later), table.get(&key(2, 2))), (None, Some(&'b')));
     }
 
     proptest! {
@@ -250,24 +250,24 @@ mod tests {
         fn the_views_agree(
             steps in proptest::collection::vec((0u8..4, 0u8..6, 0u32..8, 0u64..40), 0..200),
         ) {
-            let (mut crowd, start) = (PerSourceTable::new(9), Instant::now());
+            let (mut table, start) = (PerSourceTable::new(9), Instant::now());
             for (step, source, comm, time) in steps {
                 let (key, time) = (key(source, comm), start + Duration::from_secs(time));
                 match step {
-                    0 => { crowd.remove(&key); }
-                    1 => { crowd.expire(time); }
-                    _ => { crowd.insert(key, (), (step == 2).then_some(time)); }
+                    0 => { table.remove(&key); }
+                    1 => { table.expire(time); }
+                    _ => { table.insert(key, (), (step == 2).then_some(time)); }
                 }
-                prop_assert!(crowd.len() <= 9);
-                prop_assert_eq!(crowd.by_source.len(), crowd.len());
-                prop_assert_eq!(crowd.counts.values().sum::<usize>(), crowd.len());
-                prop_assert_eq!(crowd.ranks.len(), crowd.counts.len());
-                for (count, Reverse(age), source) in &crowd.ranks {
-                    prop_assert_eq!(crowd.counts.get(source), Some(count));
-                    prop_assert_eq!(crowd.oldest_of(*source).map(|(age, _)| age), Some(*age));
+                prop_assert!(table.len() <= 9);
+                prop_assert_eq!(table.by_source.len(), table.len());
+                prop_assert_eq!(table.counts.values().sum::<usize>(), table.len());
+                prop_assert_eq!(table.ranks.len(), table.counts.len());
+                for (count, Reverse(age), source) in &table.ranks {
+                    prop_assert_eq!(table.counts.get(source), Some(count));
+                    prop_assert_eq!(table.oldest_of(*source).map(|(age, _)| age), Some(*age));
                 }
-                let expiring = crowd.entries.values().filter(|entry| entry.until.is_some());
-                prop_assert_eq!(crowd.expiry.len(), expiring.count());
+                let expiring = table.entries.values().filter(|entry| entry.until.is_some());
+                prop_assert_eq!(table.expiry.len(), expiring.count());
             }
         }
     }

@@ -99,9 +99,9 @@ pub(super) struct ConnectionManager {
     pub(super) by_peer: BTreeMap<(IpAddr, u64, Qpn), u32>,
     pub(super) half_open: PerSourceTable<HalfOpen>,
     /// How many of those are not proven.
-    pub(super) strangers: usize,
-    pub(super) doubts: PerSourceTable<Challenge>,
-    pub(super) doubts_by_name: BTreeMap<u32, Key>,
+    pub(super) unverified: usize,
+    pub(super) challenges: PerSourceTable<Challenge>,
+    pub(super) challenges_by_name: BTreeMap<u32, Key>,
     /// Requests from queue pairs that have a connection.
     pub(super) claims: PerSourceTable<StaleCandidate>,
     /// Our names of connections that have had to make room and still have a queue pair.
@@ -112,7 +112,7 @@ pub(super) struct ConnectionManager {
     pub(super) elsewhere: PerSourceTable<()>,
     /// Penalties of sources whose connections were established and never used; their requests came
     /// to us.
-    pub(super) debts: SourcePenalty,
+    pub(super) penalties: SourcePenalty,
     /// Whose request was passed over last because of that.
     pub(super) barred: Option<IpAddr>,
     pub(super) retries: CmRetransmitter,
@@ -132,14 +132,14 @@ impl ConnectionManager {
             by_request: BTreeMap::new(),
             by_peer: BTreeMap::new(),
             half_open: PerSourceTable::new(config.half_open),
-            strangers: 0,
-            doubts: PerSourceTable::new(config.doubts),
-            doubts_by_name: BTreeMap::new(),
+            unverified: 0,
+            challenges: PerSourceTable::new(config.challenges),
+            challenges_by_name: BTreeMap::new(),
             claims: PerSourceTable::new(MOST_CLAIMS),
             displaced: Vec::new(),
             ended: PerSourceTable::new(MOST_ENDED),
             elsewhere: PerSourceTable::new(MOST_ENDED),
-            debts: SourcePenalty::new(config.vain_per_source),
+            penalties: SourcePenalty::new(config.vain_per_source),
             barred: None,
             retries: CmRetransmitter::default(),
             news: RequestUpdates::default(),
@@ -152,7 +152,7 @@ impl ConnectionManager {
     /// Takes a connection off the list of those that are half open.
     pub(super) fn forget_half_open(&mut self, key: &Key) -> Option<HalfOpen> {
         let half = self.half_open.remove(key)?;
-        self.strangers -= usize::from(!half.proven);
+        self.unverified -= usize::from(!half.proven);
         Some(half)
     }
 
@@ -212,16 +212,16 @@ impl ConnectionManager {
     /// When something has waited too long that others notice: a message is due, a request keeps its
     /// address in use.
     pub(super) fn deadlines(&self) -> [Option<Instant>; 4] {
-        [self.retries.next(), self.claims.next(), self.half_open.next(), self.doubts.next()]
+        [self.retries.next(), self.claims.next(), self.half_open.next(), self.challenges.next()]
     }
 
     /// Forgets what has waited too long.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some((_, half)) = self.half_open.expire(now) {
-            self.strangers -= usize::from(!half.proven);
+            self.unverified -= usize::from(!half.proven);
         }
-        while let Some((_, doubt)) = self.doubts.expire(now) {
-            self.doubts_by_name.remove(&doubt.names.0);
+        while let Some((_, challenge)) = self.challenges.expire(now) {
+            self.challenges_by_name.remove(&challenge.names.0);
         }
         while self.ended.expire(now).is_some() {}
         while self.elsewhere.expire(now).is_some() {}

@@ -80,15 +80,15 @@ impl Token {
         self.store(stage, false);
     }
 
-    /// The connection has ended, or never came up; `vain`: it came up, and its peer was never let in.
-    pub(crate) fn end(&self, vain: bool) {
-        self.store(RequestState::Ended, vain);
+    /// The connection has ended, or never came up; `unused`: it came up, and its peer was never let in.
+    pub(crate) fn end(&self, unused: bool) {
+        self.store(RequestState::Ended, unused);
     }
 
-    fn store(&self, stage: RequestState, vain: bool) {
+    fn store(&self, stage: RequestState, unused: bool) {
         self.0.stage.store(stage as u8, Ordering::Relaxed);
         if !matches!(stage, RequestState::Asked | RequestState::Opened) {
-            self.0.news.tell((self.0.key, vain));
+            self.0.news.tell((self.0.key, unused));
         }
     }
 

@@ -88,46 +88,46 @@ mod tests {
 
     #[test]
     fn an_address_that_owes_too_much_is_heard_again_soon() {
-        let (mut debts, now) = (SourcePenalty::new(Some(64)), Instant::now());
+        let (mut penalties, now) = (SourcePenalty::new(Some(64)), Instant::now());
         for count in 1..=64 {
-            debts.charge(now, address(1));
-            assert!(!debts.bars(now, address(1)), "{count}");
+            penalties.charge(now, address(1));
+            assert!(!penalties.bars(now, address(1)), "{count}");
         }
-        debts.charge(now, address(1));
-        assert!(debts.bars(now, address(1)) && !debts.bars(now, address(2)));
-        assert!(!debts.bars(now + PRICE, address(1)), "one is paid");
+        penalties.charge(now, address(1));
+        assert!(penalties.bars(now, address(1)) && !penalties.bars(now, address(2)));
+        assert!(!penalties.bars(now + PRICE, address(1)), "one is paid");
         // However much there was, it is over soon: when the debt is back at the credit.
-        (0..10_000).for_each(|_| debts.charge(now, address(1)));
+        (0..10_000).for_each(|_| penalties.charge(now, address(1)));
         let late = now + PRICE * 32;
-        assert!(debts.bars(late - PRICE, address(1)) && !debts.bars(late, address(1)));
+        assert!(penalties.bars(late - PRICE, address(1)) && !penalties.bars(late, address(1)));
     }
 
     #[test]
     fn who_comes_to_nothing_now_and_then_is_never_barred() {
-        let (mut debts, start) = (SourcePenalty::new(Some(1)), Instant::now());
+        let (mut penalties, start) = (SourcePenalty::new(Some(1)), Instant::now());
         for count in 0..1000 {
             let now = start + PRICE * count;
-            assert!(!debts.bars(now, address(1)));
-            debts.charge(now, address(1));
+            assert!(!penalties.bars(now, address(1)));
+            penalties.charge(now, address(1));
         }
     }
 
     #[test]
     fn nobody_counts_unless_asked_to() {
-        let (mut debts, now) = (SourcePenalty::new(None), Instant::now());
-        (0..10_000).for_each(|_| debts.charge(now, address(1)));
-        assert!(!debts.bars(now, address(1)) && debts.until.is_empty());
+        let (mut penalties, now) = (SourcePenalty::new(None), Instant::now());
+        (0..10_000).for_each(|_| penalties.charge(now, address(1)));
+        assert!(!penalties.bars(now, address(1)) && penalties.until.is_empty());
     }
 
     #[test]
     fn of_too_many_debtors_the_least_is_forgotten() {
-        let (mut debts, now) = (SourcePenalty::new(Some(1)), Instant::now());
-        (0..2).for_each(|_| debts.charge(now, address(0)));
-        (1..10_000).for_each(|number| debts.charge(now, address(number)));
-        assert_eq!(debts.until.len(), MOST);
-        assert!(debts.bars(now, address(0)));
-        debts.charge(now + Duration::from_secs(60), address(1));
-        assert_eq!(debts.until.len(), 1, "the others have paid");
+        let (mut penalties, now) = (SourcePenalty::new(Some(1)), Instant::now());
+        (0..2).for_each(|_| penalties.charge(now, address(0)));
+        (1..10_000).for_each(|number| penalties.charge(now, address(number)));
+        assert_eq!(penalties.until.len(), MOST);
+        assert!(penalties.bars(now, address(0)));
+        penalties.charge(now + Duration::from_secs(60), address(1));
+        assert_eq!(penalties.until.len(), 1, "the others have paid");
     }
 
     proptest! {
@@ -137,7 +137,7 @@ mod tests {
         fn debts_are_counted_and_paid(
             steps in proptest::collection::vec((0u32..3, 0u32..400), 0..300),
         ) {
-            let (mut debts, mut now) = (SourcePenalty::new(Some(8)), Instant::now());
+            let (mut penalties, mut now) = (SourcePenalty::new(Some(8)), Instant::now());
             let mut owed = [Duration::ZERO; 3];
             for (number, millis) in steps {
                 let passed = Duration::from_millis(millis.saturating_sub(300).into());
@@ -145,12 +145,12 @@ mod tests {
                 owed.iter_mut().for_each(|owed| *owed = owed.saturating_sub(passed));
                 let own = &mut owed[number as usize];
                 *own = (*own + PRICE).min(PRICE * 12);
-                debts.charge(now, address(number));
+                penalties.charge(now, address(number));
                 for (number, owed) in owed.iter().enumerate() {
-                    prop_assert_eq!(debts.bars(now, address(number as u32)), *owed > PRICE * 8);
+                    prop_assert_eq!(penalties.bars(now, address(number as u32)), *owed > PRICE * 8);
                 }
-                let views = debts.until.iter().map(|(address, until)| (*until, *address));
-                prop_assert_eq!(&views.collect::<BTreeSet<_>>(), &debts.order);
+                let views = penalties.until.iter().map(|(address, until)| (*until, *address));
+                prop_assert_eq!(&views.collect::<BTreeSet<_>>(), &penalties.order);
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::Endpoint;
 use crate::soft::cm::HalfOpen;
 use crate::soft::cm::connection::{
-    ConnectRequest, Connection, LocalParameters, Phase, is_kin, mtu_bytes,
+    ConnectRequest, Connection, LocalParameters, Phase, is_marked_guid, mtu_bytes,
 };
 use crate::soft::cm::half_open::Key;
 use crate::soft::cm::mad::MAD_BYTES;
@@ -60,7 +60,7 @@ impl Endpoint {
             mtu: mtu_bytes(message.path_mtu).unwrap_or(256),
             send_psn: message.starting_psn,
             receive_psn: self.random_psn(),
-            selective: self.config.selective && is_kin(message.ca_guid),
+            selective: self.config.selective && is_marked_guid(message.ca_guid),
             reads: limits.reads.min(message.responder_resources).max(1),
             answered_reads: self.config.answered_reads.min(message.initiator_depth),
             retries: message.retry_count,
@@ -162,9 +162,9 @@ impl Endpoint {
     /// Takes note of what users, and other endpoints, have made of requests that came to us.
     /// Refuses what they have lost.
     pub(crate) fn follow(&mut self, now: Instant) {
-        while let Some((key, vain)) = self.manager.news.next() {
-            if vain {
-                self.manager.debts.charge(now, key.source());
+        while let Some((key, charged)) = self.manager.news.next() {
+            if charged {
+                self.manager.penalties.charge(now, key.source());
             }
             if let Some(lost) = self.manager.follow(key, now, self.config.patience) {
                 // Its user may have dropped it because it listens there no more.
@@ -253,11 +253,11 @@ impl Endpoint {
         let Some(slot) = self.live(qp) else { return };
         let connection = &slot.connection;
         let (ends, comm, key) = (connection.ends(), connection.local_comm, connection.key());
-        let mut farewell = None;
+        let mut disconnect = None;
         match connection.phase {
             Phase::Established => {
                 let mad = connection.leave();
-                farewell = Some(Retry::new(mad, ends, None, now));
+                disconnect = Some(Retry::new(mad, ends, None, now));
                 self.tell(ends.0, ends.1, mad);
             }
             Phase::Opened | Phase::ReplySent => {
@@ -270,7 +270,7 @@ impl Endpoint {
             }
         }
         self.remove(now, qp.0, Reason::Local, region);
-        if let Some(retry) = farewell
+        if let Some(retry) = disconnect
             && self.manager.retries.len() < self.config.queue_pairs as usize + MOST_FAREWELLS
         {
             self.manager.retries.insert(comm, retry);
@@ -363,9 +363,9 @@ impl Endpoint {
 
     /// Lists a half-open connection; somebody may have to make room for it.
     pub(super) fn add_half_open(&mut self, key: Key, half: HalfOpen, until: Option<Instant>) {
-        self.manager.strangers += usize::from(!half.proven);
+        self.manager.unverified += usize::from(!half.proven);
         if let Some((_, displaced)) = self.manager.half_open.insert(key, half, until) {
-            self.manager.strangers -= usize::from(!displaced.proven);
+            self.manager.unverified -= usize::from(!displaced.proven);
             self.manager.displaced.extend(displaced.comm);
         }
     }

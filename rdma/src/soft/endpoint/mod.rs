@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::cm::ConnectionManager;
-use super::cm::connection::{Connection, Phase, kin};
+use super::cm::connection::{Connection, Phase, marked_guid};
 use super::cm::mad::MAD_BYTES;
 use super::cm::message::local_comm_id;
 use super::cm::request_handle::Token;
@@ -108,7 +108,7 @@ pub struct Endpoint {
     /// From and to where there are no trains any more, since this was asked last.
     without_trains: Option<(IpAddr, IpAddr)>,
     memory: Memory,
-    shelf: ReorderBuffer,
+    reorder: ReorderBuffer,
     counters: Counters,
     troubles: ByAddress,
 }
@@ -129,7 +129,7 @@ impl Endpoint {
     /// guess (those of queue pairs, connections and first packets).
     #[must_use]
     pub fn new(config: Config, entropy: Box<dyn FnMut() -> u64 + Send>) -> Endpoint {
-        let guid = if config.selective { kin(config.guid) } else { config.guid };
+        let guid = if config.selective { marked_guid(config.guid) } else { config.guid };
         let config = Config { guid, ..config };
         Endpoint {
             config,
@@ -156,7 +156,7 @@ impl Endpoint {
             erratic: None,
             without_trains: None,
             memory: Memory::new(config.exposed),
-            shelf: ReorderBuffer::new(config.early),
+            reorder: ReorderBuffer::new(config.early),
             counters: Counters::default(),
             troubles: ByAddress::default(),
         }
@@ -248,8 +248,8 @@ impl Endpoint {
 
     /// Requests to connect that wait for a sign of life of their senders.
     #[must_use]
-    pub fn doubts(&self) -> usize {
-        self.manager.doubts.len()
+    pub fn challenges(&self) -> usize {
+        self.manager.challenges.len()
     }
 
     /// The memory that peers may access.
@@ -263,8 +263,9 @@ impl Endpoint {
         self.forget_sent();
         match self.slots.get_mut(qp.0 as usize).and_then(Option::as_mut) {
             Some(slot) => {
-                let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
-                slot.qp.post(tag, work, &mut Io { region, memory, events, shelf, qp });
+                let (memory, events, reorder) =
+                    (&mut self.memory, &mut self.events, &mut self.reorder);
+                slot.qp.post(tag, work, &mut Io { region, memory, events, reorder, qp });
                 slot.last_event = self.told + self.events.len() as u64;
                 self.mark_ready(qp.0);
             }
@@ -293,7 +294,7 @@ impl Endpoint {
         self.counters.received += 1;
         self.counters.marked += u64::from(ecn::is_marked(tos));
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
-        let fate = match Packet::parse(datagram) {
+        let outcome = match Packet::parse(datagram) {
             Err(_) => DatagramOutcome::Malformed,
             Ok(_) if is_broadcast(to.ip()) => DatagramOutcome::Broadcast,
             Ok(packet) if packet.bth.destination == Qpn::GSI => {
@@ -301,7 +302,7 @@ impl Endpoint {
             }
             Ok(packet) => self.handle_packet(now, &flow, tos, &packet, datagram, region),
         };
-        self.counters.count(fate);
+        self.counters.count(outcome);
     }
 
     fn handle_packet(
@@ -330,8 +331,8 @@ impl Endpoint {
         let is_notification = packet.row().operation == Operation::Congestion;
         // Adapters send these otherwise, and nothing in them is lasting.
         if !is_notification {
-            if let Err(fate) = slot.check_port(flow.source.port(), packet) {
-                return fate;
+            if let Err(outcome) = slot.check_port(flow.source.port(), packet) {
+                return outcome;
             }
             match slot.judge(self.config.steer.1, verdict, self.pairs.clock_ms(now)) {
                 Judgement::Plausible => {}
@@ -349,23 +350,23 @@ impl Endpoint {
             // None of our packets to it can have been marked.
             return DatagramOutcome::Unasked;
         }
-        let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
-        let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
+        let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
+        let mut io = Io { region, memory, events, reorder, qp: Qp(number) };
         let executed = slot.executed();
-        let fate = slot.qp.handle(now, packet, &mut io);
+        let outcome = slot.qp.handle(now, packet, &mut io);
         if slot.note_arrivals(executed, Some(packet)) {
             self.without_trains = Some((ends.1, ends.0));
         }
         if matches!(
-            fate,
+            outcome,
             DatagramOutcome::Executed | DatagramOutcome::Answered | DatagramOutcome::NotReady
         ) {
             slot.source_port.learn(flow.source.port());
         }
         // A fatal one has the right number as well.
-        let confirms = fate.shows_life() || fate.is_fatal();
+        let confirms = outcome.shows_life() || outcome.is_fatal();
         let waiting = slot.connection.phase == Phase::ReplySent && confirms;
-        slot.heard = if fate.shows_life() { Some(now) } else { slot.heard };
+        slot.heard = if outcome.shows_life() { Some(now) } else { slot.heard };
         // Its deadline is looked at when all has been said that this makes it say.
         self.mark_ready(number);
         if waiting {
@@ -373,7 +374,7 @@ impl Endpoint {
             // of its first packet was in our reply.
             self.establish(number);
         }
-        fate
+        outcome
     }
 
     fn handle_management(
@@ -430,8 +431,9 @@ impl Endpoint {
                 self.deadlines.set(number, slot.deadline());
                 self.halted.push(number);
             } else if let Some(slot) = slot {
-                let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
-                let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
+                let (memory, events, reorder) =
+                    (&mut self.memory, &mut self.events, &mut self.reorder);
+                let mut io = Io { region, memory, events, reorder, qp: Qp(number) };
                 if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
                     let Connection { local, remote, tos, local_qpn, remote_qpn, .. } =
                         slot.connection;
@@ -571,8 +573,8 @@ impl Endpoint {
         for number in due.drain(..) {
             let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
             let Some(slot) = slot else { continue };
-            let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
-            let mut io = Io { region, memory, events, shelf, qp: Qp(number) };
+            let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
+            let mut io = Io { region, memory, events, reorder, qp: Qp(number) };
             slot.qp.handle_timeout(now, &mut io);
             if slot.note_arrivals(slot.executed(), None) {
                 self.without_trains = Some((slot.connection.local, slot.connection.remote));
@@ -647,8 +649,8 @@ impl Endpoint {
         if let Some(token) = &slot.token {
             token.end(slot.connection.phase == Phase::Established && !slot.admitted);
         }
-        let (memory, events, shelf) = (&mut self.memory, &mut self.events, &mut self.shelf);
-        slot.qp.close(&mut Io { region, memory, events, shelf, qp: Qp(number) });
+        let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
+        slot.qp.close(&mut Io { region, memory, events, reorder, qp: Qp(number) });
         slot.last_event = self.told + self.events.len() as u64;
         self.deadlines.set(number, None);
         let connection = &slot.connection;

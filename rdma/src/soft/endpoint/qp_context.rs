@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::Reason;
-use crate::soft::cm::connection::{Connection, is_kin};
+use crate::soft::cm::connection::{Connection, is_marked_guid};
 use crate::soft::cm::request_handle::Token;
 use crate::soft::qp::{QueuePair, Settings, ecn};
 use crate::soft::stats::datagrams::DatagramOutcome;
@@ -86,7 +86,7 @@ impl QpContext {
 
     /// Whether the peer sees identifications, on which the CRC of what it gets depends.
     fn is_particular(&self) -> bool {
-        self.connection.remote.is_ipv4() && !is_kin(self.connection.remote_guid)
+        self.connection.remote.is_ipv4() && !is_marked_guid(self.connection.remote_guid)
     }
 
     /// A packet leaves at this place of its train.
@@ -155,7 +155,7 @@ impl QpContext {
     /// of others the first packet says whether they do. It may have been damaged, so who contradicts it
     /// often is believed.
     fn may_be(&mut self, fragmentable: bool) -> bool {
-        if is_kin(self.connection.remote_guid) {
+        if is_marked_guid(self.connection.remote_guid) {
             return !fragmentable;
         }
         let agrees = *self.fragmentable.get_or_insert(fragmentable) == fragmentable;
@@ -189,7 +189,7 @@ impl QpContext {
             Verdict::Exact => return Judgement::Plausible,
             _ => return Judgement::Implausible,
         };
-        if !is_kin(self.connection.remote_guid) {
+        if !is_marked_guid(self.connection.remote_guid) {
             return self.pair.judge(endpoint, &mut self.identification, id, now_ms);
         }
         // Our own kind: the place in a train.

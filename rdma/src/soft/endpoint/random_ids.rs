@@ -28,7 +28,7 @@ impl Endpoint {
             let comm = comm - comm % endpoints.max(1) + own;
             let used = self.by_comm.contains_key(&comm)
                 || self.manager.retries.get(comm).is_some()
-                || self.manager.doubts_by_name.contains_key(&comm);
+                || self.manager.challenges_by_name.contains_key(&comm);
             if comm != 0 && !used {
                 return comm;
             }

@@ -16,11 +16,11 @@
 //! The question is a request to disconnect a connection that there is not. Every manager of
 //! connections answers that, without a further thought, by confirming; so after one round trip it is
 //! known that somebody lives at the address, and whoever forges addresses gets no further. Where
-//! there is no more room, the oldest of whoever has the most makes some (`crowd`); and where a source
+//! there is no more room, the oldest of whoever has the most makes some (`table`); and where a source
 //! has its share, its own oldest does, so that nobody who uses another's address keeps that one out.
 //! An answer says that somebody lives there, not that it has asked.
 //!
-//! Who does confirm, and then is not let in, again and again, is passed over for a while (`debts`):
+//! Who does confirm, and then is not let in, again and again, is passed over for a while (`penalties`):
 //! before anything else, as there may be tens of thousands a second.
 //!
 //! Bytes that go to a peer that has not confirmed are never more than came from it, but for one
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use super::Endpoint;
 use crate::soft::cm::connection::{
-    ConnectRequest, Phase, code_time, is_kin, left, mtu_bytes, unknown,
+    ConnectRequest, Phase, code_time, is_marked_guid, left, mtu_bytes, unknown,
 };
 use crate::soft::cm::mad::{MAD_BYTES, MadHeader};
 use crate::soft::cm::message::{
@@ -46,7 +46,7 @@ use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::{Event, Incoming, Qp, Reason, Region};
 
 /// How long the answer to a question is waited for.
-const DOUBT: Duration = Duration::from_secs(2);
+const CHALLENGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Endpoint {
     /// A message of connection management has come, undamaged.
@@ -139,16 +139,16 @@ impl Endpoint {
         message: &DisconnectReply,
     ) -> DatagramOutcome {
         let names = (message.remote_comm_id, message.local_comm_id);
-        let Some(key) = self.manager.doubts_by_name.get(&names.0).copied() else {
+        let Some(key) = self.manager.challenges_by_name.get(&names.0).copied() else {
             let heard = self.end_farewell(names.0, (to, from));
             return if heard { DatagramOutcome::Message } else { DatagramOutcome::Unknown };
         };
-        let doubt = self.manager.doubts.get(&key);
-        if (key.remote, key.local) != (from, to) || doubt.is_none_or(|d| d.names != names) {
+        let challenge = self.manager.challenges.get(&key);
+        if (key.remote, key.local) != (from, to) || challenge.is_none_or(|d| d.names != names) {
             return DatagramOutcome::Unknown;
         }
-        self.manager.doubts_by_name.remove(&names.0);
-        let Some(Challenge { request, .. }) = self.manager.doubts.remove(&key) else {
+        self.manager.challenges_by_name.remove(&names.0);
+        let Some(Challenge { request, .. }) = self.manager.challenges.remove(&key) else {
             return DatagramOutcome::Unknown;
         };
         match self.check_request(&request) {
@@ -219,7 +219,7 @@ impl Endpoint {
         }
         self.follow(now);
         self.manager.expire(now);
-        if self.manager.debts.bars(now, request.from.into()) {
+        if self.manager.penalties.bars(now, request.from.into()) {
             self.manager.barred = Some(request.from);
             return DatagramOutcome::Barred;
         }
@@ -243,14 +243,15 @@ impl Endpoint {
         request: ConnectRequest,
         private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
     ) -> DatagramOutcome {
-        if self.manager.strangers >= self.config.strangers {
+        if self.manager.unverified >= self.config.unverified {
             // Whose questions wait for answers will hardly answer more of them.
-            if self.manager.doubts.count_of(request.from.into()) >= self.config.half_open_per_source
+            if self.manager.challenges.count_of(request.from.into())
+                >= self.config.half_open_per_source
             {
                 self.manager.note_flood(now);
                 return DatagramOutcome::Crowded;
             }
-            self.doubt(now, request);
+            self.challenge(now, request);
             return DatagramOutcome::Doubted;
         }
         self.announce(now, request, private, false)
@@ -266,15 +267,17 @@ impl Endpoint {
     }
 
     /// Asks whether anybody is there.
-    fn doubt(&mut self, now: Instant, request: ConnectRequest) {
+    fn challenge(&mut self, now: Instant, request: ConnectRequest) {
         self.manager.note_flood(now);
         let names = (self.random_comm(), self.random_comm());
-        let (key, doubt) = (request.key(), Challenge { request, names });
-        self.manager.doubts_by_name.insert(names.0, key);
-        if let Some((_, displaced)) = self.manager.doubts.insert(key, doubt, Some(now + DOUBT)) {
-            self.manager.doubts_by_name.remove(&displaced.names.0);
+        let (key, challenge) = (request.key(), Challenge { request, names });
+        self.manager.challenges_by_name.insert(names.0, key);
+        if let Some((_, displaced)) =
+            self.manager.challenges.insert(key, challenge, Some(now + CHALLENGE_TIMEOUT))
+        {
+            self.manager.challenges_by_name.remove(&displaced.names.0);
         }
-        self.tell(request.to, request.from, request.doubt(names));
+        self.tell(request.to, request.from, request.challenge(names));
     }
 
     /// Lets the user know of a request.
@@ -286,7 +289,7 @@ impl Endpoint {
         proven: bool,
     ) -> DatagramOutcome {
         let source = request.from.into();
-        if self.manager.debts.bars(now, source) {
+        if self.manager.penalties.bars(now, source) {
             return DatagramOutcome::Barred;
         }
         if !self.manager.make_room(now, source, self.config.half_open_per_source) {
@@ -325,8 +328,8 @@ impl Endpoint {
             self.answer(&key, ends, mad);
             return true;
         }
-        if let Some(doubt) = self.manager.doubts.get(&key) {
-            let mad = request.doubt(doubt.names);
+        if let Some(challenge) = self.manager.challenges.get(&key) {
+            let mad = request.challenge(challenge.names);
             self.tell(ends.0, ends.1, mad);
             return true;
         }
@@ -372,7 +375,7 @@ impl Endpoint {
 
     /// Our request has been accepted, or our confirmation of that got lost.
     fn on_reply(&mut self, number: u32, message: &Reply) {
-        let selective = self.config.selective && is_kin(message.ca_guid);
+        let selective = self.config.selective && is_marked_guid(message.ca_guid);
         let Some(slot) = self.live(Qp(number)) else { return };
         let connection = &mut slot.connection;
         let first = connection.phase == Phase::RequestSent;
@@ -477,13 +480,13 @@ mod tests {
         let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
         let to: IpAddr = "fe80::1".parse().unwrap();
         endpoint.listen(SocketAddr::new(to, 4420));
-        for (from, fate) in
+        for (from, outcome) in
             [("fe80::2", DatagramOutcome::LinkLocal), ("2001:db8::2", DatagramOutcome::Message)]
         {
             let from = from.parse().unwrap();
             let mad = request(from, to, 7);
             let got = endpoint.on_message(Instant::now(), from, to, &mad, pool.region());
-            assert_eq!(got, fate, "{from}");
+            assert_eq!(got, outcome, "{from}");
         }
     }
 
@@ -520,7 +523,7 @@ mod tests {
         let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
         endpoint.listen("0.0.0.0:4420".parse().unwrap());
         let from = SocketAddr::from(([10, 0, 0, 1], 4791));
-        for (to, fate) in [
+        for (to, outcome) in [
             ("10.0.0.3", DatagramOutcome::Message),
             ("255.255.255.255", DatagramOutcome::Broadcast),
             ("224.0.0.1", DatagramOutcome::Broadcast),
@@ -529,7 +532,7 @@ mod tests {
             let mad = request(from.ip(), to.ip(), 7);
             let bytes = datagram(Flow { source: from, destination: to }, &mad);
             endpoint.handle(Instant::now(), from, to, 0, &bytes, pool.region());
-            assert_eq!(endpoint.counters()[fate], 1 + u64::from(to.ip().is_multicast()), "{to}");
+            assert_eq!(endpoint.counters()[outcome], 1 + u64::from(to.ip().is_multicast()), "{to}");
         }
         assert!(endpoint.poll_event().is_some() && endpoint.poll_event().is_none());
     }

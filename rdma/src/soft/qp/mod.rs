@@ -101,7 +101,7 @@ pub struct Io<'a> {
     /// The buffers that peers may access.
     pub memory: &'a mut Memory,
     /// Room for packets that come too early.
-    pub shelf: &'a mut ReorderBuffer,
+    pub reorder: &'a mut ReorderBuffer,
     /// Where completions go.
     pub events: &'a mut VecDeque<Event>,
     /// The queue pair's name in its completions.
@@ -236,11 +236,11 @@ impl QueuePair {
         let row = packet.row();
         match self.state {
             State::ReadyToReceive | State::ReadyToSend if row.request => {
-                let fate = self.responder.handle(packet, io);
-                if fate.is_fatal() {
+                let outcome = self.responder.handle(packet, io);
+                if outcome.is_fatal() {
                     self.enter_error(None, io);
                 }
-                fate
+                outcome
             }
             State::ReadyToSend if row.acknowledges => {
                 match self.requester.handle(now, packet, io) {

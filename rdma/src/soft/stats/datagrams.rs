@@ -3,26 +3,26 @@
 
 use std::ops::Index;
 
-macro_rules! fates {
-    ($($(#[$about:meta])* $fate:ident = $name:literal,)*) => {
+macro_rules! outcomes {
+    ($($(#[$about:meta])* $outcome:ident = $name:literal,)*) => {
         /// Outcome of a datagram.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub enum DatagramOutcome { $($(#[$about])* $fate,)* }
+        pub enum DatagramOutcome { $($(#[$about])* $outcome,)* }
 
         impl DatagramOutcome {
             /// All of them.
-            pub const ALL: &[DatagramOutcome] = &[$(DatagramOutcome::$fate,)*];
+            pub const ALL: &[DatagramOutcome] = &[$(DatagramOutcome::$outcome,)*];
 
             /// A name for reports: lower case, one word.
             #[must_use]
             pub const fn name(self) -> &'static str {
-                match self { $(DatagramOutcome::$fate => $name,)* }
+                match self { $(DatagramOutcome::$outcome => $name,)* }
             }
         }
     };
 }
 
-fates! {
+outcomes! {
     /// A request of a peer, executed.
     Executed = "executed",
     /// A response of a peer, taken.
@@ -129,15 +129,15 @@ pub struct Counters {
 
 impl Counters {
     /// Counts one more datagram.
-    pub(crate) fn count(&mut self, fate: DatagramOutcome) {
-        self.by_fate[fate as usize] += 1;
+    pub(crate) fn count(&mut self, outcome: DatagramOutcome) {
+        self.by_fate[outcome as usize] += 1;
     }
 
     /// Datagrams that came to nothing.
     #[must_use]
     pub fn dropped(&self) -> u64 {
-        let dropped = DatagramOutcome::ALL.iter().filter(|fate| !fate.is_taken());
-        dropped.map(|fate| self[*fate]).sum()
+        let dropped = DatagramOutcome::ALL.iter().filter(|outcome| !outcome.is_taken());
+        dropped.map(|outcome| self[*outcome]).sum()
     }
 
     /// Datagrams with a fate: as many as were received.
@@ -150,8 +150,8 @@ impl Counters {
 impl Index<DatagramOutcome> for Counters {
     type Output = u64;
 
-    fn index(&self, fate: DatagramOutcome) -> &u64 {
-        &self.by_fate[fate as usize]
+    fn index(&self, outcome: DatagramOutcome) -> &u64 {
+        &self.by_fate[outcome as usize]
     }
 }
 
@@ -160,13 +160,13 @@ mod tests {
     use crate::soft::stats::datagrams::*;
 
     #[test]
-    fn fates_have_places_and_names_of_their_own() {
+    fn outcomes_have_places_and_names_of_their_own() {
         let mut counters = Counters::default();
-        for (at, fate) in DatagramOutcome::ALL.iter().enumerate() {
-            assert_eq!(*fate as usize, at);
-            counters.count(*fate);
-            assert_eq!(counters[*fate], 1, "{}", fate.name());
-            assert!(DatagramOutcome::ALL[..at].iter().all(|other| other.name() != fate.name()));
+        for (at, outcome) in DatagramOutcome::ALL.iter().enumerate() {
+            assert_eq!(*outcome as usize, at);
+            counters.count(*outcome);
+            assert_eq!(counters[*outcome], 1, "{}", outcome.name());
+            assert!(DatagramOutcome::ALL[..at].iter().all(|other| other.name() != outcome.name()));
         }
         assert_eq!(counters.accounted(), DatagramOutcome::ALL.len() as u64);
         assert_eq!(counters.dropped(), counters.accounted() - 5);

@@ -114,9 +114,9 @@ impl Udp {
     pub(super) fn new(shared: Arc<Shared>, index: u32) -> Result<Udp, FabricError> {
         let failed = |e: Errno| FabricError(format!("cannot make an epoll instance: {}", e.desc()));
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
-        let bell = shared.bell(index);
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, bell.as_raw_fd() as u64);
-        epoll.add(bell, event).map_err(failed)?;
+        let eventfd = shared.eventfd(index);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, eventfd.as_raw_fd() as u64);
+        epoll.add(eventfd, event).map_err(failed)?;
         let strays = vec![Vec::new(); shared.count() as usize];
         Ok(Udp {
             strays,
@@ -792,7 +792,7 @@ mod tests {
             number += 1;
             number
         };
-        let config = Config { strangers: 0, ..Config::default() };
+        let config = Config { unverified: 0, ..Config::default() };
         let mut endpoint = Endpoint::new(config, Box::new(entropy));
         endpoint.listen(to);
         shared.forward(0, way, first.len(), &mut first);

@@ -40,7 +40,7 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 struct Member {
     /// Ends the sleep of this fabric.
-    bell: EventFd,
+    eventfd: EventFd,
     /// Something was put into `strays` since they were last fetched.
     called: AtomicBool,
     strays: Mutex<Strays>,
@@ -103,8 +103,8 @@ impl Shared {
     pub(crate) fn new(count: u32, options: Options) -> Result<Shared, FabricError> {
         let member = || -> nix::Result<Member> {
             let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-            let bell = EventFd::from_value_and_flags(0, flags)?;
-            Ok(Member { bell, called: AtomicBool::new(false), strays: Mutex::default() })
+            let eventfd = EventFd::from_value_and_flags(0, flags)?;
+            Ok(Member { eventfd, called: AtomicBool::new(false), strays: Mutex::default() })
         };
         let members: nix::Result<Vec<_>> = (0..count.max(1)).map(|_| member()).collect();
         let members = members
@@ -134,8 +134,8 @@ impl Shared {
     }
 
     /// What makes a sleeping fabric look.
-    pub(super) fn bell(&self, index: u32) -> BorrowedFd<'_> {
-        self.members[index as usize].bell.as_fd()
+    pub(super) fn eventfd(&self, index: u32) -> BorrowedFd<'_> {
+        self.members[index as usize].eventfd.as_fd()
     }
 
     /// Takes part in requests to connect at an address.
@@ -299,7 +299,7 @@ impl Shared {
     /// Silences the bell: before sleep, and before the last look at what it rings for.
     pub(super) fn hush(&self, index: u32) {
         if self.members.len() > 1 {
-            let _ = self.members[index as usize].bell.read();
+            let _ = self.members[index as usize].eventfd.read();
         }
     }
 
@@ -320,7 +320,7 @@ impl Shared {
 impl Member {
     fn ring(&self) {
         // It can only fail when it is ringing already.
-        let _ = self.bell.write(1);
+        let _ = self.eventfd.write(1);
     }
 }
 

@@ -321,7 +321,7 @@ struct Shared {
     rings: Box<dyn Rings>,
     pool: Arc<BlockingPool>,
     book: Mutex<Book>,
-    bell: Arc<Condvar>,
+    wake: Arc<Condvar>,
 }
 
 #[derive(Debug, Default)]
@@ -350,7 +350,7 @@ impl DeviceMonitor {
         let busy = Vec::with_capacity(TASKS_MAX);
         let book = Mutex::new(Book { tasks: 2, busy, ..Book::default() });
         let rings = Box::new(rings);
-        let shared = Arc::new(Shared { rings, pool, book, bell: Arc::default() });
+        let shared = Arc::new(Shared { rings, pool, book, wake: Arc::default() });
         let ended = Mutex::new(begin_work(&shared)?);
         begin_work(&shared)?;
         Ok(DeviceMonitor { shared, ended })
@@ -359,7 +359,7 @@ impl DeviceMonitor {
     /// From now on looks after a store that every ring has.
     pub fn tend(&self, tended: Arc<MonitoredDevice>) {
         if tended.record.is_some() {
-            tended.health.record_by(Some(Arc::clone(&self.shared.bell)));
+            tended.health.record_by(Some(Arc::clone(&self.shared.wake)));
         }
         lock(&self.shared.book).tended.push(tended);
     }
@@ -377,7 +377,7 @@ impl DeviceMonitor {
         book.tended.retain(|other| !Arc::ptr_eq(other, tended));
         book.parting.push(backing);
         drop(book);
-        self.shared.bell.notify_all();
+        self.shared.wake.notify_all();
     }
 
     /// The store of a namespace that is looked after.
@@ -452,7 +452,7 @@ impl DeviceMonitor {
         // What has failed a moment ago is not forgotten.
         while book.tended.iter().any(|it| it.owes_a_record()) && Instant::now() < deadline {
             drop(book);
-            self.shared.bell.notify_all();
+            self.shared.wake.notify_all();
             std::thread::sleep(HURRY);
             book = lock(&self.shared.book);
         }
@@ -460,7 +460,7 @@ impl DeviceMonitor {
         // Whoever wakes last must not keep them.
         let (tended, parting) = (take(&mut book.tended), take(&mut book.parting));
         drop(book);
-        self.shared.bell.notify_all();
+        self.shared.wake.notify_all();
         tended.iter().for_each(|tended| self.shared.record_no_more(tended));
         drop((tended, parting));
         let left = deadline.saturating_duration_since(Instant::now());
@@ -486,7 +486,7 @@ fn work(shared: &Arc<Shared>) {
         let Some((place, chore)) = book.due() else {
             // Somebody may want to open again what is on its way out.
             wait = if book.parting.is_empty() { TICK } else { (wait / 2).max(HURRY) };
-            let waited = shared.bell.wait_timeout(book, wait);
+            let waited = shared.wake.wait_timeout(book, wait);
             (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
             continue;
         };

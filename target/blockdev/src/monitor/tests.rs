@@ -70,7 +70,7 @@ fn place() -> (nvme::Nqn, u32) {
 struct Bench {
     ring: Ring,
     pool: Pool,
-    mail: mpsc::Receiver<Mail>,
+    answers: mpsc::Receiver<Mail>,
     tender: DeviceMonitor,
     tended: Arc<MonitoredDevice>,
     dir: tempfile::TempDir,
@@ -91,8 +91,8 @@ impl Bench {
         let pool = Pool::new(plan).unwrap();
         let limits = RingLimits { ops: 16, backings: 4 };
         let mut ring = Ring::new(pool.region().clone(), limits).unwrap();
-        let (sender, mail) = mpsc::channel();
-        let dir = crate::testing::folder();
+        let (sender, answers) = mpsc::channel();
+        let dir = crate::testing::directory();
         let config = BackingConfig {
             kind: BackingKind::File { path: dir.path().join("disk.img"), size: Some(SIZE) },
             block_size_bytes: 512,
@@ -105,7 +105,7 @@ impl Bench {
         ring.attach(STORE, tended.backing()).unwrap();
         let tender = DeviceMonitor::start(OneRing(sender), Arc::default()).unwrap();
         tender.tend(Arc::clone(&tended));
-        Bench { ring, pool, mail, tender, tended, dir, late: false }
+        Bench { ring, pool, answers, tender, tended, dir, late: false }
     }
 
     fn path(&self) -> PathBuf {
@@ -122,7 +122,7 @@ impl Bench {
     }
 
     fn turn(&mut self) -> Vec<IoCompletion> {
-        if let Ok((id, backing, answer)) = self.mail.try_recv() {
+        if let Ok((id, backing, answer)) = self.answers.try_recv() {
             if self.late {
                 self.tended.health.note_write();
             }
@@ -197,7 +197,7 @@ impl Bench {
         let tell = Arc::clone(&told);
         let (say, said) = mpsc::channel();
         let (tender, tended) = (&self.tender, Arc::clone(&self.tended));
-        let (mail, ring) = (&self.mail, &mut self.ring);
+        let (answers, ring) = (&self.answers, &mut self.ring);
         let outcome = std::thread::scope(|scope| {
             scope.spawn(move || {
                 let health = Arc::clone(tended.health());
@@ -205,7 +205,7 @@ impl Bench {
                 say.send(tender.trust(&tended, move || tell.store(is_bad(), Ordering::Relaxed)))
             });
             loop {
-                if let Ok((id, backing, answer)) = mail.try_recv() {
+                if let Ok((id, backing, answer)) = answers.try_recv() {
                     let _ = answer.send(ring.attach(id, backing));
                 }
                 if let Ok(outcome) = said.recv_timeout(Duration::from_millis(2)) {
@@ -527,7 +527,7 @@ fn a_late_renewal_takes_no_other_store_away() {
     let now = bench.tended.backing();
     let refused = bench.tender.shared.put(&bench.tended, &before, late);
     assert_eq!(refused, Err("it was opened again meanwhile".to_owned()));
-    assert!(Arc::ptr_eq(&now, &bench.tended.backing()) && bench.mail.try_recv().is_err());
+    assert!(Arc::ptr_eq(&now, &bench.tended.backing()) && bench.answers.try_recv().is_err());
 }
 
 #[test]
@@ -544,7 +544,7 @@ fn one_trust_of_a_store_waits_for_it() {
 
 #[test]
 fn a_store_that_is_served_in_part_comes_back_as_it_was() {
-    let dir = crate::testing::folder();
+    let dir = crate::testing::directory();
     let path = dir.path().join("disk.img");
     let config = BackingConfig {
         kind: BackingKind::File { path: path.clone(), size: Some(SIZE) },
@@ -594,7 +594,7 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
 
 #[test]
 fn a_store_that_has_grown_and_is_served_in_part_since_comes_back() {
-    let dir = crate::testing::folder();
+    let dir = crate::testing::directory();
     let path = dir.path().join("disk.img");
     let of = |size: u64| BackingKind::File { path: path.clone(), size: Some(size) };
     let config =

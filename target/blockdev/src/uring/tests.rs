@@ -36,7 +36,7 @@ impl Bench {
         };
         let pool = Pool::new(plan).unwrap();
         let ring = Ring::new(pool.region().clone(), RingLimits { ops, backings: 4 }).unwrap();
-        let dir = crate::testing::folder();
+        let dir = crate::testing::directory();
         Bench { ring, pool, dir, done: Vec::new(), woken: Vec::new() }
     }
 
@@ -1011,10 +1011,10 @@ impl Mount {
     fn shut_down(&self) {
         const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587D;
         const WITHOUT_LOG_FLUSH: u32 = 2;
-        let folder = fs::File::open(&self.0).unwrap();
+        let directory = fs::File::open(&self.0).unwrap();
         let flags = WITHOUT_LOG_FLUSH;
         // SAFETY: this request reads one u32, which lives until the call returns.
-        let result = unsafe { libc::ioctl(folder.as_raw_fd(), EXT4_IOC_SHUTDOWN as _, &flags) };
+        let result = unsafe { libc::ioctl(directory.as_raw_fd(), EXT4_IOC_SHUTDOWN as _, &flags) };
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     }
 }

@@ -394,8 +394,8 @@ impl Exchange {
     fn fail(&mut self, t_id: u16, why: Failure, now: Instant) {
         self.authenticated = false;
         self.stage = Stage::Failed { t_id, why };
-        let farewell = now + FAREWELL;
-        self.deadline = Some(self.deadline.map_or(farewell, |deadline| deadline.min(farewell)));
+        let closing = now + FAREWELL;
+        self.deadline = Some(self.deadline.map_or(closing, |deadline| deadline.min(closing)));
         self.news = Some(why);
     }
 }

@@ -32,7 +32,7 @@ pub struct Record {
 /// The book of what hosts were refused or dropped for.
 #[derive(Debug)]
 pub struct RecentDisconnects {
-    shelves: Mutex<Shelves>,
+    recent: Mutex<Shelves>,
     /// By cause, all that ever happened.
     counts: Vec<AtomicU64>,
 }
@@ -48,7 +48,7 @@ struct Shelves {
 impl Default for RecentDisconnects {
     fn default() -> RecentDisconnects {
         let counts = Cause::ALL.iter().map(|_| AtomicU64::new(0)).collect();
-        RecentDisconnects { shelves: Mutex::default(), counts }
+        RecentDisconnects { recent: Mutex::default(), counts }
     }
 }
 
@@ -57,35 +57,35 @@ impl RecentDisconnects {
     /// and queue, is counted. Locks: nothing of this is on the way of an I/O.
     pub fn note(&self, why: DisconnectRecord, at: SystemTime) {
         self.counts[why.cause as usize].fetch_add(1, Ordering::Relaxed);
-        let mut shelves = self.lock();
-        shelves.number += 1;
-        let number = shelves.number;
+        let mut recent = self.lock();
+        recent.number += 1;
+        let number = recent.number;
         let record = Record { why, count: 1, first: at, last: at, number };
         if record.why.host.is_some() {
             let same_host =
                 |a: &DisconnectRecord, b: &DisconnectRecord| a.host == b.host && is_same(a, b);
-            let of_hosts = &mut shelves.of_hosts;
+            let of_hosts = &mut recent.of_hosts;
             match of_hosts.iter_mut().find(|other| other.why.host == record.why.host) {
                 Some(other) if same_host(&other.why, &record.why) => other.again(record.clone()),
                 Some(other) => *other = record.clone(),
                 None => put(of_hosts, record.clone(), HOSTS),
             }
         }
-        match shelves.latest.iter_mut().find(|other| is_same(&other.why, &record.why)) {
+        match recent.latest.iter_mut().find(|other| is_same(&other.why, &record.why)) {
             Some(other) => other.again(record),
-            None => put(&mut shelves.latest, record, LATEST),
+            None => put(&mut recent.latest, record, LATEST),
         }
     }
 
     /// What is remembered, the latest first; of one host, or of all.
     #[must_use]
     pub fn list(&self, host: Option<&Nqn>) -> Vec<Record> {
-        let shelves = self.lock();
-        let mut records = shelves.latest.clone();
+        let recent = self.lock();
+        let mut records = recent.latest.clone();
         let forgotten =
-            |record: &&Record| !shelves.latest.iter().any(|other| is_same(&other.why, &record.why));
-        records.extend(shelves.of_hosts.iter().filter(forgotten).cloned());
-        drop(shelves);
+            |record: &&Record| !recent.latest.iter().any(|other| is_same(&other.why, &record.why));
+        records.extend(recent.of_hosts.iter().filter(forgotten).cloned());
+        drop(recent);
         records.retain(|record| host.is_none() || record.why.host.as_ref() == host);
         records.sort_by_key(|record| std::cmp::Reverse(record.number));
         records
@@ -98,7 +98,7 @@ impl RecentDisconnects {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shelves> {
-        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -263,7 +263,7 @@ impl PollGroup {
             return self.wait_for_room(until);
         }
         while let Some(incoming) = self.deferred.pop() {
-            if self.debts.bars(lent.now, incoming.remote.ip().into()) {
+            if self.penalties.bars(lent.now, incoming.remote.ip().into()) {
                 self.refuse(incoming, lent);
                 continue;
             }

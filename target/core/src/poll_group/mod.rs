@@ -74,7 +74,7 @@ pub struct PollGroup {
     /// When it was last counted how many connections are opened, and how many since.
     opened: (Instant, u32),
     /// What sources owe for connections that have come to nothing.
-    debts: SourcePenalty,
+    penalties: SourcePenalty,
     next_tick: Instant,
     /// Where the clocks of commands begin.
     since: Instant,
@@ -107,7 +107,7 @@ impl PollGroup {
             lost_listeners: Vec::new(),
             next_displacement: now,
             opened: (now, 0),
-            debts: SourcePenalty::new(Some(MOST_IN_VAIN)),
+            penalties: SourcePenalty::new(Some(MOST_IN_VAIN)),
             next_tick: now + TICK,
             since: now,
             time: (now, 0),
@@ -146,12 +146,12 @@ impl PollGroup {
     /// When [`PollGroup::tick`] has something to do.
     #[must_use]
     pub fn next_tick(&self) -> Instant {
-        self.waiters.tolls.due().map_or(self.next_tick, |due| due.min(self.next_tick))
+        self.waiters.rate_limits.due().map_or(self.next_tick, |due| due.min(self.next_tick))
     }
 
     /// The reactor goes to sleep, and is not woken by pushes and responses that come home. What the
     /// next turn finds of those came at an unknown time; it is counted as if it came now.
-    pub fn nap(&mut self, now: Instant) {
+    pub fn before_sleep(&mut self, now: Instant) {
         self.nap_ns = Some(self.since_ns(now));
     }
 
@@ -221,12 +221,12 @@ impl PollGroup {
 
     /// A letter has come. Those for the driver, who has the ring and the listeners, are given
     /// back.
-    pub fn on_mail(&mut self, mail: Message, lent: &mut Resources<'_>) -> Option<Message> {
-        match mail {
+    pub fn on_message(&mut self, message: Message, lent: &mut Resources<'_>) -> Option<Message> {
+        match message {
             Message::Incoming(incoming) => self.ask(incoming, lent),
             Message::Subsystem(new) => {
                 let (now, queues) = (lent.now, &self.queues);
-                self.waiters.tolls.change(now, |key, slot, booking| {
+                self.waiters.rate_limits.change(now, |key, slot, booking| {
                     if let Some(Some(queue)) = queues.get(key as usize) {
                         queue.give_back(slot, booking, now);
                     }
@@ -236,7 +236,7 @@ impl PollGroup {
             Message::DiscoveryChanged => self.each(lent, QueuePair::on_discovery_changed),
             Message::Answer(done) => self.on_disk(done, lent),
             Message::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
-            Message::Errand(errand) => self.each(lent, |queue, io| queue.on_errand(&errand, io)),
+            Message::Errand(token) => self.each(lent, |queue, io| queue.on_abort(&token, io)),
             Message::Authenticated { key, ticket, worked } => {
                 if let Some((queue, mut io)) = self.queue(key, lent) {
                     queue.on_worked(ticket, worked, &mut io);
@@ -252,7 +252,7 @@ impl PollGroup {
                 }
                 self.each(lent, QueuePair::close);
             }
-            mail => return Some(mail),
+            message => return Some(message),
         }
         None
     }
@@ -314,7 +314,7 @@ impl PollGroup {
         loop {
             let queues = &self.queues;
             let book = |key: u32, slot| queues.get(key as usize)?.as_ref()?.book(slot, now);
-            let Some((key, slot)) = self.waiters.tolls.next(now, book) else { return begun };
+            let Some((key, slot)) = self.waiters.rate_limits.next(now, book) else { return begun };
             begun = true;
             if let Some((queue, mut io)) = self.queue(key, lent) {
                 queue.on_rate_limit(slot, &mut io);
@@ -328,10 +328,10 @@ impl PollGroup {
         let (remote, local) = (incoming.remote, incoming.local);
         if index == self.index {
             self.ask(incoming, lent);
-        } else if let Err(mail) =
+        } else if let Err(message) =
             lent.shared.registry.reactor(index).try_send(Message::Incoming(incoming))
         {
-            drop(mail);
+            drop(message);
             self.refused(DisconnectRecord::nameless(Cause::Overloaded, remote, local), lent);
         }
     }
@@ -381,7 +381,7 @@ impl PollGroup {
     /// Somebody asks to connect by a listener in force. Where others wait already, nobody looks for
     /// room for one more.
     fn admit(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
-        if self.debts.bars(lent.now, incoming.remote.ip().into()) {
+        if self.penalties.bars(lent.now, incoming.remote.ip().into()) {
             return self.refuse(incoming, lent);
         }
         if !self.deferred.is_empty() {
@@ -433,7 +433,7 @@ impl PollGroup {
             unadmitted.iter().for_each(|held| lent.shared.registry.queue_admitted(*held));
             lent.shared.registry.receives_returned(OpenQueue { reactor: self.index, receives });
             if in_vain {
-                self.debts.charge(lent.now, source);
+                self.penalties.charge(lent.now, source);
             }
         }
         self.reap(key, lent);

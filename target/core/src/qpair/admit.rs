@@ -103,14 +103,14 @@ impl QueuePair {
         if !self.rate_limits.apply_to(&self.requests, slot, &self.conn.role) {
             return false;
         }
-        let booked = match io.waiters.tolls.may_book(tenant, nsid) {
+        let booked = match io.waiters.rate_limits.may_book(tenant, nsid) {
             true => self.book(slot, io.now),
             false => None,
         };
         if booked.is_some_and(|grant| grant.start <= io.now) {
             return false;
         }
-        io.waiters.tolls.push(tenant, (self.requests.key, slot), nsid, booked);
+        io.waiters.rate_limits.push(tenant, (self.requests.key, slot), nsid, booked);
         self.requests[slot].enter(State::Waiting(WaitReason::RateLimit));
         true
     }

@@ -332,14 +332,14 @@ impl QueuePair {
             io.shared.registry.recall(controller.association.id, sqid, cid, io.reactor);
         controller.aborts.push((slot, request));
         match sqid == self.conn.qid {
-            true => self.on_errand(&token, io),
-            false => io.shared.registry.send_errand(token),
+            true => self.on_abort(&token, io),
+            false => io.shared.registry.send_abort(token),
         }
         // Whatever is known already is completed with the events.
     }
 
     /// An Abort command of the association looks for its command.
-    pub fn on_errand(&mut self, token: &AbortToken, io: &mut Io<'_>) {
+    pub fn on_abort(&mut self, token: &AbortToken, io: &mut Io<'_>) {
         let Some(association) = self.conn.role.association() else { return };
         // Anybody can claim a queue of this number, and would answer for the host's own.
         let is_its_own = self.conn.is_open() && self.is_admitted();

@@ -356,9 +356,9 @@ impl Registry {
 
     /// Sends an errand to every reactor: nobody knows here which has the queue. One whose mailbox
     /// is full does not get it, and so its commands are not aborted.
-    pub fn send_errand(&self, errand: AbortToken) {
+    pub fn send_abort(&self, token: AbortToken) {
         for reactor in &self.reactors {
-            drop(reactor.try_send(Message::Errand(errand.clone())));
+            drop(reactor.try_send(Message::Errand(token.clone())));
         }
     }
 

@@ -20,7 +20,7 @@ struct Shared {
     sqid: u16,
     cid: u16,
     /// Errands under way.
-    errands: AtomicU32,
+    tokens: AtomicU32,
     aborted: AtomicBool,
     home: Arc<dyn Waker>,
 }
@@ -43,7 +43,7 @@ impl AbortRequest {
             association,
             sqid,
             cid,
-            errands: AtomicU32::new(1),
+            tokens: AtomicU32::new(1),
             aborted: AtomicBool::new(false),
             home,
         };
@@ -55,7 +55,7 @@ impl AbortRequest {
     #[must_use]
     pub fn outcome(&self) -> Option<bool> {
         // Acquire: who has let go of the last errand has said before what came of it.
-        let open = self.0.errands.load(Ordering::Acquire) > 0;
+        let open = self.0.tokens.load(Ordering::Acquire) > 0;
         match self.0.aborted.load(Ordering::Relaxed) {
             true => Some(true),
             false if open => None,
@@ -85,14 +85,14 @@ impl AbortToken {
 
 impl Clone for AbortToken {
     fn clone(&self) -> AbortToken {
-        self.0.errands.fetch_add(1, Ordering::Relaxed);
+        self.0.tokens.fetch_add(1, Ordering::Relaxed);
         AbortToken(Arc::clone(&self.0))
     }
 }
 
 impl Drop for AbortToken {
     fn drop(&mut self) {
-        self.0.errands.fetch_sub(1, Ordering::Release);
+        self.0.tokens.fetch_sub(1, Ordering::Release);
         self.0.home.wake();
     }
 }
@@ -105,18 +105,18 @@ mod tests {
     #[test]
     fn it_is_open_until_somebody_has_done_it_or_nobody_can() {
         let (sender, inbox) = mailbox().unwrap();
-        let (recall, errand) = AbortRequest::new(7, 1, 9, sender.waker());
-        assert!(errand.is_for(7, 1) && !errand.is_for(8, 1) && !errand.is_for(7, 2));
-        assert_eq!((errand.cid(), recall.outcome()), (9, None));
-        let kept = errand.clone();
-        drop(errand);
+        let (recall, token) = AbortRequest::new(7, 1, 9, sender.waker());
+        assert!(token.is_for(7, 1) && !token.is_for(8, 1) && !token.is_for(7, 2));
+        assert_eq!((token.cid(), recall.outcome()), (9, None));
+        let kept = token.clone();
+        drop(token);
         assert_eq!(recall.outcome(), None);
         assert!(inbox.hush(), "whoever waits looks");
         kept.succeed();
         assert_eq!((recall.outcome(), inbox.hush()), (Some(true), true));
 
-        let (recall, errand) = AbortRequest::new(7, 1, 9, sender.waker());
-        drop(errand);
+        let (recall, token) = AbortRequest::new(7, 1, 9, sender.waker());
+        drop(token);
         assert_eq!((recall.outcome(), inbox.hush()), (Some(false), true));
     }
 }

@@ -354,18 +354,18 @@ mod tests {
 
     #[test]
     fn the_first_fused_command_waits_for_all_changes_that_nobody_has_claimed() {
-        let (exclusion, mail) = exclusion(false);
+        let (exclusion, message) = exclusion(false);
         assert!(!exclusion.is_watching(DeviceId(0)));
         let (ticket, granted) = exclusion.claim(alone(0, 1));
         assert!(!granted && exclusion.is_watching(DeviceId(0)) && exclusion.round() == 1);
-        assert!(mail.iter().all(Mailbox::hush), "all reactors are asked to look");
+        assert!(message.iter().all(Mailbox::hush), "all reactors are asked to look");
         exclusion.settle(2);
         exclusion.settled();
         exclusion.settle(0);
         assert!(!exclusion.is_granted(ticket), "one is still under way");
-        assert!(!mail[1].hush());
+        assert!(!message[1].hush());
         exclusion.settled();
-        assert!(exclusion.is_granted(ticket) && mail[1].hush() && !mail[0].hush());
+        assert!(exclusion.is_granted(ticket) && message[1].hush() && !message[0].hush());
         exclusion.give_up(ticket);
         let (ticket, granted) = exclusion.claim(alone(0, 1));
         assert!(granted && exclusion.round() == 1, "changes are watched already");
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn changes_keep_out_of_the_way_of_fused_commands_and_not_of_each_other() {
-        let (exclusion, mail) = exclusion(true);
+        let (exclusion, message) = exclusion(true);
         let (first, granted) = exclusion.claim(shared(0));
         assert!(granted);
         let (second, granted) = exclusion.claim(shared(0));
@@ -392,10 +392,10 @@ mod tests {
         exclusion.give_up(first);
         assert!(!exclusion.is_granted(fused));
         exclusion.give_up(second);
-        assert!(exclusion.is_granted(fused) && mail[1].hush());
+        assert!(exclusion.is_granted(fused) && message[1].hush());
         assert!(!exclusion.is_granted(third));
         exclusion.give_up(fused);
-        assert!(exclusion.is_granted(third) && mail[0].hush());
+        assert!(exclusion.is_granted(third) && message[0].hush());
         exclusion.give_up(third);
     }
 
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn what_a_closed_connection_has_left_keeps_later_changes_from_its_blocks() {
-        let (exclusion, mail) = exclusion(false);
+        let (exclusion, message) = exclusion(false);
         let (here, there) = (DeviceId(0), DeviceId(64));
         let old = exclusion.leave(RangeLock { len: 8192, ..shared(4096) });
         assert!(exclusion.is_watching(here) && !exclusion.is_watching(there));
@@ -453,9 +453,9 @@ mod tests {
         assert!(!granted);
         exclusion.give_up(other);
         assert!(!exclusion.is_granted(waiting) && !exclusion.is_watching(there));
-        assert!(!mail[1].hush());
+        assert!(!message[1].hush());
         exclusion.give_up(old);
-        assert!(exclusion.is_granted(waiting) && mail[1].hush() && !mail[0].hush());
+        assert!(exclusion.is_granted(waiting) && message[1].hush() && !message[0].hush());
         assert!(!exclusion.is_watching(here), "the next ask nobody");
         exclusion.give_up(waiting);
     }

@@ -223,14 +223,15 @@ mod tests {
                 begun: BTreeMap::new(),
             };
             for (lines, late_us) in reactors {
-                let mut tolls = RateLimitQueue::default();
+                let mut rate_limits = RateLimitQueue::default();
                 for (share, depth) in lines.iter().enumerate() {
-                    tolls.join(share as u32, 256);
-                    (0..*depth)
-                        .for_each(|slot| tolls.push(share as u32, (share as u32, slot), 1, None));
+                    rate_limits.join(share as u32, 256);
+                    (0..*depth).for_each(|slot| {
+                        rate_limits.push(share as u32, (share as u32, slot), 1, None)
+                    });
                 }
-                tolls.change(now, |_, _, _| {});
-                stage.reactors.push((tolls, Duration::from_micros(*late_us)));
+                rate_limits.change(now, |_, _, _| {});
+                stage.reactors.push((rate_limits, Duration::from_micros(*late_us)));
             }
             stage
         }
@@ -239,23 +240,24 @@ mod tests {
         fn run(&mut self, time: Duration, bytes: impl Fn(u32) -> u64) {
             let end = self.now + time;
             loop {
-                let next =
-                    |(tolls, late): &(RateLimitQueue, Duration)| tolls.due().map(|due| due + *late);
+                let next = |(rate_limits, late): &(RateLimitQueue, Duration)| {
+                    rate_limits.due().map(|due| due + *late)
+                };
                 let Some(at) = self.reactors.iter().filter_map(next).min() else { return };
                 self.now = self.now.max(at);
                 if self.now > end {
                     return;
                 }
-                for (reactor, (tolls, late)) in self.reactors.iter_mut().enumerate() {
-                    if tolls.due().is_none_or(|due| due + *late > self.now) {
+                for (reactor, (rate_limits, late)) in self.reactors.iter_mut().enumerate() {
+                    if rate_limits.due().is_none_or(|due| due + *late > self.now) {
                         continue;
                     }
                     let (now, limiter) = (self.now, &self.limiter);
                     while let Some((key, slot)) =
-                        tolls.next(now, |key, _| Some(limiter.book(now, bytes(key))))
+                        rate_limits.next(now, |key, _| Some(limiter.book(now, bytes(key))))
                     {
                         *self.begun.entry((reactor, key)).or_default() += 1;
-                        tolls.push(key, (key, slot), 1, None);
+                        rate_limits.push(key, (key, slot), 1, None);
                     }
                 }
             }
@@ -304,34 +306,34 @@ mod tests {
     #[test]
     fn namespaces_do_not_wait_for_each_other() {
         let now = Instant::now();
-        let mut tolls = RateLimitQueue::default();
-        tolls.join(0, 8);
+        let mut rate_limits = RateLimitQueue::default();
+        rate_limits.join(0, 8);
         let second = Duration::from_secs(1);
         let far = Grant { start: now + second, takes: second, bytes: 7 };
-        tolls.push(0, (0, 0), 1, Some(far));
-        assert!(!tolls.may_book(0, 1) && tolls.may_book(0, 2));
-        tolls.push(0, (0, 1), 1, None);
-        tolls.push(0, (0, 2), 2, None);
+        rate_limits.push(0, (0, 0), 1, Some(far));
+        assert!(!rate_limits.may_book(0, 1) && rate_limits.may_book(0, 2));
+        rate_limits.push(0, (0, 1), 1, None);
+        rate_limits.push(0, (0, 2), 2, None);
         let mut refunded = Vec::new();
-        tolls.change(now, |key, slot, booking| refunded.push((key, slot, *booking)));
+        rate_limits.change(now, |key, slot, booking| refunded.push((key, slot, *booking)));
         assert_eq!(refunded, [(0, 0, far)]);
         let book = |_, slot| (slot != 2).then_some(far);
-        assert_eq!(tolls.next(now, book), Some((0, 2)), "of which the limit is gone");
+        assert_eq!(rate_limits.next(now, book), Some((0, 2)), "of which the limit is gone");
         let mut booked = 0;
         let counted = |_, _| {
             booked += 1;
             Some(far)
         };
-        assert_eq!(tolls.next(now, counted), None);
-        assert_eq!((booked, tolls.due()), (0, Some(far.start)), "one slice at a time");
-        assert_eq!((tolls.remove(0, 0), tolls.remove(0, 1)), (Some(far), None));
-        tolls.push(0, (0, 1), 1, None);
-        assert_eq!(tolls.next(far.start, book), Some((0, 1)), "the next one books now");
-        tolls.push(0, (0, 3), 1, Some(far));
+        assert_eq!(rate_limits.next(now, counted), None);
+        assert_eq!((booked, rate_limits.due()), (0, Some(far.start)), "one slice at a time");
+        assert_eq!((rate_limits.remove(0, 0), rate_limits.remove(0, 1)), (Some(far), None));
+        rate_limits.push(0, (0, 1), 1, None);
+        assert_eq!(rate_limits.next(far.start, book), Some((0, 1)), "the next one books now");
+        rate_limits.push(0, (0, 3), 1, Some(far));
         let mut refunded = Vec::new();
-        tolls.forget(0, |slot, booking| refunded.push((slot, *booking)));
+        rate_limits.forget(0, |slot, booking| refunded.push((slot, *booking)));
         assert_eq!(refunded, [(3, far)]);
-        assert_eq!((tolls.count, tolls.next(far.start, book)), (0, None));
-        assert_eq!(tolls.due(), None);
+        assert_eq!((rate_limits.count, rate_limits.next(far.start, book)), (0, None));
+        assert_eq!(rate_limits.due(), None);
     }
 }

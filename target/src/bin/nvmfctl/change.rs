@@ -52,8 +52,8 @@ pub(crate) async fn make(
 /// The configuration to apply.
 #[derive(Args)]
 pub(crate) struct Other {
-    /// A file in the place of nvmfd.toml; a folder with nvmfd.toml and conf.d in the place of both;
-    /// or a folder of other TOML files in the place of those in conf.d
+    /// A file in the place of nvmfd.toml; a directory with nvmfd.toml and conf.d in the place of both;
+    /// or a directory of other TOML files in the place of those in conf.d
     path: PathBuf,
 }
 
@@ -91,7 +91,7 @@ fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
         let files = Some(by_name(&sources.more)?);
         return Ok(Change::Replace { text: Some(sources.main.text), files });
     }
-    let more = ConfigFiles::of_folder(path).map_err(told)?;
+    let more = ConfigFiles::of_directory(path).map_err(told)?;
     if more.is_empty() {
         let what = format!("{} has neither nvmfd.toml nor other files", path.display());
         return Err(Failure::new(format!("{what} whose names end in .toml")));

@@ -118,8 +118,8 @@ enum Family {
     /// Write the manual pages
     #[command(hide = true)]
     Man {
-        /// Into this folder
-        folder: PathBuf,
+        /// Into this directory
+        directory: PathBuf,
     },
     /// Rates and latencies by namespace, host and kind of command
     Stats(stats::Wanted),
@@ -130,10 +130,10 @@ enum Family {
     /// Make a configuration of what another target has saved; asks no daemon
     #[command(subcommand)]
     Import(import::Command),
-    /// Write manual pages and completions below a folder such as /usr/share
+    /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]
     InstallFiles {
-        /// The folder
+        /// The directory
         share: PathBuf,
     },
 }
@@ -176,9 +176,9 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Log { level } => log::run(level, client, output).await,
         Family::Reload => change::reload(client, output).await,
         Family::Completions { shell } => completions(shell, output),
-        Family::Man { folder } => {
-            clap_mangen::generate_to(Arguments::command(), &folder)
-                .map_err(|error| Failure::new(format!("{}: {error}", folder.display())))?;
+        Family::Man { directory } => {
+            clap_mangen::generate_to(Arguments::command(), &directory)
+                .map_err(|error| Failure::new(format!("{}: {error}", directory.display())))?;
             Ok(())
         }
         Family::Controllers => controllers::run(client, output).await,

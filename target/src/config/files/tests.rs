@@ -19,18 +19,18 @@ allow_any_host = true
 
 /// A directory with these files.
 fn stage(files: &[(&str, &str)]) -> TempDir {
-    let folder = tempdir().unwrap();
+    let directory = tempdir().unwrap();
     for (name, text) in files {
-        let file = folder.path().join(name);
+        let file = directory.path().join(name);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, text).unwrap();
     }
-    folder
+    directory
 }
 
-fn load(folder: &TempDir) -> Result<Config, String> {
-    let read = ConfigFiles::read(&folder.path().join("nvmfd.toml"));
-    let root = format!("{}/", folder.path().display());
+fn load(directory: &TempDir) -> Result<Config, String> {
+    let read = ConfigFiles::read(&directory.path().join("nvmfd.toml"));
+    let root = format!("{}/", directory.path().display());
     let config = read.and_then(|sources| Config::of(&sources));
     config.map_err(|errors| errors.to_string().replace(&root, ""))
 }
@@ -38,7 +38,7 @@ fn load(folder: &TempDir) -> Result<Config, String> {
 #[test]
 fn what_all_files_say_is_taken_together_in_the_order_of_their_names() {
     let other = DISK.replace(":a", ":b");
-    let folder = stage(&[
+    let directory = stage(&[
         ("nvmfd.toml", MAIN),
         ("conf.d/20-a.toml", DISK),
         ("conf.d/10-b.toml", &format!("{other}[[listener]]\naddress = \"127.0.0.2\"\n")),
@@ -52,7 +52,7 @@ fn what_all_files_say_is_taken_together_in_the_order_of_their_names() {
         ("conf.d/40.toml.bak", "not TOML"),
         ("conf.d/README", "not TOML"),
     ]);
-    let config = load(&folder).unwrap();
+    let config = load(&directory).unwrap();
     let names: Vec<&str> = config.subsystems.iter().map(|each| each.nqn.as_str()).collect();
     assert_eq!(names, ["nqn.2026-11.io.nvmfd:b", "nqn.2026-11.io.nvmfd:a"]);
     assert_eq!((config.limits.queue_depth, config.limits.io_queues), (64, 3));
@@ -61,38 +61,38 @@ fn what_all_files_say_is_taken_together_in_the_order_of_their_names() {
 }
 
 #[test]
-fn the_folder_can_be_named_and_must_then_be_there() {
+fn the_directory_can_be_named_and_must_then_be_there() {
     let main = format!("include = \"more/disks\"\n{MAIN}");
-    let folder =
+    let directory =
         stage(&[("nvmfd.toml", &main), ("more/disks/a.toml", DISK), ("conf.d/x.toml", "?")]);
-    assert_eq!(load(&folder).unwrap().subsystems.len(), 1);
-    let elsewhere = folder.path().join("more/disks");
-    fs::write(folder.path().join("nvmfd.toml"), format!("include = {elsewhere:?}\n{MAIN}"))
+    assert_eq!(load(&directory).unwrap().subsystems.len(), 1);
+    let elsewhere = directory.path().join("more/disks");
+    fs::write(directory.path().join("nvmfd.toml"), format!("include = {elsewhere:?}\n{MAIN}"))
         .unwrap();
-    assert_eq!(load(&folder).unwrap().subsystems.len(), 1);
-    fs::remove_file(folder.path().join("conf.d/x.toml")).unwrap();
+    assert_eq!(load(&directory).unwrap().subsystems.len(), 1);
+    fs::remove_file(directory.path().join("conf.d/x.toml")).unwrap();
     let says = |include: &str, what: &str| {
         let main = format!("include = {include}\n{MAIN}{DISK}");
-        fs::write(folder.path().join("nvmfd.toml"), main).unwrap();
-        let said = load(&folder).unwrap_err();
+        fs::write(directory.path().join("nvmfd.toml"), main).unwrap();
+        let said = load(&directory).unwrap_err();
         assert!(said.contains(what), "{include}: {said}");
     };
     says("\"none\"", "none: the configuration cannot be read: No such file");
-    says("\".\"", "it is where the file itself is: name a folder of its own");
-    says("\"\"", "nvmfd.toml: line 1, column 11: `include` names no folder");
+    says("\".\"", "it is where the file itself is: name a directory of its own");
+    says("\"\"", "nvmfd.toml: line 1, column 11: `include` names no directory");
     says("7", "nvmfd.toml: line 1, column 11: `include`");
     // Nobody needs one.
-    let folder = stage(&[("nvmfd.toml", &format!("{MAIN}{DISK}"))]);
-    assert_eq!(load(&folder).unwrap().subsystems.len(), 1);
+    let directory = stage(&[("nvmfd.toml", &format!("{MAIN}{DISK}"))]);
+    assert_eq!(load(&directory).unwrap().subsystems.len(), 1);
 }
 
 #[test]
 fn mistakes_are_told_with_their_file_and_so_is_what_was_there_before() {
     let twice = |more: &str, says: &[&str]| {
         let main = format!("{MAIN}{DISK}");
-        let folder =
+        let directory =
             stage(&[("nvmfd.toml", &main), ("conf.d/a.toml", ""), ("conf.d/b.toml", more)]);
-        let said = load(&folder).unwrap_err();
+        let said = load(&directory).unwrap_err();
         let lines: Vec<&str> = said.lines().collect();
         assert_eq!(lines.len(), says.len(), "{said}");
         lines.iter().zip(says).for_each(|(line, says)| assert!(line.contains(says), "{said}"));
@@ -132,8 +132,8 @@ fn mistakes_are_told_with_their_file_and_so_is_what_was_there_before() {
         ],
     );
     // Each file has its mistakes.
-    let folder = stage(&[("nvmfd.toml", "a = 1"), ("conf.d/b.toml", "b = 1\nc = 1")]);
-    let said = load(&folder).unwrap_err();
+    let directory = stage(&[("nvmfd.toml", "a = 1"), ("conf.d/b.toml", "b = 1\nc = 1")]);
+    let said = load(&directory).unwrap_err();
     for says in
         ["nvmfd.toml: line 1, column 1: unknown key `a`", "b.toml: line 2, column 1: unknown"]
     {
@@ -143,9 +143,9 @@ fn mistakes_are_told_with_their_file_and_so_is_what_was_there_before() {
 
 #[test]
 fn what_cannot_be_read_is_a_mistake_and_what_everybody_may_write_a_warning() {
-    let folder = stage(&[("nvmfd.toml", MAIN), ("conf.d/a.toml", DISK)]);
-    let file = folder.path().join("conf.d/a.toml");
-    let sources = || ConfigFiles::read(&folder.path().join("nvmfd.toml")).unwrap();
+    let directory = stage(&[("nvmfd.toml", MAIN), ("conf.d/a.toml", DISK)]);
+    let file = directory.path().join("conf.d/a.toml");
+    let sources = || ConfigFiles::read(&directory.path().join("nvmfd.toml")).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     fs::set_permissions(file.parent().unwrap(), Permissions::from_mode(0o755)).unwrap();
     assert_eq!(sources().warnings(), Vec::<String>::new());
@@ -156,17 +156,21 @@ fn what_cannot_be_read_is_a_mistake_and_what_everybody_may_write_a_warning() {
     assert_eq!(sources().warnings().len(), 2);
 
     fs::write(&file, [0xFF]).unwrap();
-    let said = load(&folder).unwrap_err();
+    let said = load(&directory).unwrap_err();
     assert!(
         said.contains("conf.d/a.toml: the configuration cannot be read: ")
             && said.contains("UTF-8")
     );
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
-    assert!(load(&folder).unwrap_err().contains("conf.d/a.toml: the configuration cannot be read"));
+    assert!(
+        load(&directory).unwrap_err().contains("conf.d/a.toml: the configuration cannot be read")
+    );
     fs::remove_dir(&file).unwrap();
     std::os::unix::fs::symlink("/nonexistent", &file).unwrap();
     assert!(
-        load(&folder).unwrap_err().contains("let the user of the daemon read it, or take it away")
+        load(&directory)
+            .unwrap_err()
+            .contains("let the user of the daemon read it, or take it away")
     );
 }

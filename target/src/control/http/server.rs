@@ -205,9 +205,9 @@ fn bind(path: &Path, config: &ManagementConfig) -> Result<UnixListener, String> 
     };
     clear(path)?;
     if config.socket.is_none()
-        && let Some(folder) = path.parent()
+        && let Some(directory) = path.parent()
     {
-        let _ = fs::create_dir(folder);
+        let _ = fs::create_dir(directory);
     }
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");

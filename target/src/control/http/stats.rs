@@ -54,7 +54,7 @@ fn standing(managed: &ControlHandle) -> Availability {
         listeners: (running.config.addresses().into_iter())
             .map(|at| (at.to_string(), listened.contains(&at)))
             .collect(),
-        folders: (subsystems.filter(|subsystem| subsystem.managed.is_some()))
+        directories: (subsystems.filter(|subsystem| subsystem.managed.is_some()))
             .map(|subsystem| (subsystem.nqn.to_string(), is_there(&subsystem.nqn)))
             .collect(),
     }

@@ -47,16 +47,16 @@ hosts = []
 
 /// An interface of a target that has no reactor.
 struct Stage {
-    folder: TempDir,
+    directory: TempDir,
     config: Config,
     managed: ControlHandle,
 }
 
 fn stage(management: &str) -> Stage {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("s");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
     let text = format!("{TEXT}[management]\nsocket = {socket:?}\n{management}");
-    let file = folder.path().join("nvmfd.toml");
+    let file = directory.path().join("nvmfd.toml");
     std::fs::write(&file, text).unwrap();
     let declared = EffectiveConfig::load(&file).unwrap();
     let config = declared.config().clone();
@@ -74,12 +74,12 @@ fn stage(management: &str) -> Stage {
     let running = watch::channel(Arc::new(Running::new(declared))).1;
     // Nobody carries out orders here.
     let managed = ControlHandle::new(view, running, mpsc::channel(1).0);
-    Stage { folder, config, managed }
+    Stage { directory, config, managed }
 }
 
 impl Stage {
     fn socket(&self) -> std::path::PathBuf {
-        self.folder.path().join("s")
+        self.directory.path().join("s")
     }
 
     fn open(&self) -> Result<Server, String> {
@@ -151,12 +151,12 @@ fn every_path_is_described_and_answers_as_its_schema_says() {
 /// What is served is one thing, what is configured another one.
 #[test]
 fn who_is_not_there_is_told_to_lists_and_metrics() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let more = format!(
         "[[listener]]\naddress = \"127.0.0.2\"\n[[subsystem]]\nnqn = \
          \"nqn.2026-11.io.nvmfd:b\"\nallow_any_host = true\n[subsystem.managed]\ndirectory = \
          {:?}\nquota = \"4MiB\"\nnamespaces = 3\nhosts = [\"nqn.2026-11.org.example:h\"]\n",
-        folder.path()
+        directory.path()
     );
     let stage = stage(&more);
     let mut configs = stage.config.subsystems.clone();
@@ -399,7 +399,7 @@ fn a_socket_has_its_permissions_and_one_owner() {
 
     let second = stage("group = \"there is no such group\"\n");
     assert!(second.open().err().unwrap().contains("has no group"));
-    let left = std::fs::read_dir(second.folder.path()).unwrap().count();
+    let left = std::fs::read_dir(second.directory.path()).unwrap().count();
     assert_eq!(left, 1, "nothing but the configuration");
 }
 

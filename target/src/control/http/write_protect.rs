@@ -188,8 +188,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_written_for_good_fails_every_flush_from_then_on() {
-        let folder = crate::blockdev::testing::folder();
-        let backing = open(&folder.path().join("disk.img"));
+        let directory = crate::blockdev::testing::directory();
+        let backing = open(&directory.path().join("disk.img"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let durable = || runtime.block_on(durable(Arc::clone(&backing))).is_ok();
         assert!(durable() && backing.sync_failure().is_none());
@@ -201,8 +201,8 @@ mod tests {
 
     #[test]
     fn what_was_written_before_is_synchronised() {
-        let folder = crate::blockdev::testing::folder();
-        let backing = open(&folder.path().join("disk.img"));
+        let directory = crate::blockdev::testing::directory();
+        let backing = open(&directory.path().join("disk.img"));
         let (written, calls) =
             crate::blockdev::durable::testing::calls(|| backing.make_durable(&|| false));
         assert_eq!((written, calls), (Ok(()), vec!["sync data disk.img".to_owned()]));

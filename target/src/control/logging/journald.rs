@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn the_journal_gets_every_field_by_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         static SERVING: AtomicBool = AtomicBool::new(false);
         assert!(Journal::at(&path, &SERVING).is_none(), "nobody listens");
         let listener = UnixDatagram::bind(&path).unwrap();
@@ -213,8 +213,8 @@ mod tests {
 
     #[test]
     fn a_journal_that_stands_still_stops_nobody_and_hears_how_much_it_has_missed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
         static SERVING: AtomicBool = AtomicBool::new(true);
         let listener = UnixDatagram::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();

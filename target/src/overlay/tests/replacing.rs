@@ -28,7 +28,7 @@ fn names(declared: &EffectiveConfig) -> Vec<&str> {
 
 #[test]
 fn all_files_are_replaced_and_saved_as_one() {
-    let (folder, declared, _) = stage_three();
+    let (directory, declared, _) = stage_three();
     let text = Some(declared.sources.main.text.replace("nsid = 1", "nsid = 9"));
     let change = Change::Replace { text, files: Some(other(&declared)) };
     let next = declared.with(&[add(2, "2GiB"), change], AT).unwrap();
@@ -36,7 +36,7 @@ fn all_files_are_replaced_and_saved_as_one() {
     let all = ["a", "b", "d", "e"].map(|last| format!("nqn.2026-11.io.nvmfd:{last}"));
     assert_eq!((names(&next), nsids(&next)), (all.each_ref().map(String::as_str).into(), vec![9]));
     next.keep().unwrap();
-    let found = load(&folder);
+    let found = load(&directory);
     assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
     kill_saving(&next);
     assert_eq!(named(ConfigFiles::read(next.file()).unwrap().more.iter()), other(&declared));
@@ -44,9 +44,9 @@ fn all_files_are_replaced_and_saved_as_one() {
 
 #[test]
 fn of_a_file_that_is_a_link_only_the_link_goes() {
-    let (folder, declared, files) = stage_three();
+    let (directory, declared, files) = stage_three();
     let (link, text) = &files[1];
-    let target = folder.path().join("conf.avail/c.toml");
+    let target = directory.path().join("conf.avail/c.toml");
     fs::create_dir(target.parent().unwrap()).unwrap();
     fs::rename(link, &target).unwrap();
     std::os::unix::fs::symlink("../conf.avail/c.toml", link).unwrap();
@@ -65,12 +65,12 @@ fn of_a_file_that_is_a_link_only_the_link_goes() {
 
 #[test]
 fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
-    let (folder, declared, files) = stage_three();
+    let (directory, declared, files) = stage_three();
     let change = Change::Replace { text: None, files: Some(other(&declared)) };
     let next = declared.with(&[change], AT).unwrap();
     let new = merged(&declared.sources, next.changes()).unwrap();
     // The new texts can be got at while the record cannot.
-    let (home, elsewhere) = (folder.path(), tempdir().unwrap());
+    let (home, elsewhere) = (directory.path(), tempdir().unwrap());
     let (conf_d, stays) = (home.join("conf.d"), elsewhere.path().join("conf.d"));
     fs::rename(&conf_d, &stays).unwrap();
     std::os::unix::fs::symlink(&stays, &conf_d).unwrap();
@@ -102,7 +102,7 @@ fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
 
 #[test]
 fn what_the_files_say_already_is_no_change() {
-    let (folder, declared, _) = stage_three();
+    let (directory, declared, _) = stage_three();
     let next = declared.with(&[add(2, "2GiB")], AT).unwrap();
     next.keep().unwrap();
     let text = Some(declared.sources.main.text.clone());
@@ -110,55 +110,55 @@ fn what_the_files_say_already_is_no_change() {
     let back = next.with(&[Change::Replace { text, files }], AT).unwrap();
     assert_eq!((back.config(), back.changes()), (declared.config(), &Changes::default()));
     back.keep().unwrap();
-    assert_eq!(load(&folder).config(), declared.config());
+    assert_eq!(load(&directory).config(), declared.config());
 }
 
 #[test]
-fn the_first_files_of_a_folder_make_it() {
-    let (folder, declared) = stage(TEXT);
+fn the_first_files_of_a_directory_make_it() {
+    let (directory, declared) = stage(TEXT);
     let more = [("c.toml".to_owned(), MORE.to_owned())].into();
     let main = declared.sources.main.text.replace("nsid = 1", "nsid = 9");
     let change = Change::Replace { text: Some(main), files: Some(more) };
     let next = declared.with(&[change], AT).unwrap();
     next.keep().unwrap();
-    assert_eq!((load(&folder).config(), names(&next).len()), (next.config(), 3));
+    assert_eq!((load(&directory).config(), names(&next).len()), (next.config(), 3));
     kill_saving(&next);
-    assert_eq!(fs::read_to_string(folder.path().join("conf.d/c.toml")).unwrap(), MORE);
+    assert_eq!(fs::read_to_string(directory.path().join("conf.d/c.toml")).unwrap(), MORE);
     // And they go again.
-    let gone = load(&folder).with(&[Change::Replace { text: None, files: Some([].into()) }], AT);
+    let gone = load(&directory).with(&[Change::Replace { text: None, files: Some([].into()) }], AT);
     gone.as_ref().unwrap().keep().unwrap();
-    assert_eq!((names(&gone.unwrap()).len(), names(&load(&folder)).len()), (2, 2));
+    assert_eq!((names(&gone.unwrap()).len(), names(&load(&directory)).len()), (2, 2));
 }
 
 #[test]
-fn who_may_read_the_configuration_may_read_the_folder_that_is_made() {
+fn who_may_read_the_configuration_may_read_the_directory_that_is_made() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
     // No umask gives all of these.
     for (mode, made) in [(0o750, 0o750), (0o775, 0o775), (0o1777, 0o775)] {
-        let (folder, declared) = stage(TEXT);
+        let (directory, declared) = stage(TEXT);
         // Another user, where this one may.
-        let _ = chown(folder.path(), Some(1234), Some(1235));
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let _ = chown(directory.path(), Some(1234), Some(1235));
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
         let files = Some([("c.toml".to_owned(), MORE.to_owned())].into());
         let next = declared.with(&[Change::Replace { text: None, files }], AT).unwrap();
         let new = merged(&declared.sources, next.changes()).unwrap();
         begin(&declared).write(&declared.sources, &new).unwrap();
-        let around = fs::metadata(folder.path()).unwrap();
-        let found = fs::metadata(folder.path().join("conf.d")).unwrap();
-        assert_eq!(found.mode() & 0o7777, made, "in a folder of mode {mode:o}");
+        let around = fs::metadata(directory.path()).unwrap();
+        let found = fs::metadata(directory.path().join("conf.d")).unwrap();
+        assert_eq!(found.mode() & 0o7777, made, "in a directory of mode {mode:o}");
         assert_eq!((found.uid(), found.gid()), (around.uid(), around.gid()));
     }
 }
 
 #[test]
 fn what_was_changed_in_files_that_stay_outlasts_the_replacement_of_others() {
-    let (folder, declared) = stage_more();
+    let (directory, declared) = stage_more();
     let null = settings(json!({"kind": "null", "size": "1MiB"}));
     let theirs = Change::AddNamespace { subsystem: C.to_owned(), nsid: 1, settings: null };
     let main = declared.sources.main.text.replace("nsid = 1", "nsid = 9");
     let next = declared.with(&[theirs.clone(), add(2, "2GiB"), replace(main.clone())], AT).unwrap();
     next.keep().unwrap();
-    for each in [&next, &load(&folder)] {
+    for each in [&next, &load(&directory)] {
         assert_eq!((nsids(each), each.config().subsystems[2].namespaces.len()), (vec![9], 1));
     }
     // The other way round.
@@ -166,7 +166,7 @@ fn what_was_changed_in_files_that_stay_outlasts_the_replacement_of_others() {
     let change = Change::Replace { text: None, files: files.clone() };
     let next = declared.with(&[theirs.clone(), add(2, "2GiB"), change], AT).unwrap();
     next.keep().unwrap();
-    for each in [&next, &load(&folder)] {
+    for each in [&next, &load(&directory)] {
         assert_eq!((nsids(each), each.config().subsystems[2].namespaces.len()), (vec![1, 2], 0));
     }
     let both = Change::Replace { text: Some(main), files };
@@ -176,17 +176,17 @@ fn what_was_changed_in_files_that_stay_outlasts_the_replacement_of_others() {
 
 #[test]
 fn files_that_replace_others_yield_to_what_is_written_later() {
-    let (folder, declared, files) = stage_three();
+    let (directory, declared, files) = stage_three();
     let change = Change::Replace { text: None, files: Some(other(&declared)) };
     let next = declared.with(std::slice::from_ref(&change), AT).unwrap();
     next.keep().unwrap();
     // The configuration file is none of them.
     let main = files[0].1.replace("nsid = 1", "nsid = 9");
     fs::write(&files[0].0, &main).unwrap();
-    let found = load(&folder);
+    let found = load(&directory);
     assert_eq!((nsids(&found), names(&found)), (vec![9], names(&next)));
     fs::write(&files[2].0, files[2].1.replace("127.0.0.8", "127.0.0.5")).unwrap();
-    let found = load(&folder);
+    let found = load(&directory);
     let [aside] = &found.changes().set_aside[..] else { panic!("{:?}", found.changes()) };
     assert_eq!((&aside.kept.change, names(&found)), (&change, names(&declared)));
     assert!(aside.why.contains("what it replaced was changed after that"), "{}", aside.why);
@@ -194,7 +194,7 @@ fn files_that_replace_others_yield_to_what_is_written_later() {
 
 #[test]
 fn only_names_that_are_read_are_taken() {
-    let (_folder, declared, _) = stage_three();
+    let (_directory, declared, _) = stage_three();
     for name in ["a", "a.txt", ".a.toml", "../a.toml", "b/a.toml", "/a.toml", "a\0.toml"] {
         let files = Some([(name.to_owned(), String::new())].into());
         let said = declared.with(&[Change::Replace { text: None, files }], AT).unwrap_err();

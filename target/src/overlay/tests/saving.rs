@@ -9,17 +9,17 @@ const D: &str = "nqn.2026-11.io.nvmfd:d";
 
 /// A configuration in three files, none of which numbers its listeners.
 pub(super) fn stage_three() -> (TempDir, EffectiveConfig, Vec<(PathBuf, String)>) {
-    let (folder, _) = stage(TEXT);
-    fs::create_dir(folder.path().join("conf.d")).unwrap();
+    let (directory, _) = stage(TEXT);
+    fs::create_dir(directory.path().join("conf.d")).unwrap();
     let text = |at: u8, nqn: &str| {
         format!("[[listener]]\naddress = \"127.0.0.{at}\"\n[[subsystem]]\nnqn = \"{nqn}\"\n")
     };
-    fs::write(folder.path().join("conf.d/c.toml"), text(7, C)).unwrap();
-    fs::write(folder.path().join("conf.d/d.toml"), text(8, D)).unwrap();
-    let declared = load(&folder);
+    fs::write(directory.path().join("conf.d/c.toml"), text(7, C)).unwrap();
+    fs::write(directory.path().join("conf.d/d.toml"), text(8, D)).unwrap();
+    let declared = load(&directory);
     let named = |source: &Source| (source.file.clone().unwrap(), source.text.clone());
     let files = declared.sources.iter().map(named).collect();
-    (folder, declared, files)
+    (directory, declared, files)
 }
 
 fn add_listener(id: u16, at: u8) -> Change {
@@ -45,9 +45,9 @@ fn beside(file: &Path, end: &str) -> PathBuf {
 }
 
 /// What is there that is no file of the configuration.
-fn left(folder: &Path) -> Vec<PathBuf> {
-    let folders = [folder.to_owned(), folder.join("conf.d")];
-    let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+fn left(directory: &Path) -> Vec<PathBuf> {
+    let directories = [directory.to_owned(), directory.join("conf.d")];
+    let entries = directories.iter().flat_map(|directory| fs::read_dir(directory).unwrap());
     let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
     files.filter(|file| file.extension().is_none_or(|end| end != "toml")).collect()
 }
@@ -94,8 +94,8 @@ fn save(changed: &EffectiveConfig) -> usize {
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps_of_saving() {
-    let (folder, steps) = doomed();
-    let declared = EffectiveConfig::load_with(&folder.join("nvmfd.toml"), None).unwrap();
+    let (directory, steps) = doomed();
+    let declared = EffectiveConfig::load_with(&directory.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
     let saving = begin(&declared);
     let old = ConfigFiles::read(declared.file()).unwrap();
@@ -108,14 +108,14 @@ pub(super) fn kill_saving(changed: &EffectiveConfig) {
     let old = ConfigFiles::read(changed.file()).unwrap();
     let new = merged(&old, changed.changes()).unwrap();
     let declared = Config::of(&old).unwrap();
-    let folder = changed.file().parent().unwrap();
-    let (conf_d, journal) = (folder.join("conf.d"), folder.join("changes.json"));
-    let had_folder = conf_d.is_dir();
+    let directory = changed.file().parent().unwrap();
+    let (conf_d, journal) = (directory.join("conf.d"), directory.join("changes.json"));
+    let had_directory = conf_d.is_dir();
     let load = || EffectiveConfig::load_with(changed.file(), None).unwrap();
     let (mut before, mut after, mut halves) = (0, 0, 0);
     for steps in 1.. {
         let _ = fs::remove_dir_all(&conf_d);
-        if had_folder {
+        if had_directory {
             fs::create_dir(&conf_d).unwrap();
         }
         for Source { file, text } in old.iter() {
@@ -123,7 +123,7 @@ pub(super) fn kill_saving(changed: &EffectiveConfig) {
         }
         changed.keep().unwrap();
         let own = "overlay::tests::saving::killed_between_two_steps_of_saving";
-        let (done, killed) = run_killed(own, folder, steps);
+        let (done, killed) = run_killed(own, directory, steps);
         if !killed {
             assert_eq!((done, ConfigFiles::read(changed.file()).unwrap()), (1, new));
             break;
@@ -151,7 +151,7 @@ pub(super) fn kill_saving(changed: &EffectiveConfig) {
         saving.write(&read, &merged(&read, load().changes()).unwrap()).unwrap();
         assert_eq!(ConfigFiles::read(changed.file()).unwrap(), new);
         assert_eq!(load().changes(), &Changes::default());
-        assert!(left(folder).iter().eq([&journal]), "killed before step {steps}");
+        assert!(left(directory).iter().eq([&journal]), "killed before step {steps}");
     }
     println!("{before} before, {after} after, {halves} with some files in place");
     assert!(before > 5 && after > 5 && halves > 0, "{before}, {after}, {halves}");
@@ -159,13 +159,13 @@ pub(super) fn kill_saving(changed: &EffectiveConfig) {
 
 #[test]
 fn a_save_killed_anywhere_has_saved_all_or_nothing() {
-    let (_folder, declared, _) = stage_three();
+    let (_directory, declared, _) = stage_three();
     kill_saving(&declared.with(&swapped(), AT).unwrap());
 }
 
 #[test]
 fn what_a_person_writes_into_half_saved_files_stays() {
-    let (folder, declared, files) = stage_three();
+    let (directory, declared, files) = stage_three();
     let changed = declared.with(&swapped(), AT).unwrap();
     let commit = || {
         let saving = begin(&declared);
@@ -185,15 +185,15 @@ fn what_a_person_writes_into_half_saved_files_stays() {
         declared.config().listeners.iter().map(|each| each.address.ip().to_string()).collect()
     };
     let says = ["127.0.0.1", "127.0.0.9", "127.0.0.7"];
-    assert_eq!(serving(&load(&folder)), says);
+    assert_eq!(serving(&load(&directory)), says);
     assert!(begin(&declared).has_finished_another());
     assert_eq!(
-        (serving(&load(&folder)), left(folder.path())),
+        (serving(&load(&directory)), left(directory.path())),
         (says.map(String::from).into(), vec![])
     );
     assert_eq!(fs::read_to_string(&files[1].0).unwrap(), by_hand);
     // A record that nobody can read is not passed over.
-    let record = folder.path().join("nvmfd.toml.saving");
+    let record = directory.path().join("nvmfd.toml.saving");
     for text in ["", "{}", "{\"form\": 2, \"files\": []}"] {
         fs::write(&record, text).unwrap();
         let said = EffectiveConfig::load_with(declared.file(), None).unwrap_err().to_string();
@@ -205,14 +205,14 @@ fn what_a_person_writes_into_half_saved_files_stays() {
 #[test]
 fn texts_are_durable_before_the_record_and_that_before_they_are_put_in_place() {
     const RECORD: &str = "rename to nvmfd.toml.saving";
-    let (folder, declared, _) = stage_three();
+    let (directory, declared, _) = stage_three();
     let changed = declared.with(&[add_listener(9, 9)], AT).unwrap();
     let new = merged(&declared.sources, changed.changes()).unwrap();
     let saving = begin(&declared);
     let (written, calls) =
         crate::blockdev::durable::testing::calls(|| saving.write(&declared.sources, &new));
     written.unwrap();
-    let directory = format!("sync directory {}", folder.path().file_name().unwrap().display());
+    let directory = format!("sync directory {}", directory.path().file_name().unwrap().display());
     let included = "sync directory conf.d";
     let all = [
         ["write c.toml.new", "sync c.toml.new", "write d.toml.new", "sync d.toml.new"],
@@ -228,23 +228,23 @@ fn texts_are_durable_before_the_record_and_that_before_they_are_put_in_place() {
 #[test]
 fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
     use std::os::unix::fs::PermissionsExt;
-    let (folder, declared, files) = stage_three();
+    let (directory, declared, files) = stage_three();
     let changed = declared.with(&swapped(), AT).unwrap();
     let new = merged(&declared.sources, changed.changes()).unwrap();
     let last = &files[2].0;
     fs::set_permissions(last, fs::Permissions::from_mode(0o640)).unwrap();
     // In the way of a new text, and of the record.
-    for way in [beside(last, ".new"), folder.path().join("nvmfd.toml.saving.new")] {
+    for way in [beside(last, ".new"), directory.path().join("nvmfd.toml.saving.new")] {
         fs::create_dir(&way).unwrap();
         let saving = begin(&declared);
         let said = saving.write(&declared.sources, &new).unwrap_err();
         assert!(said.contains("cannot write") && !said.contains("in force"), "{said}");
         files.iter().for_each(|(file, old)| assert_eq!(fs::read_to_string(file).unwrap(), *old));
-        assert!(left(folder.path()).is_empty(), "nothing is left behind");
+        assert!(left(directory.path()).is_empty(), "nothing is left behind");
         fs::remove_dir(&way).unwrap();
     }
-    let link = folder.path().join("conf.d/c.toml");
-    let elsewhere = folder.path().join("elsewhere");
+    let link = directory.path().join("conf.d/c.toml");
+    let elsewhere = directory.path().join("elsewhere");
     fs::rename(&link, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
     begin(&declared).write(&declared.sources, &new).unwrap();
@@ -255,7 +255,7 @@ fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
 
 #[test]
 fn whatever_was_changed_half_saved_files_say_all_of_it() {
-    let (_folder, declared, files) = stage_three();
+    let (_directory, declared, files) = stage_three();
     let c = || C.to_owned();
     let all = [
         add_listener(4, 9),
@@ -295,38 +295,38 @@ fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
         declared.config().listeners.iter().map(ToString::to_string).collect()
     };
     // What was taken away stays away, and who is new serves.
-    let (folder, declared, _) = stage_three();
+    let (directory, declared, _) = stage_three();
     let gone = declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap();
     gone.keep().unwrap();
-    come(&folder);
-    for found in [load(&folder), gone.reload().unwrap()] {
+    come(&directory);
+    for found in [load(&directory), gone.reload().unwrap()] {
         assert_eq!(serving(&found), [at(1, 1), at(2, 6), at(4, 8)]);
         assert!(found.changes().set_aside.is_empty());
     }
-    save(&load(&folder));
+    save(&load(&directory));
 
     // Also when it was changed more than once, and its address with it.
-    let (folder, declared, _) = stage_three();
+    let (directory, declared, _) = stage_three();
     let moved = Change::SetListener { id: 2, settings: settings(json!({"port": 4421})) };
     let ana = Change::SetAna { listener: 2, group: None, state: "change".to_owned() };
     let next = declared.with(&[moved, ana], AT).unwrap();
     next.keep().unwrap();
-    come(&folder);
-    let found = load(&folder);
+    come(&directory);
+    let found = load(&directory);
     let changed = "127.0.0.7:4421 (id 3), all groups change".to_owned();
     assert_eq!(serving(&found), [at(1, 1), at(2, 6), changed, at(4, 8)]);
-    fs::remove_file(folder.path().join("conf.d/a.toml")).unwrap();
+    fs::remove_file(directory.path().join("conf.d/a.toml")).unwrap();
     assert_eq!(found.reload().unwrap().config(), next.config());
     // The files have it by now.
-    let text = fs::read_to_string(folder.path().join("conf.d/c.toml")).unwrap();
+    let text = fs::read_to_string(directory.path().join("conf.d/c.toml")).unwrap();
     let by_hand = text.replace("[[sub", "port = 4421\nana = \"change\"\n[[sub");
-    fs::write(folder.path().join("conf.d/c.toml"), by_hand).unwrap();
-    assert_eq!(load(&folder).changes(), &Changes::default());
+    fs::write(directory.path().join("conf.d/c.toml"), by_hand).unwrap();
+    assert_eq!(load(&directory).changes(), &Changes::default());
 
     // When it is gone, the one that has its number has nothing to do with that.
-    come(&folder);
-    fs::remove_file(folder.path().join("conf.d/c.toml")).unwrap();
-    let found = load(&folder);
+    come(&directory);
+    fs::remove_file(directory.path().join("conf.d/c.toml")).unwrap();
+    let found = load(&directory);
     assert_eq!(serving(&found), [at(1, 1), at(2, 6), at(3, 8)]);
     let [moved, ana] = &found.changes().set_aside[..] else { panic!("{:?}", found.changes()) };
     let why = "listener 2 was 127.0.0.7:4420 when that was changed, and is 127.0.0.6:4420 now";
@@ -335,9 +335,9 @@ fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
 }
 
 /// Somebody brings a listener whose place is before most others.
-fn come(folder: &TempDir) {
+fn come(directory: &TempDir) {
     let text = "[[listener]]\naddress = \"127.0.0.6\"\n";
-    fs::write(folder.path().join("conf.d/a.toml"), text).unwrap();
+    fs::write(directory.path().join("conf.d/a.toml"), text).unwrap();
 }
 
 /// Where a subsystem is offered, as the last numbers of the addresses.
@@ -350,32 +350,32 @@ fn offered(declared: &EffectiveConfig, nqn: &str) -> Vec<String> {
 
 #[test]
 fn a_subsystem_is_offered_at_the_listeners_that_were_meant_when_others_come() {
-    let (folder, declared, files) = stage_three();
+    let (directory, declared, files) = stage_three();
     let b = "nqn.2026-11.io.nvmfd:new";
     let listed = settings(json!({"listeners": [3], "allow_any_host": true}));
     let added = Change::AddSubsystem { nqn: b.to_owned(), settings: listed };
     let next = declared.with(&[offer(D, &[2, 3]), added], AT).unwrap();
     next.keep().unwrap();
-    come(&folder);
-    for found in [load(&folder), next.reload().unwrap()] {
+    come(&directory);
+    for found in [load(&directory), next.reload().unwrap()] {
         assert_eq!(offered(&found, D), ["127.0.0.7:4420", "127.0.0.8:4420"]);
         assert_eq!(offered(&found, b), ["127.0.0.8:4420"]);
         assert!(found.changes().set_aside.is_empty());
         // Kept anew, it is the same.
         found.keep().unwrap();
-        assert_eq!(load(&folder).config(), found.config());
+        assert_eq!(load(&directory).config(), found.config());
     }
     // What the files have by now is no change any more.
-    for Source { file, text } in load(&folder).sources.iter() {
+    for Source { file, text } in load(&directory).sources.iter() {
         fs::write(file.as_ref().unwrap(), text).unwrap();
     }
-    assert_eq!(load(&folder).changes(), &Changes::default());
+    assert_eq!(load(&directory).changes(), &Changes::default());
 
     // One that is gone is not another one that has its number.
     files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
     next.keep().unwrap();
-    fs::remove_file(folder.path().join("conf.d/c.toml")).unwrap();
-    let found = load(&folder);
+    fs::remove_file(directory.path().join("conf.d/c.toml")).unwrap();
+    let found = load(&directory);
     assert_eq!(offered(&found, D), [""; 0]);
     assert_eq!(offered(&found, b), ["127.0.0.8:4420"]);
     let [aside] = &found.changes().set_aside[..] else { panic!("{:?}", found.changes()) };
@@ -385,11 +385,11 @@ fn a_subsystem_is_offered_at_the_listeners_that_were_meant_when_others_come() {
 
 #[test]
 fn listeners_that_were_changed_at_once_are_the_same_when_others_come() {
-    let (folder, declared, _) = stage_three();
+    let (directory, declared, _) = stage_three();
     let next = declared.with(&swapped(), AT).unwrap();
     next.keep().unwrap();
-    come(&folder);
-    let found = load(&folder);
+    come(&directory);
+    let found = load(&directory);
     assert!(found.changes().set_aside.is_empty(), "{:?}", found.changes());
     let serving = found.config().listeners.iter().map(|l| l.address.ip().to_string());
     let says = ["127.0.0.1", "127.0.0.6", "127.0.0.8", "127.0.0.7"];
@@ -399,9 +399,9 @@ fn listeners_that_were_changed_at_once_are_the_same_when_others_come() {
 
 #[test]
 fn changes_of_listeners_that_an_older_version_has_kept_can_be_read() {
-    let (folder, declared, _) = stage_three();
+    let (directory, declared, _) = stage_three();
     declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap().keep().unwrap();
-    let journal = folder.path().join("changes.json");
+    let journal = directory.path().join("changes.json");
     let mut kept: serde_json::Value = serde_json::from_slice(&fs::read(&journal).unwrap()).unwrap();
     let was = kept["kept"][0].as_object_mut().unwrap().remove("listener");
     assert_eq!(was, Some(json!("127.0.0.7:4420")));
@@ -411,6 +411,6 @@ fn changes_of_listeners_that_an_older_version_has_kept_can_be_read() {
         (Some(json!(2)), true)
     );
     fs::write(&journal, kept.to_string()).unwrap();
-    let found = load(&folder);
+    let found = load(&directory);
     assert_eq!(found.config().listeners.iter().map(|each| each.id).collect::<Vec<_>>(), [1, 3]);
 }

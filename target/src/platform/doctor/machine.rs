@@ -194,8 +194,8 @@ pub(super) fn number(path: &str) -> Option<u64> {
 }
 
 /// The names of what is in a directory, sorted.
-pub(super) fn names(folder: &str) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+pub(super) fn names(directory: &str) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<_> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();

@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = stores(config, &BlockingPool::default());
-    if let Some(folder) = &config.state_directory {
-        findings.push(state(folder, try_writing(folder)));
+    if let Some(directory) = &config.state_directory {
+        findings.push(state(directory, try_writing(directory)));
     }
     if !config.authentication.hosts.is_empty() {
         let keys = config.authentication.hosts.len();
@@ -62,23 +62,23 @@ fn try_direct(path: &Path) -> io::Result<()> {
     };
     match open(path, false) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.starts_with("/dev") => {
-            let folder = path.parent().unwrap_or(path);
-            trial(folder, |probe| open(probe, true))
+            let directory = path.parent().unwrap_or(path);
+            trial(directory, |probe| open(probe, true))
         }
         outcome => outcome,
     }
 }
 
-fn try_writing(folder: &Path) -> io::Result<()> {
-    trial(folder, |probe| OpenOptions::new().write(true).create_new(true).open(probe).map(drop))
+fn try_writing(directory: &Path) -> io::Result<()> {
+    trial(directory, |probe| OpenOptions::new().write(true).create_new(true).open(probe).map(drop))
 }
 
 /// Has a file of a name that is nobody's made in a directory, and removes it. Others may be tried
 /// in the same directory meanwhile.
-fn trial(folder: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+fn trial(directory: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     static TRIALS: AtomicU32 = AtomicU32::new(0);
     let number = TRIALS.fetch_add(1, Ordering::Relaxed);
-    let probe = folder.join(format!(".nvmfd-doctor-{}-{number}", std::process::id()));
+    let probe = directory.join(format!(".nvmfd-doctor-{}-{number}", std::process::id()));
     let made = make(&probe);
     // Some file systems make the file first and refuse direct I/O afterwards.
     let _ = fs::remove_file(&probe);
@@ -106,7 +106,7 @@ fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
             "its file system has no direct I/O (O_DIRECT): use ext4, XFS or btrfs, or a block device"
         }
         Some(libc::ENOENT | libc::ENOTDIR) => {
-            "make the folder, attach the device or mount the file system; or correct the path"
+            "make the directory, attach the device or mount the file system; or correct the path"
         }
         Some(libc::EACCES | libc::EPERM) => {
             "give the user of nvmfd the right to it (this was tried as the user who runs this)"
@@ -118,9 +118,9 @@ fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
     Finding::problem(check, sentence, remedy)
 }
 
-fn state(folder: &Path, tried: io::Result<()>) -> Finding {
+fn state(directory: &Path, tried: io::Result<()>) -> Finding {
     let check = "state";
-    let shown = folder.display();
+    let shown = directory.display();
     let Err(error) = tried else {
         return Finding::ok(check, format!("state_directory {shown} can be written"));
     };
@@ -157,15 +157,15 @@ mod tests {
 
     #[test]
     fn direct_io_is_tried_on_real_files() {
-        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-        let path = folder.path().join("disk.img");
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = directory.path().join("disk.img");
         says(&direct("namespace 1", &path, try_direct(&path)), Fine, "bears direct I/O");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left");
         fs::write(&path, [0; 4096]).unwrap();
         says(&direct("namespace 1", &path, try_direct(&path)), Fine, "bears direct I/O");
         let below = path.join("x");
         says(&direct("namespace 1", &below, try_direct(&below)), Problem, "disk.img/x");
-        let nowhere = folder.path().join("no/disk.img");
+        let nowhere = directory.path().join("no/disk.img");
         says(&direct("namespace 1", &nowhere, try_direct(&nowhere)), Problem, "no/disk.img");
         let device = Path::new("/dev/nvmfd-no-such-device");
         says(&direct("namespace 1", device, try_direct(device)), Problem, "no-such-device");
@@ -183,8 +183,8 @@ mod tests {
 
     #[test]
     fn a_path_that_hangs_is_a_problem_and_the_others_are_told_of() {
-        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-        let (good, hanging) = (folder.path().join("good"), folder.path().join("hanging"));
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (good, hanging) = (directory.path().join("good"), directory.path().join("hanging"));
         fs::write(&good, [0; 4096]).unwrap();
         let text = format!(
             "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\nnqn = \
@@ -200,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_to_be_made_in_one_folder_are_tried_at_once() {
-        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    fn files_that_are_to_be_made_in_one_directory_are_tried_at_once() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let made = |number: u32| {
-            trial(folder.path(), |probe| {
+            trial(directory.path(), |probe| {
                 OpenOptions::new().write(true).create_new(true).open(probe)?;
                 // The next one while this one is there.
                 if number > 0 {
-                    trial(folder.path(), |probe| fs::File::create_new(probe).map(drop))
+                    trial(directory.path(), |probe| fs::File::create_new(probe).map(drop))
                 } else {
                     Ok(())
                 }
@@ -215,27 +215,27 @@ mod tests {
         };
         made(0).unwrap();
         made(1).unwrap();
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left");
     }
 
     #[test]
-    fn the_state_folder_is_tried() {
-        let folder = tempfile::tempdir().unwrap();
-        says(&state(folder.path(), try_writing(folder.path())), Fine, "can be written");
-        let missing = folder.path().join("missing");
+    fn the_state_directory_is_tried() {
+        let directory = tempfile::tempdir().unwrap();
+        says(&state(directory.path(), try_writing(directory.path())), Fine, "can be written");
+        let missing = directory.path().join("missing");
         let finding = state(&missing, try_writing(&missing));
         says(&finding, Problem, "cannot be written");
         assert!(finding.remedy.contains("install -d"), "{finding}");
         for errno in [libc::EACCES, libc::ENOSPC, libc::EROFS] {
             let failed = Err(io::Error::from_raw_os_error(errno));
-            says(&state(folder.path(), failed), Problem, "cannot be written");
+            says(&state(directory.path(), failed), Problem, "cannot be written");
         }
     }
 
     #[test]
     fn key_files_that_others_may_read_are_problems() {
-        let folder = tempfile::tempdir().unwrap();
-        let key_file = folder.path().join("key");
+        let directory = tempfile::tempdir().unwrap();
+        let key_file = directory.path().join("key");
         let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
         fs::write(&key_file, secret).unwrap();
         let nqn = "nqn.2026-11.host:h".parse().unwrap();

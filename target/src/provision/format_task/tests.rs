@@ -31,32 +31,33 @@ fn nqn() -> Nqn {
     NQN.parse().unwrap()
 }
 
-fn config(folder: &Path, block_size: u32, more: &str) -> Config {
-    config_of(folder, BYTES, block_size, more)
+fn config(directory: &Path, block_size: u32, more: &str) -> Config {
+    config_of(directory, BYTES, block_size, more)
 }
 
-fn config_of(folder: &Path, bytes: usize, block_size: u32, more: &str) -> Config {
+fn config_of(directory: &Path, bytes: usize, block_size: u32, more: &str) -> Config {
     let text = format!(
-        "state_directory = {folder:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
+        "state_directory = {directory:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
          nqn = \"{NQN}\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
          path = {:?}\nsize = {bytes}\nblock_size = {block_size}\n{more}",
-        folder.join("disk.img")
+        directory.join("disk.img")
     );
     Config::parse(&text).unwrap()
 }
 
 /// What is served without a reactor; and what was told.
-fn shelf(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
+fn provisioner(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
     let tender = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let stores = DeviceTable::new(config.state_directory.clone(), 0);
     let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
-    let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));
-    let mut shelf = Provisioner::new(config.clone(), stores, shared, tender, ledger, false);
-    shelf.attach_new(&next).unwrap();
-    let told = shelf.adopt(next, Vec::new());
-    (Mutex::new(shelf), told)
+    let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));
+    let mut provisioner =
+        Provisioner::new(config.clone(), stores, shared, tender, usage_store, false);
+    provisioner.attach_new(&next).unwrap();
+    let told = provisioner.adopt(next, Vec::new());
+    (Mutex::new(provisioner), told)
 }
 
 /// What was closed a moment ago may still be on its way out.
@@ -73,94 +74,98 @@ fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
 }
 
 /// Serves nothing any more, and holds no store.
-fn close(shelf: Mutex<Provisioner>) {
-    let tender = Arc::clone(&lock(&shelf).tender);
+fn close(provisioner: Mutex<Provisioner>) {
+    let tender = Arc::clone(&lock(&provisioner).tender);
     tender.stop(Instant::now() + Duration::from_secs(60));
 }
 
 /// Serves another configuration.
-fn reload(shelf: &Mutex<Provisioner>, config: Config) -> Result<Vec<String>, String> {
-    let mut shelf = lock(shelf);
-    let next = shelf.next(&config).map_err(|fatal| fatal.0)?;
-    shelf.attach_new(&next).unwrap();
-    shelf.set_config(config);
-    Ok(shelf.adopt(next, Vec::new()))
+fn reload(provisioner: &Mutex<Provisioner>, config: Config) -> Result<Vec<String>, String> {
+    let mut provisioner = lock(provisioner);
+    let next = provisioner.next(&config).map_err(|fatal| fatal.0)?;
+    provisioner.attach_new(&next).unwrap();
+    provisioner.set_config(config);
+    Ok(provisioner.adopt(next, Vec::new()))
 }
 
-fn format_to(shelf: &Mutex<Provisioner>, block_size_bytes: u32) -> Result<(), u16> {
-    let shared = Arc::clone(&lock(shelf).shared);
+fn format_to(provisioner: &Mutex<Provisioner>, block_size_bytes: u32) -> Result<(), u16> {
+    let shared = Arc::clone(&lock(provisioner).shared);
     let wish = FormatRequest { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
-    carry_out(nqn(), wish, shelf, &shared).map_err(|status| status.code())
+    carry_out(nqn(), wish, provisioner, &shared).map_err(|status| status.code())
 }
 
 /// What is asked of its store from now on waits.
-fn stall(folder: &Path, shelf: &Mutex<Provisioner>) {
-    let stalling = config(folder, 4096, "allow_format = true\nfault = \"stall\"\n");
-    reload(shelf, stalling).unwrap();
+fn stall(directory: &Path, provisioner: &Mutex<Provisioner>) {
+    let stalling = config(directory, 4096, "allow_format = true\nfault = \"stall\"\n");
+    reload(provisioner, stalling).unwrap();
 }
 
 /// Waits for a format to begin.
-fn until_begun(shelf: &Mutex<Provisioner>) {
-    while !shape(shelf).2 {
+fn until_begun(provisioner: &Mutex<Provisioner>) {
+    while !shape(provisioner).2 {
         std::thread::yield_now();
     }
 }
 
-fn served(shelf: &Mutex<Provisioner>) -> Arc<Subsystem> {
-    lock(shelf).registry.subsystem(&nqn()).unwrap()
+fn served(provisioner: &Mutex<Provisioner>) -> Arc<Subsystem> {
+    lock(provisioner).registry.subsystem(&nqn()).unwrap()
 }
 
 /// Bytes of a block, blocks, and whether it is being formatted.
-fn shape(shelf: &Mutex<Provisioner>) -> (u32, u64, bool) {
-    let subsystem = served(shelf);
+fn shape(provisioner: &Mutex<Provisioner>) -> (u32, u64, bool) {
+    let subsystem = served(provisioner);
     let n = subsystem.namespace(1).unwrap();
     (n.block_bytes(), n.blocks, n.formatting.is_some())
 }
 
-fn fill(folder: &Path, byte: u8) {
+fn fill(directory: &Path, byte: u8) {
     use std::os::unix::fs::FileExt;
-    let file = fs::File::options().write(true).open(folder.join("disk.img")).unwrap();
+    let file = fs::File::options().write(true).open(directory.join("disk.img")).unwrap();
     file.write_all_at(&vec![byte; BYTES], 0).unwrap();
     file.sync_all().unwrap();
 }
 
-fn contents(folder: &Path) -> Vec<u8> {
-    fs::read(folder.join("disk.img")).unwrap()
+fn contents(directory: &Path) -> Vec<u8> {
+    fs::read(directory.join("disk.img")).unwrap()
 }
 
 fn granted(block_size: u32) -> (TempDir, Mutex<Provisioner>) {
-    let folder = tempdir().unwrap();
-    let (shelf, told) = shelf(&config(folder.path(), block_size, "allow_format = true\n"));
+    let directory = tempdir().unwrap();
+    let (provisioner, told) =
+        provisioner(&config(directory.path(), block_size, "allow_format = true\n"));
     assert_eq!(told, Vec::<String>::new());
-    (folder, shelf)
+    (directory, provisioner)
 }
 
 #[test]
 fn a_namespace_has_other_blocks_at_once_and_after_a_restart() {
-    let (folder, one) = granted(4096);
-    fill(folder.path(), 0xA5);
+    let (directory, one) = granted(4096);
+    fill(directory.path(), 0xA5);
     assert_eq!(shape(&one), (4096, 16, false));
     assert_eq!(format_to(&one, 512), Ok(()));
     assert_eq!(shape(&one), (512, 128, false));
-    assert!(contents(folder.path()) == vec![0; BYTES], "all of it is erased");
+    assert!(contents(directory.path()) == vec![0; BYTES], "all of it is erased");
     // Whatever else changes what is served finds the size that the host has chosen.
     let more = "allow_format = true\n[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1MiB\"\n";
-    assert_eq!(reload(&one, config(folder.path(), 4096, more)), Ok(Vec::new()));
+    assert_eq!(reload(&one, config(directory.path(), 4096, more)), Ok(Vec::new()));
     assert_eq!(shape(&one), (512, 128, false));
     // Also when the configuration says something new, which is told, or forbids to format.
-    assert_eq!(reload(&one, config(folder.path(), 512, "")), Ok(Vec::new()));
-    let told = reload(&one, config(folder.path(), 4096, "")).unwrap();
+    assert_eq!(reload(&one, config(directory.path(), 512, "")), Ok(Vec::new()));
+    let told = reload(&one, config(directory.path(), 4096, "")).unwrap();
     assert!(told.len() == 1 && told[0].contains("not heeded"), "{told:?}");
     assert_eq!(shape(&one), (512, 128, false));
     assert_eq!(format_to(&one, 4096), Err(0x015));
     close(one);
-    let (two, told) = shelf(&config(folder.path(), 4096, ""));
+    let (two, told) = provisioner(&config(directory.path(), 4096, ""));
     assert!(told.len() == 1 && told[0].contains("blocks of 512 bytes"), "{told:?}");
     assert_eq!(shape(&two), (512, 128, false));
-    assert_eq!(reload(&two, config(folder.path(), 4096, "allow_format = true\n")), Ok(Vec::new()));
+    assert_eq!(
+        reload(&two, config(directory.path(), 4096, "allow_format = true\n")),
+        Ok(Vec::new())
+    );
     assert_eq!(format_to(&two, 4096), Ok(()));
     close(two);
-    let (three, told) = shelf(&config(folder.path(), 4096, ""));
+    let (three, told) = provisioner(&config(directory.path(), 4096, ""));
     assert_eq!((shape(&three), told), ((4096, 16, false), Vec::new()));
 }
 
@@ -168,12 +173,12 @@ fn a_namespace_has_other_blocks_at_once_and_after_a_restart() {
 fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
     const OTHER: &str = "uuid = \"00000000-0000-4000-8000-000000000001\"\n";
     const THIRD: &str = "uuid = \"00000000-0000-4000-8000-000000000002\"\n";
-    let with = |folder: &Path, block_size: u32, uuid: &str| {
-        config(folder, block_size, &format!("allow_format = true\n{uuid}"))
+    let with = |directory: &Path, block_size: u32, uuid: &str| {
+        config(directory, block_size, &format!("allow_format = true\n{uuid}"))
     };
-    let folder = tempdir().unwrap();
-    let at = folder.path();
-    let (one, _) = shelf(&with(at, 4096, OTHER));
+    let directory = tempdir().unwrap();
+    let at = directory.path();
+    let (one, _) = provisioner(&with(at, 4096, OTHER));
     // While it is served it has its UUID, whether a host has chosen by then or not.
     for block_size in [4096, 512] {
         assert_eq!(format_to(&one, block_size), Ok(()));
@@ -184,7 +189,7 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
     }
     assert_eq!(shape(&one), (512, 128, false));
     close(one);
-    let (two, _) = shelf(&with(at, 4096, OTHER));
+    let (two, _) = provisioner(&with(at, 4096, OTHER));
     assert_eq!(shape(&two), (512, 128, false));
     close(two);
     // Nor does a start overlook it, whatever the namespace is called now.
@@ -208,17 +213,17 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
     };
     *path = at.join("link/disk.img");
     assert!(open(&linked).unwrap_err().contains("blocks of 512 bytes"));
-    let (three, _) = shelf(&with(at, 512, THIRD));
+    let (three, _) = provisioner(&with(at, 512, THIRD));
     assert_eq!(shape(&three), (512, 128, false));
 }
 
 #[test]
 fn the_same_blocks_are_erased_and_nothing_is_kept() {
-    let (folder, shelf) = granted(512);
-    fill(folder.path(), 0xA5);
-    assert_eq!(format_to(&shelf, 512), Ok(()));
-    assert!(contents(folder.path()) == vec![0; BYTES]);
-    let kept = fs::read_dir(folder.path()).unwrap().filter_map(|entry| {
+    let (directory, provisioner) = granted(512);
+    fill(directory.path(), 0xA5);
+    assert_eq!(format_to(&provisioner, 512), Ok(()));
+    assert!(contents(directory.path()) == vec![0; BYTES]);
+    let kept = fs::read_dir(directory.path()).unwrap().filter_map(|entry| {
         let name = entry.unwrap().file_name().into_string().unwrap();
         name.ends_with(".namespace").then_some(name)
     });
@@ -227,42 +232,44 @@ fn the_same_blocks_are_erased_and_nothing_is_kept() {
 
 #[test]
 fn what_cannot_be_is_refused_and_changes_nothing() {
-    let (folder, shelf) = granted(4096);
-    fill(folder.path(), 0xA5);
-    assert_eq!(format_to(&shelf, 1024), Err(0x10A));
-    let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+    let (directory, provisioner) = granted(4096);
+    fill(directory.path(), 0xA5);
+    assert_eq!(format_to(&provisioner, 1024), Err(0x10A));
+    let store = lock(&provisioner).stores.store(nqn(), 1).unwrap().clone();
     let other = store.format.begin().unwrap();
-    assert_eq!(format_to(&shelf, 512), Err(0x084), "one at a time");
+    assert_eq!(format_to(&provisioner, 512), Err(0x084), "one at a time");
     drop(other);
-    let again =
-        reload(&shelf, config(folder.path(), 4096, "allow_format = true\nread_only = true\n"));
+    let again = reload(
+        &provisioner,
+        config(directory.path(), 4096, "allow_format = true\nread_only = true\n"),
+    );
     assert!(again.is_err(), "not at once");
     store.format.end();
     store.protection.change(nvme::feature::WriteProtectState::PROTECTED).unwrap();
-    assert_eq!(format_to(&shelf, 512), Err(0x020));
-    assert_eq!(shape(&shelf), (4096, 16, false));
-    assert!(contents(folder.path()) == vec![0xA5; BYTES]);
-    assert_eq!(reload(&shelf, config(folder.path(), 4096, "")), Ok(Vec::new()));
-    assert_eq!(format_to(&shelf, 512), Err(0x015));
+    assert_eq!(format_to(&provisioner, 512), Err(0x020));
+    assert_eq!(shape(&provisioner), (4096, 16, false));
+    assert!(contents(directory.path()) == vec![0xA5; BYTES]);
+    assert_eq!(reload(&provisioner, config(directory.path(), 4096, "")), Ok(Vec::new()));
+    assert_eq!(format_to(&provisioner, 512), Err(0x015));
 }
 
 /// The order has waited for the lock of the provisioner: what is so by then counts.
 #[test]
 fn what_is_reserved_meanwhile_is_not_erased() {
-    let (folder, shelf) = granted(4096);
-    fill(folder.path(), 0xA5);
-    let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+    let (directory, provisioner) = granted(4096);
+    fill(directory.path(), 0xA5);
+    let store = lock(&provisioner).stores.store(nqn(), 1).unwrap().clone();
     reserve(&store.reservation, [2; 16]);
-    assert_eq!(format_to(&shelf, 512), Err(0x083));
-    assert_eq!(shape(&shelf), (4096, 16, false));
-    assert!(contents(folder.path()) == vec![0xA5; BYTES]);
+    assert_eq!(format_to(&provisioner, 512), Err(0x083));
+    assert_eq!(shape(&provisioner), (4096, 16, false));
+    assert!(contents(directory.path()) == vec![0xA5; BYTES]);
     clear(&store.reservation, [2; 16]);
     store.reservation.carry_out(&[2; 16], &registered()).unwrap();
     // Nor while it is erased: an order about it may be with the state worker already.
-    stall(folder.path(), &shelf);
+    stall(directory.path(), &provisioner);
     std::thread::scope(|scope| {
-        let formats = scope.spawn(|| format_to(&shelf, 512));
-        until_begun(&shelf);
+        let formats = scope.spawn(|| format_to(&provisioner, 512));
+        until_begun(&provisioner);
         let progress = store.format.under_way().unwrap();
         while progress.wait_until_idle(Instant::now()) {
             std::thread::yield_now();
@@ -277,16 +284,16 @@ fn what_is_reserved_meanwhile_is_not_erased() {
 /// What is there now was not erased, so what hosts have made unreadable of it stays so.
 #[test]
 fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
-    let (folder, shelf) = granted(4096);
-    fill(folder.path(), 0xA5);
-    let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+    let (directory, provisioner) = granted(4096);
+    fill(directory.path(), 0xA5);
+    let store = lock(&provisioner).stores.store(nqn(), 1).unwrap().clone();
     let mark = Change::Mark { at: 4096, len: 4096, most_bytes: 1 << 20 };
     store.marks.change(&mark).unwrap();
-    stall(folder.path(), &shelf);
+    stall(directory.path(), &provisioner);
     std::thread::scope(|scope| {
-        let formats = scope.spawn(|| format_to(&shelf, 512));
-        until_begun(&shelf);
-        let tender = Arc::clone(&lock(&shelf).tender);
+        let formats = scope.spawn(|| format_to(&provisioner, 512));
+        until_begun(&provisioner);
+        let tender = Arc::clone(&lock(&provisioner).tender);
         let before = store.tended.backing();
         before.fail_sync(nvme::Status::WRITE_FAULT);
         assert_eq!(tender.trust(&store.tended, || ()), Ok(()));
@@ -298,56 +305,56 @@ fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
         assert!(expected.contains(&failed), "{failed:x}");
     });
     assert_eq!(store.marks.first(0, BYTES as u64), Some(4096));
-    assert_eq!(shape(&shelf), (4096, 16, false));
-    assert_eq!(format_to(&shelf, 512), Ok(()));
+    assert_eq!(shape(&provisioner), (4096, 16, false));
+    assert_eq!(format_to(&provisioner, 512), Ok(()));
     assert!(store.marks.is_empty());
 }
 
 /// They are not erased, and may belong to the namespace again.
 #[test]
 fn blocks_behind_the_end_of_a_namespace_keep_their_data_and_their_marks() {
-    let (folder, shelf) = granted(4096);
-    fill(folder.path(), 0xA5);
-    let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+    let (directory, provisioner) = granted(4096);
+    fill(directory.path(), 0xA5);
+    let store = lock(&provisioner).stores.store(nqn(), 1).unwrap().clone();
     let behind = BYTES / 2;
     for at in [4096, behind as u64] {
         let mark = Change::Mark { at, len: 4096, most_bytes: 1 << 20 };
         store.marks.change(&mark).unwrap();
     }
-    let smaller = config_of(folder.path(), behind, 4096, "allow_format = true\n");
-    reload(&shelf, smaller).unwrap();
-    assert_eq!(format_to(&shelf, 4096), Ok(()));
+    let smaller = config_of(directory.path(), behind, 4096, "allow_format = true\n");
+    reload(&provisioner, smaller).unwrap();
+    assert_eq!(format_to(&provisioner, 4096), Ok(()));
     assert_eq!(store.marks.first(0, BYTES as u64), Some(behind as u64));
-    let contents = contents(folder.path());
+    let contents = contents(directory.path());
     assert!(contents[..behind].iter().all(|byte| *byte == 0));
     assert!(contents[behind..].iter().all(|byte| *byte == 0xA5));
 }
 
 #[test]
 fn a_store_that_fails_keeps_its_blocks_and_serves_again() {
-    let (folder, shelf) = granted(4096);
+    let (directory, provisioner) = granted(4096);
     let with = |fault: &str| {
-        config(folder.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
+        config(directory.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
     };
     for (fault, code) in [("error", 0x280), ("full", 0x081)] {
-        reload(&shelf, with(fault)).unwrap();
-        assert_eq!(format_to(&shelf, 512), Err(code));
-        assert_eq!(shape(&shelf), (4096, 16, false));
+        reload(&provisioner, with(fault)).unwrap();
+        assert_eq!(format_to(&provisioner, 512), Err(code));
+        assert_eq!(shape(&provisioner), (4096, 16, false));
     }
-    reload(&shelf, with("none")).unwrap();
-    assert_eq!(format_to(&shelf, 512), Ok(()));
-    assert_eq!(shape(&shelf), (512, 128, false));
+    reload(&provisioner, with("none")).unwrap();
+    assert_eq!(format_to(&provisioner, 512), Ok(()));
+    assert_eq!(shape(&provisioner), (512, 128, false));
 }
 
 /// As that of a host's flush: whoever is told, and kills the daemon then, finds it known to the next.
 #[test]
 fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_alone() {
-    let (folder, first) = granted(4096);
+    let (directory, first) = granted(4096);
     let with = |fault: &str| {
-        config(folder.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
+        config(directory.path(), 4096, &format!("allow_format = true\nfault = \"{fault}\"\n"))
     };
     let kept = || {
-        let mut paths = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut paths = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
         let is_of_namespace = |path: &PathBuf| path.extension().is_some_and(|it| it == "namespace");
         let path = paths.find(is_of_namespace);
         path.is_some_and(|path| fs::read_to_string(path).unwrap().contains("[trust]"))
@@ -358,7 +365,7 @@ fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_a
     reload(&first, with("none")).unwrap();
     assert_eq!(format_to(&first, 512), Err(0x280), "a reload forgives nothing");
     close(first);
-    let (next, _) = shelf(&with("none"));
+    let (next, _) = provisioner(&with("none"));
     assert_eq!(format_to(&next, 512), Err(0x280), "nor does a restart");
     assert_eq!(shape(&next), (4096, 16, false));
     let store = lock(&next).stores.store(nqn(), 1).unwrap().clone();
@@ -371,82 +378,82 @@ fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_a
 
 #[test]
 fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
-    let (folder, shelf) = granted(4096);
-    let with = |more: &str| config(folder.path(), 4096, &format!("allow_format = true\n{more}"));
-    reload(&shelf, with("fault = \"stall\"\n")).unwrap();
+    let (directory, provisioner) = granted(4096);
+    let with = |more: &str| config(directory.path(), 4096, &format!("allow_format = true\n{more}"));
+    reload(&provisioner, with("fault = \"stall\"\n")).unwrap();
     std::thread::scope(|scope| {
-        let formats = scope.spawn(|| format_to(&shelf, 512));
-        while shape(&shelf) != (4096, 16, true) {
+        let formats = scope.spawn(|| format_to(&provisioner, 512));
+        while shape(&provisioner) != (4096, 16, true) {
             std::thread::yield_now();
         }
-        let subsystem = served(&shelf);
+        let subsystem = served(&provisioner);
         let namespace = subsystem.namespace(1).unwrap();
         assert_eq!(namespace.formatting.as_ref().unwrap().left_percent(), 100);
         let text = format!("size = {BYTES}");
         let larger =
-            Config::parse(&fs_text(folder.path()).replace(&text, "size = 131072")).unwrap();
-        let file = fs::File::options().write(true).open(folder.path().join("disk.img")).unwrap();
+            Config::parse(&fs_text(directory.path()).replace(&text, "size = 131072")).unwrap();
+        let file = fs::File::options().write(true).open(directory.path().join("disk.img")).unwrap();
         file.set_len(131_072).unwrap();
-        let refused = reload(&shelf, larger).unwrap_err();
+        let refused = reload(&provisioner, larger).unwrap_err();
         assert!(refused.contains("is being formatted"), "{refused}");
         file.set_len(BYTES as u64).unwrap();
-        reload(&shelf, with("")).unwrap();
+        reload(&provisioner, with("")).unwrap();
         assert_eq!(formats.join().unwrap(), Ok(()));
     });
-    assert_eq!(shape(&shelf), (512, 128, false));
+    assert_eq!(shape(&provisioner), (512, 128, false));
     // The other way round it is removed meanwhile, and what was not reached by then is left.
-    fill(folder.path(), 0xA5);
-    reload(&shelf, with("fault = \"stall\"\n")).unwrap();
+    fill(directory.path(), 0xA5);
+    reload(&provisioner, with("fault = \"stall\"\n")).unwrap();
     std::thread::scope(|scope| {
-        let formats = scope.spawn(|| format_to(&shelf, 4096));
-        until_begun(&shelf);
-        let store = lock(&shelf).stores.store(nqn(), 1).unwrap().clone();
+        let formats = scope.spawn(|| format_to(&provisioner, 4096));
+        until_begun(&provisioner);
+        let store = lock(&provisioner).stores.store(nqn(), 1).unwrap().clone();
         let progress = store.format.under_way().unwrap();
         let mut without = with("");
         without.subsystems[0].namespaces.clear();
-        reload(&shelf, without).unwrap();
+        reload(&provisioner, without).unwrap();
         assert!(progress.is_stopped() && progress.wait_until_idle(Instant::now()));
         store.tended.health().set_fault(crate::blockdev::InjectedFault::None);
         assert_eq!(formats.join().unwrap(), Err(0x00B));
     });
-    assert!(served(&shelf).namespaces.is_empty());
-    assert!(contents(folder.path()) == vec![0xA5; BYTES], "it went on after the removal");
+    assert!(served(&provisioner).namespaces.is_empty());
+    assert!(contents(directory.path()) == vec![0xA5; BYTES], "it went on after the removal");
 }
 
 #[test]
 fn who_stops_does_not_wait_for_a_format() {
-    let (folder, shelf) = granted(4096);
-    fill(folder.path(), 0xA5);
-    stall(folder.path(), &shelf);
+    let (directory, provisioner) = granted(4096);
+    fill(directory.path(), 0xA5);
+    stall(directory.path(), &provisioner);
     std::thread::scope(|scope| {
-        let formats = scope.spawn(|| format_to(&shelf, 512));
-        until_begun(&shelf);
-        lock(&shelf).registry.halt();
+        let formats = scope.spawn(|| format_to(&provisioner, 512));
+        until_begun(&provisioner);
+        lock(&provisioner).registry.halt();
         assert_eq!(formats.join().unwrap(), Err(0x021), "although the store stalls");
     });
-    assert_eq!(shape(&shelf), (4096, 16, false));
-    assert!(contents(folder.path()) == vec![0xA5; BYTES]);
+    assert_eq!(shape(&provisioner), (4096, 16, false));
+    assert!(contents(directory.path()) == vec![0xA5; BYTES]);
 }
 
 /// The text of a configuration that stalls.
-fn fs_text(folder: &Path) -> String {
+fn fs_text(directory: &Path) -> String {
     format!(
-        "state_directory = {folder:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
+        "state_directory = {directory:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
          nqn = \"{NQN}\"\nallow_any_host = true\n[[subsystem.namespace]]\nnsid = 1\n\
          path = {:?}\nsize = {BYTES}\nblock_size = 4096\nallow_format = true\nfault = \"stall\"\n",
-        folder.join("disk.img")
+        directory.join("disk.img")
     )
 }
 
 #[test]
 fn hosts_may_choose_where_the_choice_can_be_kept() {
-    let folder = tempdir().unwrap();
+    let directory = tempdir().unwrap();
     let formats = |more: &str, place: bool| {
-        let mut config = config(folder.path(), 4096, more);
+        let mut config = config(directory.path(), 4096, more);
         config.state_directory = config.state_directory.filter(|_| place);
-        let (shelf, _) = shelf(&config);
-        let formats = served(&shelf).namespace(1).unwrap().formats;
-        close(shelf);
+        let (provisioner, _) = provisioner(&config);
+        let formats = served(&provisioner).namespace(1).unwrap().formats;
+        close(provisioner);
         formats
     };
     assert_eq!(formats("allow_format = true\n", true), BlockSizes::those(|_| true));
@@ -467,14 +474,14 @@ fn size_after(orders: usize) -> u32 {
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let (folder, steps) = doomed();
-    let (shelf, _) = shelf(&config(&folder, 4096, "allow_format = true\n"));
+    let (directory, steps) = doomed();
+    let (provisioner, _) = provisioner(&config(&directory, 4096, "allow_format = true\n"));
     for index in 0..ORDERS {
-        fill(&folder, size_mark(size_after(index as usize)));
+        fill(&directory, size_mark(size_after(index as usize)));
         if index == 0 {
             kill_before(steps);
         }
-        format_to(&shelf, size_after(index as usize + 1)).unwrap();
+        format_to(&provisioner, size_after(index as usize + 1)).unwrap();
         println!("done {index}");
     }
 }
@@ -488,17 +495,17 @@ fn size_mark(block_size_bytes: u32) -> u8 {
 fn a_process_killed_anywhere_leaves_the_old_size_or_the_new_one_with_zeros() {
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
-        let folder = tempdir().unwrap();
-        let (done, killed) = run_killed(OWN, folder.path(), steps);
+        let directory = tempdir().unwrap();
+        let (done, killed) = run_killed(OWN, directory.path(), steps);
         if !killed {
             assert_eq!(done, ORDERS as usize);
             break;
         }
         kills += 1;
-        let (shelf, _) = shelf(&config(folder.path(), 4096, ""));
-        let (size, ..) = shape(&shelf);
+        let (provisioner, _) = provisioner(&config(directory.path(), 4096, ""));
+        let (size, ..) = shape(&provisioner);
         let (old, new) = (size_after(done), size_after(done + 1));
-        let found = contents(folder.path());
+        let found = contents(directory.path());
         match size {
             _ if size == old => {
                 before += 1;

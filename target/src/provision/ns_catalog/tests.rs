@@ -1,24 +1,24 @@
 use crate::provision::ns_catalog::*;
 use crate::state::ns_catalog::tests::sample;
 
-fn opened(folder: &Path) -> (Catalog, Vec<String>) {
-    Catalog::open(folder, "nqn.2026-11.io.nvmfd:a".parse().unwrap()).unwrap()
+fn opened(directory: &Path) -> (Catalog, Vec<String>) {
+    Catalog::open(directory, "nqn.2026-11.io.nvmfd:a".parse().unwrap()).unwrap()
 }
 
 #[test]
 fn what_is_kept_is_found_and_what_was_half_done_is_cleared_away() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut catalog, lines) = opened(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let (mut catalog, lines) = opened(directory.path());
     assert!(lines.is_empty() && catalog.record().entries.is_empty());
     let unsettled = catalog.image(*sample().unsettled.first().unwrap());
-    let foreign = folder.path().join("other.img");
+    let foreign = directory.path().join("other.img");
     let made: Vec<PathBuf> = sample().entries.values().map(|e| catalog.image(e.uuid)).collect();
     for path in made.iter().chain([&unsettled, &foreign]) {
         fs::write(path, [0; 512]).unwrap();
     }
     catalog.keep(sample()).unwrap();
     drop(catalog);
-    let (catalog, lines) = opened(folder.path());
+    let (catalog, lines) = opened(directory.path());
     assert_eq!(catalog.record().entries, sample().entries);
     assert!(catalog.record().unsettled.is_empty() && !unsettled.exists());
     assert!(made.iter().all(|path| path.exists()) && foreign.exists());
@@ -27,36 +27,36 @@ fn what_is_kept_is_found_and_what_was_half_done_is_cleared_away() {
 }
 
 #[test]
-fn a_folder_has_one_daemon_and_one_subsystem() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut catalog, _) = opened(folder.path());
-    let open = |nqn: &str| Catalog::open(folder.path(), nqn.parse().unwrap()).unwrap_err();
+fn a_directory_has_one_daemon_and_one_subsystem() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut catalog, _) = opened(directory.path());
+    let open = |nqn: &str| Catalog::open(directory.path(), nqn.parse().unwrap()).unwrap_err();
     assert!(open("nqn.2026-11.io.nvmfd:a").contains("in use by another nvmfd"));
     catalog.keep(sample()).unwrap();
     drop(catalog);
     assert!(open("nqn.2026-11.io.nvmfd:b").contains("has the namespaces of"));
-    fs::write(folder.path().join(RECORD), "nonsense").unwrap();
+    fs::write(directory.path().join(RECORD), "nonsense").unwrap();
     assert!(open("nqn.2026-11.io.nvmfd:a").contains("restore it"));
-    let gone = folder.path().join("gone");
+    let gone = directory.path().join("gone");
     let said = Catalog::open(&gone, "nqn.2026-11.io.nvmfd:a".parse().unwrap()).unwrap_err();
     assert!(said.contains("make it"), "{said}");
 }
 
 #[test]
 fn what_cannot_be_kept_is_not_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut catalog, _) = opened(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let (mut catalog, _) = opened(directory.path());
     let before = catalog.record().clone();
-    fs::remove_dir_all(folder.path()).unwrap();
+    fs::remove_dir_all(directory.path()).unwrap();
     assert!(catalog.keep(sample()).is_err());
     assert_eq!(*catalog.record(), before);
 }
 
 /// What happens when a file system is mounted late: the directory below it was opened.
 #[test]
-fn the_record_of_another_folder_in_its_place_is_not_overwritten() {
-    let folder = tempfile::tempdir().unwrap();
-    let (path, aside) = (folder.path().join("managed"), folder.path().join("aside"));
+fn the_record_of_another_directory_in_its_place_is_not_overwritten() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, aside) = (directory.path().join("managed"), directory.path().join("aside"));
     fs::create_dir(&path).unwrap();
     let (mut real, _) = opened(&path);
     real.keep(sample()).unwrap();
@@ -67,15 +67,15 @@ fn the_record_of_another_folder_in_its_place_is_not_overwritten() {
     fs::remove_dir(&path).unwrap();
     fs::rename(&aside, &path).unwrap();
     let error = empty.keep(empty.record().clone()).unwrap_err().to_string();
-    assert!(error.contains("another folder than when it was opened"), "{error}");
+    assert!(error.contains("another directory than when it was opened"), "{error}");
     assert!(empty.settle().is_ok(), "nothing to do");
     assert_eq!(opened(&path).0.record().entries, sample().entries);
 }
 
 #[test]
 fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let (mut catalog, _) = opened(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let (mut catalog, _) = opened(directory.path());
     catalog.keep(sample()).unwrap();
     let text = "[[listener]]\naddress = \"127.0.0.1\"\n[[subsystem]]\n\
                 nqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = true\n\
@@ -92,7 +92,7 @@ fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
     assert_eq!(merged, declared);
     // What is open is served, whatever a failing file system says of its files.
     let mut open = declared.clone();
-    catalog.merge_into(&mut open, |nsid, image| nsid == 7 && image.starts_with(folder.path()));
+    catalog.merge_into(&mut open, |nsid, image| nsid == 7 && image.starts_with(directory.path()));
     assert_eq!(open.namespaces.iter().map(|n| n.nsid).collect::<Vec<_>>(), [3, 7]);
     for entry in sample().entries.values() {
         fs::write(catalog.image(entry.uuid), [0; 512]).unwrap();

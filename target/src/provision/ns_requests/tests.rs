@@ -34,11 +34,11 @@ fn host(n: u8) -> Nqn {
 }
 
 /// A subsystem with namespace 2, whose hosts 1 and 2 may manage 4 MiB in 3 namespaces.
-fn config(folder: &Path) -> Config {
+fn config(directory: &Path) -> Config {
     let text = format!(
         "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\
          allow_any_host = true\n[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1MiB\"\n\
-         [subsystem.managed]\ndirectory = {folder:?}\nquota = \"4MiB\"\nnamespaces = 3\n\
+         [subsystem.managed]\ndirectory = {directory:?}\nquota = \"4MiB\"\nnamespaces = 3\n\
          hosts = [\"{}\", \"{}\"]\n",
         host(1),
         host(2)
@@ -47,32 +47,32 @@ fn config(folder: &Path) -> Config {
 }
 
 /// What is served without a reactor, with controllers 1 to 3 of hosts 1 to 3.
-fn shelf(config: &Config) -> Provisioner {
-    shelf_keeping(config, DeviceTable::default())
+fn provisioner(config: &Config) -> Provisioner {
+    provisioner_with(config, DeviceTable::default())
 }
 
 /// Nothing is served yet.
-fn empty_shelf(config: &Config, stores: DeviceTable) -> Provisioner {
+fn empty_provisioner(config: &Config, stores: DeviceTable) -> Provisioner {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
     let tender = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
-    let ledger = Arc::new(UsageStore::open(None, PowerMeter::default()));
-    Provisioner::new(config.clone(), stores, shared, tender, ledger, false)
+    let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));
+    Provisioner::new(config.clone(), stores, shared, tender, usage_store, false)
 }
 
 /// The same, where `stores` know where to keep things.
-fn shelf_keeping(config: &Config, stores: DeviceTable) -> Provisioner {
+fn provisioner_with(config: &Config, stores: DeviceTable) -> Provisioner {
     let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
-    let mut shelf = empty_shelf(config, stores);
-    let registry = Arc::clone(&shelf.registry);
-    shelf.attach_new(&next).unwrap();
-    shelf.adopt(next, Vec::new());
+    let mut provisioner = empty_provisioner(config, stores);
+    let registry = Arc::clone(&provisioner.registry);
+    provisioner.attach_new(&next).unwrap();
+    provisioner.adopt(next, Vec::new());
     for n in 1..=3 {
         let data = ConnectData::new([n; 16], CNTLID_DYNAMIC, &NQN.parse().unwrap(), &host(n));
         let admission = registry.connect_admin(&data, &visit()).unwrap();
         assert_eq!(admission.association.cntlid, u16::from(n));
     }
-    shelf
+    provisioner
 }
 
 /// What was closed a moment ago may still be on its way out.
@@ -112,18 +112,18 @@ fn detach(nsid: u32, cntlids: &[u16]) -> NamespaceRequest {
 }
 
 /// Who carries out orders has to let the provisioner go in between.
-fn carry_out(shelf: &mut Provisioner, order: &NamespaceJob) -> Result<u32, Status> {
-    let (shared, tender) = (Arc::clone(&shelf.shared), Arc::clone(&shelf.tender));
-    let (config, ledger) = (shelf.config.clone(), Arc::clone(&shelf.ledger));
-    let none = Provisioner::new(config, DeviceTable::default(), shared, tender, ledger, false);
-    let own = Mutex::new(std::mem::replace(shelf, none));
+fn carry_out(provisioner: &mut Provisioner, order: &NamespaceJob) -> Result<u32, Status> {
+    let (shared, tender) = (Arc::clone(&provisioner.shared), Arc::clone(&provisioner.tender));
+    let (config, usage_store) = (provisioner.config.clone(), Arc::clone(&provisioner.usage_store));
+    let none = Provisioner::new(config, DeviceTable::default(), shared, tender, usage_store, false);
+    let own = Mutex::new(std::mem::replace(provisioner, none));
     let outcome = super::carry_out(&own, order);
-    *shelf = own.into_inner().unwrap();
+    *provisioner = own.into_inner().unwrap();
     outcome
 }
 
-fn ask(shelf: &mut Provisioner, what: NamespaceRequest) -> Result<u32, u16> {
-    let outcome = carry_out(shelf, &order(host(1), what));
+fn ask(provisioner: &mut Provisioner, what: NamespaceRequest) -> Result<u32, u16> {
+    let outcome = carry_out(provisioner, &order(host(1), what));
     outcome.map_err(|status| {
         assert!(status.dnr(), "{status}");
         status.code()
@@ -131,50 +131,54 @@ fn ask(shelf: &mut Provisioner, what: NamespaceRequest) -> Result<u32, u16> {
 }
 
 /// What a host sees: its namespaces.
-fn seen(shelf: &Provisioner, n: u8) -> Vec<u32> {
-    let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
+fn seen(provisioner: &Provisioner, n: u8) -> Vec<u32> {
+    let subsystem = provisioner.registry.subsystem(&NQN.parse().unwrap()).unwrap();
     subsystem.seen_by(&host(n)).namespaces.iter().map(|n| n.nsid).collect()
 }
 
-fn images(folder: &Path) -> Vec<PathBuf> {
-    let paths = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+fn images(directory: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
     paths.filter(|path| path.extension().is_some_and(|e| e == "img")).collect()
 }
 
 #[test]
 fn namespaces_are_made_attached_detached_and_deleted() {
-    let folder = tempdir().unwrap();
-    let config = config(folder.path());
-    let mut shelf = shelf(&config);
-    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
-    assert_eq!(ask(&mut shelf, create(2)), Ok(3), "2 is declared");
-    assert_eq!(images(folder.path()).len(), 2);
-    assert_eq!(seen(&shelf, 1), [2], "attached to nobody yet");
-    assert_eq!(ask(&mut shelf, attach(3, &[1, 2])), Ok(0));
-    assert_eq!(ask(&mut shelf, attach(1, &[2])), Ok(0));
+    let directory = tempdir().unwrap();
+    let config = config(directory.path());
+    let mut provisioner = provisioner(&config);
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
+    assert_eq!(ask(&mut provisioner, create(2)), Ok(3), "2 is declared");
+    assert_eq!(images(directory.path()).len(), 2);
+    assert_eq!(seen(&provisioner, 1), [2], "attached to nobody yet");
+    assert_eq!(ask(&mut provisioner, attach(3, &[1, 2])), Ok(0));
+    assert_eq!(ask(&mut provisioner, attach(1, &[2])), Ok(0));
     assert_eq!(
-        [seen(&shelf, 1), seen(&shelf, 2), seen(&shelf, 3)],
+        [seen(&provisioner, 1), seen(&provisioner, 2), seen(&provisioner, 3)],
         [vec![2, 3], vec![1, 2, 3], vec![2]]
     );
-    assert_eq!(ask(&mut shelf, detach(3, &[2])), Ok(0));
-    assert_eq!(seen(&shelf, 2), [1, 2]);
+    assert_eq!(ask(&mut provisioner, detach(3, &[2])), Ok(0));
+    assert_eq!(seen(&provisioner, 2), [1, 2]);
     let management = |host_n| {
-        let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
+        let subsystem = provisioner.registry.subsystem(&NQN.parse().unwrap()).unwrap();
         subsystem.seen_by(&host(host_n)).management.clone()
     };
     assert_eq!(management(1).unwrap().used_bytes, 3 * MIB);
     assert!(management(3).is_none(), "who may not manage learns nothing of it");
     // What a start of the daemon finds.
-    shelf.tender.stop(Instant::now() + Duration::from_secs(60));
-    drop(shelf);
-    let mut shelf = self::shelf(&config);
-    assert_eq!([seen(&shelf, 1), seen(&shelf, 2)], [vec![2, 3], vec![1, 2]]);
-    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: 3 }), Ok(0), "detached before");
-    assert_eq!((seen(&shelf, 1), images(folder.path()).len()), (vec![2], 1));
-    assert_eq!(ask(&mut shelf, create(3)), Ok(3), "there is room again");
-    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: NSID_ALL }), Ok(0));
+    provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+    drop(provisioner);
+    let mut provisioner = self::provisioner(&config);
+    assert_eq!([seen(&provisioner, 1), seen(&provisioner, 2)], [vec![2, 3], vec![1, 2]]);
     assert_eq!(
-        (seen(&shelf, 2), images(folder.path()).len()),
+        ask(&mut provisioner, NamespaceRequest::Delete { nsid: 3 }),
+        Ok(0),
+        "detached before"
+    );
+    assert_eq!((seen(&provisioner, 1), images(directory.path()).len()), (vec![2], 1));
+    assert_eq!(ask(&mut provisioner, create(3)), Ok(3), "there is room again");
+    assert_eq!(ask(&mut provisioner, NamespaceRequest::Delete { nsid: NSID_ALL }), Ok(0));
+    assert_eq!(
+        (seen(&provisioner, 2), images(directory.path()).len()),
         (vec![2], 0),
         "what is declared stays"
     );
@@ -183,60 +187,62 @@ fn namespaces_are_made_attached_detached_and_deleted() {
 /// An order is about one namespace: no other one goes, and none stands in its way.
 #[test]
 fn an_order_leaves_stores_alone_that_fail_meanwhile() {
-    let (folder, elsewhere) = (tempdir().unwrap(), tempdir().unwrap());
+    let (directory, elsewhere) = (tempdir().unwrap(), tempdir().unwrap());
     let disk = elsewhere.path().join("disk.img");
     let file = fs::File::create(&disk).unwrap();
     file.set_len(MIB).unwrap();
-    let mut config = config(folder.path());
+    let mut config = config(directory.path());
     let kind = NamespaceKind::File { path: disk, size: None };
     let like = config.subsystems[0].namespaces[0].clone();
     config.subsystems[0].namespaces.push(NamespaceConfig { nsid: 9, kind, ..like });
-    let mut shelf = shelf(&config);
-    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
-    assert_eq!(ask(&mut shelf, attach(1, &[1])), Ok(0));
-    assert_eq!(seen(&shelf, 1), [1, 2, 9]);
+    let mut provisioner = provisioner(&config);
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
+    assert_eq!(ask(&mut provisioner, attach(1, &[1])), Ok(0));
+    assert_eq!(seen(&provisioner, 1), [1, 2, 9]);
     // One has a length that no namespace has, the other one's file is out of sight.
     file.set_len(MIB + 100).unwrap();
-    let image = images(folder.path()).remove(0);
+    let image = images(directory.path()).remove(0);
     fs::rename(&image, elsewhere.path().join("aside")).unwrap();
-    assert_eq!(ask(&mut shelf, create(1)), Ok(3));
-    assert_eq!(ask(&mut shelf, attach(3, &[1])), Ok(0));
-    assert_eq!(seen(&shelf, 1), [1, 2, 3, 9]);
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(3));
+    assert_eq!(ask(&mut provisioner, attach(3, &[1])), Ok(0));
+    assert_eq!(seen(&provisioner, 1), [1, 2, 3, 9]);
 }
 
 #[test]
-fn the_folder_of_what_hosts_make_is_awaited() {
-    let folder = tempdir().unwrap();
-    let late = folder.path().join("mount/managed");
+fn the_directory_of_what_hosts_make_is_awaited() {
+    let directory = tempdir().unwrap();
+    let late = directory.path().join("mount/managed");
     let config = Config { missing: Missing::Wait, ..config(&late) };
-    let mut shelf = shelf(&config);
-    let awaited = |shelf: &Provisioner| shelf.pending.list();
-    let expected =
-        format!("namespaces that hosts make of {NQN}: there is no folder {} yet", late.display());
-    assert_eq!((seen(&shelf, 1), awaited(&shelf)), (vec![2], vec![expected]));
+    let mut provisioner = provisioner(&config);
+    let awaited = |provisioner: &Provisioner| provisioner.pending.list();
+    let expected = format!(
+        "namespaces that hosts make of {NQN}: there is no directory {} yet",
+        late.display()
+    );
+    assert_eq!((seen(&provisioner, 1), awaited(&provisioner)), (vec![2], vec![expected]));
     let key = (NQN.parse().unwrap(), 0);
-    assert_eq!(shelf.stores.awaited()[0].key(), key);
-    assert!(shelf.awaited_stores().come().is_empty());
-    let refused = carry_out(&mut shelf, &order(host(1), create(1)));
+    assert_eq!(provisioner.stores.awaited()[0].key(), key);
+    assert!(provisioner.awaited_stores().come().is_empty());
+    let refused = carry_out(&mut provisioner, &order(host(1), create(1)));
     assert_eq!(refused, Err(FAILED), "nowhere to keep it");
     fs::create_dir_all(&late).unwrap();
-    while shelf.awaited_stores().come() != [key] {
+    while provisioner.awaited_stores().come() != [key] {
         std::thread::yield_now();
     }
-    shelf.on_stores(&[]);
-    assert_eq!(awaited(&shelf).len(), 1, "nobody has said that it is due");
-    shelf.on_stores(&[key]);
-    assert_eq!(awaited(&shelf), Vec::<String>::new());
-    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    provisioner.on_stores(&[]);
+    assert_eq!(awaited(&provisioner).len(), 1, "nobody has said that it is due");
+    provisioner.on_stores(&[key]);
+    assert_eq!(awaited(&provisioner), Vec::<String>::new());
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
 }
 
 #[test]
 fn each_refusal_has_its_status_and_changes_nothing() {
-    let folder = tempdir().unwrap();
-    let mut shelf = shelf(&config(folder.path()));
-    assert_eq!(ask(&mut shelf, create(2)), Ok(1));
-    assert_eq!(ask(&mut shelf, attach(1, &[1])), Ok(0));
-    let record = shelf.catalogs[&NQN.parse().unwrap()].record().clone();
+    let directory = tempdir().unwrap();
+    let mut provisioner = provisioner(&config(directory.path()));
+    assert_eq!(ask(&mut provisioner, create(2)), Ok(1));
+    assert_eq!(ask(&mut provisioner, attach(1, &[1])), Ok(0));
+    let record = provisioner.catalogs[&NQN.parse().unwrap()].record().clone();
     for (what, outcome) in [
         (create(3), Err(0x115)),
         (attach(1, &[1, 2]), Err(0x118)),
@@ -247,52 +253,64 @@ fn each_refusal_has_its_status_and_changes_nothing() {
         (detach(5, &[1]), Err(0x00B)),
         (NamespaceRequest::Delete { nsid: 2 }, Err(0x00B)),
     ] {
-        assert_eq!(ask(&mut shelf, what.clone()), outcome, "{what:?}");
+        assert_eq!(ask(&mut provisioner, what.clone()), outcome, "{what:?}");
     }
     for stranger in [host(3), host(9)] {
-        let status = carry_out(&mut shelf, &order(stranger, create(1))).unwrap_err();
+        let status = carry_out(&mut provisioner, &order(stranger, create(1))).unwrap_err();
         assert_eq!(status.code(), 0x001);
     }
-    assert_eq!(*shelf.catalogs[&NQN.parse().unwrap()].record(), record);
-    assert_eq!(images(folder.path()).len(), 1);
-    assert_eq!(ask(&mut shelf, create(1)), Ok(3));
-    assert_eq!(ask(&mut shelf, create(2)), Err(0x115), "the quota");
-    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: 1 }), Ok(0));
-    assert_eq!((ask(&mut shelf, create(1)), ask(&mut shelf, create(1))), (Ok(1), Ok(4)));
-    assert_eq!(ask(&mut shelf, create(1)), Err(0x116), "as many as may be");
+    assert_eq!(*provisioner.catalogs[&NQN.parse().unwrap()].record(), record);
+    assert_eq!(images(directory.path()).len(), 1);
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(3));
+    assert_eq!(ask(&mut provisioner, create(2)), Err(0x115), "the quota");
+    assert_eq!(ask(&mut provisioner, NamespaceRequest::Delete { nsid: 1 }), Ok(0));
+    assert_eq!(
+        (ask(&mut provisioner, create(1)), ask(&mut provisioner, create(1))),
+        (Ok(1), Ok(4))
+    );
+    assert_eq!(ask(&mut provisioner, create(1)), Err(0x116), "as many as may be");
 }
 
 /// The order has waited for the lock of the provisioner: what is so by then counts.
 #[test]
 fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
-    let (folder, state) = (tempdir().unwrap(), tempdir().unwrap());
+    let (directory, state) = (tempdir().unwrap(), tempdir().unwrap());
     let stores = DeviceTable::new(Some(state.path().to_owned()), 0);
-    let mut shelf = shelf_keeping(&config(folder.path()), stores);
-    assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
-    let store = |shelf: &Provisioner, nsid| shelf.stores.store(NQN.parse().unwrap(), nsid).cloned();
-    let [one, three] = [1, 3].map(|nsid| store(&shelf, nsid).unwrap());
+    let mut provisioner = provisioner_with(&config(directory.path()), stores);
+    assert_eq!(
+        [ask(&mut provisioner, create(1)), ask(&mut provisioner, create(1))],
+        [Ok(1), Ok(3)]
+    );
+    let store = |provisioner: &Provisioner, nsid| {
+        provisioner.stores.store(NQN.parse().unwrap(), nsid).cloned()
+    };
+    let [one, three] = [1, 3].map(|nsid| store(&provisioner, nsid).unwrap());
     let deletes = [3, NSID_ALL].map(|nsid| NamespaceRequest::Delete { nsid });
     reserve(&three.reservation, [2; 16]);
     for delete in &deletes {
-        assert_eq!(ask(&mut shelf, delete.clone()), Err(0x083), "{delete:?}");
+        assert_eq!(ask(&mut provisioner, delete.clone()), Err(0x083), "{delete:?}");
     }
     assert_eq!(one.protection.change(WriteProtectState::PROTECTED), Ok(true), "it is let go");
     clear(&three.reservation, [2; 16]);
     assert_eq!(three.protection.change(WriteProtectState::PERMANENT), Ok(true));
     for delete in deletes {
-        assert_eq!(ask(&mut shelf, delete.clone()), Err(0x020), "{delete:?}");
+        assert_eq!(ask(&mut provisioner, delete.clone()), Err(0x020), "{delete:?}");
     }
-    assert_eq!(images(folder.path()).len(), 2);
+    assert_eq!(images(directory.path()).len(), 2);
     assert_eq!(one.protection.change(WriteProtectState::NONE), Ok(true));
     reserve(&one.reservation, [1; 16]);
-    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: 1 }), Ok(0), "of whoever has it");
-    assert_eq!(images(folder.path()).len(), 1);
+    assert_eq!(
+        ask(&mut provisioner, NamespaceRequest::Delete { nsid: 1 }),
+        Ok(0),
+        "of whoever has it"
+    );
+    assert_eq!(images(directory.path()).len(), 1);
 }
 
 #[test]
 fn the_log_says_of_a_deleted_namespace_what_it_said_when_it_was_made() {
-    let folder = tempdir().unwrap();
-    let mut shelf = shelf(&config(folder.path()));
+    let directory = tempdir().unwrap();
+    let mut provisioner = provisioner(&config(directory.path()));
     for (private, nmic) in [(false, 1), (true, 0)] {
         let what = NamespaceRequest::Create(CreateRequest {
             bytes: MIB,
@@ -300,9 +318,10 @@ fn the_log_says_of_a_deleted_namespace_what_it_said_when_it_was_made() {
             ana_group: 1,
             private,
         });
-        let made = shelf.change_of(&order(host(1), what.clone())).unwrap();
-        let nsid = ask(&mut shelf, what).unwrap();
-        let gone = shelf.change_of(&order(host(1), NamespaceRequest::Delete { nsid })).unwrap();
+        let made = provisioner.change_of(&order(host(1), what.clone())).unwrap();
+        let nsid = ask(&mut provisioner, what).unwrap();
+        let gone =
+            provisioner.change_of(&order(host(1), NamespaceRequest::Delete { nsid })).unwrap();
         assert_eq!((made.nmic, gone.nmic), (nmic, nmic));
         assert_eq!(gone, ChangeNamespace { cdw10: gone.cdw10, nsid, ..made });
     }
@@ -310,115 +329,125 @@ fn the_log_says_of_a_deleted_namespace_what_it_said_when_it_was_made() {
 
 #[test]
 fn a_namespace_has_an_end_of_hosts() {
-    let folder = tempdir().unwrap();
-    let mut shelf = shelf(&config(folder.path()));
-    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
-    let catalog = shelf.catalogs.get_mut(&NQN.parse().unwrap()).unwrap();
+    let directory = tempdir().unwrap();
+    let mut provisioner = provisioner(&config(directory.path()));
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
+    let catalog = provisioner.catalogs.get_mut(&NQN.parse().unwrap()).unwrap();
     let mut record = catalog.record().clone();
     let names = (0..HOSTS_MAX).map(|n| format!("nqn.2026-11.host:{n}").parse().unwrap());
     record.entries.get_mut(&1).unwrap().hosts = names.collect();
     catalog.keep(record).unwrap();
-    assert_eq!(ask(&mut shelf, attach(1, &[1])), Err(0x127));
+    assert_eq!(ask(&mut provisioner, attach(1, &[1])), Err(0x127));
 }
 
 #[test]
 fn what_cannot_be_kept_is_refused_and_leaves_nothing() {
-    let folder = tempdir().unwrap();
-    let mut shelf = shelf(&config(folder.path()));
-    fs::create_dir(folder.path().join("namespaces")).unwrap();
-    let status = carry_out(&mut shelf, &order(host(1), create(1))).unwrap_err();
+    let directory = tempdir().unwrap();
+    let mut provisioner = provisioner(&config(directory.path()));
+    fs::create_dir(directory.path().join("namespaces")).unwrap();
+    let status = carry_out(&mut provisioner, &order(host(1), create(1))).unwrap_err();
     assert_eq!((status.code(), status.dnr()), (0x006, false));
-    assert_eq!((seen(&shelf, 1), images(folder.path()).len()), (vec![2], 0));
-    fs::remove_dir(folder.path().join("namespaces")).unwrap();
-    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    assert_eq!((seen(&provisioner, 1), images(directory.path()).len()), (vec![2], 0));
+    fs::remove_dir(directory.path().join("namespaces")).unwrap();
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
 }
 
 #[test]
 fn a_reload_takes_the_grant_back_and_leaves_the_files() {
-    let folder = tempdir().unwrap();
-    let granted = config(folder.path());
-    let mut shelf = shelf(&granted);
-    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
-    assert_eq!(ask(&mut shelf, attach(1, &[1])), Ok(0));
+    let directory = tempdir().unwrap();
+    let granted = config(directory.path());
+    let mut provisioner = provisioner(&granted);
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
+    assert_eq!(ask(&mut provisioner, attach(1, &[1])), Ok(0));
     for (config, served) in [(None, vec![2]), (Some(granted.clone()), vec![1, 2])] {
         let mut next_config = granted.clone();
         if config.is_none() {
             next_config.subsystems[0].managed = None;
         }
-        let next = patiently(|| shelf.next(&next_config));
-        shelf.attach_new(&next).unwrap();
-        shelf.set_config(next_config);
-        shelf.adopt(next, Vec::new());
-        assert_eq!((seen(&shelf, 1), images(folder.path()).len()), (served, 1));
+        let next = patiently(|| provisioner.next(&next_config));
+        provisioner.attach_new(&next).unwrap();
+        provisioner.set_config(next_config);
+        provisioner.adopt(next, Vec::new());
+        assert_eq!((seen(&provisioner, 1), images(directory.path()).len()), (served, 1));
     }
 }
 
 #[test]
 fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
-    let folder = tempdir().unwrap();
-    let config = config(folder.path());
-    let mut shelf = shelf(&config);
-    assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
-    let absent = |shelf: &Provisioner| -> Vec<_> {
-        let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
+    let directory = tempdir().unwrap();
+    let config = config(directory.path());
+    let mut provisioner = provisioner(&config);
+    assert_eq!(
+        [ask(&mut provisioner, create(1)), ask(&mut provisioner, create(1))],
+        [Ok(1), Ok(3)]
+    );
+    let absent = |provisioner: &Provisioner| -> Vec<_> {
+        let subsystem = provisioner.registry.subsystem(&NQN.parse().unwrap()).unwrap();
         let management = subsystem.management.clone().unwrap();
         management.absent.iter().map(|each| (each.nsid, each.is_awaited)).collect()
     };
-    assert_eq!(absent(&shelf), []);
-    let catalog = &shelf.catalogs[&NQN.parse().unwrap()];
+    assert_eq!(absent(&provisioner), []);
+    let catalog = &provisioner.catalogs[&NQN.parse().unwrap()];
     let image = catalog.image(catalog.record().entries[&3].uuid);
-    shelf.tender.stop(Instant::now() + Duration::from_secs(60));
-    drop(shelf);
-    let aside = folder.path().join("aside");
+    provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+    drop(provisioner);
+    let aside = directory.path().join("aside");
     fs::rename(&image, &aside).unwrap();
-    let shelf = self::shelf(&config);
-    assert_eq!(absent(&shelf), [(3, false)], "its file is gone");
-    shelf.tender.stop(Instant::now() + Duration::from_secs(60));
-    drop(shelf);
+    let provisioner = self::provisioner(&config);
+    assert_eq!(absent(&provisioner), [(3, false)], "its file is gone");
+    provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+    drop(provisioner);
     // Somebody else has it for a while.
     fs::rename(&aside, &image).unwrap();
     let lock = fs::File::open(&image).unwrap();
     lock.try_lock().unwrap();
     let stores = DeviceTable::default();
     let next = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
-    let mut shelf = empty_shelf(&config, stores);
-    shelf.adopt(next, Vec::new());
-    assert_eq!(absent(&shelf), [(3, true)], "somebody else has it");
+    let mut provisioner = empty_provisioner(&config, stores);
+    provisioner.adopt(next, Vec::new());
+    assert_eq!(absent(&provisioner), [(3, true)], "somebody else has it");
 }
 
 /// Whoever protects or reserves it relies on it also while it is away.
 #[test]
 fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
-    let (folder, state) = (tempdir().unwrap(), tempdir().unwrap());
-    let config = config(folder.path());
-    let begin = || shelf_keeping(&config, DeviceTable::new(Some(state.path().to_owned()), 0));
-    let end = |shelf: Provisioner| {
-        shelf.tender.stop(Instant::now() + Duration::from_secs(60));
-        drop(shelf);
+    let (directory, state) = (tempdir().unwrap(), tempdir().unwrap());
+    let config = config(directory.path());
+    let begin = || provisioner_with(&config, DeviceTable::new(Some(state.path().to_owned()), 0));
+    let end = |provisioner: Provisioner| {
+        provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+        drop(provisioner);
     };
-    let mut shelf = begin();
-    assert_eq!([ask(&mut shelf, create(1)), ask(&mut shelf, create(1))], [Ok(1), Ok(3)]);
-    let one = shelf.stores.store(NQN.parse().unwrap(), 1).unwrap().clone();
+    let mut provisioner = begin();
+    assert_eq!(
+        [ask(&mut provisioner, create(1)), ask(&mut provisioner, create(1))],
+        [Ok(1), Ok(3)]
+    );
+    let one = provisioner.stores.store(NQN.parse().unwrap(), 1).unwrap().clone();
     assert_eq!(one.protection.change(WriteProtectState::PERMANENT), Ok(true));
-    let catalog = &shelf.catalogs[&NQN.parse().unwrap()];
+    let catalog = &provisioner.catalogs[&NQN.parse().unwrap()];
     let image = |nsid| catalog.image(catalog.record().entries[&nsid].uuid);
     let [one_image, three_image] = [image(1), image(3)];
     drop(one);
-    end(shelf);
+    end(provisioner);
 
-    let aside = folder.path().join("aside");
+    let aside = directory.path().join("aside");
     fs::rename(&one_image, &aside).unwrap();
     fs::remove_file(&three_image).unwrap();
-    let mut shelf = begin();
+    let mut provisioner = begin();
     for nsid in [1, NSID_ALL] {
         assert_eq!(
-            ask(&mut shelf, NamespaceRequest::Delete { nsid }),
+            ask(&mut provisioner, NamespaceRequest::Delete { nsid }),
             Err(0x020),
             "{nsid}: it is protected"
         );
     }
-    assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: 3 }), Ok(0), "nobody relies on it");
-    end(shelf);
+    assert_eq!(
+        ask(&mut provisioner, NamespaceRequest::Delete { nsid: 3 }),
+        Ok(0),
+        "nobody relies on it"
+    );
+    end(provisioner);
 
     // It is there, and somebody else has it.
     fs::rename(&aside, &one_image).unwrap();
@@ -426,58 +455,58 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     lock.try_lock().unwrap();
     let stores = DeviceTable::new(Some(state.path().to_owned()), 0).without_linger();
     let next = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
-    let mut shelf = empty_shelf(&config, stores);
-    shelf.adopt(next, Vec::new());
+    let mut provisioner = empty_provisioner(&config, stores);
+    provisioner.adopt(next, Vec::new());
     let refused =
-        carry_out(&mut shelf, &order(host(1), NamespaceRequest::Delete { nsid: NSID_ALL }));
+        carry_out(&mut provisioner, &order(host(1), NamespaceRequest::Delete { nsid: NSID_ALL }));
     assert_eq!(refused, Err(Health::NOT_READY), "it is awaited");
     assert!(one_image.exists());
 }
 
 /// What hosts have made stays where it is, whatever they order meanwhile.
 #[test]
-fn nothing_is_ordered_in_the_folder_of_before_while_another_one_is_awaited() {
-    let (folder, late) = (tempdir().unwrap(), tempdir().unwrap());
-    let old = Config { missing: Missing::Wait, ..config(folder.path()) };
-    let mut shelf = shelf(&old);
-    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+fn nothing_is_ordered_in_the_directory_of_before_while_another_one_is_awaited() {
+    let (directory, late) = (tempdir().unwrap(), tempdir().unwrap());
+    let old = Config { missing: Missing::Wait, ..config(directory.path()) };
+    let mut provisioner = provisioner(&old);
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
     let new = Config { missing: Missing::Wait, ..config(&late.path().join("managed")) };
-    let next = shelf.next(&new).unwrap();
-    shelf.set_config(new);
-    shelf.adopt(next, Vec::new());
-    assert_eq!(shelf.stores.awaited().len(), 1);
+    let next = provisioner.next(&new).unwrap();
+    provisioner.set_config(new);
+    provisioner.adopt(next, Vec::new());
+    assert_eq!(provisioner.stores.awaited().len(), 1);
     for what in [NamespaceRequest::Delete { nsid: NSID_ALL }, create(1)] {
-        assert_eq!(carry_out(&mut shelf, &order(host(1), what)), Err(FAILED));
+        assert_eq!(carry_out(&mut provisioner, &order(host(1), what)), Err(FAILED));
     }
-    assert_eq!(images(folder.path()).len(), 1);
+    assert_eq!(images(directory.path()).len(), 1);
 }
 
 #[test]
-fn nothing_is_begun_in_a_folder_that_hangs() {
-    let folder = tempdir().unwrap();
-    let mut shelf = shelf(&config(folder.path()));
-    let go_on = shelf.stores.opening().hang_at(folder.path());
+fn nothing_is_begun_in_a_directory_that_hangs() {
+    let directory = tempdir().unwrap();
+    let mut provisioner = provisioner(&config(directory.path()));
+    let go_on = provisioner.stores.opening().hang_at(directory.path());
     for what in [create(1), NamespaceRequest::Delete { nsid: NSID_ALL }] {
-        assert_eq!(carry_out(&mut shelf, &order(host(1), what)), Err(FAILED));
+        assert_eq!(carry_out(&mut provisioner, &order(host(1), what)), Err(FAILED));
     }
     drop(go_on);
-    while carry_out(&mut shelf, &order(host(1), create(1))) != Ok(1) {
+    while carry_out(&mut provisioner, &order(host(1), create(1))) != Ok(1) {
         std::thread::yield_now();
     }
 }
 
 /// Whoever opens a pipe to write waits for a reader: so does who writes the record into one.
 #[test]
-fn who_waits_for_a_folder_keeps_nobody_from_the_shelf_and_owes_what_cannot_be_put_back() {
-    let folder = tempdir().unwrap();
-    let config = config(folder.path());
-    let shelf = Arc::new(Mutex::new(shelf(&config)));
-    let pipe = folder.path().join("namespaces.new");
-    let record = || fs::read(folder.path().join("namespaces")).ok();
-    assert_eq!(super::carry_out(&shelf, &order(host(1), create(1))), Ok(1));
+fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be_put_back() {
+    let directory = tempdir().unwrap();
+    let config = config(directory.path());
+    let provisioner = Arc::new(Mutex::new(provisioner(&config)));
+    let pipe = directory.path().join("namespaces.new");
+    let record = || fs::read(directory.path().join("namespaces")).ok();
+    assert_eq!(super::carry_out(&provisioner, &order(host(1), create(1))), Ok(1));
     let before = record().unwrap();
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let own = Arc::clone(&shelf);
+    let own = Arc::clone(&provisioner);
     let deletes = std::thread::spawn(move || {
         super::carry_out(&own, &order(host(1), NamespaceRequest::Delete { nsid: 1 }))
     });
@@ -487,7 +516,7 @@ fn who_waits_for_a_folder_keeps_nobody_from_the_shelf_and_owes_what_cannot_be_pu
     let like = more.subsystems[0].namespaces[0].clone();
     let uuid = Uuid::from_u128(9);
     more.subsystems[0].namespaces.push(NamespaceConfig { nsid: 9, uuid, ..like });
-    let mut held = lock(&shelf);
+    let mut held = lock(&provisioner);
     let next = held.next(&more).unwrap();
     held.attach_new(&next).unwrap();
     held.set_config(more);
@@ -499,37 +528,41 @@ fn who_waits_for_a_folder_keeps_nobody_from_the_shelf_and_owes_what_cannot_be_pu
     let reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
     assert_eq!(deletes.join().unwrap(), Err(FAILED));
     drop(reader);
-    let held = lock(&shelf);
+    let held = lock(&provisioner);
     assert_eq!(held.owing().0.len(), 1);
     assert_eq!(found(&held).len(), 1, "it was refused");
     let owing = held.owing();
     drop(held);
     fs::remove_file(&pipe).unwrap();
-    fs::remove_file(folder.path().join("namespaces")).unwrap();
+    fs::remove_file(directory.path().join("namespaces")).unwrap();
     crate::provision::retry::make_good(owing, Instant::now() + Duration::from_secs(60));
-    assert_eq!(lock(&shelf).owing().0.len(), 0);
+    assert_eq!(lock(&provisioner).owing().0.len(), 0);
     assert_eq!(record(), Some(before), "it is there for the next start");
 }
 
 /// The server has carried out the rename, and then went away.
 #[test]
 fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
-    let folder = tempdir().unwrap();
-    let config = config(folder.path());
-    let mut shelf = shelf(&config);
-    assert_eq!(ask(&mut shelf, create(1)), Ok(1));
+    let directory = tempdir().unwrap();
+    let config = config(directory.path());
+    let mut provisioner = provisioner(&config);
+    assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
     // Steps of a record: open, write, sync, rename, and the sync of the directory.
-    let (path, aside) = (folder.path().to_owned(), folder.path().with_extension("aside"));
+    let (path, aside) = (directory.path().to_owned(), directory.path().with_extension("aside"));
     let (from, to) = (path.clone(), aside.clone());
     hinder_before(5, move || fs::rename(from, to).unwrap());
-    let refused = carry_out(&mut shelf, &order(host(1), NamespaceRequest::Delete { nsid: 1 }));
-    assert_eq!((refused, found(&shelf).len()), (Err(FAILED), 1));
+    let refused =
+        carry_out(&mut provisioner, &order(host(1), NamespaceRequest::Delete { nsid: 1 }));
+    assert_eq!((refused, found(&provisioner).len()), (Err(FAILED), 1));
     fs::rename(&aside, &path).unwrap();
-    crate::provision::retry::make_good(shelf.owing(), Instant::now() + Duration::from_secs(60));
-    shelf.tender.stop(Instant::now() + Duration::from_secs(60));
-    drop(shelf);
-    let shelf = self::shelf(&config);
-    assert_eq!((found(&shelf).len(), images(&path).len()), (1, 1));
+    crate::provision::retry::make_good(
+        provisioner.owing(),
+        Instant::now() + Duration::from_secs(60),
+    );
+    provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+    drop(provisioner);
+    let provisioner = self::provisioner(&config);
+    assert_eq!((found(&provisioner).len(), images(&path).len()), (1, 1));
 }
 
 /// What hosts do in the life of the process that is killed.
@@ -551,22 +584,22 @@ type Found = BTreeMap<u32, (u64, BTreeSet<Nqn>)>;
 
 #[test]
 fn a_private_namespace_is_one_of_a_host() {
-    let folder = tempdir().unwrap();
-    let mut shelf = shelf(&config(folder.path()));
+    let directory = tempdir().unwrap();
+    let mut provisioner = provisioner(&config(directory.path()));
     let new = CreateRequest { bytes: MIB, block_size_bytes: 512, ana_group: 1, private: true };
-    let nsid = ask(&mut shelf, NamespaceRequest::Create(new)).unwrap();
-    assert_eq!(ask(&mut shelf, attach(nsid, &[1, 2])), Err(0x119), "two hosts");
-    assert_eq!(ask(&mut shelf, attach(nsid, &[1])), Ok(0));
-    assert_eq!(ask(&mut shelf, attach(nsid, &[1])), Err(0x118));
-    assert_eq!(ask(&mut shelf, attach(nsid, &[2])), Err(0x119));
-    assert_eq!(seen(&shelf, 2), [2]);
-    assert_eq!(ask(&mut shelf, detach(nsid, &[1])), Ok(0));
-    assert_eq!(ask(&mut shelf, attach(nsid, &[2])), Ok(0), "to the next one");
-    assert_eq!((seen(&shelf, 1), seen(&shelf, 2)), (vec![2], vec![nsid, 2]));
+    let nsid = ask(&mut provisioner, NamespaceRequest::Create(new)).unwrap();
+    assert_eq!(ask(&mut provisioner, attach(nsid, &[1, 2])), Err(0x119), "two hosts");
+    assert_eq!(ask(&mut provisioner, attach(nsid, &[1])), Ok(0));
+    assert_eq!(ask(&mut provisioner, attach(nsid, &[1])), Err(0x118));
+    assert_eq!(ask(&mut provisioner, attach(nsid, &[2])), Err(0x119));
+    assert_eq!(seen(&provisioner, 2), [2]);
+    assert_eq!(ask(&mut provisioner, detach(nsid, &[1])), Ok(0));
+    assert_eq!(ask(&mut provisioner, attach(nsid, &[2])), Ok(0), "to the next one");
+    assert_eq!((seen(&provisioner, 1), seen(&provisioner, 2)), (vec![2], vec![nsid, 2]));
 }
 
-fn found(shelf: &Provisioner) -> Found {
-    let record = shelf.catalogs[&NQN.parse().unwrap()].record();
+fn found(provisioner: &Provisioner) -> Found {
+    let record = provisioner.catalogs[&NQN.parse().unwrap()].record();
     record.entries.iter().map(|(&nsid, e)| (nsid, (e.bytes, e.hosts.clone()))).collect()
 }
 
@@ -577,11 +610,11 @@ const OWN: &str = "provision::ns_requests::tests::killed_between_two_steps";
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let (folder, steps) = doomed();
-    let mut shelf = shelf(&config(&folder));
+    let (directory, steps) = doomed();
+    let mut provisioner = provisioner(&config(&directory));
     kill_before(steps);
     for (index, what) in orders().into_iter().enumerate() {
-        ask(&mut shelf, what).unwrap();
+        ask(&mut provisioner, what).unwrap();
         println!("done {index}");
     }
 }
@@ -590,37 +623,37 @@ fn killed_between_two_steps() {
 fn a_process_killed_anywhere_leaves_the_namespaces_before_or_after_an_order() {
     let orders = orders();
     let whole = tempdir().unwrap();
-    let mut shelf = shelf(&config(whole.path()));
-    let mut states = vec![found(&shelf)];
+    let mut provisioner = provisioner(&config(whole.path()));
+    let mut states = vec![found(&provisioner)];
     for what in &orders {
-        ask(&mut shelf, what.clone()).unwrap();
-        states.push(found(&shelf));
+        ask(&mut provisioner, what.clone()).unwrap();
+        states.push(found(&provisioner));
     }
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
-        let folder = tempdir().unwrap();
-        let (done, killed) = run_killed(OWN, folder.path(), steps);
+        let directory = tempdir().unwrap();
+        let (done, killed) = run_killed(OWN, directory.path(), steps);
         if !killed {
             assert_eq!(done, orders.len());
             break;
         }
         kills += 1;
-        let mut shelf = self::shelf(&config(folder.path()));
-        let now = found(&shelf);
+        let mut provisioner = self::provisioner(&config(directory.path()));
+        let now = found(&provisioner);
         match (now == states[done], now == states[done + 1]) {
             (true, _) => before += 1,
             (_, true) => after += 1,
             _ => panic!("killed at step {steps}, after {done} orders: {now:?}"),
         }
         // A file for each namespace, and none besides; all of them are served.
-        let catalog = &shelf.catalogs[&NQN.parse().unwrap()];
+        let catalog = &provisioner.catalogs[&NQN.parse().unwrap()];
         let uuids = catalog.record().entries.values().map(|entry| entry.uuid);
         let expected: BTreeSet<PathBuf> = uuids.map(|uuid| catalog.image(uuid)).collect();
-        assert_eq!(images(folder.path()).into_iter().collect::<BTreeSet<_>>(), expected);
+        assert_eq!(images(directory.path()).into_iter().collect::<BTreeSet<_>>(), expected);
         assert!(catalog.record().unsettled.is_empty());
-        let subsystem = shelf.registry.subsystem(&NQN.parse().unwrap()).unwrap();
+        let subsystem = provisioner.registry.subsystem(&NQN.parse().unwrap()).unwrap();
         assert_eq!(subsystem.namespaces.len(), now.len() + 1, "with the one that is declared");
-        assert_eq!(ask(&mut shelf, NamespaceRequest::Delete { nsid: NSID_ALL }), Ok(0));
+        assert_eq!(ask(&mut provisioner, NamespaceRequest::Delete { nsid: NSID_ALL }), Ok(0));
     }
     println!("{kills} kills: {before} found the namespaces before, {after} those after");
     assert!(kills >= 50 && before > 0 && after > 0, "{kills} kills, {before} + {after}");

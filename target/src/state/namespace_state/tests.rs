@@ -46,16 +46,16 @@ const NAME: &str = "11111111-1111-1111-1111-111111111111.namespace";
 
 #[test]
 fn sections_come_and_go_and_leave_each_other_alone() {
-    let folder = tempdir().unwrap();
-    let file = file(folder.path());
+    let directory = tempdir().unwrap();
+    let file = file(directory.path());
     let (reserved, protected) = (some_state(), WriteProtectState::PERMANENT);
     let load = || (file.load::<State>().unwrap(), file.load::<WriteProtectState>().unwrap());
     assert_eq!(load(), (None, None));
     file.replace::<State>(None, None).unwrap();
-    assert!(names(folder.path()).is_empty(), "nothing to persist, nothing persisted");
+    assert!(names(directory.path()).is_empty(), "nothing to persist, nothing persisted");
     file.replace(Some(&reserved), None).unwrap();
     file.replace(Some(&protected), None).unwrap();
-    assert_eq!(names(folder.path()), [NAME]);
+    assert_eq!(names(directory.path()), [NAME]);
     assert_eq!(load(), (Some(reserved.clone()), Some(protected)));
     let text = fs::read_to_string(file.path()).unwrap();
     let lines: Vec<&str> = text.lines().collect();
@@ -66,13 +66,13 @@ fn sections_come_and_go_and_leave_each_other_alone() {
     file.replace::<State>(None, Some(&reserved)).unwrap();
     assert_eq!(load(), (None, Some(protected)));
     file.replace::<WriteProtectState>(None, Some(&protected)).unwrap();
-    assert!(names(folder.path()).is_empty());
+    assert!(names(directory.path()).is_empty());
 }
 
 #[test]
 fn changes_of_two_sections_at_once_lose_nothing() {
-    let folder = tempdir().unwrap();
-    let file = file(folder.path());
+    let directory = tempdir().unwrap();
+    let file = file(directory.path());
     let distrust = |n: u16| Distrust {
         failed_sync: Some(Status::from_field((0x280 + n) << 1)),
         shortened: false,
@@ -93,19 +93,19 @@ fn changes_of_two_sections_at_once_lose_nothing() {
 
 #[test]
 fn a_damaged_file_is_refused_for_each_of_its_sections_and_holds_back_no_other_namespace() {
-    let folder = tempdir().unwrap();
-    file(folder.path()).replace(Some(&some_state()), None).unwrap();
-    damage(folder.path(), || file(folder.path()).load::<WriteProtectState>().err());
-    fs::write(file(folder.path()).path(), "nvmfd namespace 1\n").unwrap();
-    let other = NamespaceFile::new(folder.path(), Uuid::nil());
+    let directory = tempdir().unwrap();
+    file(directory.path()).replace(Some(&some_state()), None).unwrap();
+    damage(directory.path(), || file(directory.path()).load::<WriteProtectState>().err());
+    fs::write(file(directory.path()).path(), "nvmfd namespace 1\n").unwrap();
+    let other = NamespaceFile::new(directory.path(), Uuid::nil());
     other.replace(Some(&some_state()), None).unwrap();
     assert_eq!(other.load(), Ok(Some(some_state())));
-    let bad = file(folder.path());
+    let bad = file(directory.path());
     assert!(bad.replace(Some(&some_state()), None).is_err(), "it is not written over");
     assert_eq!(bad.relied_on(), ["what cannot be read"]);
-    assert_eq!(NamespaceFile::all(folder.path()).unwrap(), [other, bad]);
+    assert_eq!(NamespaceFile::all(directory.path()).unwrap(), [other, bad]);
     let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
-    let kept = Reservation::kept(nqn, 1, self::file(folder.path()));
+    let kept = Reservation::kept(nqn, 1, self::file(directory.path()));
     assert!(kept.is_err(), "a namespace is not served without its reservation");
 }
 
@@ -115,16 +115,16 @@ fn a_damaged_file_is_refused_by_each_object_that_has_a_section_in_it() {
     let protection = |at: &Path| Protection::kept(nqn, 1, file(at));
     let bad_blocks = |at: &Path| BadBlocks::kept(file(at));
     let format = |at: &Path| block_size::open((nqn, 1), at, UUID, Path::new("/srv/a"), 4096);
-    let folder = tempdir().unwrap();
-    protection(folder.path()).unwrap().change(WriteProtectState::PROTECTED).unwrap();
-    damage(folder.path(), || protection(folder.path()).err());
-    let folder = tempdir().unwrap();
+    let directory = tempdir().unwrap();
+    protection(directory.path()).unwrap().change(WriteProtectState::PROTECTED).unwrap();
+    damage(directory.path(), || protection(directory.path()).err());
+    let directory = tempdir().unwrap();
     let mark = Change::Mark { at: 4096, len: 512, most_bytes: 1 << 20 };
-    bad_blocks(folder.path()).unwrap().change(&mark).unwrap();
-    damage(folder.path(), || bad_blocks(folder.path()).err());
-    let folder = tempdir().unwrap();
-    format(folder.path()).unwrap().choose(4096).unwrap();
-    damage(folder.path(), || format(folder.path()).err());
+    bad_blocks(directory.path()).unwrap().change(&mark).unwrap();
+    damage(directory.path(), || bad_blocks(directory.path()).err());
+    let directory = tempdir().unwrap();
+    format(directory.path()).unwrap().choose(4096).unwrap();
+    damage(directory.path(), || format(directory.path()).err());
 }
 
 #[test]
@@ -138,8 +138,8 @@ fn what_no_order_could_bring_about_is_refused() {
         State { rtype: ReservationType::WRITE_EXCLUSIVE_ALL, ..good.clone() },
         State { registrants: [([0xA; 16], 0)].into(), ..good.clone() },
     ];
-    let folder = tempdir().unwrap();
-    let file = file(folder.path());
+    let directory = tempdir().unwrap();
+    let file = file(directory.path());
     for state in bad {
         file.replace(Some(&state), None).unwrap();
         assert!(file.load::<State>().unwrap_err().contains("contradicts itself"), "{state:?}");
@@ -153,11 +153,11 @@ fn what_no_order_could_bring_about_is_refused() {
 
 #[test]
 fn what_cannot_be_persisted_is_as_before() {
-    let folder = tempdir().unwrap();
-    let file = file(folder.path());
+    let directory = tempdir().unwrap();
+    let file = file(directory.path());
     let (before, after) = (WriteProtectState::PROTECTED, WriteProtectState::PERMANENT);
     file.replace(Some(&before), None).unwrap();
-    let path = folder.path().to_owned();
+    let path = directory.path().to_owned();
     let away = path.with_extension("away");
     for comes_back in [true, false] {
         // Behind the rename: its directory cannot be synchronised.
@@ -221,18 +221,19 @@ fn expected() -> Everything {
 
 #[test]
 fn files_of_earlier_versions_are_read_and_converted_before_the_first_change() {
-    let folder = tempdir().unwrap();
-    earlier(folder.path());
-    let before = names(folder.path());
-    assert_eq!((found(folder.path()), before.len()), (Ok(expected()), 5));
-    assert_eq!(names(folder.path()), before, "whoever only reads changes nothing");
+    let directory = tempdir().unwrap();
+    earlier(directory.path());
+    let before = names(directory.path());
+    assert_eq!((found(directory.path()), before.len()), (Ok(expected()), 5));
+    assert_eq!(names(directory.path()), before, "whoever only reads changes nothing");
     // Something is in the way of the file that they become.
-    let beside = file(folder.path()).path().with_extension("namespace.new");
+    let beside = file(directory.path()).path().with_extension("namespace.new");
     fs::create_dir(&beside).unwrap();
-    assert!(file(folder.path()).replace::<WriteProtectState>(None, None).is_err());
+    assert!(file(directory.path()).replace::<WriteProtectState>(None, None).is_err());
     fs::remove_dir(&beside).unwrap();
-    assert_eq!((found(folder.path()), names(folder.path())), (Ok(expected()), before));
-    let (changed, did) = calls(|| file(folder.path()).replace(Some(&Reason(expected().4)), None));
+    assert_eq!((found(directory.path()), names(directory.path())), (Ok(expected()), before));
+    let (changed, did) =
+        calls(|| file(directory.path()).replace(Some(&Reason(expected().4)), None));
     changed.unwrap();
     let durable =
         [format!("write {NAME}.new"), format!("sync {NAME}.new"), format!("rename to {NAME}")];
@@ -243,37 +244,40 @@ fn files_of_earlier_versions_are_read_and_converted_before_the_first_change() {
         assert!(removed[0].starts_with("remove ") && removed[1] == *synced, "{removed:?}");
     }
     assert_eq!((&did[14..17], &did[17..]), (&durable[..], std::slice::from_ref(synced)));
-    assert_eq!((found(folder.path()), names(folder.path())), (Ok(expected()), vec![NAME.into()]));
+    assert_eq!(
+        (found(directory.path()), names(directory.path())),
+        (Ok(expected()), vec![NAME.into()])
+    );
     // One that was left over says the same; another one was put there by somebody.
-    earlier(folder.path());
-    assert_eq!(found(folder.path()), Ok(expected()));
-    file(folder.path()).replace::<WriteProtectState>(None, None).unwrap();
-    assert_eq!(names(folder.path()), [NAME]);
-    earlier(folder.path());
-    let said = found(folder.path()).unwrap_err();
+    earlier(directory.path());
+    assert_eq!(found(directory.path()), Ok(expected()));
+    file(directory.path()).replace::<WriteProtectState>(None, None).unwrap();
+    assert_eq!(names(directory.path()), [NAME]);
+    earlier(directory.path());
+    let said = found(directory.path()).unwrap_err();
     assert!(said.contains(NAME) && said.contains(".protection") && said.contains("remove"));
-    file(folder.path()).remove().unwrap();
-    assert!(names(folder.path()).is_empty());
+    file(directory.path()).remove().unwrap();
+    assert!(names(directory.path()).is_empty());
 }
 
 #[test]
 fn a_damaged_file_of_an_earlier_version_is_never_passed_over() {
     for (end, _) in EARLIER {
-        let folder = tempdir().unwrap();
-        earlier(folder.path());
-        let path = folder.path().join(NAME.replace("namespace", end));
+        let directory = tempdir().unwrap();
+        earlier(directory.path());
+        let path = directory.path().join(NAME.replace("namespace", end));
         let good = fs::read(&path).unwrap();
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;
             for bad in [&bad[..], &good[..at]] {
                 fs::write(&path, bad).unwrap();
-                let said = found(folder.path()).unwrap_err();
+                let said = found(directory.path()).unwrap_err();
                 assert!(said.contains("restore it, or remove it"), "{end} {at}: {said}");
             }
         }
         fs::write(&path, good).unwrap();
-        assert_eq!(found(folder.path()), Ok(expected()));
+        assert_eq!(found(directory.path()), Ok(expected()));
     }
 }
 
@@ -284,9 +288,9 @@ const CONVERTING: &str = "state::namespace_state::tests::killed_while_it_convert
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_while_it_converts() {
-    let (folder, steps) = doomed();
+    let (directory, steps) = doomed();
     kill_before(steps);
-    file(&folder).replace(Some(&WriteProtectState::PROTECTED), None).unwrap();
+    file(&directory).replace(Some(&WriteProtectState::PROTECTED), None).unwrap();
     println!("done");
 }
 
@@ -296,14 +300,14 @@ fn a_process_killed_while_it_converts_leaves_everything_as_it_was_or_as_it_is_th
         (expected().0, WriteProtectState::PROTECTED.0, expected().2, expected().3, expected().4);
     let (mut kills, mut changed) = (0, 0);
     for steps in 1.. {
-        let folder = tempdir().unwrap();
-        earlier(folder.path());
-        let (_, killed) = run_killed(CONVERTING, folder.path(), steps);
-        let state = found(folder.path()).unwrap();
+        let directory = tempdir().unwrap();
+        earlier(directory.path());
+        let (_, killed) = run_killed(CONVERTING, directory.path(), steps);
+        let state = found(directory.path()).unwrap();
         changed += u32::from(state == after);
         assert!(state == after || state == expected(), "killed at step {steps}: {state:?}");
         assert!(
-            state == expected() || names(folder.path()).len() <= 2,
+            state == expected() || names(directory.path()).len() <= 2,
             "what changes is converted"
         );
         if !killed {
@@ -312,9 +316,9 @@ fn a_process_killed_while_it_converts_leaves_everything_as_it_was_or_as_it_is_th
         }
         kills += 1;
         // The next start goes on.
-        file(folder.path()).replace::<State>(None, None).unwrap();
+        file(directory.path()).replace::<State>(None, None).unwrap();
         assert_eq!(
-            found(folder.path()).unwrap(),
+            found(directory.path()).unwrap(),
             (State::default(), state.1, state.2, state.3, state.4)
         );
     }
@@ -350,8 +354,8 @@ fn orders() -> Vec<(HostId, Order)> {
     orders
 }
 
-fn reservation(folder: &Path) -> Result<std::sync::Arc<Reservation>, String> {
-    Reservation::kept("nqn.2026-11.io.nvmfd:a".parse().unwrap(), 1, file(folder))
+fn reservation(directory: &Path) -> Result<std::sync::Arc<Reservation>, String> {
+    Reservation::kept("nqn.2026-11.io.nvmfd:a".parse().unwrap(), 1, file(directory))
 }
 
 /// The process that is killed.
@@ -361,8 +365,8 @@ const OWN: &str = "state::namespace_state::tests::killed_between_two_steps";
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let (folder, steps) = doomed();
-    let reservation = reservation(&folder).unwrap();
+    let (directory, steps) = doomed();
+    let reservation = reservation(&directory).unwrap();
     kill_before(steps);
     for (index, (host, order)) in orders().iter().enumerate() {
         reservation.carry_out(host, order).unwrap();
@@ -382,22 +386,22 @@ fn a_process_killed_anywhere_leaves_the_state_before_or_after_its_step() {
     }
     let (mut kills, mut before, mut after) = (0, 0, 0);
     for steps in 1.. {
-        let folder = tempdir().unwrap();
-        let (done, killed) = run_killed(OWN, folder.path(), steps);
+        let directory = tempdir().unwrap();
+        let (done, killed) = run_killed(OWN, directory.path(), steps);
         if !killed {
             assert_eq!(done, orders.len());
             break;
         }
         kills += 1;
-        let found = reservation(folder.path()).expect("readable after a kill").state();
+        let found = reservation(directory.path()).expect("readable after a kill").state();
         match (found == states[done], found == states[done + 1]) {
             (true, _) => before += 1,
             (_, true) => after += 1,
             _ => panic!("killed at step {steps}, after {done} orders: {found:?}"),
         }
         // What was left lying about disturbs nobody.
-        file(folder.path()).replace(Some(&some_state()), None).unwrap();
-        assert_eq!(reservation(folder.path()).unwrap().state(), some_state());
+        file(directory.path()).replace(Some(&some_state()), None).unwrap();
+        assert_eq!(reservation(directory.path()).unwrap().state(), some_state());
     }
     println!("{kills} kills: {before} found the state before, {after} the state after");
     assert!(kills >= 50 && before > 0 && after > 0, "{kills} kills, {before} + {after}");

@@ -31,13 +31,13 @@ const B: HostId = [0xB; 16];
 struct Scene {
     registry: Arc<Registry>,
     workers: Workers,
-    mail: Mailbox,
+    message: Mailbox,
     words: mpsc::Sender<WorkerMessage>,
     thread: Option<JoinHandle<()>>,
     reservation: Arc<Reservation>,
     a: Arc<Association>,
     b: Arc<Association>,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 fn connect(registry: &Registry, host: HostId) -> Arc<Association> {
@@ -48,23 +48,24 @@ fn connect(registry: &Registry, host: HostId) -> Arc<Association> {
 
 impl Scene {
     fn new() -> Scene {
-        let folder = tempdir().unwrap();
+        let directory = tempdir().unwrap();
         let mut subsystem: Subsystem = sample();
         let reservation =
-            Reservation::kept(subsystem.nqn, 1, NamespaceFile::new(folder.path(), Uuid::nil()));
+            Reservation::kept(subsystem.nqn, 1, NamespaceFile::new(directory.path(), Uuid::nil()));
         let reservation = reservation.unwrap();
         subsystem.namespaces[0].reservation = Arc::clone(&reservation);
-        let (sender, mail) = mailbox().unwrap();
-        let keeper = NamespaceStateWorker::new();
-        let words = keeper.sender();
+        let (sender, message) = mailbox().unwrap();
+        let worker = NamespaceStateWorker::new();
+        let words = worker.sender();
         let registry = Arc::new(Registry::new(vec![sender], 8, 0));
         let workers = Workers::default().with_ns_state(words.clone());
         registry.publish(Arc::new(subsystem));
         let (a, b) = (connect(&registry, A), connect(&registry, B));
         let known = Arc::clone(&registry);
-        let thread = Some(std::thread::spawn(move || keeper.run(&known)));
-        let scene = Scene { registry, workers, mail, words, thread, reservation, a, b, folder };
-        while scene.mail.take().is_some() {}
+        let thread = Some(std::thread::spawn(move || worker.run(&known)));
+        let scene =
+            Scene { registry, workers, message, words, thread, reservation, a, b, directory };
+        while scene.message.take().is_some() {}
         scene
     }
 
@@ -74,11 +75,11 @@ impl Scene {
         assert!(self.workers.submit(Job::Reserve(request)));
     }
 
-    fn letter(&self) -> Message {
+    fn message(&self) -> Message {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            if let Some(mail) = self.mail.take() {
-                return mail;
+            if let Some(message) = self.message.take() {
+                return message;
             }
             assert!(Instant::now() < deadline, "no letter");
             std::thread::sleep(Duration::from_millis(1));
@@ -86,9 +87,9 @@ impl Scene {
     }
 
     fn outcome(&self) -> Result<(), Status> {
-        match self.letter() {
+        match self.message() {
             Message::Answer(IoCompletion { tag: 7, buf: None, outcome }) => outcome,
-            mail => panic!("{mail:?}"),
+            message => panic!("{message:?}"),
         }
     }
 
@@ -132,7 +133,7 @@ fn whoever_hears_the_answer_finds_everybody_heeding_it_and_the_file_written() {
     let again = Reservation::kept(
         scene.reservation.subsystem,
         1,
-        NamespaceFile::new(scene.folder.path(), Uuid::nil()),
+        NamespaceFile::new(scene.directory.path(), Uuid::nil()),
     );
     assert_eq!(again.unwrap().state(), scene.reservation.state());
     assert!(scene.does(B, take).unwrap_err().is(Status::RESERVATION_CONFLICT));
@@ -143,7 +144,7 @@ fn a_state_that_cannot_be_kept_does_not_come_about() {
     let scene = Scene::new();
     scene.register(A, 1);
     let before = scene.reservation.state();
-    std::fs::remove_dir_all(scene.folder.path()).unwrap();
+    std::fs::remove_dir_all(scene.directory.path()).unwrap();
     let take = acquire(AcquireAction::ACQUIRE, ReservationType::EXCLUSIVE_ACCESS, 1, 0);
     let status = scene.does(A, take).unwrap_err();
     assert!(status.is(Status::INTERNAL_ERROR) && !status.dnr());
@@ -159,7 +160,7 @@ fn preempted_hosts_are_told_and_preempt_and_abort_waits_for_their_commands() {
     let rtype = ReservationType::WRITE_EXCLUSIVE;
     scene.does(A, acquire(AcquireAction::ACQUIRE, rtype, 1, 0)).unwrap();
     scene.ask(B, acquire(AcquireAction::PREEMPT_AND_ABORT, rtype, 2, 1));
-    let Message::Fence(fence) = scene.letter() else { panic!("a fence comes first") };
+    let Message::Fence(fence) = scene.message() else { panic!("a fence comes first") };
     assert_eq!((&fence.nsids[..], &fence.whose), (&[1][..], &DrainScope::Preempted(vec![A])));
     assert_eq!(scene.a.reservations.barred(1), Barred::WRITE, "no new command gets in behind it");
     assert_eq!(scene.a.reservations.page().kind, NotificationType::REGISTRATION_PREEMPTED);
@@ -179,7 +180,7 @@ fn a_reservation_that_is_not_served_any_more_bars_nobody() {
     let mut without = sample();
     without.namespaces[0].reservation = Reservation::volatile(without.nqn, 1);
     scene.registry.publish(Arc::new(without));
-    while scene.mail.take().is_some() {}
+    while scene.message.take().is_some() {}
     let take = acquire(AcquireAction::ACQUIRE, ReservationType::EXCLUSIVE_ACCESS, 1, 0);
     scene.does(A, take).unwrap();
     assert_eq!(scene.b.reservations.barred(1), Barred(0), "the namespace has another one now");

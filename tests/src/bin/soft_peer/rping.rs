@@ -95,10 +95,10 @@ impl Client {
     /// Bytes that no other round has at the same place. A text with a NUL at its end: the server
     /// writes back what it takes for a string.
     fn pattern(&self) -> Vec<u8> {
-        let letter = |at: u32| {
+        let message = |at: u32| {
             b'A' + ((at.wrapping_mul(7)).wrapping_add(self.finished.wrapping_mul(31)) % 26) as u8
         };
-        (1..self.bytes).map(letter).chain([0]).collect()
+        (1..self.bytes).map(message).chain([0]).collect()
     }
 
     pub(crate) fn done(&mut self, world: &mut World, qp: Qp, work: Work, bytes: u32) -> Step {

@@ -81,7 +81,7 @@ pub struct Oracle {
     /// What is aborted.
     pub aborts: Aborts,
     /// What is protected from writes.
-    pub shields: WriteProtectOracle,
+    pub write_protect: WriteProtectOracle,
     /// What is formatted.
     pub formats: Formats,
     /// Which queues are deleted.
@@ -139,7 +139,7 @@ impl Oracle {
             model: Model::new(&blocks),
             fencing: Fencing::new(blocks.len(), profile.hosts, profile.orders),
             aborts: Aborts::new(profile.aborts),
-            shields: WriteProtectOracle::new(profile.shapes.len(), profile.protections),
+            write_protect: WriteProtectOracle::new(profile.shapes.len(), profile.protections),
             formats: Formats::new(profile),
             departures: DisconnectOracle::new(profile.departures),
             stage: Stage::Work,
@@ -227,7 +227,7 @@ impl Oracle {
             }
             let now = self.model.begin();
             self.fencing.is_over(&op, now);
-            self.shields.is_over(&op, now);
+            self.write_protect.is_over(&op, now);
             if let Kind::Made(deed) = op.kind {
                 self.made.is_over(op.id, deed, now);
             }
@@ -240,7 +240,7 @@ impl Oracle {
         self.model.crash(power);
         let now = self.model.begin();
         self.fencing.crash(now);
-        self.shields.crash(now);
+        self.write_protect.crash(now);
         self.made.crash(now);
         self.formats.crash(now);
     }
@@ -275,7 +275,7 @@ impl Oracle {
             self.sent += 1;
         }
         self.fencing.leaves(&op);
-        self.shields.leaves(&op);
+        self.write_protect.leaves(&op);
         if let Kind::Made(deed) = op.kind {
             self.made.leaves(op.id, deed, op.host, op.began);
         }
@@ -415,12 +415,12 @@ impl Oracle {
     fn check_protection(&mut self, op: &Op, status: Status) -> Result<(), String> {
         let now = self.model.begin();
         if let Kind::Protect(_) = op.kind {
-            let ended = self.shields.answered(op, status, now);
+            let ended = self.write_protect.answered(op, status, now);
             ended.iter().for_each(|(id, span)| self.model.fence(*id, *span));
             return Ok(());
         }
-        let verdict = self.shields.check(op, status);
-        self.shields.is_over(op, now);
+        let verdict = self.write_protect.check(op, status);
+        self.write_protect.is_over(op, now);
         verdict
     }
 
@@ -547,7 +547,7 @@ impl Oracle {
             _ => {}
         }
         self.fencing.excuses(status)
-            || self.shields.excuses(status)
+            || self.write_protect.excuses(status)
             || self.formats.excuses(op, status)
             || self.departures.excuses(status)
             || self.aborts.are_there() && status.is(Status::ABORT_REQUESTED)

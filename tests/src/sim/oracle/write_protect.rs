@@ -30,7 +30,7 @@ struct Shield {
 /// State of the oracle for write protection.
 #[derive(Debug)]
 pub struct WriteProtectOracle {
-    shields: Vec<Shield>,
+    write_protect: Vec<Shield>,
     /// In a thousand commands those that protect, or no longer.
     chance: u16,
     /// Commands under way that change blocks, and which.
@@ -43,7 +43,7 @@ impl WriteProtectOracle {
     pub fn new(spaces: usize, chance: u16) -> WriteProtectOracle {
         let shield = |_| Shield { known: Some(false), order: None, settled: 0, ended: Vec::new() };
         WriteProtectOracle {
-            shields: (0..spaces).map(shield).collect(),
+            write_protect: (0..spaces).map(shield).collect(),
             chance,
             open: BTreeMap::new(),
         }
@@ -51,7 +51,7 @@ impl WriteProtectOracle {
 
     /// Whether to protect a namespace now, or no longer; none: neither.
     pub fn next_order(&self, space: usize, dice: &mut Rng) -> Option<bool> {
-        let shield = &self.shields[space];
+        let shield = &self.write_protect[space];
         let often = if shield.known == Some(false) { 1 } else { 40 };
         let free = shield.order.is_none() && shield.ended.is_empty();
         let now = dice.per_mille(self.chance * often) && free;
@@ -67,17 +67,17 @@ impl WriteProtectOracle {
             self.open.insert(op.id, spans.to_vec());
         }
         if let Kind::Protect(_) = op.kind {
-            self.shields[op.span.space].order = Some(op.id);
+            self.write_protect[op.span.space].order = Some(op.id);
         }
     }
 
     /// A command is over: answered, or so long lost that nothing can be left of it.
     pub fn is_over(&mut self, op: &Op, now: Moment) {
         self.open.remove(&op.id);
-        for shield in &mut self.shields {
+        for shield in &mut self.write_protect {
             shield.ended.retain(|id| *id != op.id);
         }
-        let shield = &mut self.shields[op.span.space];
+        let shield = &mut self.write_protect[op.span.space];
         if shield.order == Some(op.id) {
             (shield.known, shield.order, shield.settled) = (None, None, now);
         }
@@ -86,7 +86,7 @@ impl WriteProtectOracle {
     /// The target has gone down. What it protects stays so.
     pub fn crash(&mut self, now: Moment) {
         self.open.clear();
-        for shield in &mut self.shields {
+        for shield in &mut self.write_protect {
             shield.ended.clear();
             if shield.order.take().is_some() {
                 (shield.known, shield.settled) = (None, now);
@@ -97,15 +97,15 @@ impl WriteProtectOracle {
     /// An order was answered. Gives the changes that from now on have happened or never will.
     pub fn answered(&mut self, op: &Op, status: Status, now: Moment) -> Vec<(u32, Span)> {
         let (Kind::Protect(on), space) = (&op.kind, op.span.space) else { return Vec::new() };
-        let current = self.shields[space].order == Some(op.id);
+        let current = self.write_protect[space].order == Some(op.id);
         self.is_over(op, now);
         if !current || !status.is_success() {
             return Vec::new();
         }
-        self.shields[space].known = Some(*on);
+        self.write_protect[space].known = Some(*on);
         let spans = self.open.iter().flat_map(|(id, spans)| spans.iter().map(|s| (*id, *s)));
         let ended: Vec<_> = spans.filter(|(_, span)| *on && span.space == space).collect();
-        self.shields[space].ended = ended.iter().map(|(id, _)| *id).collect();
+        self.write_protect[space].ended = ended.iter().map(|(id, _)| *id).collect();
         ended
     }
 
@@ -114,7 +114,7 @@ impl WriteProtectOracle {
     /// # Errors
     /// It may not.
     pub fn check(&self, op: &Op, status: Status) -> Result<(), String> {
-        let shield = &self.shields[op.span.space];
+        let shield = &self.write_protect[op.span.space];
         let refused = status.is(Status::NAMESPACE_WRITE_PROTECTED);
         if op.changes().is_none() {
             return match refused {
@@ -152,38 +152,41 @@ mod tests {
 
     #[test]
     fn what_is_protected_is_not_written_and_nothing_else_is_refused() {
-        let mut shields = WriteProtectOracle::new(1, 10);
+        let mut write_protect = WriteProtectOracle::new(1, 10);
         let write = |began| op(9, began, Kind::Write { fua: false });
         let order = op(1, 10, Kind::Protect(true));
         let before = write(5);
-        shields.leaves(&before);
-        shields.leaves(&order);
-        assert!(shields.check(&write(11), PROTECTED).is_ok(), "an order is under way");
-        let ended = shields.answered(&order, Status::SUCCESS, 12);
+        write_protect.leaves(&before);
+        write_protect.leaves(&order);
+        assert!(write_protect.check(&write(11), PROTECTED).is_ok(), "an order is under way");
+        let ended = write_protect.answered(&order, Status::SUCCESS, 12);
         assert_eq!(ended, [(9, SPAN)], "a write of before does nothing any more");
-        assert!(shields.check(&before, Status::SUCCESS).is_ok(), "it may have, before");
-        assert!(shields.check(&write(13), Status::SUCCESS).is_err());
-        assert!(shields.check(&write(13), PROTECTED).is_ok());
-        assert!(shields.check(&op(8, 13, Kind::Flush), PROTECTED).is_err());
+        assert!(write_protect.check(&before, Status::SUCCESS).is_ok(), "it may have, before");
+        assert!(write_protect.check(&write(13), Status::SUCCESS).is_err());
+        assert!(write_protect.check(&write(13), PROTECTED).is_ok());
+        assert!(write_protect.check(&op(8, 13, Kind::Flush), PROTECTED).is_err());
         let dice = &mut Rng::new(1);
-        assert!((0..9999).all(|_| shields.next_order(0, dice).is_none()), "it may still arrive");
-        shields.is_over(&before, 14);
-        assert!((0..9999).any(|_| shields.next_order(0, dice) == Some(false)));
+        assert!(
+            (0..9999).all(|_| write_protect.next_order(0, dice).is_none()),
+            "it may still arrive"
+        );
+        write_protect.is_over(&before, 14);
+        assert!((0..9999).any(|_| write_protect.next_order(0, dice) == Some(false)));
         let back = op(2, 20, Kind::Protect(false));
-        shields.leaves(&back);
-        assert_eq!(shields.answered(&back, Status::SUCCESS, 21), []);
-        assert!(shields.check(&write(22), PROTECTED).is_err());
-        assert!(shields.check(&write(22), Status::SUCCESS).is_ok());
+        write_protect.leaves(&back);
+        assert_eq!(write_protect.answered(&back, Status::SUCCESS, 21), []);
+        assert!(write_protect.check(&write(22), PROTECTED).is_err());
+        assert!(write_protect.check(&write(22), Status::SUCCESS).is_ok());
     }
 
     #[test]
     fn an_order_without_an_answer_leaves_it_open() {
-        let mut shields = WriteProtectOracle::new(1, 10);
+        let mut write_protect = WriteProtectOracle::new(1, 10);
         let order = op(1, 10, Kind::Protect(true));
-        shields.leaves(&order);
-        shields.crash(11);
+        write_protect.leaves(&order);
+        write_protect.crash(11);
         let write = op(9, 12, Kind::Write { fua: false });
-        assert!(shields.check(&write, PROTECTED).is_ok());
-        assert!(shields.check(&write, Status::SUCCESS).is_ok());
+        assert!(write_protect.check(&write, PROTECTED).is_ok());
+        assert!(write_protect.check(&write, Status::SUCCESS).is_ok());
     }
 }

@@ -90,8 +90,8 @@ impl Target {
             return Ok(());
         }
         if self.formatter.kept.is_none() || self.plant == Some(SeededBug::LostFormat) {
-            let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-            self.formatter.kept = Some(folder);
+            let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+            self.formatter.kept = Some(directory);
         }
         self.formatter.under_way = (0..spaces).map(|_| None).collect();
         let formats = (0..spaces).map(|space| self.kept_format(profile, space));
@@ -108,12 +108,18 @@ impl Target {
     }
 
     fn kept_format(&self, profile: &Profile, space: usize) -> Result<Arc<Format>, String> {
-        let folder = self.formatter.kept.as_ref().ok_or("nothing is kept")?.path();
+        let directory = self.formatter.kept.as_ref().ok_or("nothing is kept")?.path();
         let nsid = space as u32 + 1;
         let (store, generation) = self.stores[space];
         let store = format!("/store/{store}/{generation}");
         let configured = profile.shapes[space].1;
-        block_size::open((subnqn(), nsid), folder, self.name(space), Path::new(&store), configured)
+        block_size::open(
+            (subnqn(), nsid),
+            directory,
+            self.name(space),
+            Path::new(&store),
+            configured,
+        )
     }
 
     /// Of a namespace.

@@ -71,7 +71,7 @@ struct Opened {
 #[derive(Debug)]
 struct Work {
     order: NamespaceJob,
-    undertaking: RequestPlan,
+    plan: RequestPlan,
     step: Step,
     due: Instant,
     /// Reactors that do not know yet.
@@ -84,7 +84,7 @@ pub struct NsManagementDriver {
     granted: Option<Arc<ManagedConfig>>,
     words: Receiver<WorkerMessage>,
     sender: Sender<WorkerMessage>,
-    folder: Folder,
+    directory: Folder,
     /// What is kept, and what of it is served.
     record: NamespaceCatalogRecord,
     served: NamespaceCatalogRecord,
@@ -114,7 +114,7 @@ impl NsManagementDriver {
             granted: (profile.managing > 0).then(|| Arc::new(granted)),
             words,
             sender,
-            folder: Folder::default(),
+            directory: Folder::default(),
             record: NamespaceCatalogRecord::new(subnqn()),
             served: NamespaceCatalogRecord::new(subnqn()),
             opened: BTreeMap::new(),
@@ -145,25 +145,25 @@ impl NsManagementDriver {
 
     /// The target is gone, in the middle of whatever it did; with `power` also what was not synced.
     pub fn crash(&mut self, power: bool, disk: &mut SimDevice) {
-        let (folder, dice) = (&mut self.folder, &mut self.dice);
+        let (directory, dice) = (&mut self.directory, &mut self.dice);
         match self.at_work.take().map(|work| work.step) {
             Some(Step::Keep(record)) if dice.per_mille(500) => {
-                folder.now.record = Some(seal::<NamespaceCatalogRecord>(&record).into_bytes());
+                directory.now.record = Some(seal::<NamespaceCatalogRecord>(&record).into_bytes());
             }
             Some(Step::Remove(uuids)) => {
                 for uuid in uuids {
                     if dice.per_mille(500) {
-                        folder.now.images.remove(&uuid.into_bytes());
+                        directory.now.images.remove(&uuid.into_bytes());
                     }
                 }
             }
             Some(Step::Make { entry, .. }) if dice.per_mille(500) => {
-                folder.now.images.insert(entry.uuid.into_bytes(), image(&entry, disk));
+                directory.now.images.insert(entry.uuid.into_bytes(), image(&entry, disk));
             }
             _ => {}
         }
         if power {
-            folder.lose_power(dice);
+            directory.lose_power(dice);
         }
         self.opened.clear();
         // Whoever waits for an answer is gone as well.
@@ -178,7 +178,7 @@ impl NsManagementDriver {
         let known: BTreeSet<Uuid> = self.uuids(&self.record).collect();
         let unsettled = self.record.unsettled.iter().map(|uuid| uuid.into_bytes());
         let known: BTreeSet<Uuid> = known.into_iter().chain(unsettled).collect();
-        let files: BTreeSet<Uuid> = self.folder.now.images.keys().copied().collect();
+        let files: BTreeSet<Uuid> = self.directory.now.images.keys().copied().collect();
         if let Some(lost) = self.uuids(&self.record).find(|uuid| !files.contains(uuid)) {
             return Err(format!("the file of a namespace that a host made is gone: {lost:x?}"));
         }
@@ -204,27 +204,27 @@ impl NsManagementDriver {
     /// Takes one of the steps on files; false when the disk fails.
     fn on_files(&mut self, step: &Step, disk: &mut SimDevice, plant: Option<SeededBug>) -> bool {
         let fails = self.dice.per_mille(self.errors);
-        let folder = &mut self.folder;
+        let directory = &mut self.directory;
         match step {
             // What was there before is put back.
             Step::Keep(_) if fails => return false,
             Step::Keep(record) => {
-                folder.now.record = Some(seal::<NamespaceCatalogRecord>(record).into_bytes());
+                directory.now.record = Some(seal::<NamespaceCatalogRecord>(record).into_bytes());
                 if plant != Some(SeededBug::LostRecord) {
-                    folder.durable = folder.now.clone();
+                    directory.durable = directory.now.clone();
                 }
                 self.record = NamespaceCatalogRecord::clone(record);
             }
             Step::Make { entry, .. } => {
                 let uuid = entry.uuid.into_bytes();
-                folder.now.images.insert(uuid, image(entry, disk));
-                folder.durable = folder.now.clone();
+                directory.now.images.insert(uuid, image(entry, disk));
+                directory.durable = directory.now.clone();
                 return !fails;
             }
             Step::Remove(uuids) => {
                 for uuid in uuids.iter().skip(usize::from(fails)) {
-                    folder.now.images.remove(&uuid.into_bytes());
-                    folder.durable.images = folder.now.images.clone();
+                    directory.now.images.remove(&uuid.into_bytes());
+                    directory.durable.images = directory.now.images.clone();
                 }
                 return !fails;
             }
@@ -266,22 +266,22 @@ impl Target {
     /// # Errors
     /// The record is invalid, or a file is missing.
     pub(super) fn open_made(&mut self, disk: &mut SimDevice) -> Result<(), String> {
-        let steward = &mut self.steward;
-        steward.record = match &steward.folder.now.record {
+        let ns_admin = &mut self.ns_admin;
+        ns_admin.record = match &ns_admin.directory.now.record {
             Some(bytes) => unseal(bytes)?,
             None => NamespaceCatalogRecord::new(subnqn()),
         };
-        let mut settling = RequestPlan::settling(&steward.record);
+        let mut settling = RequestPlan::settling(&ns_admin.record);
         let mut possible = true;
         loop {
             match settling.next(possible) {
                 Step::Answer(_) => break,
-                step => possible = steward.on_files(&step, disk, self.plant),
+                step => possible = ns_admin.on_files(&step, disk, self.plant),
             }
         }
-        steward.leftovers()?;
-        self.steward.served = self.steward.record.clone();
-        for (nsid, entry) in self.steward.served.entries.clone() {
+        ns_admin.leftovers()?;
+        self.ns_admin.served = self.ns_admin.record.clone();
+        for (nsid, entry) in self.ns_admin.served.entries.clone() {
             self.open_one(nsid, &entry, disk)?;
         }
         Ok(())
@@ -290,7 +290,7 @@ impl Target {
     /// Opens the file of a namespace.
     fn open_one(&mut self, nsid: u32, entry: &Entry, disk: &mut SimDevice) -> Result<(), String> {
         let uuid = entry.uuid.into_bytes();
-        let store = self.steward.folder.now.images.get(&uuid).copied();
+        let store = self.ns_admin.directory.now.images.get(&uuid).copied();
         let store = store.ok_or("the file of a namespace that a host made is gone")?;
         let id = self.fresh_id();
         disk.attach(id, store);
@@ -301,7 +301,7 @@ impl Target {
             reservation: Reservation::volatile(subnqn(), nsid),
             marks: BadBlocks::volatile(),
         };
-        self.steward.opened.insert(uuid, opened);
+        self.ns_admin.opened.insert(uuid, opened);
         Ok(())
     }
 
@@ -310,7 +310,7 @@ impl Target {
         let made = |(nsid, entry): (&u32, &Entry)| {
             let uuid = entry.uuid.into_bytes();
             let Opened { id, health, protection, reservation, marks } =
-                self.steward.opened.get(&uuid)?;
+                self.ns_admin.opened.get(&uuid)?;
             let block_shift = entry.block_size_bytes.trailing_zeros() as u8;
             Some(Namespace {
                 nsid: *nsid,
@@ -335,19 +335,19 @@ impl Target {
                 reservation: Arc::clone(reservation),
             })
         };
-        self.steward.served.entries.iter().filter_map(made).collect()
+        self.ns_admin.served.entries.iter().filter_map(made).collect()
     }
 
     /// What hosts see that may manage namespaces.
     pub(super) fn management(&self) -> Option<Arc<Management>> {
-        let grant = self.steward.granted.as_ref()?.grant();
-        let entries = &self.steward.served.entries;
+        let grant = self.ns_admin.granted.as_ref()?.grant();
+        let entries = &self.ns_admin.served.entries;
         let allocated = self.made().into_iter().map(|namespace| {
             let entry = entries.get(&namespace.nsid);
             let hosts = entry.map(|entry| entry.hosts.clone()).unwrap_or_default();
             Allocated { namespace, hosts }
         });
-        let used_bytes = self.steward.served.used_bytes();
+        let used_bytes = self.ns_admin.served.used_bytes();
         let (allocated, absent) = (allocated.collect(), Vec::new());
         Some(Arc::new(Management { grant, allocated, absent, used_bytes }))
     }
@@ -361,12 +361,12 @@ impl Target {
         now: Instant,
     ) -> Option<Vec<NamespaceChange>> {
         let mut news = None;
-        while let Some(mut work) = self.steward.at_work.take().or_else(|| self.take_order(now)) {
+        while let Some(mut work) = self.ns_admin.at_work.take().or_else(|| self.take_order(now)) {
             let waits = |each: &mut Receiver<()>| each.try_recv() == Err(TryRecvError::Empty);
             work.awaited.retain_mut(waits);
             let is_due = work.step == Step::Await || work.due <= now;
             if !is_due || !work.awaited.is_empty() {
-                self.steward.at_work = Some(work);
+                self.ns_admin.at_work = Some(work);
                 break;
             }
             let news = news.get_or_insert_with(Vec::new);
@@ -383,7 +383,7 @@ impl Target {
             }
             let possible = self.take_step(&step, profile, disk, news);
             self.begin_step(&mut work, possible, now);
-            self.steward.at_work = Some(work);
+            self.ns_admin.at_work = Some(work);
         }
         news
     }
@@ -391,7 +391,7 @@ impl Target {
     /// The next order.
     fn take_order(&mut self, now: Instant) -> Option<Work> {
         let order = loop {
-            let Ok(WorkerMessage::Order(order)) = self.steward.words.try_recv() else {
+            let Ok(WorkerMessage::Order(order)) = self.ns_admin.words.try_recv() else {
                 return None;
             };
             match order.what {
@@ -399,9 +399,9 @@ impl Target {
                 _ => break order,
             }
         };
-        let random = [self.steward.dice.roll(), self.steward.dice.roll()];
+        let random = [self.ns_admin.dice.roll(), self.ns_admin.dice.roll()];
         let fresh = format!("{:016x}{:016x}", random[0], random[1]);
-        let granted = self.steward.granted.clone()?;
+        let granted = self.ns_admin.granted.clone()?;
         let situation = RequestContext {
             granted: &granted,
             declared: &DECLARED.into(),
@@ -411,17 +411,17 @@ impl Target {
             controllers: &self.registry.controllers_of(&subnqn()),
             may_go: &|_, _| Ok(()),
         };
-        let undertaking = RequestPlan::new(&order.what, &self.steward.record, &situation);
+        let plan = RequestPlan::new(&order.what, &self.ns_admin.record, &situation);
         let mut work = Work {
             order: *order,
-            undertaking: RequestPlan::settling(&NamespaceCatalogRecord::new(subnqn())),
+            plan: RequestPlan::settling(&NamespaceCatalogRecord::new(subnqn())),
             step: Step::Await,
             due: now,
             awaited: Vec::new(),
         };
-        match undertaking {
-            Ok(undertaking) => {
-                work.undertaking = undertaking;
+        match plan {
+            Ok(plan) => {
+                work.plan = plan;
                 self.begin_step(&mut work, true, now);
             }
             Err(status) => work.step = Step::Answer(Err(status)),
@@ -430,9 +430,9 @@ impl Target {
     }
 
     fn begin_step(&mut self, work: &mut Work, possible: bool, now: Instant) {
-        work.step = work.undertaking.next(possible);
+        work.step = work.plan.next(possible);
         let waits = matches!(work.step, Step::Keep(_) | Step::Make { .. } | Step::Remove(_));
-        work.due = if waits { now + self.steward.dice.part(STEP) } else { now };
+        work.due = if waits { now + self.ns_admin.dice.part(STEP) } else { now };
         if work.step == Step::Await {
             for reactor in self.registry.reactors() {
                 let (caught, is_caught) = sync_channel(1);
@@ -452,18 +452,18 @@ impl Target {
     ) -> bool {
         match step {
             Step::Keep(_) | Step::Make { .. } | Step::Remove(_) => {
-                self.steward.on_files(step, disk, self.plant)
+                self.ns_admin.on_files(step, disk, self.plant)
             }
             Step::Serve => {
-                let new = self.steward.record.clone();
+                let new = self.ns_admin.record.clone();
                 for (nsid, entry) in &new.entries {
-                    let is_open = self.steward.opened.contains_key(&entry.uuid.into_bytes());
+                    let is_open = self.ns_admin.opened.contains_key(&entry.uuid.into_bytes());
                     if !is_open && self.open_one(*nsid, entry, disk).is_err() {
                         return false;
                     }
                 }
-                let old = mem::replace(&mut self.steward.served, new);
-                news.extend(changes(&old, &self.steward.served));
+                let old = mem::replace(&mut self.ns_admin.served, new);
+                news.extend(changes(&old, &self.ns_admin.served));
                 if self.is_published() {
                     self.publish(profile);
                 }
@@ -476,9 +476,9 @@ impl Target {
 
     /// Closes what is no namespace.
     fn close_strangers(&mut self, disk: &mut SimDevice) {
-        let steward = &mut self.steward;
-        let known: BTreeSet<Uuid> = steward.uuids(&steward.served).collect();
-        steward.opened.retain(|uuid, opened| {
+        let ns_admin = &mut self.ns_admin;
+        let known: BTreeSet<Uuid> = ns_admin.uuids(&ns_admin.served).collect();
+        ns_admin.opened.retain(|uuid, opened| {
             let stays = known.contains(uuid);
             if !stays {
                 disk.detach(opened.id);

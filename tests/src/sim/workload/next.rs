@@ -72,7 +72,7 @@ impl Oracle {
         if let Some(order) = self.fencing.next_order(space, host, dice) {
             return op(Kind::Order(order), whole(space));
         }
-        if let Some(on) = self.shields.next_order(space, dice) {
+        if let Some(on) = self.write_protect.next_order(space, dice) {
             return op(Kind::Protect(on), whole(space));
         }
         if let Some(deed) = self.made.next_deed(host, dice) {

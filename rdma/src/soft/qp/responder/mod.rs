@@ -142,8 +142,8 @@ impl Responder {
         let psn = packet.bth.psn;
         match psn.since(self.expected) {
             0 => {
-                let fate = self.take(packet, io);
-                self.catch_up(psn, fate, io)
+                let outcome = self.take(packet, io);
+                self.catch_up(psn, outcome, io)
             }
             ahead @ 1.. => self.keep(ahead as u32, packet, io),
             _ => {
@@ -155,7 +155,7 @@ impl Responder {
 
     /// `check_psn`, packet from the future: something is missing.
     fn keep(&mut self, ahead: u32, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
-        let (verdict, tell) = self.early.keep(ahead, packet, io.shelf);
+        let (verdict, tell) = self.early.keep(ahead, packet, io.reorder);
         if self.early.is_told() {
             if tell && !self.waits {
                 self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
@@ -221,21 +221,21 @@ impl Responder {
         first: DatagramOutcome,
         io: &mut Io<'_>,
     ) -> DatagramOutcome {
-        let mut fate = first;
-        while fate == DatagramOutcome::Executed && !self.early.is_empty() {
+        let mut outcome = first;
+        while outcome == DatagramOutcome::Executed && !self.early.is_empty() {
             let passed = self.expected.since(from).unsigned_abs();
             from = self.expected;
-            let Some(place) = self.early.pass(passed, io.shelf) else { break };
-            let bytes = io.shelf.take(place);
+            let Some(place) = self.early.pass(passed, io.reorder) else { break };
+            let bytes = io.reorder.take(place);
             // It was a packet when it was kept.
             if let Ok(packet) = Packet::parse(&bytes) {
-                fate = self.take(&packet, io);
+                outcome = self.take(&packet, io);
             }
-            io.shelf.give(place, bytes);
+            io.reorder.give(place, bytes);
         }
         let asked = self.asked.take();
-        match fate {
-            _ if fate.is_fatal() => return fate,
+        match outcome {
+            _ if outcome.is_fatal() => return outcome,
             DatagramOutcome::Executed if self.early.is_told() => {
                 self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
             }
@@ -516,7 +516,7 @@ impl Responder {
         while let Some((tag, buf)) = self.receives.pop_front() {
             io.done(tag, Work::Recv(buf), Err(Fault::Flushed));
         }
-        self.early.clear(io.shelf);
+        self.early.clear(io.reorder);
         self.answers.flush();
     }
 }

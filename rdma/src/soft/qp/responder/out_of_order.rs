@@ -62,14 +62,14 @@ impl OutOfOrder {
         &mut self,
         ahead: u32,
         packet: &Packet<'_>,
-        shelf: &mut ReorderBuffer,
+        reorder: &mut ReorderBuffer,
     ) -> (ReorderOutcome, bool) {
         let (ahead, end) = (ahead as usize, self.places.len());
         if self.places.get(ahead).is_some_and(|place| *place != NONE) {
             return (ReorderOutcome::Again, packet.bth.ack_request);
         }
         let fits = ahead < self.most && packet.payload.len() <= self.mtu;
-        let Some(place) = fits.then(|| shelf.put(packet, self.count)).flatten() else {
+        let Some(place) = fits.then(|| reorder.put(packet, self.count)).flatten() else {
             return (ReorderOutcome::Dropped, packet.bth.ack_request);
         };
         self.places.resize(end.max(ahead + 1), NONE);
@@ -86,14 +86,14 @@ impl OutOfOrder {
 
     /// So many packets, the missing one first, are not missing any more. If the one that is now is
     /// here, gives its place.
-    pub(super) fn pass(&mut self, packets: u32, shelf: &mut ReorderBuffer) -> Option<u32> {
+    pub(super) fn pass(&mut self, packets: u32, reorder: &mut ReorderBuffer) -> Option<u32> {
         for _ in 0..packets {
             match self.places.pop_front() {
                 None => break,
                 Some(NONE) => {}
                 Some(place) => {
                     // It lay among the numbers of a read, where no packet may be.
-                    shelf.drop(place);
+                    reorder.drop(place);
                     self.count -= 1;
                 }
             }
@@ -110,8 +110,8 @@ impl OutOfOrder {
     }
 
     /// Forgets all.
-    pub(super) fn clear(&mut self, shelf: &mut ReorderBuffer) {
-        self.places.drain(..).filter(|place| *place != NONE).for_each(|place| shelf.drop(place));
+    pub(super) fn clear(&mut self, reorder: &mut ReorderBuffer) {
+        self.places.drain(..).filter(|place| *place != NONE).for_each(|place| reorder.drop(place));
         self.count = 0;
     }
 }
@@ -130,59 +130,59 @@ mod tests {
 
     #[test]
     fn packets_come_out_in_order_and_leave_their_room() {
-        let (mut early, mut shelf) = (OutOfOrder::new(16, 1024, true), ReorderBuffer::new(32));
-        assert_eq!(early.keep(2, &packet(2), &mut shelf), (ReorderOutcome::Kept, true), "a gap");
-        assert_eq!(early.keep(3, &packet(3), &mut shelf), (ReorderOutcome::Kept, false));
-        assert_eq!(early.keep(3, &packet(3), &mut shelf), (ReorderOutcome::Again, false));
+        let (mut early, mut reorder) = (OutOfOrder::new(16, 1024, true), ReorderBuffer::new(32));
+        assert_eq!(early.keep(2, &packet(2), &mut reorder), (ReorderOutcome::Kept, true), "a gap");
+        assert_eq!(early.keep(3, &packet(3), &mut reorder), (ReorderOutcome::Kept, false));
+        assert_eq!(early.keep(3, &packet(3), &mut reorder), (ReorderOutcome::Again, false));
         assert_eq!(
-            early.keep(16, &packet(16), &mut shelf),
+            early.keep(16, &packet(16), &mut reorder),
             (ReorderOutcome::Dropped, false),
             "too far"
         );
         assert_eq!(
-            early.keep(5, &packet(5), &mut shelf),
+            early.keep(5, &packet(5), &mut reorder),
             (ReorderOutcome::Kept, true),
             "one more gap"
         );
-        assert_eq!((early.held(), shelf.len()), (0b10110, 3));
-        assert_eq!(early.pass(1, &mut shelf), None, "packet 1 is missing as well");
+        assert_eq!((early.held(), reorder.len()), (0b10110, 3));
+        assert_eq!(early.pass(1, &mut reorder), None, "packet 1 is missing as well");
         assert_eq!(early.held(), 0b1011);
         for psn in [2, 3] {
-            let place = early.pass(1, &mut shelf).unwrap();
-            let bytes = shelf.take(place);
+            let place = early.pass(1, &mut reorder).unwrap();
+            let bytes = reorder.take(place);
             assert_eq!(Packet::parse(&bytes), Ok(packet(psn)));
-            shelf.give(place, bytes);
+            reorder.give(place, bytes);
         }
-        assert_eq!((early.pass(1, &mut shelf), early.is_empty()), (None, false));
-        assert!(early.pass(1, &mut shelf).is_some());
+        assert_eq!((early.pass(1, &mut reorder), early.is_empty()), (None, false));
+        assert!(early.pass(1, &mut reorder).is_some());
         assert!(early.is_empty());
-        assert_eq!(early.pass(1, &mut shelf), None);
+        assert_eq!(early.pass(1, &mut reorder), None);
     }
 
     #[test]
     fn room_is_bounded_and_comes_back() {
-        let (mut early, mut shelf) = (OutOfOrder::new(16, 1024, false), ReorderBuffer::new(32));
+        let (mut early, mut reorder) = (OutOfOrder::new(16, 1024, false), ReorderBuffer::new(32));
         for psn in 1..5 {
-            assert_eq!(early.keep(psn, &packet(psn), &mut shelf).0, ReorderOutcome::Kept);
+            assert_eq!(early.keep(psn, &packet(psn), &mut reorder).0, ReorderOutcome::Kept);
         }
-        assert_eq!(early.keep(5, &packet(5), &mut shelf).0, ReorderOutcome::Dropped);
+        assert_eq!(early.keep(5, &packet(5), &mut reorder).0, ReorderOutcome::Dropped);
         let long = Packet { payload: &[0; 1025], ..packet(6) };
-        early.clear(&mut shelf);
-        assert!(shelf.is_empty() && early.is_empty());
-        assert_eq!(early.keep(6, &long, &mut shelf).0, ReorderOutcome::Dropped);
+        early.clear(&mut reorder);
+        assert!(reorder.is_empty() && early.is_empty());
+        assert_eq!(early.keep(6, &long, &mut reorder).0, ReorderOutcome::Dropped);
         // A read of ten packets passes, with rubbish among its numbers.
-        assert_eq!(early.keep(6, &packet(6), &mut shelf).0, ReorderOutcome::Kept);
-        assert_eq!(early.pass(10, &mut shelf), None);
-        assert!(shelf.is_empty() && early.is_empty());
+        assert_eq!(early.keep(6, &packet(6), &mut reorder).0, ReorderOutcome::Kept);
+        assert_eq!(early.pass(10, &mut reorder), None);
+        assert!(reorder.is_empty() && early.is_empty());
     }
 
     #[test]
     fn nobody_takes_the_room_of_all() {
-        let mut shelf = ReorderBuffer::new(64);
+        let mut reorder = ReorderBuffer::new(64);
         let mut queues: Vec<_> = (0..20).map(|_| OutOfOrder::new(1000, 1024, false)).collect();
         let taken = queues.iter_mut().map(|early| {
             let kept =
-                |psn: &u32| early.keep(*psn, &packet(*psn), &mut shelf).0 == ReorderOutcome::Kept;
+                |psn: &u32| early.keep(*psn, &packet(*psn), &mut reorder).0 == ReorderOutcome::Kept;
             (1..1000).take_while(kept).count()
         });
         let taken: Vec<usize> = taken.collect();
@@ -192,10 +192,10 @@ mod tests {
             "the last ones share what is left"
         );
         // What one gives back is there for all.
-        queues[0].clear(&mut shelf);
+        queues[0].clear(&mut reorder);
         let late = &mut queues[15];
-        assert_eq!(late.keep(1, &packet(1), &mut shelf).0, ReorderOutcome::Kept);
-        queues.iter_mut().for_each(|queue| queue.clear(&mut shelf));
-        assert!(shelf.is_empty());
+        assert_eq!(late.keep(1, &packet(1), &mut reorder).0, ReorderOutcome::Kept);
+        queues.iter_mut().for_each(|queue| queue.clear(&mut reorder));
+        assert!(reorder.is_empty());
     }
 }

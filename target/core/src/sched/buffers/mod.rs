@@ -161,7 +161,7 @@ pub struct BufferScheduler {
     /// How many in all lines claim.
     claiming: usize,
     /// Who waits for limits, before it waits for buffers.
-    pub tolls: RateLimitQueue,
+    pub rate_limits: RateLimitQueue,
     /// What waits for a push or a response to come home, in all queues, other than for its buffer:
     /// capsules for a slot, pieces of data for the one before, and commands for others of theirs.
     pub behind_sent: usize,
@@ -216,7 +216,7 @@ impl BufferScheduler {
         share.open += 1;
         share.room += usize::from(commands);
         share.line.reserve_exact(share.room.saturating_sub(share.line.len()));
-        self.tolls.join(at as u32, share.room);
+        self.rate_limits.join(at as u32, share.room);
         at as u32
     }
 
@@ -235,7 +235,7 @@ impl BufferScheduler {
         left.room = left.room.saturating_sub(commands.into());
         if left.queues == 0 {
             *left = Tenant::default();
-            self.tolls.leave(share);
+            self.rate_limits.leave(share);
         }
     }
 
@@ -340,14 +340,14 @@ impl BufferScheduler {
     /// given back by `refund`.
     pub fn forget(&mut self, key: u32, refund: impl FnMut(u16, &Grant)) {
         self.retain(|waiter| waiter.0 != key);
-        self.tolls.forget(key, refund);
+        self.rate_limits.forget(key, refund);
     }
 
     /// A command ends before its turn. Gives what it has booked at limits, which is to be given
     /// back.
     pub fn remove(&mut self, key: u32, slot: u16) -> Option<Grant> {
         self.retain(|waiter| waiter != (key, slot));
-        self.tolls.remove(key, slot)
+        self.rate_limits.remove(key, slot)
     }
 
     /// Returns what is to be set aside for a starved command. A command whose host or device is
@@ -665,7 +665,7 @@ mod tests {
         }
         let taken = |waiters: &BufferScheduler| {
             let lines = waiters.shares.iter().map(|share| share.line.capacity());
-            let lines: Vec<_> = lines.chain(waiters.tolls.capacities()).collect();
+            let lines: Vec<_> = lines.chain(waiters.rate_limits.capacities()).collect();
             (waiters.admin.capacity(), waiters.turns.capacity(), waiters.shares.capacity(), lines)
         };
         let before = taken(&waiters);
@@ -677,7 +677,7 @@ mod tests {
             if queue == 0 {
                 waiters.push(None, waiter(key, slot), None);
             }
-            waiters.tolls.push(host, (key, slot), 1, None);
+            waiters.rate_limits.push(host, (key, slot), 1, None);
             waiters.push(Some(host), waiter(key, slot), Some(TryAlloc::Short));
         }
         assert_eq!(waiters.len(), usize::from(commands) * (hosts * (queues + 1)) as usize);
