@@ -42,7 +42,7 @@ impl From<String> for Unserved {
 /// Whether a namespace whose device is served already is probed for its size.
 pub(super) type IsProbed<'a> = &'a dyn Fn(Place, &NamespaceConfig) -> bool;
 
-/// A store that is about to be opened.
+/// A device that is about to be opened.
 struct Plan<'a> {
     key: Place,
     namespace: &'a NamespaceConfig,
@@ -53,7 +53,152 @@ struct Plan<'a> {
     same: Option<FileId>,
 }
 
+/// A namespace whose device is not open, and the result of the probe of its path.
+struct Added<'a> {
+    key: Place,
+    namespace: &'a NamespaceConfig,
+    probed: Option<Probed>,
+}
+
+/// Results of the probes of one configuration.
+struct Probes {
+    /// Of paths that are new or due.
+    paths: BTreeMap<Place, probe::Found>,
+    /// Of devices that stay: their new size, if it differs. Other devices have none.
+    sizes: BTreeMap<Place, Result<Option<u64>, String>>,
+}
+
+/// Persisted identities of devices, and the UUIDs of a configuration.
+struct Identities {
+    persisted: Result<DeviceIdentities, String>,
+    configured: BTreeSet<Uuid>,
+}
+
+/// The device table of the next configuration, while it is computed from the current one.
+struct Diff<'a> {
+    current: &'a DeviceTable,
+    missing: Missing,
+    served: Served,
+    next: DeviceTable,
+}
+
+impl<'a> Diff<'a> {
+    /// Takes over the devices that stay, and pending ones that are not due. Returns the others.
+    fn retain(
+        &mut self,
+        subsystems: &'a [SubsystemConfig],
+        mut probes: Probes,
+        is_probed: IsProbed<'_>,
+    ) -> Result<Vec<Added<'a>>, String> {
+        let mut added = Vec::new();
+        for (subsystem, namespace) in namespaces(subsystems) {
+            let key = (subsystem.nqn, namespace.nsid);
+            if let Some(device) = self.current.by_namespace.get(&key) {
+                let size = probes.sizes.remove(&key);
+                let is_probed = is_probed(key, namespace);
+                let (device, news) = retained(key, device, namespace, size, is_probed)?;
+                self.next.news.extend(news);
+                if device.configured_block_bytes != namespace.block_size_bytes {
+                    self.next.news.extend(device.format.told(namespace.block_size_bytes));
+                }
+                let configured_block_bytes = namespace.block_size_bytes;
+                let device = ServedDevice { configured_block_bytes, ..device };
+                self.next.by_namespace.insert(key, device);
+                continue;
+            }
+            match probes.paths.remove(&key) {
+                Some(Ok(probed)) => added.push(Added { key, namespace, probed }),
+                Some(Err(why)) if self.missing == Missing::Fail => {
+                    return Err(format!("{}: {why}", place(key)));
+                }
+                Some(Err(why)) => {
+                    let was_there = self.was_there(namespace);
+                    let pending = PendingDevice::store(key, namespace, why);
+                    self.next.awaited.push(pending.there(was_there));
+                }
+                None => {
+                    self.next.awaited.extend(self.current.awaited_as(key, namespace).cloned());
+                }
+            }
+        }
+        Ok(added)
+    }
+
+    /// Loads the records of devices to open, and checks them.
+    fn plan(
+        &mut self,
+        subsystems: &[SubsystemConfig],
+        added: Vec<Added<'a>>,
+    ) -> Result<Vec<Plan<'a>>, String> {
+        if added.is_empty() {
+            return Ok(Vec::new());
+        }
+        let identities = self.current.identities(subsystems);
+        let mut plans = Vec::new();
+        for Added { key, namespace, probed } in added {
+            let is_there = probed.as_ref().is_some_and(Probed::is_there);
+            match self.current.plan(key, namespace, probed, &identities) {
+                Ok(plan) => plans.push(plan),
+                Err(why) => self.set_pending(key, namespace, is_there, why.into())?,
+            }
+        }
+        Ok(plans)
+    }
+
+    /// Opens devices, and adds them to the next table.
+    fn open(&mut self, plans: Vec<Plan<'_>>) -> Result<(), String> {
+        let opened = self.current.open(&plans, self.missing, &self.next.attempt);
+        for (plan, backing) in plans.into_iter().zip(opened) {
+            let (key, namespace) = (plan.key, plan.namespace);
+            let id = self.next.fresh_id(self.current).ok_or("too many namespaces")?;
+            let is_there = plan.same.as_ref().is_some_and(FileId::is_there);
+            match backing.and_then(|backing| Ok(self.current.make(id, plan, backing)?)) {
+                Ok(device) => {
+                    self.next.news.extend(device.format.told(namespace.block_size_bytes));
+                    self.next.by_namespace.insert(key, device);
+                }
+                Err(unserved) => self.set_pending(key, namespace, is_there, unserved)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A device that cannot be served is pending where that may pass, or where it was pending
+    /// before: one that was replaced by something unusable prevents no other change.
+    fn set_pending(
+        &mut self,
+        key: Place,
+        namespace: &NamespaceConfig,
+        is_there: bool,
+        Unserved { why, may_pass }: Unserved,
+    ) -> Result<(), String> {
+        let missing = self.missing;
+        let is_there = is_there || self.was_there(namespace);
+        let is_known =
+            self.current.is_starting || self.current.awaited_as(key, namespace).is_some();
+        let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
+        let pending = PendingDevice::store(key, namespace, why.clone()).there(is_there);
+        match missing == Missing::Wait && (may_pass || is_known) {
+            true => {
+                self.next.awaited.push(pending.held(!may_pass && (is_there || !is_file)));
+                Ok(())
+            }
+            false => Err(format!("{}: {why}", place(key))),
+        }
+    }
+
+    /// Whether the file of a namespace was served before. Such a file is never created anew.
+    fn was_there(&self, namespace: &NamespaceConfig) -> bool {
+        matches!(&namespace.kind, NamespaceKind::File { path, .. } if self.served.contains(path))
+    }
+}
+
 impl DeviceTable {
+    /// The table of the next configuration. Of devices that stay, those that `is_probed` names are
+    /// probed for their size; of pending ones, those that are `due`.
+    ///
+    /// # Errors
+    /// One sentence about a device that cannot be served.
     pub(super) fn next_as(
         &self,
         subsystems: &[SubsystemConfig],
@@ -61,21 +206,36 @@ impl DeviceTable {
         due: &[Place],
         is_probed: IsProbed<'_>,
     ) -> Result<DeviceTable, String> {
-        if self.state_directory.is_none()
-            && let Some((subsystem, namespace)) =
-                namespaces(subsystems).find(|(_, namespace)| namespace.needs_state())
-        {
-            return Err(format!(
+        self.check_state_directory(subsystems)?;
+        let served = self.served().with(self.awaited.iter().filter_map(PendingDevice::seen));
+        let paths = self.begin_looks(subsystems, (missing, due), &served);
+        let sizes = self.begin_sizes(subsystems, is_probed);
+        let deadline = Instant::now() + PATIENCE;
+        let probes =
+            Probes { paths: found_by(deadline, paths), sizes: answers_by(deadline, sizes) };
+        let mut diff = Diff { current: self, missing, served, next: self.successor() };
+        // Nothing is opened, or even made, before it is sure that what is served may stay.
+        let added = diff.retain(subsystems, probes, is_probed)?;
+        let plans = diff.plan(subsystems, added)?;
+        diff.open(plans)?;
+        Ok(diff.next)
+    }
+
+    fn check_state_directory(&self, subsystems: &[SubsystemConfig]) -> Result<(), String> {
+        let needs_state = namespaces(subsystems).find(|(_, namespace)| namespace.needs_state());
+        match needs_state {
+            Some((subsystem, namespace)) if self.state_directory.is_none() => Err(format!(
                 "{}: what `write_uncorrectable` makes unreadable is remembered in the \
                  `state_directory`, and there is none: name one in the configuration",
                 place((subsystem.nqn, namespace.nsid))
-            ));
+            )),
+            _ => Ok(()),
         }
-        let served = self.served().with(self.awaited.iter().filter_map(PendingDevice::seen));
-        let names = self.state_directory.as_deref().map(DeviceIdentities::load);
-        let names = names.unwrap_or_else(|| Ok(DeviceIdentities::default()));
-        let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
-        let mut next = DeviceTable {
+    }
+
+    /// A table without devices, which shares the records of this one.
+    fn successor(&self) -> DeviceTable {
+        DeviceTable {
             by_namespace: BTreeMap::new(),
             next_id: self.next_id,
             rings: self.rings,
@@ -92,100 +252,28 @@ impl DeviceTable {
             is_starting: false,
             attempt: CreatedFiles::new(&self.opening),
             owes_memory: false,
-        };
-        let looks = self.begin_looks(subsystems, (missing, due), &served);
-        let sizes = self.begin_sizes(subsystems, is_probed);
-        let deadline = Instant::now() + PATIENCE;
-        let mut looks: BTreeMap<Place, _> =
-            looks.into_iter().map(|(key, look)| (key, look.by(deadline))).collect();
-        let sizes: BTreeMap<Place, _> =
-            sizes.into_iter().map(|(key, size)| (key, size.by(deadline))).collect();
-        // What was there once is never made anew, however often it is looked for.
-        let was_there = |namespace: &NamespaceConfig| matches!(&namespace.kind, NamespaceKind::File { path, .. } if served.contains(path));
-        // Nothing is opened, or even made, before it is sure that what is served may stay.
-        let mut coming = Vec::new();
-        for (subsystem, namespace) in namespaces(subsystems) {
-            let key = (subsystem.nqn, namespace.nsid);
-            if let Some(store) = self.by_namespace.get(&key) {
-                let size = sizes.get(&key).cloned();
-                let is_probed = is_probed(key, namespace);
-                let (store, news) = staying(key, store, namespace, size, is_probed)?;
-                next.news.extend(news);
-                if store.configured_block_bytes != namespace.block_size_bytes {
-                    next.news.extend(store.format.told(namespace.block_size_bytes));
-                }
-                let configured_block_bytes = namespace.block_size_bytes;
-                next.by_namespace.insert(key, ServedDevice { configured_block_bytes, ..store });
-                continue;
-            }
-            match looks.remove(&key).map(|look| look.and_then(|seen| seen)) {
-                Some(Ok(seen)) => coming.push((key, namespace, seen)),
-                Some(Err(why)) if missing == Missing::Fail => {
-                    return Err(format!("{}: {why}", place(key)));
-                }
-                Some(Err(why)) => {
-                    let awaited = PendingDevice::store(key, namespace, why);
-                    next.awaited.push(awaited.there(was_there(namespace)));
-                }
-                None => next.awaited.extend(self.awaited_as(key, namespace).cloned()),
-            }
         }
-        // What has come, and not as it should, holds nothing else back; nor does what may pass.
-        let awaited = |key, namespace: &NamespaceConfig, is_there: bool, unserved: Unserved| {
-            let is_there = is_there || was_there(namespace);
-            let Unserved { why, may_pass } = unserved;
-            let is_known = self.is_starting || self.awaited_as(key, namespace).is_some();
-            let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
-            let awaited = PendingDevice::store(key, namespace, why.clone()).there(is_there);
-            match missing == Missing::Wait && (may_pass || is_known) {
-                true => Ok(awaited.held(!may_pass && (is_there || !is_file))),
-                false => Err(format!("{}: {why}", place(key))),
-            }
-        };
-        let mut planned = Vec::new();
-        for (key, namespace, seen) in coming {
-            let is_there = seen.as_ref().is_some_and(Probed::is_there);
-            match self.plan(key, namespace, seen, (&names, &configured)) {
-                Ok(plan) => planned.push(plan),
-                Err(why) => {
-                    next.awaited.push(awaited(key, namespace, is_there, why.into())?);
-                }
-            }
-        }
-        let opened = self.open(&planned, missing, &next.attempt);
-        for (plan, backing) in planned.into_iter().zip(opened) {
-            let (key, namespace) = (plan.key, plan.namespace);
-            let id = next.fresh_id(self).ok_or("too many namespaces")?;
-            let is_there = plan.same.as_ref().is_some_and(FileId::is_there);
-            let made = backing.and_then(|backing| Ok(self.make(id, plan, backing)?));
-            match made {
-                Ok(store) => {
-                    next.news.extend(store.format.told(namespace.block_size_bytes));
-                    next.by_namespace.insert(key, store);
-                }
-                Err(unserved) => {
-                    next.awaited.push(awaited(key, namespace, is_there, unserved)?);
-                }
-            }
-        }
-        Ok(next)
     }
 
-    /// What keeps namespaces from being served that are there: records of what hosts rely on that are
-    /// damaged, or that are kept under another UUID. Opens and changes nothing.
+    fn identities(&self, subsystems: &[SubsystemConfig]) -> Identities {
+        let persisted = self.state_directory.as_deref().map(DeviceIdentities::load);
+        Identities {
+            persisted: persisted.unwrap_or_else(|| Ok(DeviceIdentities::default())),
+            configured: namespaces(subsystems).map(|(_, namespace)| namespace.uuid).collect(),
+        }
+    }
+
+    /// Namespaces that cannot be served though their devices are there: records that hosts rely on
+    /// are damaged, or kept under another UUID. Opens and changes nothing.
     pub(crate) fn hindered(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, String)> {
-        let names = self.state_directory.as_deref().map(DeviceIdentities::load);
-        let names = names.unwrap_or_else(|| Ok(DeviceIdentities::default()));
-        let configured: BTreeSet<Uuid> = namespaces(subsystems).map(|(_, n)| n.uuid).collect();
+        let identities = self.identities(subsystems);
         let looks = self.begin_looks(subsystems, (Missing::Fail, &[]), &Served::none());
-        let deadline = Instant::now() + PATIENCE;
-        let mut looks: BTreeMap<Place, _> =
-            looks.into_iter().map(|(key, look)| (key, look.by(deadline))).collect();
+        let mut looks = found_by(Instant::now() + PATIENCE, looks);
         let hindered = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
-            // What is not there is told by whoever looks for that.
-            let Ok(Ok(seen)) = looks.remove(&key)? else { return None };
-            let plan = self.plan(key, namespace, seen, (&names, &configured));
+            // Missing devices are reported elsewhere.
+            let Ok(probed) = looks.remove(&key)? else { return None };
+            let plan = self.plan(key, namespace, probed, &identities);
             let kept = plan.and_then(|plan| {
                 self.guards(key, namespace.uuid)?;
                 self.marks(namespace.uuid, plan.name.1.as_deref()).map(drop)
@@ -236,14 +324,14 @@ impl DeviceTable {
         key: Place,
         namespace: &'a NamespaceConfig,
         seen: Option<Probed>,
-        (names, configured): (&Result<DeviceIdentities, String>, &BTreeSet<Uuid>),
+        Identities { persisted, configured }: &Identities,
     ) -> Result<Plan<'a>, String> {
         let (path, same) = seen.map(|seen| (seen.lasting, seen.same)).unzip();
         // Without a place to keep it nothing is told by it.
         let path = path.filter(|_| self.state_directory.is_some());
         let name = (namespace.uuid, path.as_deref().map(identity::of_path));
         if let (Some(directory), (uuid, Some(store))) = (&self.state_directory, &name) {
-            match names {
+            match persisted {
                 Ok(names) => names.check(directory, (*uuid, configured), store)?,
                 Err(why) if identity::is_any_kept(directory) => return Err(why.clone()),
                 Err(_) => {}
@@ -379,13 +467,29 @@ impl DeviceTable {
     }
 }
 
-/// A store that stays what it is. `size`: the one that it is to have now, where that is another
-/// one; nothing where it is another store. Without `is_probed` one is not even asked for. With
-/// it comes what somebody should know.
+/// Results of tasks at the deadline.
+fn answers_by<T>(
+    deadline: Instant,
+    tasks: Vec<(Place, BlockingTask<'_, T>)>,
+) -> BTreeMap<Place, Result<T, String>> {
+    tasks.into_iter().map(|(key, task)| (key, task.by(deadline))).collect()
+}
+
+/// Results of probes of paths. One that does not answer by the deadline is missing.
+fn found_by(
+    deadline: Instant,
+    tasks: Vec<(Place, BlockingTask<'_, probe::Found>)>,
+) -> BTreeMap<Place, probe::Found> {
+    let answers = answers_by(deadline, tasks).into_iter();
+    answers.map(|(key, answer)| (key, answer.and_then(|found| found))).collect()
+}
+
+/// A device that stays open, and a notice for the administrator. `size`: the result of the probe,
+/// if the device is the configured one. Without `is_probed` no size was asked for.
 ///
 /// # Errors
 /// One sentence about what cannot be changed.
-fn staying(
+fn retained(
     key: Place,
     store: &ServedDevice,
     namespace: &NamespaceConfig,
@@ -458,8 +562,7 @@ mod tests {
             let deadline = Instant::now() + Duration::from_secs(600);
             let look = probe::begin(&stores.opening, namespace, &Served::none(), |seen| seen);
             let seen = look.by(deadline).unwrap().unwrap();
-            let names = (&Ok(DeviceIdentities::default()), &BTreeSet::new());
-            let plan = stores.plan(key, namespace, seen, names).unwrap();
+            let plan = stores.plan(key, namespace, seen, &stores.identities(&[])).unwrap();
             if is_there {
                 std::fs::remove_file(&path).unwrap();
             }
