@@ -290,36 +290,39 @@ impl RunningTarget {
             true => Some(config.authentication.keyring().map_err(unusable)?),
             false => None,
         };
-        let next = if may_wait {
-            provisioner.next_by_reload(&config)?
-        } else {
-            provisioner.next(&config)?
+        let next = match may_wait {
+            true => Some(provisioner.next_by_reload(&config)?),
+            false => provisioner.next(&config)?,
         };
         let missing = if may_wait { config.missing } else { Missing::Fail };
-        if !may_wait {
-            provisioner.awaits_no_more_in(&next)?;
+        if let Some(next) = next.as_ref().filter(|_| !may_wait) {
+            provisioner.awaits_no_more_in(next)?;
         }
         lines.extend(differences(provisioner.config(), &config));
         let (was, is) = (provisioner.config().addresses(), config.addresses());
         let added: Vec<SocketAddr> = is.iter().filter(|at| !was.contains(at)).copied().collect();
         let removed: Vec<SocketAddr> = was.iter().filter(|at| !is.contains(at)).copied().collect();
-        let memory = provisioner.prepare(&next, &added, missing)?;
+        let memory = provisioner.prepare(next.as_ref(), &added, missing)?;
         if let Err(sentence) = persist() {
-            provisioner.abandon(&next, &added);
+            provisioner.abandon(next.as_ref(), &added);
             return Err(NotServed::Unkept(sentence));
         }
         // From here on nothing can fail, and hosts see it. (A name that is not put in place now is
         // tried again with what is adopted.)
         let _ = memory.persist();
         let old = provisioner.set_config(config);
-        lines.extend(
-            keyring.map(|keyring| self.registry.set_keyring(keyring)).into_iter().flatten(),
-        );
-        lines.extend(keep_keyed(&self.registry, provisioner.config().state_directory.as_deref()));
+        if let Some(keyring) = keyring {
+            lines.extend(self.registry.set_keyring(keyring));
+            let directory = provisioner.config().state_directory.as_deref();
+            lines.extend(keep_keyed(&self.registry, directory));
+        }
         removed.iter().for_each(|at| provisioner.unlisten(*at));
         let kept: BTreeSet<Nqn> = provisioner.config().subsystems.iter().map(|s| s.nqn).collect();
         let gone = old.subsystems.iter().map(|s| s.nqn).filter(|nqn| !kept.contains(nqn)).collect();
-        lines.extend(provisioner.adopt(next, gone));
+        match next {
+            Some(next) => lines.extend(provisioner.adopt(next, gone)),
+            None => provisioner.adopt_listeners(),
+        }
         // Whoever is answered may rely on it: no queue serves a host any more as it was.
         provisioner.wait_for_reactors();
         Ok(lines)
@@ -583,6 +586,7 @@ mod tests {
 
     use crate::config::NamespaceKind;
     use crate::daemon::*;
+    use crate::state::ns_catalog::RECORD;
 
     /// A target that listens nowhere: its address is one of documentation.
     fn config(directory: &Path) -> Config {
@@ -668,10 +672,12 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_ana_states_reads_no_key_file_and_probes_no_device() {
+    fn a_change_of_ana_states_reads_no_key_file_and_probes_no_device_or_directory() {
         let directory = tempfile::tempdir().unwrap();
         let disks = crate::blockdev::testing::directory();
         let (disk, key) = (disks.path().join("1"), directory.path().join("key"));
+        let (managed, aside) = (disks.path().join("managed"), disks.path().join("aside"));
+        std::fs::create_dir(&managed).unwrap();
         let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
         let write_key = || {
             std::fs::write(&key, secret).unwrap();
@@ -683,7 +689,9 @@ mod tests {
             "provider = \"soft\"\nstate_directory = {:?}\n[[host]]\nnqn = \
              \"nqn.2026-11.host:a\"\ndhchap_key_file = {key:?}\n[[listener]]\naddress = \
              \"192.0.2.1\"\n[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:a\"\nallow_any_host = \
-             true\n[[subsystem.namespace]]\nnsid = 1\npath = {disk:?}\n",
+             true\n[[subsystem.namespace]]\nnsid = 1\npath = {disk:?}\n[subsystem.managed]\n\
+             directory = {managed:?}\nquota = \"4MiB\"\nnamespaces = 3\nhosts = \
+             [\"nqn.2026-11.host:a\"]\n",
             directory.path()
         );
         let config = Config::parse(&text).unwrap();
@@ -700,10 +708,22 @@ mod tests {
             &text.replace("\"192.0.2.1\"\n", "\"192.0.2.1\"\nana = \"inaccessible\"\n"),
         );
         let ana = ana.unwrap();
+        std::fs::rename(&managed, &aside).unwrap();
+        std::fs::create_dir(&managed).unwrap();
+        std::fs::write(managed.join(RECORD), "damaged").unwrap();
+        target.change(ana.clone(), || Ok(())).unwrap();
+        let mut more = ana.clone();
+        more.subsystems.push(self::config(directory.path()).subsystems.remove(0));
+        more.subsystems[1].nqn = "nqn.2026-11.io.nvmfd:b".parse().unwrap();
+        target.change(more, || Ok(())).unwrap();
         target.change(ana.clone(), || Ok(())).unwrap();
         assert_eq!(size(&target), blocks, "nobody has looked at the file");
         assert!(target.apply(ana.clone()).is_err(), "a reload reads key files");
         write_key();
+        let refused = target.apply(ana.clone()).unwrap_err();
+        assert!(refused.0.contains("managed"), "a reload probes directories: {refused}");
+        std::fs::remove_dir_all(&managed).unwrap();
+        std::fs::rename(&aside, &managed).unwrap();
         target.apply(ana).unwrap();
         assert_eq!(size(&target), 2 * blocks, "and sizes");
         target.stop(Instant::now() + Duration::from_secs(60));

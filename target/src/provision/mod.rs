@@ -28,7 +28,7 @@ use std::time::Duration;
 use nvme::Nqn;
 use tracing::{info, warn};
 
-use self::ns_directory_probe::{Found, Look};
+use self::ns_directory_probe::{DirectoryProbe, DirectoryState};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, SubsystemConfig};
@@ -71,70 +71,65 @@ impl Transition {
         stores: &DeviceTable,
         catalogs: &Catalogs,
     ) -> Result<Transition, Fatal> {
-        Transition::try_those(config, stores, catalogs, &[])
+        Transition::with_due(config, stores, catalogs, &[])
     }
 
-    /// The same, where those of the awaited stores are tried as well.
-    fn try_those(
+    /// The same, which probes these pending devices and directories as well.
+    fn with_due(
         config: &Config,
         stores: &DeviceTable,
         catalogs: &Catalogs,
         due: &[Place],
     ) -> Result<Transition, Fatal> {
-        Transition::opened_by(config, stores, catalogs, due, |subsystems| {
+        let probes = ns_directory_probe::probe(config, stores, catalogs, due, &|_| false);
+        Transition::merge(config, stores, catalogs, probes, |subsystems| {
             stores.next_or_wait(subsystems, config.missing, due)
         })
     }
 
-    /// Merges the namespaces of hosts into a configuration; `open` opens the devices of that.
-    fn opened_by(
+    /// Merges host-created namespaces into a configuration; `open` opens the devices of the result.
+    fn merge(
         config: &Config,
         stores: &DeviceTable,
         catalogs: &Catalogs,
-        due: &[Place],
+        mut probes: BTreeMap<Nqn, DirectoryProbe>,
         open: impl FnOnce(&[SubsystemConfig]) -> Result<DeviceTable, String>,
     ) -> Result<Transition, Fatal> {
         let (mut opened, mut awaited) = (Vec::new(), Vec::new());
         let mut subsystems = config.subsystems.clone();
-        let mut looks = ns_directory_probe::look(config, stores, catalogs, due);
         for subsystem in &mut subsystems {
             let (nqn, Some(managed)) = (subsystem.nqn, &subsystem.managed) else { continue };
             let directory = &managed.directory;
-            let Some(look) = looks.remove(&nqn) else {
+            let Some(DirectoryProbe { state, images }) = probes.remove(&nqn) else {
                 awaited.extend(stores.awaited_directory(nqn).cloned());
                 continue;
             };
-            let (found, images) = match look {
-                Ok(Look { found, images }) => (found, Some(images)),
-                Err(why) if config.missing == Missing::Wait => (Found::Missing(why), None),
-                Err(why) => (Found::Unusable(why), None),
-            };
             let open = catalogs.get(&nqn).filter(|open| open.directory() == directory);
-            let catalog = match (open, found) {
+            let catalog = match (open, state) {
                 // What is open is served, also when its file system went out of sight.
-                (Some(open), Found::AsBefore | Found::Missing(_)) => open,
-                (Some(open), Found::Unusable(_)) if images.is_none() => open,
-                (_, Found::Missing(why)) => {
+                (Some(open), DirectoryState::AsBefore | DirectoryState::Missing(_)) => open,
+                (Some(open), DirectoryState::Unusable(_)) if images.is_none() => open,
+                (_, DirectoryState::Missing(why)) => {
                     awaited.push(PendingDevice::directory(nqn, directory, why));
                     continue;
                 }
-                (None, Found::Unusable(why))
+                (None, DirectoryState::Unusable(why))
                     if config.missing == Missing::Wait
                         && (stores.is_starting() || stores.awaited_directory(nqn).is_some()) =>
                 {
                     awaited.push(PendingDevice::directory(nqn, directory, why).held(true));
                     continue;
                 }
-                (_, Found::Unusable(why)) => return Err(Fatal(why)),
-                (_, Found::Opened(catalog, lines)) => {
+                (_, DirectoryState::Unusable(why)) => return Err(Fatal(why)),
+                (_, DirectoryState::Opened(catalog, lines)) => {
                     lines.iter().for_each(|line| warn!("{line}"));
                     opened.push((nqn, *catalog));
                     let Some((_, catalog)) = opened.last() else { continue };
                     catalog
                 }
-                (None, Found::AsBefore) => continue,
+                (None, DirectoryState::AsBefore) => continue,
             };
-            // Where nobody answers, what was there is there.
+            // Without an answer the files that are served or pending count as there.
             let is_there = |nsid, image: &Path| {
                 stores.serves((nqn, nsid), image)
                     || match &images {
@@ -226,15 +221,27 @@ impl Provisioner {
         std::mem::replace(&mut self.config, config)
     }
 
-    /// Opens what a change of the configuration needs besides what is open. Devices of namespaces that
-    /// stay as they are are not even probed: none that fails or hangs stands in its way.
+    /// Opens what a change of the configuration needs besides what is open. Devices and directories
+    /// of namespaces and subsystems that do not differ are not probed: one that fails or hangs
+    /// prevents no other change. `None`: no device and no subsystem changes.
     ///
     /// # Errors
     /// One sentence about what cannot be served.
-    pub(crate) fn next(&self, config: &Config) -> Result<Transition, Fatal> {
-        Transition::opened_by(config, &self.stores, &self.catalogs, &[], |subsystems| {
-            self.stores.next_for_change(&self.merged(None), subsystems, config.missing)
-        })
+    pub(crate) fn next(&self, config: &Config) -> Result<Option<Transition>, Fatal> {
+        let Config { subsystems, quotas, missing, .. } = config;
+        let was = &self.config;
+        if (subsystems, quotas, missing) == (&was.subsystems, &was.quotas, &was.missing) {
+            return Ok(None);
+        }
+        let is_same = |subsystem: &SubsystemConfig| {
+            config.missing == was.missing && was.subsystems.contains(subsystem)
+        };
+        let (stores, catalogs) = (&self.stores, &self.catalogs);
+        let probes = ns_directory_probe::probe(config, stores, catalogs, &[], &is_same);
+        let next = Transition::merge(config, stores, catalogs, probes, |subsystems| {
+            stores.next_for_change(&self.merged(None), subsystems, config.missing)
+        });
+        next.map(Some)
     }
 
     /// The same for a reload: what is held is tried again, as somebody may have mended it.
@@ -242,7 +249,7 @@ impl Provisioner {
     /// # Errors
     /// One sentence about what cannot be served.
     pub(crate) fn next_by_reload(&self, config: &Config) -> Result<Transition, Fatal> {
-        Transition::try_those(config, &self.stores, &self.catalogs, &self.stores.held())
+        Transition::with_due(config, &self.stores, &self.catalogs, &self.stores.held())
     }
 
     /// Whether nothing is missing in `next` that is not awaited already.
@@ -255,20 +262,23 @@ impl Provisioner {
         more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
     }
 
-    /// Does everything that may fail before `next` can be served, at these addresses besides. Who
-    /// asks to connect at one of those is held until `next` is adopted or abandoned; no host is let
+    /// Does everything that may fail before `next` can be served, at these addresses besides.
+    /// Connections to one of those are held until `next` is adopted or abandoned; no host is let
     /// in by a listener, or has a store, of which the registry does not know.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
     pub(crate) fn prepare(
         &mut self,
-        next: &Transition,
+        next: Option<&Transition>,
         added: &[SocketAddr],
         missing: Missing,
     ) -> Result<Memory, Fatal> {
-        let memory = next.stores.prepare_memory(&next.subsystems).map_err(Fatal)?;
-        self.attach_new(next)?;
+        let mut memory = Memory::default();
+        if let Some(next) = next {
+            memory = next.stores.prepare_memory(&next.subsystems).map_err(Fatal)?;
+            self.attach_new(next)?;
+        }
         for (index, at) in added.iter().enumerate() {
             if let Err(fatal) = self.listen(*at, missing) {
                 self.abandon(next, &added[..index]);
@@ -279,14 +289,15 @@ impl Provisioner {
     }
 
     /// What was prepared is not served: takes it away again.
-    pub(crate) fn abandon(&mut self, next: &Transition, added: &[SocketAddr]) {
+    pub(crate) fn abandon(&mut self, next: Option<&Transition>, added: &[SocketAddr]) {
         added.iter().for_each(|at| self.unlisten(*at));
         if !added.is_empty() {
             // Who is held hears that nobody listens when that is so.
             self.wait_for_reactors();
             self.registry.withdraw_listeners(added);
         }
-        next.stores.without(&self.stores).for_each(|store| self.detach(store));
+        let added = next.into_iter().flat_map(|next| next.stores.without(&self.stores));
+        added.for_each(|store| self.detach(store));
     }
 
     /// Gives every ring the stores of `next` that are new; all or none.
@@ -330,10 +341,7 @@ impl Provisioner {
             }
         }
         stores.remember(&configs);
-        let listeners = Some(self.reachable());
-        let discovery = Some(self.config.discovery.clone());
-        self.registry.change(Change { listeners, discovery, subsystems, gone, lost: false });
-        self.shared.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
+        self.change(subsystems, gone);
         let old = std::mem::replace(&mut self.stores, stores);
         // What their hosts have written before is not known any more.
         for ((nqn, nsid), store) in self.stores.named() {
@@ -345,6 +353,20 @@ impl Provisioner {
         old.without(&self.stores).for_each(|store| self.detach(store));
         self.tell();
         lines
+    }
+
+    /// Puts a configuration to use that has the devices and subsystems of the one before.
+    pub(crate) fn adopt_listeners(&self) {
+        self.change(Vec::new(), Vec::new());
+        self.tell();
+    }
+
+    /// Has the registry serve these subsystems, and the configured listeners.
+    fn change(&self, subsystems: Vec<Arc<Subsystem>>, gone: Vec<Nqn>) {
+        let listeners = Some(self.reachable());
+        let discovery = Some(self.config.discovery.clone());
+        self.registry.change(Change { listeners, discovery, subsystems, gone, lost: false });
+        self.shared.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
     }
 
     /// Remembers what is served, where that has failed before.
@@ -512,7 +534,7 @@ impl Provisioner {
 
     /// Opens those of the awaited stores, which are there now.
     pub(crate) fn on_stores(&mut self, due: &[Place]) {
-        let next = Transition::try_those(&self.config, &self.stores, &self.catalogs, due);
+        let next = Transition::with_due(&self.config, &self.stores, &self.catalogs, due);
         let next = next.and_then(|next| {
             self.attach_new(&next)?;
             Ok(next)

@@ -14,18 +14,19 @@ use crate::provision::devices::{DeviceTable, Place};
 use crate::provision::ns_catalog::{Catalog, Catalogs};
 use crate::state::ns_catalog::RECORD;
 
-/// How long the look at all directories may take.
+/// How long the probes of all directories may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Result of a probe of a directory.
-pub(super) struct Look {
-    pub(super) found: Found,
-    /// Files of namespaces that are there.
-    pub(super) images: BTreeSet<PathBuf>,
+pub(super) struct DirectoryProbe {
+    pub(super) state: DirectoryState,
+    /// Files of namespaces that are there; `None` where the directory was not asked, or does not
+    /// answer.
+    pub(super) images: Option<BTreeSet<PathBuf>>,
 }
 
 /// State of a directory.
-pub(super) enum Found {
+pub(super) enum DirectoryState {
     /// The one that is open.
     AsBefore,
     /// Not there yet, and why.
@@ -36,58 +37,76 @@ pub(super) enum Found {
     Unusable(String),
 }
 
-/// Looks at the directory of each subsystem of a configuration that is not awaited already, or is
-/// due; opens those that are not open. An error: the directory does not answer.
-pub(super) fn look(
+/// Probes the directory of each subsystem of a configuration, of pending ones those that are due,
+/// and opens those that are not open. One that is open is left alone where the subsystem `is_same`.
+pub(super) fn probe(
     config: &Config,
     stores: &DeviceTable,
     catalogs: &Catalogs,
     due: &[Place],
-) -> BTreeMap<Nqn, Result<Look, String>> {
-    let begin = |subsystem: &SubsystemConfig| {
-        let (nqn, directory) = (subsystem.nqn, subsystem.managed.as_ref()?.directory.clone());
-        let is_awaited = stores.awaited_directory(nqn).is_some_and(|each| {
+    is_same: &dyn Fn(&SubsystemConfig) -> bool,
+) -> BTreeMap<Nqn, DirectoryProbe> {
+    let (mut probes, mut begun) = (BTreeMap::new(), Vec::new());
+    for subsystem in &config.subsystems {
+        let (nqn, Some(managed)) = (subsystem.nqn, &subsystem.managed) else { continue };
+        let directory = managed.directory.clone();
+        let is_pending = stores.awaited_directory(nqn).is_some_and(|each| {
             let is_due = due.contains(&each.key());
             config.missing == Missing::Wait && each.is_directory(&directory) && !is_due
         });
         let open = catalogs.get(&nqn).filter(|open| open.directory() == directory);
-        let open = open.map(|catalog| (catalog.place().identity(), images(catalog)));
-        let (path, missing) = (directory.clone(), config.missing);
-        let why = availability::directory;
-        let act = move || Ok(seen(&directory, (nqn, missing), open, why(&directory, RECORD)));
-        (!is_awaited).then(|| (nqn, stores.begin(&path, act)))
-    };
-    let begun: Vec<_> = config.subsystems.iter().filter_map(begin).collect();
+        if open.is_some() && is_same(subsystem) {
+            probes.insert(nqn, DirectoryProbe { state: DirectoryState::AsBefore, images: None });
+        } else if !is_pending {
+            let open = open.map(|catalog| (catalog.place().identity(), images(catalog)));
+            let missing = config.missing;
+            let why = availability::directory;
+            let path = directory.clone();
+            let act = move || Ok(probed(&path, (nqn, missing), open, why(&path, RECORD)));
+            begun.push((nqn, stores.begin(&directory, act)));
+        }
+    }
     let deadline = Instant::now() + PATIENCE;
-    begun.into_iter().map(|(nqn, look)| (nqn, look.by(deadline))).collect()
+    let unanswered = |why| DirectoryProbe {
+        state: match config.missing {
+            Missing::Wait => DirectoryState::Missing(why),
+            Missing::Fail => DirectoryState::Unusable(why),
+        },
+        images: None,
+    };
+    let answers =
+        begun.into_iter().map(|(nqn, task)| (nqn, task.by(deadline).unwrap_or_else(unanswered)));
+    probes.extend(answers);
+    probes
 }
 
 /// `open`: the catalog that is open, and its files. `missing`: why the directory is not there.
-fn seen(
+fn probed(
     directory: &Path,
     (nqn, policy): (Nqn, Missing),
     open: Option<(Identity, BTreeSet<PathBuf>)>,
     missing: Option<String>,
-) -> Look {
+) -> DirectoryProbe {
     let may_wait = policy == Missing::Wait;
-    let there = |images: BTreeSet<PathBuf>| images.into_iter().filter(|i| i.exists()).collect();
-    let none = |found| Look { found, images: BTreeSet::new() };
+    let with = |state, images: BTreeSet<PathBuf>| DirectoryProbe {
+        state,
+        images: Some(images.into_iter().filter(|image| image.exists()).collect()),
+    };
+    let none = |state| with(state, BTreeSet::new());
     match (open, missing) {
-        (Some((_, images)), Some(why)) if may_wait => {
-            Look { found: Found::Missing(why), images: there(images) }
-        }
+        (Some((_, images)), Some(why)) if may_wait => with(DirectoryState::Missing(why), images),
         (Some((identity, images)), _) if identity.is_at(directory).is_ok() => {
-            Look { found: Found::AsBefore, images: there(images) }
+            with(DirectoryState::AsBefore, images)
         }
-        (_, Some(why)) if may_wait => none(Found::Missing(why)),
+        (_, Some(why)) if may_wait => none(DirectoryState::Missing(why)),
         // What is there in its place is somebody else's.
-        (_, Some(why)) => none(Found::Unusable(why)),
+        (_, Some(why)) => none(DirectoryState::Unusable(why)),
         (_, None) => match Catalog::open(directory, nqn) {
             Ok((catalog, lines)) => {
-                let images = there(images(&catalog));
-                Look { found: Found::Opened(Box::new(catalog), lines), images }
+                let images = images(&catalog);
+                with(DirectoryState::Opened(Box::new(catalog), lines), images)
             }
-            Err(why) => none(Found::Unusable(why)),
+            Err(why) => none(DirectoryState::Unusable(why)),
         },
     }
 }
@@ -127,14 +146,16 @@ mod tests {
         let nqn: Nqn = NQN.parse().unwrap();
         let why = Some("not mounted".to_owned());
         let find = |policy, open: &Option<_>, why: &Option<_>| {
-            seen(path, (nqn, policy), open.clone(), why.clone()).found
+            probed(path, (nqn, policy), open.clone(), why.clone()).state
         };
-        assert!(matches!(find(Missing::Wait, &None, &why), Found::Missing(_)));
-        assert!(matches!(find(Missing::Fail, &None, &why), Found::Unusable(_)));
-        let Found::Opened(catalog, _) = find(Missing::Fail, &None, &None) else { panic!("opened") };
+        assert!(matches!(find(Missing::Wait, &None, &why), DirectoryState::Missing(_)));
+        assert!(matches!(find(Missing::Fail, &None, &why), DirectoryState::Unusable(_)));
+        let DirectoryState::Opened(catalog, _) = find(Missing::Fail, &None, &None) else {
+            panic!("opened")
+        };
         let open = Some((catalog.place().identity(), BTreeSet::new()));
-        assert!(matches!(find(Missing::Fail, &open, &None), Found::AsBefore));
-        assert!(matches!(find(Missing::Wait, &open, &why), Found::Missing(_)));
+        assert!(matches!(find(Missing::Fail, &open, &None), DirectoryState::AsBefore));
+        assert!(matches!(find(Missing::Wait, &open, &why), DirectoryState::Missing(_)));
     }
 
     #[test]

@@ -82,7 +82,7 @@ fn close(provisioner: Mutex<Provisioner>) {
 /// Serves another configuration.
 fn reload(provisioner: &Mutex<Provisioner>, config: Config) -> Result<Vec<String>, String> {
     let mut provisioner = lock(provisioner);
-    let next = provisioner.next(&config).map_err(|fatal| fatal.0)?;
+    let next = provisioner.next(&config).map_err(|fatal| fatal.0)?.unwrap();
     provisioner.attach_new(&next).unwrap();
     provisioner.set_config(config);
     Ok(provisioner.adopt(next, Vec::new()))

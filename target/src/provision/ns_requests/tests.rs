@@ -364,7 +364,7 @@ fn a_reload_takes_the_grant_back_and_leaves_the_files() {
         if config.is_none() {
             next_config.subsystems[0].managed = None;
         }
-        let next = patiently(|| provisioner.next(&next_config));
+        let next = patiently(|| provisioner.next(&next_config).map(Option::unwrap));
         provisioner.attach_new(&next).unwrap();
         provisioner.set_config(next_config);
         provisioner.adopt(next, Vec::new());
@@ -471,7 +471,7 @@ fn nothing_is_ordered_in_the_directory_of_before_while_another_one_is_awaited() 
     let mut provisioner = provisioner(&old);
     assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
     let new = Config { missing: Missing::Wait, ..config(&late.path().join("managed")) };
-    let next = provisioner.next(&new).unwrap();
+    let next = provisioner.next(&new).unwrap().unwrap();
     provisioner.set_config(new);
     provisioner.adopt(next, Vec::new());
     assert_eq!(provisioner.stores.awaited().len(), 1);
@@ -517,7 +517,7 @@ fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be
     let uuid = Uuid::from_u128(9);
     more.subsystems[0].namespaces.push(NamespaceConfig { nsid: 9, uuid, ..like });
     let mut held = lock(&provisioner);
-    let next = held.next(&more).unwrap();
+    let next = held.next(&more).unwrap().unwrap();
     held.attach_new(&next).unwrap();
     held.set_config(more);
     held.adopt(next, Vec::new());
