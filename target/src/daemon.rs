@@ -41,8 +41,8 @@ use crate::state::usage::{UsageStore, UsageWriter};
 use crate::telemetry::pending::Pending;
 use crate::telemetry::view::TargetView;
 use crate::worker::Workers;
-use crate::worker::ns_management::{self, NamespaceAdmin};
-use crate::worker::ns_state::{NamespaceStateWorker, WorkerMessage};
+use crate::worker::ns_management::{NamespaceAdmin, NamespaceAdminMessage};
+use crate::worker::ns_state::{NamespaceStateMessage, NamespaceStateWorker};
 use crate::worker_thread::WorkerThread;
 
 /// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
@@ -61,14 +61,14 @@ pub struct RunningTarget {
     provisioner: Arc<Mutex<Provisioner>>,
     tender: Arc<DeviceMonitor>,
     fabrics: Fabrics,
-    reactors: Vec<Running>,
-    worker: (WorkerThread, mpsc::Sender<WorkerMessage>),
-    ns_admin: (WorkerThread, mpsc::Sender<ns_management::WorkerMessage>),
+    reactors: Vec<ReactorThread>,
+    worker: (WorkerThread, mpsc::Sender<NamespaceStateMessage>),
+    ns_admin: (WorkerThread, mpsc::Sender<NamespaceAdminMessage>),
     usage_store: Option<UsageWriter>,
     waiting: Option<RetryTask>,
 }
 
-struct Running {
+struct ReactorThread {
     thread: JoinHandle<()>,
     stats: Arc<PollStats>,
 }
@@ -421,8 +421,8 @@ impl RunningTarget {
         self.usage_store.into_iter().for_each(|usage_store| usage_store.close(kept));
         self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
         self.tender.stop(deadline);
-        let _ = self.worker.1.send(WorkerMessage::Stop);
-        let _ = self.ns_admin.1.send(ns_management::WorkerMessage::Stop);
+        let _ = self.worker.1.send(NamespaceStateMessage::Stop);
+        let _ = self.ns_admin.1.send(NamespaceAdminMessage::Stop);
         self.worker.0.join_by(deadline);
         self.ns_admin.0.join_by(deadline);
         // Whoever has it now hangs in a disk.
@@ -497,7 +497,7 @@ impl RunningTarget {
             .map_err(|error| Fatal(format!("no thread for a reactor: {error}")))?;
         match is_ready.recv_timeout(PATIENCE) {
             Ok(Ok(())) => {
-                self.reactors.push(Running { thread, stats });
+                self.reactors.push(ReactorThread { thread, stats });
                 Ok(())
             }
             Ok(Err(fatal)) => Err(fatal),
@@ -537,7 +537,7 @@ fn keep_keyed(registry: &Registry, directory: Option<&Path>) -> Option<String> {
 fn keep(
     worker: NamespaceStateWorker,
     registry: &Arc<Registry>,
-) -> Result<(WorkerThread, mpsc::Sender<WorkerMessage>), Fatal> {
+) -> Result<(WorkerThread, mpsc::Sender<NamespaceStateMessage>), Fatal> {
     let (words, registry) = (worker.sender(), Arc::clone(registry));
     let thread = WorkerThread::start("ns-state", move || worker.run(&registry));
     let thread = thread.map_err(|e| Fatal(format!("no thread for reservations: {e}")))?;
@@ -550,7 +550,7 @@ fn ns_admin_worker(
     provisioner: &Arc<Mutex<Provisioner>>,
     shared: &Arc<Shared>,
     pool: Arc<BlockingPool>,
-) -> Result<(WorkerThread, mpsc::Sender<ns_management::WorkerMessage>), Fatal> {
+) -> Result<(WorkerThread, mpsc::Sender<NamespaceAdminMessage>), Fatal> {
     let (words, provisioner, shared) =
         (ns_admin.sender(), Arc::clone(provisioner), Arc::clone(shared));
     let thread =

@@ -13,7 +13,7 @@ const UUID_SPACE: Uuid = Uuid::from_u128(0x1f0c_a4a5_4d2e_4f1b_9a53_6e76_6d66_64
 
 /// What the text says of a namespace's identity.
 #[derive(Default)]
-pub(super) struct Identity {
+pub(super) struct ConfiguredIds {
     pub(super) uuid: Option<Uuid>,
     pub(super) nguid: Option<[u8; 16]>,
     pub(super) eui64: Option<[u8; 8]>,
@@ -31,8 +31,8 @@ pub(super) fn identity(
     section: &mut TableReader<'_>,
     seen: &mut UsedIds,
     report: &mut Diagnostics<'_>,
-) -> Identity {
-    Identity {
+) -> ConfiguredIds {
+    ConfiguredIds {
         uuid: uuid(section, &mut seen.uuids, report),
         nguid: number(section, "nguid", &mut seen.nguids, report),
         eui64: number(section, "eui64", &mut seen.eui64s, report),

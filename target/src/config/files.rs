@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::save::{Begun, parent};
+use super::save::{UnfinishedSave, parent};
 use super::table_reader::{Diagnostics, one_line};
 use super::{ConfigErrors, Diagnostic, renamed_keys};
 
@@ -92,7 +92,7 @@ impl ConfigFiles {
         })
     }
 
-    fn once(main: Source, begun: Option<Begun>) -> Result<ConfigFiles, ConfigErrors> {
+    fn once(main: Source, begun: Option<UnfinishedSave>) -> Result<ConfigFiles, ConfigErrors> {
         let mut more = Vec::new();
         let directory = directory(&main)?;
         let is_there = |directory: &&PathBuf| included(&main.text).is_some() || directory.is_dir();
@@ -197,8 +197,8 @@ fn settled(
     last
 }
 
-fn begun(file: &Path) -> Result<Option<Begun>, ConfigErrors> {
-    Begun::beside(file).map_err(|what| {
+fn begun(file: &Path) -> Result<Option<UnfinishedSave>, ConfigErrors> {
+    UnfinishedSave::beside(file).map_err(|what| {
         let what = format!("a save was interrupted, and its record is lost: {what}");
         let remedy = "let the user of the daemon read that file; or take it away, and see that all \
                       files say what they should";
@@ -208,7 +208,7 @@ fn begun(file: &Path) -> Result<Option<Begun>, ConfigErrors> {
 }
 
 /// What a file says, where its text may not be in place yet.
-fn said(begun: Option<&Begun>, file: &Path, text: Option<String>) -> Option<String> {
+fn said(begun: Option<&UnfinishedSave>, file: &Path, text: Option<String>) -> Option<String> {
     begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
 }
 

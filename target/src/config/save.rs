@@ -116,12 +116,12 @@ impl Saving {
                     .map_err(|error| cannot("write", &beside, &error))?;
                 directories.insert(parent(&file).to_owned());
             }
-            files.push(Entry { file, old: old.map(digest), new: new.map(digest) });
+            files.push(SavedFile { file, old: old.map(digest), new: new.map(digest) });
         }
         sync_directories(&directories)?;
         let record = record(&self.file);
         let shown = |error: &dyn std::fmt::Display| cannot("write", &record, error);
-        let content = Content { form: FORM, files };
+        let content = SaveRecord { form: FORM, files };
         let text = serde_json::to_string_pretty(&content).map_err(|error| shown(&error))?;
         let beside = waiting(&record);
         made.push(beside.clone());
@@ -140,10 +140,10 @@ impl Saving {
 
     /// Puts in place what waits. Whether there was a record.
     fn finish(&self) -> Result<bool, String> {
-        let Some(begun) = Begun::beside(&self.file)? else { return Ok(false) };
+        let Some(begun) = UnfinishedSave::beside(&self.file)? else { return Ok(false) };
         let mut directories = BTreeSet::new();
         for entry in &begun.files {
-            let Entry { file, new, .. } = entry;
+            let SavedFile { file, new, .. } = entry;
             let failed = |error: &io::Error| cannot("write", file, error);
             let waiting = waiting(file);
             crash_point();
@@ -168,31 +168,31 @@ impl Saving {
 
 /// New texts that are not, or not all, in place.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct UnfinishedSave {
     pub(super) record: PathBuf,
-    files: Vec<Entry>,
+    files: Vec<SavedFile>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Content {
+struct SaveRecord {
     form: u32,
-    files: Vec<Entry>,
+    files: Vec<SavedFile>,
 }
 
 /// A file, and the digests of what it said and of what it is to say; none: it is not there.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Entry {
+struct SavedFile {
     file: PathBuf,
     old: Option<String>,
     new: Option<String>,
 }
 
-impl Begun {
+impl UnfinishedSave {
     /// What was begun with this configuration file.
     ///
     /// # Errors
     /// A sentence: the record cannot be read.
-    pub(super) fn beside(file: &Path) -> Result<Option<Begun>, String> {
+    pub(super) fn beside(file: &Path) -> Result<Option<UnfinishedSave>, String> {
         let record = record(file);
         let text = match fs::read_to_string(&record) {
             Ok(text) => text,
@@ -200,8 +200,8 @@ impl Begun {
             Err(error) => return Err(cannot("read", &record, &error)),
         };
         match serde_json::from_str(&text) {
-            Ok(Content { form: FORM, files }) => Ok(Some(Begun { record, files })),
-            Ok(Content { form, .. }) => {
+            Ok(SaveRecord { form: FORM, files }) => Ok(Some(UnfinishedSave { record, files })),
+            Ok(SaveRecord { form, .. }) => {
                 Err(cannot("read", &record, &format!("its form is {form}")))
             }
             Err(error) => Err(cannot("read", &record, &error)),
@@ -231,7 +231,7 @@ impl Begun {
     }
 }
 
-impl Entry {
+impl SavedFile {
     fn is_old(&self, text: Option<&str>) -> bool {
         text.map(digest) == self.old
     }

@@ -80,7 +80,7 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
     }
 
     let quotas = super::qos::limits(&mut section, report);
-    let mut seen = Seen::default();
+    let mut seen = UsedNames::default();
     let tables = section.tables("subsystem", "[[subsystem]]", report);
     let names = quotas.iter().map(|quota| quota.name.clone()).collect();
     let scene = Scene { limits, listeners, names };
@@ -329,7 +329,7 @@ struct Scene {
 
 /// Names that may occur only once, with the place of the first.
 #[derive(Default)]
-struct Seen {
+struct UsedNames {
     nqns: Vec<At<Nqn>>,
     paths: Vec<At<PathBuf>>,
     ids: UsedIds,
@@ -356,7 +356,7 @@ pub(super) fn once<T: PartialEq>(
 fn subsystem(
     mut section: TableReader<'_>,
     scene: &Scene,
-    seen: &mut Seen,
+    seen: &mut UsedNames,
     report: &mut Diagnostics<'_>,
 ) -> Option<SubsystemConfig> {
     let nqn = section.need::<String>("nqn", NQN_FORM, report);
@@ -452,7 +452,7 @@ fn namespace(
     mut section: TableReader<'_>,
     nqn: Option<&Nqn>,
     nsids: &mut Vec<At<u32>>,
-    (scene, seen): (&Scene, &mut Seen),
+    (scene, seen): (&Scene, &mut UsedNames),
     report: &mut Diagnostics<'_>,
 ) -> Option<NamespaceConfig> {
     let nsid = nsid(&mut section, nsids, report);
@@ -579,7 +579,7 @@ fn fault(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Injecte
 fn kind(
     section: &mut TableReader<'_>,
     size: Option<At<Size>>,
-    seen: &mut Seen,
+    seen: &mut UsedNames,
     report: &mut Diagnostics<'_>,
 ) -> Option<NamespaceKind> {
     let form = "\"file\" (also for block devices), \"ram\" or \"null\"";

@@ -20,7 +20,7 @@ pub(crate) type ChangeResult = Result<Outcome, ChangeError>;
 
 /// A request to the change worker.
 #[derive(Debug)]
-pub(crate) enum Work {
+pub(crate) enum ConfigRequest {
     /// Changes, and the user who wants them, where known.
     Change(Wanted, Option<u32>),
     /// The configuration file has changed.
@@ -32,13 +32,13 @@ pub(crate) enum Work {
 /// An order, and who waits for its answer.
 #[derive(Debug)]
 pub(crate) struct Order {
-    pub(super) work: Work,
+    pub(super) work: ConfigRequest,
     pub(super) answer: oneshot::Sender<ChangeResult>,
 }
 
 impl Order {
     pub(super) fn is_reload(&self) -> bool {
-        matches!(self.work, Work::Reload)
+        matches!(self.work, ConfigRequest::Reload)
     }
 }
 
@@ -56,9 +56,9 @@ impl<T: Serve> RunningDaemon<T> {
     /// Waits for disks.
     pub(super) fn carry_out(mut self, order: Order) -> Self {
         let done = match order.work {
-            Work::Change(wanted, uid) => self.change(&wanted, uid),
-            Work::Reload => self.reload_in_words(),
-            Work::Forget => self.forget(),
+            ConfigRequest::Change(wanted, uid) => self.change(&wanted, uid),
+            ConfigRequest::Reload => self.reload_in_words(),
+            ConfigRequest::Forget => self.forget(),
         };
         // Whoever asked may be gone.
         let _ = order.answer.send(done);

@@ -94,7 +94,7 @@ fn backing_stores(config: &Config) -> bool {
     // Who has the directory has its files and devices too.
     let is_served = config.state_directory.as_deref().is_some_and(StateDirLock::is_held);
     let mut torn = Vec::new();
-    for Look { place, seen, below, block_bytes } in
+    for PathCheck { place, seen, below, block_bytes } in
         look_at_all(config, &BlockingPool::default(), is_served)
     {
         if let Some(why) = below.volatile {
@@ -193,7 +193,7 @@ fn declared(file: &Path) -> Result<(EffectiveConfig, bool), ConfigErrors> {
 }
 
 /// What a look at a namespace has shown.
-struct Look {
+struct PathCheck {
     /// What it is called, to people.
     place: String,
     /// It can be served, or why it would be pending.
@@ -204,7 +204,7 @@ struct Look {
 
 /// Whether each namespace can be served, or why it would be pending. All are looked at together:
 /// what hangs keeps nobody for longer than [`PATIENCE`]. `is_served`: a daemon has them locked.
-fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<Look> {
+fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<PathCheck> {
     let served = Served::load(config.state_directory.as_deref());
     let missing = config.missing;
     let begin = |nqn: Nqn, namespace: &NamespaceConfig| {
@@ -235,7 +235,7 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
             Err(why) => (Err(why), Below::default()),
             Ok((awaited, below)) => (Ok(awaited), below),
         };
-        Look { place, seen, below, block_bytes }
+        PathCheck { place, seen, below, block_bytes }
     });
     seen.collect()
 }

@@ -5,14 +5,14 @@ use std::sync::atomic::AtomicBool;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::change::{ChangeResult, Order, Work};
+use super::change::{ChangeResult, ConfigRequest, Order};
 use crate::TargetView;
 use crate::config::Config;
 use crate::overlay::{EditError, EffectiveConfig};
 
 /// The configuration in force.
 #[derive(Clone, Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningConfig {
     /// What is served.
     pub(crate) config: Config,
     /// What it comes from.
@@ -23,11 +23,16 @@ pub(crate) struct Running {
     pub(crate) reload_refused: Arc<AtomicBool>,
 }
 
-impl Running {
+impl RunningConfig {
     /// At the start: everything is in force.
-    pub(super) fn new(declared: EffectiveConfig) -> Running {
+    pub(super) fn new(declared: EffectiveConfig) -> RunningConfig {
         let config = declared.config().clone();
-        Running { config, declared, needs_restart: Vec::new(), reload_refused: Arc::default() }
+        RunningConfig {
+            config,
+            declared,
+            needs_restart: Vec::new(),
+            reload_refused: Arc::default(),
+        }
     }
 }
 
@@ -48,14 +53,14 @@ pub(crate) enum ChangeError {
 #[derive(Clone)]
 pub(crate) struct ControlHandle {
     view: Arc<TargetView>,
-    running: watch::Receiver<Arc<Running>>,
+    running: watch::Receiver<Arc<RunningConfig>>,
     orders: mpsc::Sender<Order>,
 }
 
 impl ControlHandle {
     pub(super) fn new(
         view: TargetView,
-        running: watch::Receiver<Arc<Running>>,
+        running: watch::Receiver<Arc<RunningConfig>>,
         orders: mpsc::Sender<Order>,
     ) -> ControlHandle {
         ControlHandle { view: Arc::new(view), running, orders }
@@ -67,13 +72,13 @@ impl ControlHandle {
     }
 
     /// What is in force now.
-    pub(crate) fn running(&self) -> Arc<Running> {
+    pub(crate) fn running(&self) -> Arc<RunningConfig> {
         Arc::clone(&self.running.borrow())
     }
 
     /// Has something changed, after what others have wanted before. It goes on also when nobody
     /// waits any more.
-    pub(crate) async fn order(&self, work: Work) -> ChangeResult {
+    pub(crate) async fn order(&self, work: ConfigRequest) -> ChangeResult {
         let (answer, answered) = oneshot::channel();
         let order = Order { work, answer };
         self.orders.send(order).await.map_err(|_| ChangeError::Stopping)?;

@@ -32,7 +32,7 @@ use tracing::{error, info, warn};
 
 use crate::state::lock::StateDirLock;
 use change::Order;
-use handle::{ControlHandle, Running};
+use handle::{ControlHandle, RunningConfig};
 use http::Server;
 use mdns::Announcer;
 use systemd::ServiceNotifier;
@@ -199,7 +199,7 @@ async fn begin(
     let watchdog = sd_notify::watchdog_enabled();
     let mut announcer = Announcer::default();
     announcer.update(&config);
-    let (shown, seen) = watch::channel(Arc::new(Running::new(declared.clone())));
+    let (shown, seen) = watch::channel(Arc::new(RunningConfig::new(declared.clone())));
     let (orders, wanted) = mpsc::channel(change::MOST_ORDERS);
     let managed = ControlHandle::new(target.view(), seen, orders);
     let server = match Server::open(&config.management, &managed) {
@@ -231,7 +231,7 @@ struct RunningDaemon<T> {
     /// What the configuration comes from.
     declared: EffectiveConfig,
     announcer: Announcer,
-    shown: watch::Sender<Arc<Running>>,
+    shown: watch::Sender<Arc<RunningConfig>>,
     /// The last reload was: what the file says is not what is served.
     refused: bool,
 }
@@ -292,14 +292,14 @@ impl<T: Serve> RunningDaemon<T> {
         self.declared = next;
         let (config, declared) = (self.config.clone(), self.declared.clone());
         let reload_refused = Arc::clone(&self.shown.borrow().reload_refused);
-        let running = Running { config, declared, needs_restart, reload_refused };
+        let running = RunningConfig { config, declared, needs_restart, reload_refused };
         self.shown.send_replace(Arc::new(running));
         self.announcer.update(&self.config);
     }
 }
 
 /// A change under way. It goes on also when nobody waits for it any more.
-type Work<T> = JoinHandle<RunningDaemon<T>>;
+type ChangeTask<T> = JoinHandle<RunningDaemon<T>>;
 
 struct Control {
     manager: ServiceNotifier,
@@ -418,13 +418,13 @@ impl Control {
         }
     }
 
-    fn reload<T: Serve>(&self, served: RunningDaemon<T>) -> Work<T> {
+    fn reload<T: Serve>(&self, served: RunningDaemon<T>) -> ChangeTask<T> {
         info!("reloading {}", served.declared.file().display());
         self.manager.reloading();
         spawn_blocking(move || served.reload())
     }
 
-    fn carry_out<T: Serve>(&self, served: RunningDaemon<T>, order: Order) -> Work<T> {
+    fn carry_out<T: Serve>(&self, served: RunningDaemon<T>, order: Order) -> ChangeTask<T> {
         if order.is_reload() {
             self.manager.reloading();
         }
@@ -435,7 +435,7 @@ impl Control {
     /// for long, and not if asked once more. Hosts are disconnected also without it.
     async fn outwait<T>(
         &self,
-        reload: Work<T>,
+        reload: ChangeTask<T>,
         pulse: impl Pulse,
         asks: &mut mpsc::Receiver<ControlRequest>,
     ) -> Result<Option<RunningDaemon<T>>, String> {

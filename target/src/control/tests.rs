@@ -184,7 +184,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
         orders,
         served: RunningDaemon {
             target,
-            shown: watch::channel(Arc::new(Running::new(declared.clone()))).0,
+            shown: watch::channel(Arc::new(RunningConfig::new(declared.clone()))).0,
             config: declared.config().clone(),
             declared,
             announcer: Announcer::default(),
@@ -508,7 +508,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
         let changes = vec![crate::api::Change::RemoveNamespace { subsystem, nsid }];
         let wanted = crate::api::Wanted { changes, dry_run: false };
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let order = Order { work: change::Work::Change(wanted, None), answer };
+        let order = Order { work: change::ConfigRequest::Change(wanted, None), answer };
         (served.carry_out(order), answered.blocking_recv().unwrap())
     };
     let (served, answer) = remove(served, 2);
@@ -537,7 +537,7 @@ fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last(
     };
     let order = |served: RunningDaemon<Fake>| {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let served = served.carry_out(Order { work: change::Work::Reload, answer });
+        let served = served.carry_out(Order { work: change::ConfigRequest::Reload, answer });
         (served, answered.blocking_recv().unwrap())
     };
     std::fs::write(&file, "nonsense").unwrap();

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::api::{Changes, SetAside, UnsavedChange};
 use crate::blockdev::durable;
-use crate::state::atomic_file;
+use crate::state::atomic_file::{self, PreparedFile};
 
 /// Its name in the state directory.
 const NAME: &str = "changes.json";
@@ -24,7 +24,7 @@ const MOST_BYTES: usize = 1 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Content {
+struct ChangeLogRecord {
     form: u32,
     crc32: Option<String>,
     kept: Vec<UnsavedChange>,
@@ -32,13 +32,13 @@ struct Content {
 }
 
 /// The file of unsaved changes, if any.
-pub(super) struct Journal<'d> {
+pub(super) struct ChangeLog<'d> {
     directory: Option<&'d Path>,
 }
 
-impl<'d> Journal<'d> {
-    pub(super) fn new(directory: Option<&'d Path>) -> Journal<'d> {
-        Journal { directory }
+impl<'d> ChangeLog<'d> {
+    pub(super) fn new(directory: Option<&'d Path>) -> ChangeLog<'d> {
+        ChangeLog { directory }
     }
 
     /// Whether this user may not read it.
@@ -68,12 +68,13 @@ impl<'d> Journal<'d> {
     }
 
     /// Writes and syncs changes beside those that are kept.
-    pub(super) fn prepare(&self, changes: &Changes) -> Result<Prepared, String> {
-        let Some(directory) = self.directory else { return Ok(Prepared(None)) };
+    pub(super) fn prepare(&self, changes: &Changes) -> Result<PreparedChangeLog, String> {
+        let Some(directory) = self.directory else { return Ok(PreparedChangeLog(None)) };
         let path = directory.join(NAME);
         if *changes == Changes::default() {
-            let next = if path.exists() { Next::Removal } else { return Ok(Prepared(None)) };
-            return Ok(Prepared(Some((path, next))));
+            let next =
+                if path.exists() { Next::Removal } else { return Ok(PreparedChangeLog(None)) };
+            return Ok(PreparedChangeLog(Some((path, next))));
         }
         let bytes = emit(changes).map_err(|error| failed(&path, &error))?;
         if bytes.len() > MOST_BYTES {
@@ -81,23 +82,23 @@ impl<'d> Journal<'d> {
         }
         let file =
             atomic_file::prepare(directory, NAME, &bytes).map_err(|error| failed(&path, &error))?;
-        Ok(Prepared(Some((path, Next::File(file)))))
+        Ok(PreparedChangeLog(Some((path, Next::File(file)))))
     }
 }
 
 /// Changes that are synced, and not those that are kept yet; none where they are kept nowhere, or
 /// as they are.
 #[derive(Debug)]
-pub(super) struct Prepared(Option<(PathBuf, Next)>);
+pub(super) struct PreparedChangeLog(Option<(PathBuf, Next)>);
 
 #[derive(Debug)]
 enum Next {
-    File(atomic_file::Prepared),
+    File(PreparedFile),
     /// There are none any more.
     Removal,
 }
 
-impl Prepared {
+impl PreparedChangeLog {
     /// Has them kept.
     pub(super) fn persist(self) -> Result<(), String> {
         let Some((path, next)) = self.0 else { return Ok(()) };
@@ -129,7 +130,7 @@ fn first_line(rest: &str) -> String {
 /// What [`emit`] has written, or an older version without a checksum.
 fn parse(bytes: &[u8]) -> Result<Changes, String> {
     let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
-    let Content { form, crc32, kept, set_aside } =
+    let ChangeLogRecord { form, crc32, kept, set_aside } =
         serde_json::from_str(text).map_err(|error| error.to_string())?;
     match form {
         FORM => {

@@ -56,7 +56,7 @@ impl ListenerMap {
         Ok(())
     }
 
-    fn find(&self, there: &[Listener], id: u16, meant: &str) -> Result<u16, EditError> {
+    fn find(&self, there: &[ConfiguredListener], id: u16, meant: &str) -> Result<u16, EditError> {
         // Of two that have it for a moment, one has been changed before.
         let is_other = |now: u16| self.0.iter().any(|(then, is)| *then != id && *is == now);
         let with = || there.iter().filter(|one| one.address == meant && !is_other(one.id));
@@ -64,7 +64,7 @@ impl ListenerMap {
             return Ok(found.id);
         }
         match there.iter().find(|one| one.id == id) {
-            Some(Listener { address: is, .. }) => {
+            Some(ConfiguredListener { address: is, .. }) => {
                 let what =
                     format!("listener {id} was {meant} when that was changed, and is {is} now");
                 Err(EditError::Wrong(what))
@@ -75,12 +75,12 @@ impl ListenerMap {
 }
 
 /// A listener as it is written, in texts that may be no configuration.
-struct Listener {
+struct ConfiguredListener {
     id: u16,
     address: String,
 }
 
-fn listeners(sources: &ConfigFiles) -> Vec<Listener> {
+fn listeners(sources: &ConfigFiles) -> Vec<ConfiguredListener> {
     let mut place = 0u16;
     let mut all = Vec::new();
     for source in sources.iter() {
@@ -95,14 +95,14 @@ fn listeners(sources: &ConfigFiles) -> Vec<Listener> {
     all
 }
 
-fn listener(table: &Table, place: u16) -> Option<Listener> {
+fn listener(table: &Table, place: u16) -> Option<ConfiguredListener> {
     let number = |key: &str, otherwise: u16| match table.get(key) {
         Some(value) => value.as_integer().and_then(|number| u16::try_from(number).ok()),
         None => Some(otherwise),
     };
     let ip: IpAddr = table.get("address")?.as_str()?.parse().ok()?;
     let address = SocketAddr::new(ip, number("port", nvme::PORT)?).to_string();
-    Some(Listener { id: number("id", place)?, address })
+    Some(ConfiguredListener { id: number("id", place)?, address })
 }
 
 /// The number of the listener that a change expects.

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use crate::api::{Change, Changes, SetAside, UnsavedChange};
 use crate::config::{Config, ConfigErrors, ConfigFiles, Diagnostic, Origins, digest};
-use change_log::Journal;
+use change_log::{ChangeLog, PreparedChangeLog};
 use listener_refs::ListenerMap;
 use tracing::error;
 
@@ -229,12 +229,12 @@ impl EffectiveConfig {
     ///
     /// # Errors
     /// What the system says, or that there is no room.
-    pub fn prepare(&self) -> Result<Prepared, String> {
-        self.journal().prepare(&self.changes).map(Prepared)
+    pub fn prepare(&self) -> Result<PreparedChanges, String> {
+        self.journal().prepare(&self.changes).map(PreparedChanges)
     }
 
-    fn journal(&self) -> Journal<'_> {
-        Journal::new(self.config.state_directory.as_deref())
+    fn journal(&self) -> ChangeLog<'_> {
+        ChangeLog::new(self.config.state_directory.as_deref())
     }
 
     fn parse(&self, sources: &ConfigFiles, origins: &Origins) -> Result<Config, EditError> {
@@ -340,9 +340,9 @@ fn after(origins: &Origins, old: &ConfigFiles, new: &ConfigFiles, change: &Chang
 /// Changes that can be kept.
 #[derive(Debug)]
 #[must_use]
-pub struct Prepared(change_log::Prepared);
+pub struct PreparedChanges(PreparedChangeLog);
 
-impl Prepared {
+impl PreparedChanges {
     /// Has them outlast a power loss in the place of those `before`.
     ///
     /// # Errors

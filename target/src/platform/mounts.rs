@@ -12,37 +12,37 @@ pub(super) struct Mount {
 
 /// The file system of `fstab` that a path belongs to, if that is not mounted.
 pub(super) fn unmounted(path: &Path, fstab: &str, mountinfo: &str) -> Option<Mount> {
-    let entries = fstab.lines().filter_map(Entry::parse);
+    let entries = fstab.lines().filter_map(FstabEntry::parse);
     let entry = entries
         .filter(|entry| path.starts_with(&entry.point) && entry.point != Path::new("/"))
         .max_by_key(|entry| entry.point.components().count())?;
-    let lines: Vec<Line> = mountinfo.lines().filter_map(Line::parse).collect();
+    let lines: Vec<MountinfoLine> = mountinfo.lines().filter_map(MountinfoLine::parse).collect();
     let is_automatic = !entry.options.split(',').any(|option| option == "noauto");
     (!entry.is_mounted(&lines)).then_some(Mount { point: entry.point, is_automatic })
 }
 
 /// `UUID=1 /point ext4 defaults 0 2`.
-struct Entry<'t> {
+struct FstabEntry<'t> {
     source: String,
     point: PathBuf,
     options: &'t str,
 }
 
-impl Entry<'_> {
-    fn parse(line: &str) -> Option<Entry<'_>> {
+impl FstabEntry<'_> {
+    fn parse(line: &str) -> Option<FstabEntry<'_>> {
         let line = line.trim();
         let mut fields = line.split_whitespace().filter(|_| !line.starts_with('#'));
         let [source, point, _, options] = [(); 4].map(|()| fields.next());
         let (source, point) = (unescaped(source?), unescaped(point?));
         // What is bound onto itself is there anyway.
         let is_place = point.starts_with('/') && source != point;
-        is_place.then_some(Entry { source, point: point.into(), options: options? })
+        is_place.then_some(FstabEntry { source, point: point.into(), options: options? })
     }
 
     /// Whether what is seen at its point is more than what the file system around it has there.
     /// Whoever starts a service with `ReadWritePaths=` binds a directory that is no mount point
     /// onto itself: then there is a mount, and yet nothing is mounted.
-    fn is_mounted(&self, lines: &[Line<'_>]) -> bool {
+    fn is_mounted(&self, lines: &[MountinfoLine<'_>]) -> bool {
         let Some(mut seen) = visible(&self.point, lines) else {
             // The root is no mount of its own: the list begins somewhere below.
             return lines.iter().any(|line| line.point == self.point);
@@ -62,7 +62,7 @@ impl Entry<'_> {
 
     /// Whether this very entry was mounted where it is seen anyway, as a subvolume of btrfs or an
     /// export of NFS within another may be.
-    fn names(&self, line: &Line<'_>) -> bool {
+    fn names(&self, line: &MountinfoLine<'_>) -> bool {
         let plain = |option: &str| option.replacen("subvol=/", "subvol=", 1);
         let has = |wanted: &str| line.options.split(',').any(|own| plain(own) == plain(wanted));
         let is_subvolume = |option: &&str| option.starts_with("subvol");
@@ -75,7 +75,7 @@ impl Entry<'_> {
 }
 
 /// A line of mountinfo: `36 35 98:0 /root /point rw shared:1 - ext4 /dev/sda rw,errors=continue`.
-struct Line<'t> {
+struct MountinfoLine<'t> {
     id: &'t str,
     parent: &'t str,
     device: &'t str,
@@ -87,13 +87,13 @@ struct Line<'t> {
     options: &'t str,
 }
 
-impl Line<'_> {
-    fn parse(line: &str) -> Option<Line<'_>> {
+impl MountinfoLine<'_> {
+    fn parse(line: &str) -> Option<MountinfoLine<'_>> {
         let (mount, system) = line.split_once(" - ")?;
         let mut fields = mount.split(' ');
         let [id, parent, device, root, point] = [(); 5].map(|()| fields.next());
         let mut system = system.split(' ').skip(1);
-        Some(Line {
+        Some(MountinfoLine {
             id: id?,
             parent: parent?,
             device: device?,
@@ -105,7 +105,7 @@ impl Line<'_> {
     }
 
     /// Whether it shows what the mount around it has at its point anyway.
-    fn is_place_in(&self, around: &Line<'_>) -> bool {
+    fn is_place_in(&self, around: &MountinfoLine<'_>) -> bool {
         let below = self.point.strip_prefix(&around.point);
         let is_same = below.is_ok_and(|below| around.root.join(below) == self.root);
         is_same && self.device == around.device && self.id != around.id
@@ -114,14 +114,15 @@ impl Line<'_> {
 
 /// The mount that a path leads into, as the kernel goes: from the root on, and at each directory
 /// into what is mounted over it.
-fn visible<'l, 't>(path: &Path, lines: &'l [Line<'t>]) -> Option<&'l Line<'t>> {
-    let is_lowest = |line: &&Line| lines.iter().all(|o| o.id == line.id || o.id != line.parent);
+fn visible<'l, 't>(path: &Path, lines: &'l [MountinfoLine<'t>]) -> Option<&'l MountinfoLine<'t>> {
+    let is_lowest =
+        |line: &&MountinfoLine| lines.iter().all(|o| o.id == line.id || o.id != line.parent);
     let mut at = lines.iter().filter(is_lowest).find(|line| line.point == Path::new("/"))?;
     let directories: Vec<&Path> = path.ancestors().collect();
     for directory in directories.into_iter().rev() {
         // One may be over another, but no more than there are.
         for _ in lines {
-            let is_over = |line: &&Line| line.parent == at.id && line.point == directory;
+            let is_over = |line: &&MountinfoLine| line.parent == at.id && line.point == directory;
             match lines.iter().filter(|line| line.id != at.id).find(is_over) {
                 Some(over) => at = over,
                 None => break,

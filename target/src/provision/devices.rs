@@ -16,7 +16,7 @@ use crate::blockdev::{BackingConfig, BackingDevice, BackingKind, BlockSizes, Dev
 use crate::config::{LimitConfig, Missing, NamespaceConfig, NamespaceKind, SubsystemConfig};
 use crate::core::subsystem::lba_format::Format;
 use crate::core::subsystem::write_protect::Protection;
-use crate::state::atomic_file::Prepared;
+use crate::state::atomic_file::PreparedFile;
 use crate::state::block_size;
 use crate::state::identity::DeviceIdentities;
 use crate::state::namespace_state::NamespaceFile;
@@ -106,7 +106,7 @@ pub struct DeviceTable {
 /// Identities of served files and names of devices, to be persisted.
 #[derive(Debug, Default)]
 #[must_use]
-pub(crate) struct Memory(Vec<Prepared>);
+pub(crate) struct Memory(Vec<PreparedFile>);
 
 impl Memory {
     /// Has it remembered, also after a power loss.
@@ -114,7 +114,7 @@ impl Memory {
     /// # Errors
     /// What the system says.
     pub(crate) fn persist(self) -> std::io::Result<()> {
-        self.0.into_iter().try_for_each(Prepared::persist)
+        self.0.into_iter().try_for_each(PreparedFile::persist)
     }
 }
 

@@ -11,7 +11,7 @@ use super::PendingDevice;
 use super::devices::{
     DeviceTable, PATIENCE, Place, ServedDevice, backing_config, formatted, namespaces,
 };
-use super::probe::{self, FileId, Probed};
+use super::probe::{self, FileId, ProbeResult, Probed};
 use super::rollback::CreatedFiles;
 use crate::blockdev::blocking::BlockingTask;
 use crate::blockdev::monitor::{MonitoredDevice, TrustRecord};
@@ -63,7 +63,7 @@ struct Added<'a> {
 /// Results of the probes of one configuration.
 struct Probes {
     /// Of paths that are new or due.
-    paths: BTreeMap<Place, probe::Found>,
+    paths: BTreeMap<Place, ProbeResult>,
     /// Of devices that stay: their new size, if it differs. Other devices have none.
     sizes: BTreeMap<Place, Result<Option<u64>, String>>,
 }
@@ -289,7 +289,7 @@ impl DeviceTable {
         subsystems: &[SubsystemConfig],
         (missing, due): (Missing, &[Place]),
         served: &Served,
-    ) -> Vec<(Place, BlockingTask<'_, probe::Found>)> {
+    ) -> Vec<(Place, BlockingTask<'_, ProbeResult>)> {
         let new = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
             let stays_awaited = missing == Missing::Wait
@@ -478,8 +478,8 @@ fn answers_by<T>(
 /// Results of probes of paths. One that does not answer by the deadline is missing.
 fn found_by(
     deadline: Instant,
-    tasks: Vec<(Place, BlockingTask<'_, probe::Found>)>,
-) -> BTreeMap<Place, probe::Found> {
+    tasks: Vec<(Place, BlockingTask<'_, ProbeResult>)>,
+) -> BTreeMap<Place, ProbeResult> {
     let answers = answers_by(deadline, tasks).into_iter();
     answers.map(|(key, answer)| (key, answer.and_then(|found| found))).collect()
 }

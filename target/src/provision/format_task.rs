@@ -22,7 +22,7 @@ use crate::core::subsystem::ns_request::FormatRequest;
 use crate::provision::devices::ServedDevice;
 
 /// A format that has begun.
-struct Begun {
+struct StartedFormat {
     store: ServedDevice,
     /// What is erased; not what may take its place meanwhile.
     backing: Arc<BackingDevice>,
@@ -96,7 +96,7 @@ impl Provisioner {
         nqn: Nqn,
         wish: FormatRequest,
         waiting: Sender<()>,
-    ) -> Result<Begun, Status> {
+    ) -> Result<StartedFormat, Status> {
         let nsid = wish.nsid;
         let gone = Status::INVALID_NAMESPACE.with_dnr();
         let subsystem = self.registry.subsystem(&nqn).ok_or(gone)?;
@@ -113,7 +113,7 @@ impl Provisioner {
         self.registry.fence(&Arc::new(DrainBarrier::around(nqn, nsid, waiting)));
         let backing = store.tended.backing();
         let bytes = backing.size_bytes();
-        Ok(Begun { store, backing, bytes, course })
+        Ok(StartedFormat { store, backing, bytes, course })
     }
 
     /// If everything is erased, blocks have the size that was wished for, once that is kept.
@@ -121,10 +121,10 @@ impl Provisioner {
         &mut self,
         nqn: Nqn,
         nsid: u32,
-        begun: Begun,
+        begun: StartedFormat,
         erased: Result<(), Status>,
     ) -> Result<(), Status> {
-        let Begun { store, backing, bytes, course } = begun;
+        let StartedFormat { store, backing, bytes, course } = begun;
         let is_it = |other: &ServedDevice| Arc::ptr_eq(&other.tended, &store.tended);
         let gone = !self.stores.store(nqn, nsid).is_some_and(is_it);
         let erased = if gone { Err(Status::INVALID_NAMESPACE.with_dnr()) } else { erased };

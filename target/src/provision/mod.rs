@@ -45,7 +45,7 @@ use crate::telemetry::pending::Pending;
 use devices::{DeviceTable, Memory, Place, ServedDevice};
 use ns_catalog::{Catalog, Catalogs};
 
-pub use ns_directory::{Identity, NamespaceDirectory};
+pub use ns_directory::{DirectoryIdentity, NamespaceDirectory};
 pub use ns_request_plan::{RequestContext, RequestPlan, Step};
 pub use pending::{Awaiting, PendingDevice};
 

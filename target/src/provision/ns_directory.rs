@@ -18,23 +18,23 @@ use crate::state::record::StateDir;
 #[derive(Debug)]
 pub struct NamespaceDirectory {
     path: PathBuf,
-    identity: Identity,
+    identity: DirectoryIdentity,
     /// The record that it should have and may not have.
     owed: Mutex<Option<NamespaceCatalogRecord>>,
     /// The directory, held as long as this daemon has it.
     _lock: File,
 }
 
-/// Identity of a directory, independent of its path.
+/// DirectoryIdentity of a directory, independent of its path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Identity {
+pub struct DirectoryIdentity {
     dev: u64,
     ino: u64,
 }
 
-impl Identity {
-    fn of(directory: &fs::Metadata) -> Identity {
-        Identity { dev: directory.dev(), ino: directory.ino() }
+impl DirectoryIdentity {
+    fn of(directory: &fs::Metadata) -> DirectoryIdentity {
+        DirectoryIdentity { dev: directory.dev(), ino: directory.ino() }
     }
 
     /// Fails when a path leads to another directory: a file system was mounted over it, or it was
@@ -43,7 +43,7 @@ impl Identity {
     /// # Errors
     /// A sentence about that, or what the system says.
     pub fn is_at(self, directory: &Path) -> io::Result<()> {
-        if Identity::of(&fs::metadata(directory)?) == self {
+        if DirectoryIdentity::of(&fs::metadata(directory)?) == self {
             return Ok(());
         }
         let shown = directory.display();
@@ -56,7 +56,7 @@ impl Identity {
 impl NamespaceDirectory {
     /// The one at a path, which was opened and locked.
     pub(super) fn new(path: &Path, lock: File) -> io::Result<NamespaceDirectory> {
-        let identity = Identity::of(&lock.metadata()?);
+        let identity = DirectoryIdentity::of(&lock.metadata()?);
         Ok(NamespaceDirectory {
             path: path.to_owned(),
             identity,
@@ -73,7 +73,7 @@ impl NamespaceDirectory {
 
     /// Which it is.
     #[must_use]
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> DirectoryIdentity {
         self.identity
     }
 

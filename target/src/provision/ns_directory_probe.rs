@@ -9,7 +9,7 @@ use nvme::Nqn;
 
 use crate::config::{Config, Missing, SubsystemConfig};
 use crate::platform::availability;
-use crate::provision::Identity;
+use crate::provision::DirectoryIdentity;
 use crate::provision::devices::{DeviceTable, Place};
 use crate::provision::ns_catalog::{Catalog, Catalogs};
 use crate::state::ns_catalog::RECORD;
@@ -84,7 +84,7 @@ pub(super) fn probe(
 fn probed(
     directory: &Path,
     (nqn, policy): (Nqn, Missing),
-    open: Option<(Identity, BTreeSet<PathBuf>)>,
+    open: Option<(DirectoryIdentity, BTreeSet<PathBuf>)>,
     missing: Option<String>,
 ) -> DirectoryProbe {
     let may_wait = policy == Missing::Wait;

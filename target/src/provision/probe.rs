@@ -11,7 +11,7 @@ use crate::platform::availability;
 use crate::state::served::Served;
 
 /// What may be opened, where it has a path; or why it is not there yet.
-pub(super) type Found = Result<Option<Probed>, String>;
+pub(super) type ProbeResult = Result<Option<Probed>, String>;
 
 /// Result of a probe.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub(super) fn begin<'a, T: Send + 'static>(
     opening: &'a BlockingPool,
     namespace: &NamespaceConfig,
     served: &Served,
-    tell: impl FnOnce(Found) -> T + Send + 'static,
+    tell: impl FnOnce(ProbeResult) -> T + Send + 'static,
 ) -> BlockingTask<'a, T> {
     let NamespaceKind::File { path, .. } = &namespace.kind else {
         return opening.over(Path::new(""), Ok(tell(Ok(None))));

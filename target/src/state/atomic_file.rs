@@ -15,7 +15,7 @@ use crate::blockdev::durable;
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn prepare(directory: &Path, name: &str, content: &[u8]) -> io::Result<Prepared> {
+pub(crate) fn prepare(directory: &Path, name: &str, content: &[u8]) -> io::Result<PreparedFile> {
     let beside = directory.join(format!("{name}.new"));
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
@@ -25,19 +25,19 @@ pub(crate) fn prepare(directory: &Path, name: &str, content: &[u8]) -> io::Resul
     durable::write(&mut file, &beside, content)?;
     crash_point();
     durable::sync(&file, &beside)?;
-    Ok(Prepared { path: directory.join(name), beside })
+    Ok(PreparedFile { path: directory.join(name), beside })
 }
 
 /// Content of a small file that is synced beside its name. What stays there is written over by the
 /// next one.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedFile {
     path: PathBuf,
     beside: PathBuf,
 }
 
-impl Prepared {
+impl PreparedFile {
     /// Has the name mean it. When it returns, that is so also after a power loss.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Prepared {
     }
 }
 
-/// Removes `name` from `directory`, if it is there, as surely as [`Prepared::persist`] gives it its
+/// Removes `name` from `directory`, if it is there, as surely as [`PreparedFile::persist`] gives it its
 /// name.
 ///
 /// # Errors

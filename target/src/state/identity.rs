@@ -16,7 +16,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::blockdev::record::Record;
-use crate::state::atomic_file::Prepared;
+use crate::state::atomic_file::PreparedFile;
 use crate::state::namespace_state::NamespaceFile;
 use crate::state::record::StateDir;
 
@@ -88,7 +88,7 @@ impl DeviceIdentities {
     pub(crate) fn prepare(
         directory: &Path,
         mut served: BTreeMap<Uuid, String>,
-    ) -> io::Result<Option<Prepared>> {
+    ) -> io::Result<Option<PreparedFile>> {
         let DeviceIdentities(before) = match DeviceIdentities::load(directory) {
             Ok(before) => before,
             Err(_) if !is_any_kept(directory) => DeviceIdentities::default(),
@@ -146,7 +146,7 @@ mod tests {
     fn remember(directory: &Path, served: BTreeMap<Uuid, String>) {
         DeviceIdentities::prepare(directory, served)
             .unwrap()
-            .map_or(Ok(()), Prepared::persist)
+            .map_or(Ok(()), PreparedFile::persist)
             .unwrap();
     }
 

@@ -37,32 +37,42 @@ use crate::core::subsystem::persistence::{Persist, Section};
 use crate::state::record::StateDir;
 
 /// How a section is called, also by people, and what its file was in earlier versions.
-struct Kind {
+struct SectionKind {
     /// Between brackets; the end of the name of the earlier file.
     name: &'static str,
-    /// Kind and version of the earlier file.
+    /// SectionKind and version of the earlier file.
     earlier: (&'static str, u32),
     thing: &'static str,
     /// Hosts rely on it whatever the UUID is; a block size has a rule of its own.
     is_relied_on: bool,
 }
 
-const KINDS: [Kind; 5] = [
-    Kind { name: "format", earlier: ("format", 2), thing: "a block size", is_relied_on: false },
-    Kind {
+const KINDS: [SectionKind; 5] = [
+    SectionKind {
+        name: "format",
+        earlier: ("format", 2),
+        thing: "a block size",
+        is_relied_on: false,
+    },
+    SectionKind {
         name: "protection",
         earlier: ("write protection", 1),
         thing: "write protection",
         is_relied_on: true,
     },
-    Kind {
+    SectionKind {
         name: "reservation",
         earlier: ("reservation", 1),
         thing: "a reservation",
         is_relied_on: true,
     },
-    Kind { name: "trust", earlier: ("trust", 1), thing: "a failed flush", is_relied_on: true },
-    Kind {
+    SectionKind {
+        name: "trust",
+        earlier: ("trust", 1),
+        thing: "a failed flush",
+        is_relied_on: true,
+    },
+    SectionKind {
         name: "uncorrectable",
         earlier: ("uncorrectable blocks", 1),
         thing: "blocks that cannot be read",
@@ -114,7 +124,7 @@ pub struct NamespaceFile {
 }
 
 /// What is found of a namespace.
-struct Found {
+struct LoadedSections {
     sections: Sections,
     /// The files of earlier versions.
     earlier: Vec<String>,
@@ -164,10 +174,11 @@ impl NamespaceFile {
     /// What hosts rely on that is persisted, whatever the UUID is, as people call it.
     pub(crate) fn relied_on(&self) -> Vec<&'static str> {
         let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ok(Found { sections, .. }) = self.read() else {
+        let Ok(LoadedSections { sections, .. }) = self.read() else {
             return vec!["what cannot be read"];
         };
-        let is_there = |kind: &&Kind| kind.is_relied_on && sections.0.contains_key(kind.name);
+        let is_there =
+            |kind: &&SectionKind| kind.is_relied_on && sections.0.contains_key(kind.name);
         KINDS.iter().filter(is_there).map(|kind| kind.thing).collect()
     }
 
@@ -194,7 +205,7 @@ impl NamespaceFile {
 
     /// Everything. The earlier files come first: one that has gone since then was converted, and the
     /// new one is there.
-    fn read(&self) -> Result<Found, String> {
+    fn read(&self) -> Result<LoadedSections, String> {
         let directory = StateDir(&self.directory);
         let mut earlier = Vec::new();
         let mut sections = BTreeMap::new();
@@ -208,7 +219,7 @@ impl NamespaceFile {
             }
         }
         let Some(Sections(converted)) = directory.load(&self.name())? else {
-            return Ok(Found { sections: Sections(sections), earlier });
+            return Ok(LoadedSections { sections: Sections(sections), earlier });
         };
         if let Some((name, _)) =
             sections.iter().find(|(name, body)| converted.get(*name) != Some(*body))
@@ -220,11 +231,11 @@ impl NamespaceFile {
                 self.uuid
             ));
         }
-        Ok(Found { sections: Sections(converted), earlier })
+        Ok(LoadedSections { sections: Sections(converted), earlier })
     }
 
     /// From the files of earlier versions to the one of this version, which says the same.
-    fn convert(&self, found: &Found) -> io::Result<()> {
+    fn convert(&self, found: &LoadedSections) -> io::Result<()> {
         let directory = StateDir(&self.directory);
         if !found.earlier.is_empty() {
             // Also where it is there already: a power loss may take its name back.
@@ -264,7 +275,7 @@ impl Persist for NamespaceFile {
         name: &'static str,
         valid: &dyn Fn(&str) -> bool,
     ) -> Result<Option<String>, String> {
-        let Found { mut sections, earlier } = {
+        let LoadedSections { mut sections, earlier } = {
             let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
             self.read()?
         };

@@ -11,7 +11,7 @@ use std::path::Path;
 use tracing::warn;
 
 use crate::blockdev::record::{Record, seal, unseal};
-use crate::state::atomic_file::{self, Prepared};
+use crate::state::atomic_file::{self, PreparedFile};
 
 /// The longest record: a thousand subsystems with a hundred namespaces each take less.
 const BYTES_MAX: u64 = 16 << 20;
@@ -73,7 +73,7 @@ impl StateDir<'_> {
     ///
     /// # Errors
     /// What the system says, or that it is too long.
-    pub(crate) fn prepare<R: Record>(self, name: &str, record: &R) -> io::Result<Prepared> {
+    pub(crate) fn prepare<R: Record>(self, name: &str, record: &R) -> io::Result<PreparedFile> {
         let text = seal(record);
         if text.len() as u64 > BYTES_MAX {
             return Err(io::Error::other("it would be too long"));

@@ -7,7 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::blockdev::record::Record;
-use crate::state::atomic_file::Prepared;
+use crate::state::atomic_file::PreparedFile;
 use crate::state::record::StateDir;
 
 /// In the state directory: the paths of files that were served, one a line. Such a file is never
@@ -61,7 +61,7 @@ impl Served {
         }
     }
 
-    /// Has it kept from now on: synchronised beside its name, which [`Prepared::persist`] gives it;
+    /// Has it kept from now on: synchronised beside its name, which [`PreparedFile::persist`] gives it;
     /// nothing where it is kept already.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Served {
     pub(crate) fn prepare(
         directory: &Path,
         paths: &BTreeSet<PathBuf>,
-    ) -> std::io::Result<Option<Prepared>> {
+    ) -> std::io::Result<Option<PreparedFile>> {
         if matches!(Served::load(Some(directory)), Served::Known(kept) if kept == *paths) {
             return Ok(None);
         }

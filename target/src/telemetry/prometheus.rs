@@ -131,10 +131,10 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
 }
 
 /// A count of one kind of commands.
-type Of = fn(&Operations) -> u64;
+type CounterOf = fn(&Operations) -> u64;
 
 fn commands(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let counters: [(&str, &str, Of); 3] = [
+    let counters: [(&str, &str, CounterOf); 3] = [
         ("nvmfd_commands", "Commands completed", |ops| ops.commands),
         ("nvmfd_command_failures", "Commands that failed", |ops| ops.failures),
         ("nvmfd_command_bytes", "Bytes read or written by commands", |ops| ops.bytes),

@@ -15,13 +15,13 @@ use crate::worker_thread::WorkerThread;
 /// The way to the thread.
 #[derive(Debug, Default)]
 pub(super) struct AuthWorker {
-    line: Arc<Line>,
+    line: Arc<JobQueue>,
     has_thread: OnceLock<bool>,
 }
 
 /// Jobs that wait.
 #[derive(Debug, Default)]
-struct Line {
+struct JobQueue {
     waiting: Mutex<Waiting>,
     eventfd: Condvar,
 }
@@ -58,7 +58,7 @@ impl Drop for AuthWorker {
     }
 }
 
-impl Line {
+impl JobQueue {
     /// The next job, when there is one; none at the end of the target.
     fn next(&self) -> Option<AuthJob> {
         let idle = |waiting: &mut Waiting| waiting.jobs.is_empty() && !waiting.over;
@@ -73,7 +73,7 @@ impl Line {
 }
 
 /// Whether there is a thread now.
-fn start(line: &Arc<Line>) -> bool {
+fn start(line: &Arc<JobQueue>) -> bool {
     let line = Arc::clone(line);
     let started = WorkerThread::start("auth", move || work(&line));
     if let Err(error) = &started {
@@ -82,7 +82,7 @@ fn start(line: &Arc<Line>) -> bool {
     started.is_ok()
 }
 
-fn work(line: &Line) {
+fn work(line: &JobQueue) {
     while let Some(job) = line.next() {
         (job.run)();
     }

@@ -9,30 +9,32 @@ use std::sync::mpsc::Sender;
 use crate::core::sched::Offload;
 use crate::core::sched::offload::Job;
 use auth::AuthWorker;
+use ns_management::NamespaceAdminMessage;
+use ns_state::NamespaceStateMessage;
 
 /// The way to the threads. The one for authentication starts with the first job; jobs that one of
 /// the others would do are refused where there is none.
 #[derive(Debug, Default)]
 pub struct Workers {
-    ns_state: Option<Sender<ns_state::WorkerMessage>>,
-    ns_management: Option<Sender<ns_management::WorkerMessage>>,
+    ns_state: Option<Sender<NamespaceStateMessage>>,
+    ns_management: Option<Sender<NamespaceAdminMessage>>,
     auth: AuthWorker,
 }
 
 impl Workers {
     /// With a worker for reservations, write protection and unreadable blocks.
     #[must_use]
-    pub fn with_ns_state(self, worker: Sender<ns_state::WorkerMessage>) -> Workers {
+    pub fn with_ns_state(self, worker: Sender<NamespaceStateMessage>) -> Workers {
         Workers { ns_state: Some(worker), ..self }
     }
 
     /// With a worker for requests that concern whole namespaces.
     #[must_use]
-    pub fn with_ns_management(self, worker: Sender<ns_management::WorkerMessage>) -> Workers {
+    pub fn with_ns_management(self, worker: Sender<NamespaceAdminMessage>) -> Workers {
         Workers { ns_management: Some(worker), ..self }
     }
 
-    fn tell_ns_state(&self, word: ns_state::WorkerMessage) -> bool {
+    fn tell_ns_state(&self, word: NamespaceStateMessage) -> bool {
         self.ns_state.as_ref().is_some_and(|worker| worker.send(word).is_ok())
     }
 }
@@ -40,11 +42,11 @@ impl Workers {
 impl Offload for Workers {
     fn submit(&self, job: Job) -> bool {
         match job {
-            Job::Reserve(request) => self.tell_ns_state(ns_state::WorkerMessage::Ask(request)),
-            Job::Protect(request) => self.tell_ns_state(ns_state::WorkerMessage::Protect(request)),
-            Job::MarkBlocks(request) => self.tell_ns_state(ns_state::WorkerMessage::Mark(request)),
+            Job::Reserve(request) => self.tell_ns_state(NamespaceStateMessage::Ask(request)),
+            Job::Protect(request) => self.tell_ns_state(NamespaceStateMessage::Protect(request)),
+            Job::MarkBlocks(request) => self.tell_ns_state(NamespaceStateMessage::Mark(request)),
             Job::Namespace(job) => {
-                let word = ns_management::WorkerMessage::Order(job);
+                let word = NamespaceAdminMessage::Order(job);
                 self.ns_management.as_ref().is_some_and(|worker| worker.send(word).is_ok())
             }
             Job::Authenticate(job) => self.auth.submit(job),

@@ -31,7 +31,7 @@ const MOST_FORMATS: usize = 16;
 
 /// What the worker is told.
 #[derive(Debug)]
-pub enum WorkerMessage {
+pub enum NamespaceAdminMessage {
     /// An order of a host.
     Order(Box<NamespaceJob>),
     /// No more orders will come.
@@ -41,8 +41,8 @@ pub enum WorkerMessage {
 /// A worker that has not begun, and the way to it.
 #[derive(Debug)]
 pub struct NamespaceAdmin {
-    words: Receiver<WorkerMessage>,
-    sender: Sender<WorkerMessage>,
+    words: Receiver<NamespaceAdminMessage>,
+    sender: Sender<NamespaceAdminMessage>,
 }
 
 impl NamespaceAdmin {
@@ -55,7 +55,7 @@ impl NamespaceAdmin {
 
     /// The way to it.
     #[must_use]
-    pub fn sender(&self) -> Sender<WorkerMessage> {
+    pub fn sender(&self) -> Sender<NamespaceAdminMessage> {
         self.sender.clone()
     }
 
@@ -68,7 +68,7 @@ impl NamespaceAdmin {
     ) {
         // Whoever formats has one more of these.
         let pass = Arc::new(());
-        while let Ok(WorkerMessage::Order(order)) = self.words.recv() {
+        while let Ok(NamespaceAdminMessage::Order(order)) = self.words.recv() {
             if let NamespaceRequest::Format(wish) = order.what {
                 format(wish, &order, &pass, provisioner, shared, pool);
                 continue;

@@ -25,7 +25,7 @@ use crate::core::subsystem::reservation::Barred;
 
 /// What the worker is told.
 #[derive(Debug)]
-pub enum WorkerMessage {
+pub enum NamespaceStateMessage {
     /// An order of a host.
     Ask(ReservationRequest),
     /// Somebody wants namespaces protected from writes, or no longer.
@@ -57,8 +57,8 @@ fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), 
 /// A worker that has not begun, and the way to it.
 #[derive(Debug)]
 pub struct NamespaceStateWorker {
-    words: Receiver<WorkerMessage>,
-    sender: Sender<WorkerMessage>,
+    words: Receiver<NamespaceStateMessage>,
+    sender: Sender<NamespaceStateMessage>,
     /// Who waits behind which fence.
     fenced: HashMap<u64, ReplyTo>,
     next_ticket: u64,
@@ -74,7 +74,7 @@ impl NamespaceStateWorker {
 
     /// The way to it.
     #[must_use]
-    pub fn sender(&self) -> Sender<WorkerMessage> {
+    pub fn sender(&self) -> Sender<NamespaceStateMessage> {
         self.sender.clone()
     }
 
@@ -93,21 +93,21 @@ impl NamespaceStateWorker {
     }
 
     /// Whether there may be more.
-    fn hear(&mut self, word: WorkerMessage, registry: &Registry) -> bool {
+    fn hear(&mut self, word: NamespaceStateMessage, registry: &Registry) -> bool {
         match word {
-            WorkerMessage::Ask(ask) => self.serve(ask, registry),
-            WorkerMessage::Protect(wish) => self.protect(wish, registry),
-            WorkerMessage::Mark(mark) => {
+            NamespaceStateMessage::Ask(ask) => self.serve(ask, registry),
+            NamespaceStateMessage::Protect(wish) => self.protect(wish, registry),
+            NamespaceStateMessage::Mark(mark) => {
                 let outcome = check_marking(&mark, registry);
                 let outcome = outcome.and_then(|()| mark.of.change(&mark.change));
                 answer(registry, &ReplyTo::Reactor(mark.reactor, mark.tag), outcome);
             }
-            WorkerMessage::Drained(ticket) => {
+            NamespaceStateMessage::Drained(ticket) => {
                 if let Some(asker) = self.fenced.remove(&ticket) {
                     answer(registry, &asker, Ok(()));
                 }
             }
-            WorkerMessage::Stop => return false,
+            NamespaceStateMessage::Stop => return false,
         }
         true
     }
@@ -172,7 +172,7 @@ impl NamespaceStateWorker {
         let sender = self.sender.clone();
         Arc::new(DrainBarrier::new(subsystem, nsids, whose, move || {
             // A worker that has ended answers nobody.
-            let _ = sender.send(WorkerMessage::Drained(ticket));
+            let _ = sender.send(NamespaceStateMessage::Drained(ticket));
         }))
     }
 }

@@ -13,7 +13,7 @@ use nvmfd::core::sched::offload::{Job, ReservationRequest};
 use nvmfd::core::sched::{DrainBarrier, DrainScope};
 use nvmfd::core::subsystem::reservation::{Order, Reservation};
 use nvmfd::worker::Workers;
-use nvmfd::worker::ns_state::{NamespaceStateWorker, WorkerMessage};
+use nvmfd::worker::ns_state::{NamespaceStateMessage, NamespaceStateWorker};
 
 use crate::support::{World, admin, end_both, io_queue, keyed, subsystem};
 
@@ -36,7 +36,7 @@ fn world() -> (World, Mailbox, NamespaceStateWorker, Arc<Reservation>) {
 
 /// Has the state worker do what it was asked, and end.
 fn keep(worker: NamespaceStateWorker, registry: &Registry) {
-    worker.sender().send(WorkerMessage::Stop).unwrap();
+    worker.sender().send(NamespaceStateMessage::Stop).unwrap();
     worker.run(registry);
 }
 

@@ -122,11 +122,11 @@ enum Family {
         directory: PathBuf,
     },
     /// Rates and latencies by namespace, host and kind of command
-    Stats(stats::Wanted),
+    Stats(stats::StatsArgs),
     /// The last commands that were slow, and where their time went
     Slow,
     /// A live view of hosts, namespaces, latencies and reactors
-    Top(top::Wanted),
+    Top(top::TopArgs),
     /// Make a configuration of what another target has saved; asks no daemon
     #[command(subcommand)]
     Import(import::Command),

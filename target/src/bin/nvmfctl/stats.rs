@@ -11,9 +11,9 @@ use crate::client::Client;
 use crate::derived_stats::{Rate, Times, bytes, rates, seconds, short, time};
 use crate::output::{Failure, Output, table};
 
-/// What of the statistics.
+/// Arguments of `nvmfctl stats`.
 #[derive(Args)]
-pub(crate) struct Wanted {
+pub(crate) struct StatsArgs {
     /// Also where the time goes: receive, wait, pull, disk, push, reply
     #[arg(long)]
     latency: bool,
@@ -42,17 +42,17 @@ pub(crate) async fn look(client: &Client) -> Result<Stats, Failure> {
     Ok(client.get::<Stats>("/v1/stats").await?.0)
 }
 
-pub(crate) async fn run(wanted: Wanted, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(args: StatsArgs, client: &Client, output: Output) -> Result<(), Failure> {
     let mut before = look(client).await?;
-    if wanted.total {
-        show(&before, &wanted, output);
+    if args.total {
+        show(&before, &args, output);
         return Ok(());
     }
     loop {
-        sleep(wanted.interval).await;
+        sleep(args.interval).await;
         let now = look(client).await?;
-        show(&now.since(&before), &wanted, output);
-        if !wanted.watch {
+        show(&now.since(&before), &args, output);
+        if !args.watch {
             return Ok(());
         }
         before = now;
@@ -64,17 +64,17 @@ pub(crate) async fn slow(client: &Client, output: Output) -> Result<(), Failure>
     Ok(())
 }
 
-fn show(since: &Stats, wanted: &Wanted, output: Output) {
+fn show(since: &Stats, args: &StatsArgs, output: Output) {
     let all = rates(since);
     if output.json {
         let document = json!({ "seconds": seconds(since), "rates": all });
         return output.print_on(&document.to_string());
     }
     output.print_on(&rate_table(&all));
-    if wanted.latency && !all.is_empty() {
+    if args.latency && !all.is_empty() {
         output.print_on(&format!("\n{}", stage_table(&all)));
     }
-    if wanted.watch {
+    if args.watch {
         output.print_on("\n");
     }
 }

@@ -23,9 +23,9 @@ use crate::stats::{interval, look};
 /// Columns of the view that is printed once, where nobody says (`COLUMNS`).
 const COLUMNS: u16 = 132;
 
-/// How to look.
+/// Arguments of `nvmfctl top`.
 #[derive(Args)]
-pub(crate) struct Wanted {
+pub(crate) struct TopArgs {
     /// Print one view as text and end
     #[arg(long)]
     once: bool,
@@ -71,10 +71,10 @@ const FIGURES: [Figure; 7] = [
     Figure { head: "DEPTH", columns: 6, extra: false, of: |rate| format!("{:.1}", rate.depth) },
 ];
 
-pub(crate) async fn run(wanted: Wanted, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn run(args: TopArgs, client: &Client, output: Output) -> Result<(), Failure> {
     let before = look(client).await?;
-    if wanted.once || output.json {
-        sleep(wanted.interval).await;
+    if args.once || output.json {
+        sleep(args.interval).await;
         let view = View::new(look(client).await?, &before, false);
         let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
         output.print(&text(&view, columns.unwrap_or(COLUMNS).clamp(80, 500), lines(&view))?);
@@ -84,13 +84,13 @@ pub(crate) async fn run(wanted: Wanted, client: &Client, output: Output) -> Resu
         return Err(Failure::new("stdout is no terminal: use --once, or `nvmfctl stats`"));
     }
     let mut terminal = ratatui::try_init().map_err(|error| unusable(&error))?;
-    let outcome = live(&wanted, client, before, &mut terminal).await;
+    let outcome = live(&args, client, before, &mut terminal).await;
     ratatui::restore();
     outcome
 }
 
 async fn live(
-    wanted: &Wanted,
+    args: &TopArgs,
     client: &Client,
     mut before: Stats,
     terminal: &mut ratatui::DefaultTerminal,
@@ -99,7 +99,7 @@ async fn live(
     let mut view = View::new(before.clone(), &Stats::default(), true);
     loop {
         terminal.draw(|frame| draw(frame, &view)).map_err(|error| unusable(&error))?;
-        let period = wanted.interval;
+        let period = args.interval;
         let quit = spawn_blocking(move || wants_to_quit(period)).await;
         if quit.is_ok_and(|quit| quit.unwrap_or(true)) {
             return Ok(());

@@ -12,7 +12,7 @@ use utoipa_axum::routes;
 
 use super::{ApiError, BODY_TIME, MOST_BODY_BYTES};
 use crate::api::{Changes, Outcome, Problem, UNCHANGED, Wanted};
-use crate::control::change::{ChangeResult, Work};
+use crate::control::change::{ChangeResult, ConfigRequest};
 use crate::control::handle::{ChangeError, ControlHandle};
 use crate::overlay::EditError;
 
@@ -53,13 +53,13 @@ async fn make(
     Body(wanted): Body<Wanted>,
 ) -> Result<Json<Outcome>, ApiError> {
     let uid = caller.and_then(|Extension(Caller(uid))| uid);
-    answer(managed.order(Work::Change(wanted, uid)).await)
+    answer(managed.order(ConfigRequest::Change(wanted, uid)).await)
 }
 
 /// Changes that do not fit any more are no longer told of.
 #[utoipa::path(delete, path = "/v1/changes", responses((status = 200, body = Outcome)))]
 async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, ApiError> {
-    answer(managed.order(Work::Forget).await)
+    answer(managed.order(ConfigRequest::Forget).await)
 }
 
 /// Reads the configuration file again.
@@ -69,7 +69,7 @@ async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, A
     responses((status = 200, body = Outcome), (status = 422, body = Problem))
 )]
 async fn reload(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, ApiError> {
-    answer(managed.order(Work::Reload).await)
+    answer(managed.order(ConfigRequest::Reload).await)
 }
 
 fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {

@@ -18,16 +18,16 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
 }
 
 #[derive(Deserialize, IntoParams)]
-struct Of {
+struct HostQuery {
     /// Only what happened to the host of this NQN, or of this address.
     host: Option<String>,
 }
 
 /// Why hosts were refused or have lost their connection, the latest first.
-#[utoipa::path(get, path = "/v1/why", params(Of), responses((status = 200, body = Vec<Why>)))]
+#[utoipa::path(get, path = "/v1/why", params(HostQuery), responses((status = 200, body = Vec<Why>)))]
 async fn list(
     State(managed): State<ControlHandle>,
-    Query(Of { host }): Query<Of>,
+    Query(HostQuery { host }): Query<HostQuery>,
 ) -> Json<Vec<Why>> {
     let records = managed.view().shared.disconnects.list(None);
     let wanted = |record: &&Record| {

@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use crate::TargetView;
 use crate::api::NamespaceState;
 use crate::config::Config;
-use crate::control::handle::Running;
+use crate::control::handle::RunningConfig;
 use crate::control::http::*;
 use crate::core::registry::{Change, Registry};
 use crate::core::shared::Shared;
@@ -71,7 +71,7 @@ fn stage(management: &str) -> Stage {
         pool_bytes: 1 << 20,
         started: Instant::now(),
     };
-    let running = watch::channel(Arc::new(Running::new(declared))).1;
+    let running = watch::channel(Arc::new(RunningConfig::new(declared))).1;
     // Nobody carries out orders here.
     let managed = ControlHandle::new(view, running, mpsc::channel(1).0);
     Stage { directory, config, managed }

@@ -27,7 +27,7 @@ use super::ApiError;
 use super::controllers::all;
 use super::status::degraded;
 use crate::api::{Controller, Event, Happened, Problem};
-use crate::control::handle::{ControlHandle, Running};
+use crate::control::handle::{ControlHandle, RunningConfig};
 use crate::overlay::diff::differences;
 
 /// Watchers at once: each holds a connection.
@@ -78,7 +78,7 @@ async fn watch(
 
 /// Looks again and again, until nobody takes the lines. Who is slow sees later, and no less.
 async fn follow(managed: ControlHandle, lines: mpsc::Sender<Bytes>, _room: OwnedSemaphorePermit) {
-    let mut seen = Seen::of(&managed);
+    let mut seen = WatchedState::of(&managed);
     let mut happened = vec![Happened::Watching];
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -96,7 +96,7 @@ async fn follow(managed: ControlHandle, lines: mpsc::Sender<Bytes>, _room: Owned
             _ = look.tick() => {}
             () = lines.closed() => return,
         }
-        let now = Seen::of(&managed);
+        let now = WatchedState::of(&managed);
         happened = seen.until(&now);
         seen = now;
     }
@@ -118,15 +118,15 @@ impl HttpBody for Lines {
 }
 
 /// What is watched, at a moment.
-struct Seen {
+struct WatchedState {
     controllers: BTreeMap<u64, Controller>,
     degraded: BTreeSet<String>,
-    running: Arc<Running>,
+    running: Arc<RunningConfig>,
 }
 
-impl Seen {
-    fn of(managed: &ControlHandle) -> Seen {
-        Seen {
+impl WatchedState {
+    fn of(managed: &ControlHandle) -> WatchedState {
+        WatchedState {
             controllers: all(managed).into_iter().map(|each| (each.id, each)).collect(),
             degraded: degraded(managed).into_iter().collect(),
             running: managed.running(),
@@ -134,7 +134,7 @@ impl Seen {
     }
 
     /// What has happened between this moment and a later one.
-    fn until(&self, now: &Seen) -> Vec<Happened> {
+    fn until(&self, now: &WatchedState) -> Vec<Happened> {
         let mut happened = Vec::new();
         if !Arc::ptr_eq(&self.running, &now.running) {
             let differences = differences(&self.running.config, &now.running.config);

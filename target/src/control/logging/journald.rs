@@ -7,7 +7,7 @@
 //! it for one that has ended meanwhile, unless it knew that before. So what is told before the
 //! daemon serves, such as why it does not, goes as plain lines, which belong to the unit in any case.
 //!
-//! Source: systemd, "Native Journal Protocol"; systemd.journal-fields(7).
+//! Source: systemd, "Native JournaldLayer Protocol"; systemd.journal-fields(7).
 
 use std::fmt::{Debug, Write as _};
 use std::io::{ErrorKind, Write as _, stderr};
@@ -25,7 +25,7 @@ use super::priority;
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
 /// The way to the journal.
-pub(super) struct Journal {
+pub(super) struct JournaldLayer {
     socket: UnixDatagram,
     /// From when on it gets fields.
     serving: &'static AtomicBool,
@@ -33,14 +33,14 @@ pub(super) struct Journal {
     lost: AtomicU64,
 }
 
-impl Journal {
+impl JournaldLayer {
     /// The one that listens there, if one does. It gets fields as soon as `serving` is set.
-    pub(super) fn at(path: &Path, serving: &'static AtomicBool) -> Option<Journal> {
+    pub(super) fn at(path: &Path, serving: &'static AtomicBool) -> Option<JournaldLayer> {
         let socket = UnixDatagram::unbound().ok()?;
         socket.connect(path).ok()?;
         // A journal that does not keep up must not stop a reactor.
         socket.set_nonblocking(true).ok()?;
-        Some(Journal { socket, serving, lost: AtomicU64::new(0) })
+        Some(JournaldLayer { socket, serving, lost: AtomicU64::new(0) })
     }
 
     /// Sends a line, where there is room for it. What cannot go at all is an error.
@@ -73,7 +73,7 @@ impl Journal {
     }
 }
 
-impl<S: Subscriber> Layer<S> for Journal {
+impl<S: Subscriber> Layer<S> for JournaldLayer {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
@@ -181,9 +181,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         static SERVING: AtomicBool = AtomicBool::new(false);
-        assert!(Journal::at(&path, &SERVING).is_none(), "nobody listens");
+        assert!(JournaldLayer::at(&path, &SERVING).is_none(), "nobody listens");
         let listener = UnixDatagram::bind(&path).unwrap();
-        let subscriber = tracing_subscriber::registry().with(Journal::at(&path, &SERVING));
+        let subscriber = tracing_subscriber::registry().with(JournaldLayer::at(&path, &SERVING));
         let host = "nqn.2026-11.org.example:h";
         tracing::subscriber::with_default(subscriber, || {
             tracing::error!("this goes to stderr");
@@ -218,7 +218,7 @@ mod tests {
         static SERVING: AtomicBool = AtomicBool::new(true);
         let listener = UnixDatagram::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let subscriber = tracing_subscriber::registry().with(Journal::at(&path, &SERVING));
+        let subscriber = tracing_subscriber::registry().with(JournaldLayer::at(&path, &SERVING));
         let read_all = || {
             let mut datagram = [0; 4096];
             let lines = std::iter::from_fn(|| {

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use journald::Journal;
+use journald::JournaldLayer;
 use nix::sys::stat::fstat;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
@@ -64,10 +64,10 @@ pub(super) fn set_level(level: LevelFilter) -> bool {
 
 /// The way to the journal, if stderr leads there and it listens: `$NVMFD_JOURNAL_SOCKET` says where,
 /// if that is not the usual place.
-fn journal() -> Option<Journal> {
+fn journal() -> Option<JournaldLayer> {
     let path = std::env::var_os("NVMFD_JOURNAL_SOCKET");
     let path = path.map_or_else(|| PathBuf::from(journald::SOCKET), PathBuf::from);
-    is_journal().then(|| Journal::at(&path, &SERVING)).flatten()
+    is_journal().then(|| JournaldLayer::at(&path, &SERVING)).flatten()
 }
 
 /// Is stderr the very stream that the service manager connected to the journal?

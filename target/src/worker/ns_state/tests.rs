@@ -32,7 +32,7 @@ struct Scene {
     registry: Arc<Registry>,
     workers: Workers,
     message: Mailbox,
-    words: mpsc::Sender<WorkerMessage>,
+    words: mpsc::Sender<NamespaceStateMessage>,
     thread: Option<JoinHandle<()>>,
     reservation: Arc<Reservation>,
     a: Arc<Association>,
@@ -107,7 +107,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let _ = self.words.send(WorkerMessage::Stop);
+        let _ = self.words.send(NamespaceStateMessage::Stop);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }

@@ -27,7 +27,7 @@ use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::write_protect::Protection;
 use nvmfd::provision::{RequestContext, RequestPlan, Step};
 use nvmfd::state::ns_catalog::NamespaceCatalogRecord;
-use nvmfd::worker::ns_management::WorkerMessage;
+use nvmfd::worker::ns_management::NamespaceAdminMessage;
 use rdma::soft::sim::Rng;
 
 use super::{Target, subnqn};
@@ -82,8 +82,8 @@ struct Work {
 #[derive(Debug)]
 pub struct NsManagementDriver {
     granted: Option<Arc<ManagedConfig>>,
-    words: Receiver<WorkerMessage>,
-    sender: Sender<WorkerMessage>,
+    words: Receiver<NamespaceAdminMessage>,
+    sender: Sender<NamespaceAdminMessage>,
     directory: Folder,
     /// What is kept, and what of it is served.
     record: NamespaceCatalogRecord,
@@ -126,7 +126,7 @@ impl NsManagementDriver {
 
     /// The way to it, until it starts again.
     #[must_use]
-    pub fn sender(&self) -> Sender<WorkerMessage> {
+    pub fn sender(&self) -> Sender<NamespaceAdminMessage> {
         self.sender.clone()
     }
 
@@ -391,7 +391,7 @@ impl Target {
     /// The next order.
     fn take_order(&mut self, now: Instant) -> Option<Work> {
         let order = loop {
-            let Ok(WorkerMessage::Order(order)) = self.ns_admin.words.try_recv() else {
+            let Ok(NamespaceAdminMessage::Order(order)) = self.ns_admin.words.try_recv() else {
                 return None;
             };
             match order.what {

@@ -22,6 +22,9 @@ use builder::ConfigBuilder;
 pub(crate) use command::{Command, run};
 use nvmfd::config::{Config, ConfigErrors};
 
+/// The logical block size in bytes of the block device at a path, if there is one.
+type BlockSizeOf<'l> = &'l dyn Fn(&Path) -> Option<u32>;
+
 /// A configuration that came from another target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Imported {
@@ -55,7 +58,7 @@ pub(crate) enum ImportError {
 
 /// What nvmetcli saves (`nvmetcli save FILE`): the kernel's target.
 ///
-/// `look` tells the logical block size, in bytes, of the block device at a path, if there is one.
+/// `look`: a [`BlockSizeOf`].
 ///
 /// # Errors
 /// The text is no such file, or names nothing that can be served here.
@@ -70,7 +73,7 @@ pub(crate) fn nvmet(
 
 /// What SPDK saves (`rpc.py save_config`), or is started with (`--json`).
 ///
-/// `look` tells the logical block size, in bytes, of the block device at a path, if there is one.
+/// `look`: a [`BlockSizeOf`].
 ///
 /// # Errors
 /// The text is no such file, or names nothing that can be served here.

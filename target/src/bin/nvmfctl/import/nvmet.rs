@@ -5,18 +5,16 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::ImportError;
 use super::builder::{BackingStore, ConfigBuilder, Namespace, Subsystem};
 use super::json::{at, flag, list, number, text};
+use super::{BlockSizeOf, ImportError};
 
 /// I/O queues that the kernel's target grants when nobody says.
 const DEFAULT_QID_MAX: u64 = 128;
 
-type Look<'l> = &'l dyn Fn(&Path) -> Option<u32>;
-
 pub(super) fn read(
     saved: &Value,
-    look: Look<'_>,
+    look: BlockSizeOf<'_>,
     draft: &mut ConfigBuilder,
 ) -> Result<(), ImportError> {
     if !at(saved, "ports").is_array() || !at(saved, "subsystems").is_array() {
@@ -135,7 +133,7 @@ fn key_file(nqn: &str) -> String {
     format!("/etc/nvmfd/keys/{name}")
 }
 
-fn subsystem(saved: &Value, mut into: Subsystem, look: Look<'_>, draft: &mut ConfigBuilder) {
+fn subsystem(saved: &Value, mut into: Subsystem, look: BlockSizeOf<'_>, draft: &mut ConfigBuilder) {
     let attributes = at(saved, "attr");
     into.allow_any_host = flag(attributes, "allow_any_host");
     into.hosts = list(saved, "allowed_hosts")
@@ -165,7 +163,7 @@ fn subsystem(saved: &Value, mut into: Subsystem, look: Look<'_>, draft: &mut Con
 fn namespace(
     saved: &Value,
     subsystem: &str,
-    look: Look<'_>,
+    look: BlockSizeOf<'_>,
     draft: &mut ConfigBuilder,
 ) -> Option<Namespace> {
     let device = at(saved, "device");

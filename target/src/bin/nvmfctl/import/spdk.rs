@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::ImportError;
 use super::builder::{BackingStore, ConfigBuilder, Limit, Namespace, Subsystem};
 use super::json::{at, flag, list, number, text};
+use super::{BlockSizeOf, ImportError};
 
 /// The call that limits a block device.
 const SET_LIMIT: &str = "bdev_set_qos_limit";
@@ -36,11 +36,9 @@ struct Names {
     ignored: BTreeSet<String>,
 }
 
-type Look<'l> = &'l dyn Fn(&Path) -> Option<u32>;
-
 pub(super) fn read(
     saved: &Value,
-    look: Look<'_>,
+    look: BlockSizeOf<'_>,
     draft: &mut ConfigBuilder,
 ) -> Result<(), ImportError> {
     let parts = list(saved, "subsystems");
@@ -71,7 +69,7 @@ pub(super) fn read(
 }
 
 /// Notes block devices and keys.
-fn define(call: &Value, look: Look<'_>, names: &mut Names) {
+fn define(call: &Value, look: BlockSizeOf<'_>, names: &mut Names) {
     let params = at(call, "params");
     let Some(method) = text(call, "method") else { return };
     let Some(name) = text(params, "name") else { return };
