@@ -111,7 +111,7 @@ impl Liveness {
 
     /// What is configured and not there yet, a sentence each.
     #[must_use]
-    pub fn awaited(&self) -> Vec<String> {
+    pub fn pending(&self) -> Vec<String> {
         self.pending.list()
     }
 
@@ -296,7 +296,7 @@ impl RunningTarget {
         };
         let missing = if may_wait { config.missing } else { Missing::Fail };
         if let Some(next) = next.as_ref().filter(|_| !may_wait) {
-            provisioner.awaits_no_more_in(next)?;
+            provisioner.check_pending(next)?;
         }
         lines.extend(differences(provisioner.config(), &config));
         let (was, is) = (provisioner.config().addresses(), config.addresses());
@@ -611,16 +611,16 @@ mod tests {
         target.pending.lose(at);
         // Whoever has no such listener any more does not wait for it.
         target.provisioner().unlisten(at);
-        target.provisioner().await_lost();
+        target.provisioner().add_lost_listeners();
         assert_eq!(target.pending.list(), nowhere);
         target.provisioner().listen(at, Missing::Wait).unwrap();
         target.pending.lose(at);
         target.pending.lose("127.99.71.2:4420".parse().unwrap());
-        target.provisioner().await_lost();
-        let awaited = target.pending.list();
-        assert_eq!(awaited.len(), 1, "{awaited:?}");
-        assert!(awaited[0].contains("its RDMA device was removed"), "{awaited:?}");
-        assert_eq!(target.provisioner().awaited_addresses(), [at]);
+        target.provisioner().add_lost_listeners();
+        let pending = target.pending.list();
+        assert_eq!(pending.len(), 1, "{pending:?}");
+        assert!(pending[0].contains("its RDMA device was removed"), "{pending:?}");
+        assert_eq!(target.provisioner().pending_addresses(), [at]);
         target.provisioner().on_address(at);
         assert_eq!(target.pending.list(), nowhere);
         target.stop(Instant::now() + Duration::from_secs(60));

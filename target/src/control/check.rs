@@ -216,7 +216,7 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
             let why = why.filter(|_| missing == Missing::Wait);
             match why {
                 Some(why) => Ok((Some(why), Below::default())),
-                None => look(&own, is_served).map(|awaited| (awaited, below(&own))),
+                None => look(&own, is_served).map(|pending| (pending, below(&own))),
             }
         });
         Some((place, path.clone(), namespace.block_size_bytes, look))
@@ -233,7 +233,7 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
         let (seen, below) = match outcome {
             Err(why) if hangs => (Ok(Some(why)), Below::default()),
             Err(why) => (Err(why), Below::default()),
-            Ok((awaited, below)) => (Ok(awaited), below),
+            Ok((pending, below)) => (Ok(pending), below),
         };
         PathCheck { place, seen, below, block_bytes }
     });
@@ -419,8 +419,8 @@ mod tests {
         assert_eq!(look(&namespace(&path, Some(4096))), Ok(None), "with a warning");
         let other = fs::File::open(&path).unwrap();
         other.lock().unwrap();
-        let awaited = look(&namespace(&path, None)).unwrap().unwrap();
-        assert!(awaited.contains("a lock on it is held"), "{awaited}");
+        let pending = look(&namespace(&path, None)).unwrap().unwrap();
+        assert!(pending.contains("a lock on it is held"), "{pending}");
         assert_eq!(super::look(&namespace(&path, None), true), Ok(None), "the daemon's own");
         other.unlock().unwrap();
         assert!(says(&namespace(&path.join("x"), None)).contains("cannot be reached"));

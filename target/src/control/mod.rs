@@ -86,7 +86,7 @@ trait Pulse: Send + 'static {
     /// Why the target has died, once it has.
     fn failed(&self) -> Option<String>;
     /// What is configured and not there yet.
-    fn awaited(&self) -> Vec<String> {
+    fn pending(&self) -> Vec<String> {
         Vec::new()
     }
     /// Disconnects every host, also while somebody else has the target. May wait until then.
@@ -130,8 +130,8 @@ impl Pulse for crate::Liveness {
         crate::Liveness::failed(self).map(|fatal| fatal.to_string())
     }
 
-    fn awaited(&self) -> Vec<String> {
-        crate::Liveness::awaited(self)
+    fn pending(&self) -> Vec<String> {
+        crate::Liveness::pending(self)
     }
 
     fn part(&self, deadline: Instant) {
@@ -366,12 +366,12 @@ impl Control {
                     if let Some(sentence) = pulse.failed() {
                         return sentence;
                     }
-                    let awaited = pulse.awaited();
+                    let pending = pulse.pending();
                     // A reload has told something else meanwhile.
-                    if awaited != told || !awaited.is_empty() {
-                        let line = waiting(&awaited) + of_refusal(self.refused.get());
+                    if pending != told || !pending.is_empty() {
+                        let line = waiting(&pending) + of_refusal(self.refused.get());
                         self.manager.status(&line);
-                        told = awaited;
+                        told = pending;
                     }
                 }
             }
@@ -506,8 +506,8 @@ fn of_refusal(refused: bool) -> &'static str {
 }
 
 /// The same, of what is awaited.
-fn waiting(awaited: &[String]) -> String {
-    match awaited {
+fn waiting(pending: &[String]) -> String {
+    match pending {
         [] => "serving everything that is configured".to_owned(),
         [one] => format!("serving; waiting for {one}"),
         [first, rest @ ..] => format!("serving; waiting for {first}; and {} more", rest.len()),

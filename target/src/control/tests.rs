@@ -63,7 +63,7 @@ struct FakePulse {
     story: Story,
     alive: Arc<AtomicBool>,
     fails: Arc<AtomicBool>,
-    awaited: Arc<Mutex<Vec<String>>>,
+    pending: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakePulse {
@@ -128,8 +128,8 @@ impl Pulse for FakePulse {
         self.fails.load(Ordering::SeqCst).then(|| "the reactor is gone".to_owned())
     }
 
-    fn awaited(&self) -> Vec<String> {
-        self.awaited.lock().unwrap().clone()
+    fn pending(&self) -> Vec<String> {
+        self.pending.lock().unwrap().clone()
     }
 
     fn part(&self, deadline: Instant) {
@@ -157,7 +157,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
             story: story.clone(),
             alive: Arc::default(),
             fails: Arc::default(),
-            awaited: Arc::default(),
+            pending: Arc::default(),
         },
         refuses: false,
         after: WELL,
@@ -288,8 +288,8 @@ fn whoever_asks_twice_does_not_wait_for_hosts_either() {
 #[test]
 fn what_is_awaited_is_told_to_the_service_manager() {
     let stage = stage(|fake| {
-        let awaited = ["listener a: no address", "namespace b: no device"].map(str::to_owned);
-        fake.health.awaited.lock().unwrap().extend(awaited);
+        let pending = ["listener a: no address", "namespace b: no device"].map(str::to_owned);
+        fake.health.pending.lock().unwrap().extend(pending);
     });
     let (story, line) = (stage.story.clone(), "STATUS=serving; waiting for listener a: no address");
     stage.play(&[Act::Until(1, line), RELOAD, Act::Until(2, "READY=1"), STOP]).unwrap();
@@ -556,7 +556,7 @@ fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last(
 fn what_is_awaited_does_not_hide_that_a_reload_was_refused() {
     let stage = stage(|fake| {
         fake.refuses = true;
-        fake.health.awaited.lock().unwrap().push("listener a: no address".to_owned());
+        fake.health.pending.lock().unwrap().push("listener a: no address".to_owned());
     });
     let line = "STATUS=serving; waiting for listener a: no address; the last reload was refused";
     stage.play(&[RELOAD, Act::Until(1, line), STOP]).unwrap();

@@ -30,7 +30,7 @@ use crate::core::subsystem::{Namespace, Subsystem};
 use crate::state::trust::DeviceTrust;
 
 use super::limiters::Limiters;
-use super::pending::{Awaiting, PendingDevice};
+use super::pending::{PendingDevice, PendingProbe};
 use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 
 /// How long a store may take to be opened.
@@ -81,7 +81,7 @@ pub struct DeviceTable {
     /// What limits them, and hosts.
     pub(super) limiters: Limiters,
     /// Namespaces whose store is not there yet.
-    pub(super) awaited: Vec<PendingDevice>,
+    pub(super) pending: Vec<PendingDevice>,
     /// What is to be told about them when they are adopted.
     pub(super) news: Vec<String>,
     /// What still hangs, of all stores that were ever made of these.
@@ -193,9 +193,9 @@ impl DeviceTable {
     }
 
     /// Whether what is awaited has come, for whoever looks without keeping anybody waiting.
-    pub(crate) fn awaiting(&self) -> Awaiting {
-        Awaiting {
-            all: self.awaited.clone(),
+    pub(crate) fn pending_probe(&self) -> PendingProbe {
+        PendingProbe {
+            all: self.pending.clone(),
             state_directory: self.state_directory.clone(),
             opening: Arc::clone(&self.opening),
         }
@@ -222,35 +222,35 @@ impl DeviceTable {
 
     /// Those of the awaited stores and directories that only a reload tries again.
     pub(crate) fn held(&self) -> Vec<Place> {
-        self.awaited.iter().filter(|each| each.is_held).map(PendingDevice::key).collect()
+        self.pending.iter().filter(|each| each.is_held).map(PendingDevice::key).collect()
     }
 
     /// The namespaces whose store is not there yet.
     #[must_use]
-    pub fn awaited(&self) -> &[PendingDevice] {
-        &self.awaited
+    pub fn pending(&self) -> &[PendingDevice] {
+        &self.pending
     }
 
     /// Takes over what another look has found of what is awaited.
-    pub fn await_as(&mut self, other: DeviceTable) {
-        self.awaited = other.awaited;
+    pub fn replace_pending(&mut self, other: DeviceTable) {
+        self.pending = other.pending;
     }
 
     /// Awaits the directory of namespaces that hosts make as well.
-    pub(crate) fn await_directory(&mut self, directory: PendingDevice) {
-        self.awaited.push(directory);
+    pub(crate) fn add_pending_directory(&mut self, directory: PendingDevice) {
+        self.pending.push(directory);
     }
 
     /// The directory of the namespaces that hosts make of a subsystem, if it is awaited.
-    pub(crate) fn awaited_directory(&self, nqn: Nqn) -> Option<&PendingDevice> {
-        self.awaited.iter().find(|each| each.is_directory_of(nqn))
+    pub(crate) fn pending_directory(&self, nqn: Nqn) -> Option<&PendingDevice> {
+        self.pending.iter().find(|each| each.is_directory_of(nqn))
     }
 
     /// Why a namespace is awaited, if it is.
     #[must_use]
-    pub fn why_awaited(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
-        let awaited = self.awaited.iter().find(|each| each.key() == (nqn, nsid));
-        awaited.map(|each| each.why.as_str())
+    pub fn why_pending(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
+        let pending = self.pending.iter().find(|each| each.key() == (nqn, nsid));
+        pending.map(|each| each.why.as_str())
     }
 
     /// Files that were served before, as far as that is remembered.
@@ -269,7 +269,7 @@ impl DeviceTable {
         let paths = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
             let is_open = self.by_namespace.contains_key(&(subsystem.nqn, namespace.nsid));
-            let was_there = self.awaited.iter().any(|each| each.seen() == Some(path));
+            let was_there = self.pending.iter().any(|each| each.seen() == Some(path));
             (is_open || was_there || before.contains(path)).then(|| path.clone())
         });
         let failed = |error| {
@@ -311,12 +311,12 @@ impl DeviceTable {
     }
 
     /// What is awaited of this namespace, as it is configured now.
-    pub(super) fn awaited_as(
+    pub(super) fn pending_as(
         &self,
         key: Place,
         namespace: &NamespaceConfig,
     ) -> Option<&PendingDevice> {
-        self.awaited.iter().find(|each| each.is_for(key, namespace))
+        self.pending.iter().find(|each| each.is_for(key, namespace))
     }
 
     pub(super) fn reservation_of(
@@ -711,15 +711,15 @@ pub(super) mod tests {
             stores.next_or_wait(subsystems, Missing::Wait, due).unwrap()
         };
         let stores = next(&DeviceTable::default(), &[]);
-        assert_eq!(stores.awaited().len(), 1);
+        assert_eq!(stores.pending().len(), 1);
         std::fs::create_dir(directory.path().join("mount")).unwrap();
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
         let carried = next(&stores, &[]);
-        assert_eq!((carried.awaited(), ids(&carried)), (stores.awaited(), vec![]));
+        assert_eq!((carried.pending(), ids(&carried)), (stores.pending(), vec![]));
         let other = next(&carried, &[(config.nqn, 2)]);
-        assert_eq!((other.awaited().len(), ids(&other).len()), (1, 0));
+        assert_eq!((other.pending().len(), ids(&other).len()), (1, 0));
         let opened = next(&other, &[key]);
-        assert_eq!((opened.awaited().len(), ids(&opened)), (0, vec![0]));
+        assert_eq!((opened.pending().len(), ids(&opened)), (0, vec![0]));
         drop(opened);
         // Who does not want to wait gets it, or hears why not.
         assert_eq!(ids(&carried.next(subsystems).unwrap()), [0]);
@@ -736,11 +736,11 @@ pub(super) mod tests {
         let subsystems = std::slice::from_ref(&config);
         let keys = [1, 2].map(|nsid| (config.nqn, nsid));
         let stores = DeviceTable::default().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
-        assert_eq!((stores.awaited().len(), stores.awaiting().come()), (2, vec![]));
+        assert_eq!((stores.pending().len(), stores.pending_probe().available()), (2, vec![]));
         paths.iter().for_each(|path| std::fs::write(path, vec![0; 1 << 20]).unwrap());
         // A look that takes too long on a busy machine is not the last one.
         let until_come = |keys: &[Place]| {
-            while stores.awaiting().come() != keys {
+            while stores.pending_probe().available() != keys {
                 std::thread::yield_now();
             }
         };
@@ -748,9 +748,9 @@ pub(super) mod tests {
         let go_on = stores.opening.hang_at(&paths[0]);
         until_come(&keys[1..]);
         // Whoever has it opened hears that, and does not wait either.
-        let fresh = DeviceTable { awaited: Vec::new(), ..stores.clone() };
+        let fresh = DeviceTable { pending: Vec::new(), ..stores.clone() };
         let next = fresh.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
-        assert!(next.why_awaited(config.nqn, 1).unwrap().contains("does not answer"));
+        assert!(next.why_pending(config.nqn, 1).unwrap().contains("does not answer"));
         assert_eq!(ids(&next), [0]);
         drop(next);
         let said = fresh.next(subsystems).unwrap_err();
@@ -774,7 +774,7 @@ pub(super) mod tests {
         let stores = DeviceTable::default();
         *stores.opening.meet.lock().unwrap() = Some(Arc::new(std::sync::Barrier::new(3)));
         let mut next = stores.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
-        assert_eq!((ids(&next), next.awaited().len()), (vec![0, 1, 2], 0));
+        assert_eq!((ids(&next), next.pending().len()), (vec![0, 1, 2], 0));
         for namespace in &config.namespaces {
             let NamespaceKind::File { path, .. } = &namespace.kind else { continue };
             std::fs::File::options().append(true).open(path).unwrap().set_len(1 << 21).unwrap();
@@ -802,23 +802,23 @@ pub(super) mod tests {
         let said = new().next(subsystems).unwrap_err();
         assert!(said.starts_with("namespace 1 of ") && said.contains("lock on it"), "{said}");
         let mut stores = new().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
-        assert_eq!((ids(&stores).len(), stores.awaited().len()), (1, 1));
-        assert!(stores.why_awaited(config.nqn, 1).unwrap().contains("a lock on it is held"));
+        assert_eq!((ids(&stores).len(), stores.pending().len()), (1, 1));
+        assert!(stores.why_pending(config.nqn, 1).unwrap().contains("a lock on it is held"));
         // Neither while it is awaited nor by the next daemon.
         stores.remember(subsystems);
         std::fs::rename(path(1), directory.path().join("aside")).unwrap();
         let due = [(config.nqn, 1)];
-        assert_eq!(stores.awaiting().come(), []);
+        assert_eq!(stores.pending_probe().available(), []);
         let next = stores.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
-        assert!(next.why_awaited(config.nqn, 1).unwrap().contains("is not made anew"));
+        assert!(next.why_pending(config.nqn, 1).unwrap().contains("is not made anew"));
         let without = config.namespaces[..1].to_vec();
         let alone = [SubsystemConfig { namespaces: without, ..config.clone() }];
         let fresh = new().next_or_wait(&alone, Missing::Wait, &[]).unwrap();
-        assert!(fresh.why_awaited(config.nqn, 1).unwrap().contains("is not made anew"));
+        assert!(fresh.why_pending(config.nqn, 1).unwrap().contains("is not made anew"));
         std::fs::rename(directory.path().join("aside"), path(1)).unwrap();
         other.unlock().unwrap();
         let last = next.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
-        assert_eq!((ids(&last).len(), last.awaited().len()), (2, 0));
+        assert_eq!((ids(&last).len(), last.pending().len()), (2, 0));
     }
 
     #[test]
@@ -833,7 +833,7 @@ pub(super) mod tests {
         other.lock().unwrap();
         let first = DeviceTable { linger: None, ..DeviceTable::new(None, 0) };
         let mut stores = first.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
-        assert_eq!(stores.awaited().len(), 1);
+        assert_eq!(stores.pending().len(), 1);
         std::fs::rename(&path, &aside).unwrap();
         // However often it is looked for, and what else of it is changed meanwhile.
         let mut changed = config.clone();
@@ -842,13 +842,13 @@ pub(super) mod tests {
             let due = [(config.nqn, 1)];
             let subsystems = std::slice::from_ref(config);
             stores = stores.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
-            assert_eq!((stores.awaited().len(), path.exists()), (1, false));
-            assert_eq!(stores.awaiting().come(), []);
+            assert_eq!((stores.pending().len(), path.exists()), (1, false));
+            assert_eq!(stores.pending_probe().available(), []);
         }
         std::fs::rename(&aside, &path).unwrap();
         other.unlock().unwrap();
         let last = stores.next_or_wait(subsystems, Missing::Wait, &[(config.nqn, 1)]).unwrap();
-        assert_eq!((ids(&last).len(), last.awaited().len()), (1, 0));
+        assert_eq!((ids(&last).len(), last.pending().len()), (1, 0));
     }
 
     #[test]

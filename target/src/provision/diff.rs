@@ -114,10 +114,10 @@ impl<'a> Diff<'a> {
                 Some(Err(why)) => {
                     let was_there = self.was_there(namespace);
                     let pending = PendingDevice::store(key, namespace, why);
-                    self.next.awaited.push(pending.there(was_there));
+                    self.next.pending.push(pending.there(was_there));
                 }
                 None => {
-                    self.next.awaited.extend(self.current.awaited_as(key, namespace).cloned());
+                    self.next.pending.extend(self.current.pending_as(key, namespace).cloned());
                 }
             }
         }
@@ -175,12 +175,12 @@ impl<'a> Diff<'a> {
         let missing = self.missing;
         let is_there = is_there || self.was_there(namespace);
         let is_known =
-            self.current.is_starting || self.current.awaited_as(key, namespace).is_some();
+            self.current.is_starting || self.current.pending_as(key, namespace).is_some();
         let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
         let pending = PendingDevice::store(key, namespace, why.clone()).there(is_there);
         match missing == Missing::Wait && (may_pass || is_known) {
             true => {
-                self.next.awaited.push(pending.held(!may_pass && (is_there || !is_file)));
+                self.next.pending.push(pending.held(!may_pass && (is_there || !is_file)));
                 Ok(())
             }
             false => Err(format!("{}: {why}", place(key))),
@@ -207,7 +207,7 @@ impl DeviceTable {
         is_probed: IsProbed<'_>,
     ) -> Result<DeviceTable, String> {
         self.check_state_directory(subsystems)?;
-        let served = self.served().with(self.awaited.iter().filter_map(PendingDevice::seen));
+        let served = self.served().with(self.pending.iter().filter_map(PendingDevice::seen));
         let paths = self.begin_looks(subsystems, (missing, due), &served);
         let sizes = self.begin_sizes(subsystems, is_probed);
         let deadline = Instant::now() + PATIENCE;
@@ -241,7 +241,7 @@ impl DeviceTable {
             rings: self.rings,
             state_directory: self.state_directory.clone(),
             limiters: self.limiters.clone(),
-            awaited: Vec::new(),
+            pending: Vec::new(),
             news: Vec::new(),
             opening: Arc::clone(&self.opening),
             marked: Arc::clone(&self.marked),
@@ -292,10 +292,10 @@ impl DeviceTable {
     ) -> Vec<(Place, BlockingTask<'_, ProbeResult>)> {
         let new = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
-            let stays_awaited = missing == Missing::Wait
+            let stays_pending = missing == Missing::Wait
                 && !due.contains(&key)
-                && self.awaited_as(key, namespace).is_some();
-            let is_new = !self.by_namespace.contains_key(&key) && !stays_awaited;
+                && self.pending_as(key, namespace).is_some();
+            let is_new = !self.by_namespace.contains_key(&key) && !stays_pending;
             is_new.then(|| (key, probe::begin(&self.opening, namespace, served, |seen| seen)))
         });
         new.collect()
@@ -380,7 +380,7 @@ impl DeviceTable {
         missing: Missing,
         attempt: &CreatedFiles,
     ) -> Vec<Result<BackingDevice, Unserved>> {
-        let is_start = self.by_namespace.is_empty() && self.awaited.is_empty();
+        let is_start = self.by_namespace.is_empty() && self.pending.is_empty();
         let linger = self.linger.filter(|_| is_start && missing == Missing::Wait);
         let mut taken = BTreeSet::new();
         // Of two that lead to the same the first is opened, always, and the other one then.

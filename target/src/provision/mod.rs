@@ -47,7 +47,7 @@ use ns_catalog::{Catalog, Catalogs};
 
 pub use ns_directory::{DirectoryIdentity, NamespaceDirectory};
 pub use ns_request_plan::{RequestContext, RequestPlan, Step};
-pub use pending::{Awaiting, PendingDevice};
+pub use pending::{PendingDevice, PendingProbe};
 
 /// How long a reactor may take to answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -95,13 +95,13 @@ impl Transition {
         mut probes: BTreeMap<Nqn, DirectoryProbe>,
         open: impl FnOnce(&[SubsystemConfig]) -> Result<DeviceTable, String>,
     ) -> Result<Transition, Fatal> {
-        let (mut opened, mut awaited) = (Vec::new(), Vec::new());
+        let (mut opened, mut pending) = (Vec::new(), Vec::new());
         let mut subsystems = config.subsystems.clone();
         for subsystem in &mut subsystems {
             let (nqn, Some(managed)) = (subsystem.nqn, &subsystem.managed) else { continue };
             let directory = &managed.directory;
             let Some(DirectoryProbe { state, images }) = probes.remove(&nqn) else {
-                awaited.extend(stores.awaited_directory(nqn).cloned());
+                pending.extend(stores.pending_directory(nqn).cloned());
                 continue;
             };
             let open = catalogs.get(&nqn).filter(|open| open.directory() == directory);
@@ -110,14 +110,14 @@ impl Transition {
                 (Some(open), DirectoryState::AsBefore | DirectoryState::Missing(_)) => open,
                 (Some(open), DirectoryState::Unusable(_)) if images.is_none() => open,
                 (_, DirectoryState::Missing(why)) => {
-                    awaited.push(PendingDevice::directory(nqn, directory, why));
+                    pending.push(PendingDevice::directory(nqn, directory, why));
                     continue;
                 }
                 (None, DirectoryState::Unusable(why))
                     if config.missing == Missing::Wait
-                        && (stores.is_starting() || stores.awaited_directory(nqn).is_some()) =>
+                        && (stores.is_starting() || stores.pending_directory(nqn).is_some()) =>
                 {
-                    awaited.push(PendingDevice::directory(nqn, directory, why).held(true));
+                    pending.push(PendingDevice::directory(nqn, directory, why).held(true));
                     continue;
                 }
                 (_, DirectoryState::Unusable(why)) => return Err(Fatal(why)),
@@ -134,7 +134,7 @@ impl Transition {
                 stores.serves((nqn, nsid), image)
                     || match &images {
                         Some(images) => images.contains(image),
-                        None => stores.why_awaited(nqn, nsid).is_some(),
+                        None => stores.why_pending(nqn, nsid).is_some(),
                     }
             };
             if images.is_some() {
@@ -144,7 +144,7 @@ impl Transition {
         }
         let stores = open(&subsystems).map_err(Fatal)?;
         let mut next = Transition { subsystems, stores, catalogs: opened };
-        awaited.into_iter().for_each(|directory| next.stores.await_directory(directory));
+        pending.into_iter().for_each(|directory| next.stores.add_pending_directory(directory));
         next.stores.limit(&config.quotas, &next.subsystems);
         Ok(next)
     }
@@ -157,11 +157,22 @@ impl Transition {
     ) -> Result<Transition, Fatal> {
         let mut next = stores.next_for_order(&subsystems, missing).map_err(Fatal)?;
         let directories =
-            subsystems.iter().filter_map(|s| stores.awaited_directory(s.nqn).cloned());
-        directories.for_each(|directory| next.await_directory(directory));
+            subsystems.iter().filter_map(|s| stores.pending_directory(s.nqn).cloned());
+        directories.for_each(|directory| next.add_pending_directory(directory));
         let stores = next;
         Ok(Transition { subsystems, stores, catalogs: Vec::new() })
     }
+}
+
+/// Reason why a listener cannot be opened.
+#[derive(Debug, thiserror::Error)]
+enum ListenError {
+    /// The address, or its RDMA device, is missing.
+    #[error("{0}")]
+    Missing(String),
+    /// The address is there and cannot be used.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// The state that is served.
@@ -176,7 +187,7 @@ pub(crate) struct Provisioner {
     tender: Arc<DeviceMonitor>,
     usage_store: Arc<UsageStore>,
     /// Listeners whose address is not there yet, and what is missing.
-    awaited: BTreeMap<SocketAddr, String>,
+    pending_listeners: BTreeMap<SocketAddr, String>,
     /// The addresses must be of RDMA devices.
     of_devices: bool,
 }
@@ -201,7 +212,7 @@ impl Provisioner {
             pending: Arc::default(),
             tender,
             usage_store,
-            awaited: BTreeMap::new(),
+            pending_listeners: BTreeMap::new(),
             of_devices,
         }
     }
@@ -256,9 +267,9 @@ impl Provisioner {
     ///
     /// # Errors
     /// What is missing.
-    pub(crate) fn awaits_no_more_in(&self, next: &Transition) -> Result<(), Fatal> {
-        let awaited = self.stores.awaited();
-        let mut more = next.stores.awaited().iter().filter(|each| !awaited.contains(each));
+    pub(crate) fn check_pending(&self, next: &Transition) -> Result<(), Fatal> {
+        let pending = self.stores.pending();
+        let mut more = next.stores.pending().iter().filter(|each| !pending.contains(each));
         more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
     }
 
@@ -405,7 +416,7 @@ impl Provisioner {
                 // What was there when it was last looked: to look again may take for ever.
                 catalog.merge_into(subsystem, |nsid, image| {
                     self.stores.serves((nqn, nsid), image)
-                        || self.stores.why_awaited(nqn, nsid).is_some()
+                        || self.stores.why_pending(nqn, nsid).is_some()
                         || made == Some((nqn, nsid))
                 });
             }
@@ -433,7 +444,7 @@ impl Provisioner {
         let absent = absent.map(|(&nsid, entry)| UnavailableNamespace {
             nsid,
             entry: entry.clone(),
-            is_awaited: stores.why_awaited(config.nqn, nsid).is_some(),
+            is_pending: stores.why_pending(config.nqn, nsid).is_some(),
         });
         let allocated = record.entries.iter().filter_map(|(&nsid, entry)| {
             let namespace = made.namespace(nsid).ok()?;
@@ -454,20 +465,19 @@ impl Provisioner {
     /// # Errors
     /// One sentence about why that is not possible.
     pub(crate) fn listen(&mut self, at: SocketAddr, missing: Missing) -> Result<(), Fatal> {
-        let outcome = self.try_listening(at);
-        match outcome {
-            Err((why, true)) if missing == Missing::Wait => {
-                self.awaited.insert(at, why);
+        match self.try_listening(at) {
+            Err(ListenError::Missing(why)) if missing == Missing::Wait => {
+                self.pending_listeners.insert(at, why);
                 Ok(())
             }
-            other => other.map_err(|(why, _)| Fatal(format!("listener {at}: {why}"))),
+            outcome => outcome.map_err(|error| Fatal(format!("listener {at}: {error}"))),
         }
     }
 
     /// No longer listens at an address, or waits for it.
     pub(crate) fn unlisten(&mut self, at: SocketAddr) {
         self.pending.forget(at);
-        if self.awaited.remove(&at).is_none() {
+        if self.pending_listeners.remove(&at).is_none() {
             self.registry.reactor(0).send(Message::Unlisten(at));
             info!(%at, "no longer listening");
         }
@@ -482,7 +492,7 @@ impl Provisioner {
     }
 
     /// Waits also for the addresses whose device was taken away.
-    pub(crate) fn await_lost(&mut self) {
+    pub(crate) fn add_lost_listeners(&mut self) {
         let lost = self.pending.take_lost();
         let lost: Vec<_> = lost.into_iter().filter(|at| self.listens_at(at)).collect();
         if lost.is_empty() {
@@ -492,7 +502,7 @@ impl Provisioner {
         for at in lost {
             // Whatever has become of it meanwhile: from here on it is awaited.
             self.registry.reactor(0).send(Message::Unlisten(at));
-            self.awaited.insert(at, why.to_owned());
+            self.pending_listeners.insert(at, why.to_owned());
         }
         let listeners = Some(self.reachable());
         self.registry.change(Change { listeners, lost: true, ..Change::default() });
@@ -504,8 +514,8 @@ impl Provisioner {
     }
 
     /// The addresses that are awaited.
-    pub(crate) fn awaited_addresses(&self) -> Vec<SocketAddr> {
-        self.awaited.keys().copied().collect()
+    pub(crate) fn pending_addresses(&self) -> Vec<SocketAddr> {
+        self.pending_listeners.keys().copied().collect()
     }
 
     /// Directories whose record is to be written again, and how to begin with that.
@@ -516,18 +526,18 @@ impl Provisioner {
     }
 
     /// The stores that are awaited.
-    pub(crate) fn awaited_stores(&self) -> Awaiting {
-        self.stores.awaiting()
+    pub(crate) fn pending_probe(&self) -> PendingProbe {
+        self.stores.pending_probe()
     }
 
     /// Listens at an awaited address, if it is there now.
     pub(crate) fn on_address(&mut self, at: SocketAddr) {
-        if !self.awaited.contains_key(&at) {
+        if !self.pending_listeners.contains_key(&at) {
             return;
         }
         match self.try_listening(at) {
-            Ok(()) => drop(self.awaited.remove(&at)),
-            Err((why, _)) => drop(self.awaited.insert(at, why)),
+            Ok(()) => drop(self.pending_listeners.remove(&at)),
+            Err(error) => drop(self.pending_listeners.insert(at, error.to_string())),
         }
         self.publish();
     }
@@ -546,7 +556,7 @@ impl Provisioner {
             {
                 // Some may have been there, and could not be served.
                 let Transition { subsystems, stores, .. } = next;
-                self.stores.await_as(stores);
+                self.stores.replace_pending(stores);
                 self.stores.remember(&subsystems);
                 self.tell();
             }
@@ -559,11 +569,10 @@ impl Provisioner {
         }
     }
 
-    /// Listens at an address, where hosts are held until the registry has a listener there; or why
-    /// that is not possible, and whether only because the address or its device is not there.
-    fn try_listening(&self, at: SocketAddr) -> Result<(), (String, bool)> {
+    /// Listens at an address, where hosts are held until the registry has a listener there.
+    fn try_listening(&self, at: SocketAddr) -> Result<(), ListenError> {
         if let Some(why) = availability::address(at.ip()) {
-            return Err((why, true));
+            return Err(ListenError::Missing(why));
         }
         self.registry.prepare_listener(at);
         let (answer, answered) = sync_channel(1);
@@ -573,11 +582,14 @@ impl Provisioner {
                 info!(%at, "listening");
                 return Ok(());
             }
-            Ok(Err(error)) => (error.to_string(), self.of_devices && !owns(&at)),
+            Ok(Err(error)) => match self.of_devices && !owns(&at) {
+                true => ListenError::Missing(error.to_string()),
+                false => ListenError::Failed(error.to_string()),
+            },
             Err(_) => {
                 // It may read that later.
                 self.registry.reactor(0).send(Message::Unlisten(at));
-                ("reactor 0 does not answer".to_owned(), false)
+                ListenError::Failed("reactor 0 does not answer".to_owned())
             }
         };
         self.registry.withdraw_listeners(&[at]);
@@ -587,14 +599,18 @@ impl Provisioner {
     /// The listeners that are not awaited.
     fn reachable(&self) -> Vec<ListenerConfig> {
         let listeners = self.config.listeners.iter();
-        listeners.filter(|each| !self.awaited.contains_key(&each.address)).cloned().collect()
+        listeners
+            .filter(|each| !self.pending_listeners.contains_key(&each.address))
+            .cloned()
+            .collect()
     }
 
     /// Tells what is awaited.
     fn tell(&self) {
-        let listeners = self.awaited.iter().map(|(at, why)| format!("listener {at}: {why}"));
+        let listeners =
+            self.pending_listeners.iter().map(|(at, why)| format!("listener {at}: {why}"));
         let (held, stores): (Vec<_>, Vec<_>) =
-            self.stores.awaited().iter().partition(|each| each.is_held);
+            self.stores.pending().iter().partition(|each| each.is_held);
         let stores = stores.iter().map(|each| format!("{}: {}", each.place, each.why));
         let held = held.iter().map(|each| {
             format!(

@@ -25,7 +25,7 @@ pub struct NamespaceDirectory {
     _lock: File,
 }
 
-/// DirectoryIdentity of a directory, independent of its path.
+/// Identity of a directory, independent of its path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectoryIdentity {
     dev: u64,

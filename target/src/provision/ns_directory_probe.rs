@@ -50,7 +50,7 @@ pub(super) fn probe(
     for subsystem in &config.subsystems {
         let (nqn, Some(managed)) = (subsystem.nqn, &subsystem.managed) else { continue };
         let directory = managed.directory.clone();
-        let is_pending = stores.awaited_directory(nqn).is_some_and(|each| {
+        let is_pending = stores.pending_directory(nqn).is_some_and(|each| {
             let is_due = due.contains(&each.key());
             config.missing == Missing::Wait && each.is_directory(&directory) && !is_due
         });
@@ -166,9 +166,9 @@ mod tests {
         let (stores, mut config) = (DeviceTable::default(), config(directory.path()));
         let _go_on = stores.opening().hang_at(&managed);
         let next = Transition::open(&config, &stores, &Catalogs::new()).unwrap();
-        let awaited = next.stores.awaited();
-        assert_eq!((awaited.len(), next.catalogs.len()), (1, 0));
-        assert!(awaited[0].why.contains("does not answer"), "{}", awaited[0].why);
+        let pending = next.stores.pending();
+        assert_eq!((pending.len(), next.catalogs.len()), (1, 0));
+        assert!(pending[0].why.contains("does not answer"), "{}", pending[0].why);
         assert!(next.stores.store(NQN.parse().unwrap(), 2).is_some());
         drop(next);
         config.missing = Missing::Fail;
@@ -198,7 +198,7 @@ mod tests {
             let config = Config { missing, ..config.clone() };
             let next = Transition::open(&config, &first.stores, &catalogs).unwrap();
             assert_eq!((made(&next), next.catalogs.len()), (1 + sample().entries.len(), 0));
-            assert_eq!(next.stores.awaited().len(), 0);
+            assert_eq!(next.stores.pending().len(), 0);
             assert_eq!(next.stores.without(&first.stores).count(), 0);
         }
     }

@@ -328,7 +328,7 @@ impl Provisioner {
         let (protection, reservation) = match served {
             Some(store) => (Arc::clone(&store.protection), Arc::clone(&store.reservation)),
             // Its file may be there in a moment, and with it who relies on it.
-            None if self.stores.why_awaited(nqn, nsid).is_some() => return Err(Health::NOT_READY),
+            None if self.stores.why_pending(nqn, nsid).is_some() => return Err(Health::NOT_READY),
             None => self.stores.guards(place, entry.uuid).map_err(|why| {
                 error!("cannot delete namespace {nsid} of {nqn}: {why}");
                 FAILED
@@ -361,7 +361,7 @@ impl Provisioner {
             }
         }
         let next = Transition::of_order(subsystems, &self.stores, self.config.missing)?;
-        if let Some(why) = made.and_then(|(nsid, _)| next.stores.why_awaited(nqn, nsid)) {
+        if let Some(why) = made.and_then(|(nsid, _)| next.stores.why_pending(nqn, nsid)) {
             return Err(Fatal(why.to_owned()));
         }
         self.attach_new(&next)?;

@@ -128,17 +128,17 @@ impl PendingDevice {
 
 /// Pending devices, and their probes.
 #[derive(Debug)]
-pub struct Awaiting {
+pub struct PendingProbe {
     pub(super) all: Vec<PendingDevice>,
     pub(super) state_directory: Option<PathBuf>,
     pub(super) opening: Arc<BlockingPool>,
 }
 
-impl Awaiting {
+impl PendingProbe {
     /// Those that are there by now, or at least no longer missing as they were. May wait for paths
     /// that hang, the first time.
     #[must_use]
-    pub(crate) fn come(&self) -> Vec<Place> {
+    pub(crate) fn available(&self) -> Vec<Place> {
         let all: Vec<_> = self.all.iter().filter(|each| !each.is_held).collect();
         if all.is_empty() {
             return Vec::new();

@@ -94,17 +94,17 @@ impl Backoff {
 
 fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
     let provisioner = || provisioner.lock().unwrap_or_else(PoisonError::into_inner);
-    provisioner().await_lost();
+    provisioner().add_lost_listeners();
     provisioner().remember_again();
-    let addresses = provisioner().awaited_addresses();
+    let addresses = provisioner().pending_addresses();
     for at in addresses {
         provisioner().on_address(at);
     }
     // A path may hang for as long as a server does not answer: nobody's lock is held meanwhile.
     let owing = provisioner().owing();
     make_good(owing, Instant::now() + REPAIR);
-    let awaiting = provisioner().awaited_stores();
-    let come = awaiting.come();
+    let pending_probe = provisioner().pending_probe();
+    let come = pending_probe.available();
     pauses.keep(&come);
     let now = Instant::now();
     let due: Vec<Place> = come.into_iter().filter(|each| pauses.is_over(*each, now)).collect();

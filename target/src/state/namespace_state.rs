@@ -40,7 +40,7 @@ use crate::state::record::StateDir;
 struct SectionKind {
     /// Between brackets; the end of the name of the earlier file.
     name: &'static str,
-    /// SectionKind and version of the earlier file.
+    /// Kind and version of the earlier file.
     earlier: (&'static str, u32),
     thing: &'static str,
     /// Hosts rely on it whatever the UUID is; a block size has a rule of its own.

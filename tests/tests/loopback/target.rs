@@ -138,8 +138,8 @@ block_size = 512
     }
 
     /// What is configured and not there yet.
-    pub(crate) fn awaited(&self) -> Vec<String> {
-        self.target.as_ref().expect("running").pulse().awaited()
+    pub(crate) fn pending(&self) -> Vec<String> {
+        self.target.as_ref().expect("running").pulse().pending()
     }
 
     /// The causes for which hosts were refused or dropped, the latest first, and which hosts.

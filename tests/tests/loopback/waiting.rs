@@ -28,18 +28,18 @@ fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
     let mut target = TestTarget::start();
     let directory = target.directory().to_owned();
     target.apply(&more(&directory));
-    let awaited = target.awaited();
-    assert_eq!(awaited.len(), 1, "{awaited:?}");
+    let pending = target.pending();
+    assert_eq!(pending.len(), 1, "{pending:?}");
     assert!(
-        awaited[0].contains("namespace 3") && awaited[0].contains("no directory"),
-        "{awaited:?}"
+        pending[0].contains("namespace 3") && pending[0].contains("no directory"),
+        "{pending:?}"
     );
     assert!(!directory.join("mount").exists(), "nothing is made for it");
     let mut host = target.connect(1);
     assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2], "the rest is served");
 
     fs::create_dir(directory.join("mount")).expect("the directory");
-    until("the namespace is served", || target.awaited().is_empty());
+    until("the namespace is served", || target.pending().is_empty());
     assert_eq!(fs::metadata(late(&directory)).expect("made").len(), 1 << 20);
     // The host's reactor applies it a moment after the registry.
     until("the host sees it", || host.namespaces(0, None).expect("listed") == [1, 2, 3]);
@@ -49,11 +49,11 @@ fn a_store_that_comes_late_is_awaited_and_never_made_in_the_wrong_place() {
     // though the directory, where it would be mounted, is there.
     fs::rename(late(&directory), directory.join("elsewhere")).expect("moved away");
     target.restart(&more(&directory));
-    let awaited = target.awaited();
-    assert!(awaited[0].contains("was served before"), "{awaited:?}");
+    let pending = target.pending();
+    assert!(pending[0].contains("was served before"), "{pending:?}");
     assert!(!late(&directory).exists());
     fs::rename(directory.join("elsewhere"), late(&directory)).expect("moved back");
-    until("the namespace is served again", || target.awaited().is_empty());
+    until("the namespace is served again", || target.pending().is_empty());
     let mut host = target.connect(1);
     until("the host sees it again", || host.namespaces(0, None).expect("listed") == [1, 2, 3]);
     host.disconnect();
@@ -68,13 +68,13 @@ fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
         format!("[[subsystem.namespace]]\nnsid = {nsid}\npath = {path:?}\nsize = \"1MiB\"\n")
     };
     target.apply(&(namespace(3) + &namespace(4)));
-    assert_eq!(target.awaited().len(), 2);
+    assert_eq!(target.pending().len(), 2);
     // Both come at once, one of them as something that is no disk.
     fs::create_dir_all(directory.join("new/3.img")).expect("the directories");
     fs::rename(directory.join("new"), directory.join("mount")).expect("there");
-    until("the other is served", || target.awaited().len() == 1);
-    let awaited = target.awaited();
-    assert!(awaited[0].contains("namespace 3") && awaited[0].contains("3.img"), "{awaited:?}");
+    until("the other is served", || target.pending().len() == 1);
+    let pending = target.pending();
+    assert!(pending[0].contains("namespace 3") && pending[0].contains("3.img"), "{pending:?}");
     let mut host = target.connect(1);
     until("the host sees it", || host.namespaces(0, None).expect("listed") == [1, 2, 4]);
     // A reload that changes something else is none of its business either.
@@ -83,7 +83,7 @@ fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
     let listed = [1, 2, 4, 5];
     until("it is carried out", || host.namespaces(0, None).expect("listed") == listed);
     fs::remove_dir(directory.join("mount/3.img")).expect("gone");
-    until("it is served as well", || target.awaited().is_empty());
+    until("it is served as well", || target.pending().is_empty());
     let listed = [1, 2, 3, 4, 5];
     until("the host is told", || host.namespaces(0, None).expect("listed") == listed);
     host.disconnect();

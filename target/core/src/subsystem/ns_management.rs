@@ -31,7 +31,7 @@ pub struct UnavailableNamespace {
     /// What it was made as.
     pub entry: Entry,
     /// It is served as soon as its file is there; without that, when somebody reloads.
-    pub is_awaited: bool,
+    pub is_pending: bool,
 }
 
 /// A namespace that a host made.

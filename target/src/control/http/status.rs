@@ -80,7 +80,7 @@ pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
     let mut sentences = Vec::new();
     for subsystem in managed.view().registry.subsystems() {
         let absent = subsystem.management.iter().flat_map(|management| &management.absent);
-        for UnavailableNamespace { nsid, entry, .. } in absent.filter(|absent| !absent.is_awaited) {
+        for UnavailableNamespace { nsid, entry, .. } in absent.filter(|absent| !absent.is_pending) {
             sentences.push(format!(
                 "namespace {nsid} of {} is lost: a host made it, and its file {}.img is gone: bring \
                  it back and reload, or have a host delete the namespace",

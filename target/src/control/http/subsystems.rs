@@ -212,7 +212,7 @@ fn absent<'s>(
     served: &'s subsystem::Subsystem,
 ) -> impl Iterator<Item = Namespace> + 's {
     let absent = served.management.iter().flat_map(|management| &management.absent);
-    absent.map(|UnavailableNamespace { nsid, entry, is_awaited }| Namespace {
+    absent.map(|UnavailableNamespace { nsid, entry, is_pending }| Namespace {
         subsystem: config.nqn.to_string(),
         nsid: *nsid,
         kind: Kind::Managed,
@@ -230,7 +230,7 @@ fn absent<'s>(
         allow_format: true,
         ana_group: entry.ana_group,
         hosts: Some(names(&entry.hosts)),
-        state: if *is_awaited { NamespaceState::Pending } else { NamespaceState::Lost },
+        state: if *is_pending { NamespaceState::Pending } else { NamespaceState::Lost },
         detached: None,
         failures: 0,
     })

@@ -173,14 +173,14 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     assert!(health(1).set_down());
     assert!(health(2).fail_sync(nvme::Status::WRITE_FAULT));
     assert!(health(2).set_detached(Some(crate::blockdev::Detached::Replaced)));
-    let [lost, awaited] = [(7, false), (3, true)].map(|(nsid, is_awaited)| {
+    let [lost, pending] = [(7, false), (3, true)].map(|(nsid, is_pending)| {
         let entry = sample().entries.remove(&nsid).unwrap();
-        UnavailableNamespace { nsid, entry, is_awaited }
+        UnavailableNamespace { nsid, entry, is_pending }
     });
     let management = Management {
         grant: managed.grant(),
         allocated: Vec::new(),
-        absent: vec![awaited, lost],
+        absent: vec![pending, lost],
         used_bytes: 0,
     };
     made.management = Some(Arc::new(management));

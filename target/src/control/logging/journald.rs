@@ -7,7 +7,7 @@
 //! it for one that has ended meanwhile, unless it knew that before. So what is told before the
 //! daemon serves, such as why it does not, goes as plain lines, which belong to the unit in any case.
 //!
-//! Source: systemd, "Native JournaldLayer Protocol"; systemd.journal-fields(7).
+//! Source: systemd, "Native Journal Protocol"; systemd.journal-fields(7).
 
 use std::fmt::{Debug, Write as _};
 use std::io::{ErrorKind, Write as _, stderr};

@@ -65,7 +65,7 @@ fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
     let is_held = |why: &str| why.contains("a lock on it is held");
     loop {
         match open() {
-            Ok(next) if next.stores.awaited().iter().any(|each| is_held(&each.why)) => {}
+            Ok(next) if next.stores.pending().iter().any(|each| is_held(&each.why)) => {}
             Ok(next) => return next,
             Err(why) => assert!(is_held(&why.0), "{why}"),
         }
@@ -197,7 +197,7 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
         let stores = DeviceTable::new(config.state_directory.clone(), 0);
         let next = Transition::open(config, &stores, &Catalogs::new()).map_err(|fatal| fatal.0)?;
         next.stores
-            .awaited()
+            .pending()
             .iter()
             .find(|each| each.is_held)
             .map_or(Ok(()), |it| Err(it.why.clone()))

@@ -80,7 +80,7 @@ fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
     let is_held = |why: &str| why.contains("a lock on it is held");
     loop {
         match open() {
-            Ok(next) if next.stores.awaited().iter().any(|each| is_held(&each.why)) => {}
+            Ok(next) if next.stores.pending().iter().any(|each| is_held(&each.why)) => {}
             Ok(next) => return next,
             Err(why) => assert!(is_held(&why.0), "{why}"),
         }
@@ -214,25 +214,25 @@ fn the_directory_of_what_hosts_make_is_awaited() {
     let late = directory.path().join("mount/managed");
     let config = Config { missing: Missing::Wait, ..config(&late) };
     let mut provisioner = provisioner(&config);
-    let awaited = |provisioner: &Provisioner| provisioner.pending.list();
+    let pending = |provisioner: &Provisioner| provisioner.pending.list();
     let expected = format!(
         "namespaces that hosts make of {NQN}: there is no directory {} yet",
         late.display()
     );
-    assert_eq!((seen(&provisioner, 1), awaited(&provisioner)), (vec![2], vec![expected]));
+    assert_eq!((seen(&provisioner, 1), pending(&provisioner)), (vec![2], vec![expected]));
     let key = (NQN.parse().unwrap(), 0);
-    assert_eq!(provisioner.stores.awaited()[0].key(), key);
-    assert!(provisioner.awaited_stores().come().is_empty());
+    assert_eq!(provisioner.stores.pending()[0].key(), key);
+    assert!(provisioner.pending_probe().available().is_empty());
     let refused = carry_out(&mut provisioner, &order(host(1), create(1)));
     assert_eq!(refused, Err(FAILED), "nowhere to keep it");
     fs::create_dir_all(&late).unwrap();
-    while provisioner.awaited_stores().come() != [key] {
+    while provisioner.pending_probe().available() != [key] {
         std::thread::yield_now();
     }
     provisioner.on_stores(&[]);
-    assert_eq!(awaited(&provisioner).len(), 1, "nobody has said that it is due");
+    assert_eq!(pending(&provisioner).len(), 1, "nobody has said that it is due");
     provisioner.on_stores(&[key]);
-    assert_eq!(awaited(&provisioner), Vec::<String>::new());
+    assert_eq!(pending(&provisioner), Vec::<String>::new());
     assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
 }
 
@@ -384,7 +384,7 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
     let absent = |provisioner: &Provisioner| -> Vec<_> {
         let subsystem = provisioner.registry.subsystem(&NQN.parse().unwrap()).unwrap();
         let management = subsystem.management.clone().unwrap();
-        management.absent.iter().map(|each| (each.nsid, each.is_awaited)).collect()
+        management.absent.iter().map(|each| (each.nsid, each.is_pending)).collect()
     };
     assert_eq!(absent(&provisioner), []);
     let catalog = &provisioner.catalogs[&NQN.parse().unwrap()];
@@ -474,7 +474,7 @@ fn nothing_is_ordered_in_the_directory_of_before_while_another_one_is_awaited() 
     let next = provisioner.next(&new).unwrap().unwrap();
     provisioner.set_config(new);
     provisioner.adopt(next, Vec::new());
-    assert_eq!(provisioner.stores.awaited().len(), 1);
+    assert_eq!(provisioner.stores.pending().len(), 1);
     for what in [NamespaceRequest::Delete { nsid: NSID_ALL }, create(1)] {
         assert_eq!(carry_out(&mut provisioner, &order(host(1), what)), Err(FAILED));
     }
