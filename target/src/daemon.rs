@@ -45,11 +45,12 @@ use crate::worker::ns_management::{NamespaceAdmin, NamespaceAdminMessage};
 use crate::worker::ns_state::{NamespaceStateMessage, NamespaceStateWorker};
 use crate::worker_thread::WorkerThread;
 
-/// What `spin_us = "auto"` allows while no disk is at work: about the cost of waking up a sleeping
+/// Spin time of `spin_us = "auto"` while no device is busy: about the cost of waking up a sleeping
 /// CPU.
 const SPIN_AUTO: Duration = Duration::from_micros(50);
 
-/// What is kept over restarts has this long in a stop, also when hosts or disks have used it up.
+/// Time for writing persistent state during a stop, also when hosts or devices have used up the
+/// rest.
 const KEEPING: Duration = Duration::from_millis(400);
 
 /// A running target.
@@ -78,12 +79,12 @@ struct ReactorThread {
 pub struct Liveness {
     registry: Arc<Registry>,
     pending: Arc<Pending>,
-    /// Each reactor's counters, and the turns seen at the last look.
+    /// Counters of each reactor, and its iterations at the last call.
     reactors: Vec<(Arc<PollStats>, u64)>,
 }
 
 impl Liveness {
-    /// Whether every reactor has turned since the last call. Rings them all, so that the next
+    /// Whether every reactor has iterated since the last call. Wakes them all, so that the next
     /// call has something to see also when they sleep.
     pub fn alive(&mut self) -> bool {
         let mut alive = true;
@@ -96,8 +97,9 @@ impl Liveness {
         alive
     }
 
-    /// Disconnects every host and ends the reactors when what is at the disks has finished, whoever
-    /// has the target; gives up at the deadline. The rest of a stop is left out.
+    /// Disconnects every host and ends the reactors when pending I/O of devices has finished, also
+    /// while the target is in use elsewhere; gives up at the deadline. Leaves out the rest of a
+    /// stop.
     pub fn part(&self, deadline: Instant) {
         self.registry.leave();
         for reactor in self.registry.reactors() {
@@ -109,13 +111,13 @@ impl Liveness {
         }
     }
 
-    /// What is configured and not there yet, a sentence each.
+    /// Pending listeners, devices and directories, a sentence each.
     #[must_use]
     pub fn pending(&self) -> Vec<String> {
         self.pending.list()
     }
 
-    /// Whether a reactor's thread has ended before anybody asked it to.
+    /// The error of a reactor whose thread has ended before a stop.
     #[must_use]
     pub fn failed(&self) -> Option<Fatal> {
         if self.registry.is_leaving() {
@@ -127,7 +129,7 @@ impl Liveness {
     }
 }
 
-/// Notes the end of a reactor's thread, however it comes.
+/// Records the end of a reactor's thread, also by a panic.
 struct Ending(Arc<PollStats>);
 
 impl Drop for Ending {
@@ -147,7 +149,7 @@ fn fabrics_of(config: &Config) -> Result<(Choice, Fabrics), Fatal> {
 }
 
 impl RunningTarget {
-    /// Starts the reactors, opens every store and listens.
+    /// Starts the reactors, opens every device and listens.
     ///
     /// # Errors
     /// One sentence about what keeps it from serving. Nothing is left running.
@@ -222,7 +224,7 @@ impl RunningTarget {
         }
     }
 
-    /// Serves what is configured, and begins to retry what is missing.
+    /// Serves the configuration, and starts to retry missing devices.
     fn serve(
         &mut self,
         config: &Config,
@@ -241,8 +243,8 @@ impl RunningTarget {
         Ok(())
     }
 
-    /// Changes what is served: subsystems, hosts, namespaces, listeners. All or nothing. Returns
-    /// one line for each change, when every queue of connected hosts goes by it.
+    /// Replaces the configuration: subsystems, hosts, namespaces, listeners; all or nothing.
+    /// Returns one line for each change, when every queue of connected hosts follows it.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
@@ -253,10 +255,10 @@ impl RunningTarget {
         })
     }
 
-    /// As [`RunningTarget::apply`]. What is new has to be there, as
-    /// somebody waits for the answer: only a start and a reload await what comes late. `persist`
-    /// has the change outlast the daemon: it comes when nothing else can fail any more, and before
-    /// any host sees a change.
+    /// As [`RunningTarget::apply`], for a request that waits for the answer: new devices and
+    /// addresses must be available; only a start and a reload make missing ones pending. `persist`
+    /// makes the change durable: it is called when nothing else can fail any more, and before any
+    /// host sees a change.
     ///
     /// # Errors
     /// What cannot be served, or what `persist` says; everything is as before.
@@ -268,7 +270,7 @@ impl RunningTarget {
         self.put(config, false, persist)
     }
 
-    /// Prepares, persists, commits.
+    /// Prepares, persists and commits a configuration.
     fn put(
         &mut self,
         mut config: Config,
@@ -283,8 +285,8 @@ impl RunningTarget {
             .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
         config.keep_fixed(provisioner.config());
-        // A change that is about something else reads no key file; one that changes nothing is how a
-        // key that was replaced in its file is taken up.
+        // A change of something else reads no key file; a change without differences reloads
+        // replaced key files.
         let is_about_keys = config.authentication != provisioner.config().authentication;
         let keyring = match may_wait || is_about_keys || config == *provisioner.config() {
             true => Some(config.authentication.keyring().map_err(unusable)?),
@@ -323,12 +325,12 @@ impl RunningTarget {
             Some(next) => lines.extend(provisioner.adopt(next, gone)),
             None => provisioner.adopt_listeners(),
         }
-        // Whoever is answered may rely on it: no queue serves a host any more as it was.
+        // The answer means that no queue serves a host by the old configuration.
         provisioner.wait_for_reactors();
         Ok(lines)
     }
 
-    /// A way to tell whether the target lives, also while it is being changed.
+    /// Liveness of the target, also while it is being changed.
     #[must_use]
     pub fn pulse(&self) -> Liveness {
         let reactors = self.reactors.iter().map(|r| (Arc::clone(&r.stats), 0)).collect();
@@ -336,7 +338,7 @@ impl RunningTarget {
         Liveness { registry: Arc::clone(&self.registry), pending, reactors }
     }
 
-    /// What may be seen of it while it runs, also while it is being changed.
+    /// A read-only view, also while the target is being changed.
     #[must_use]
     pub fn view(&self) -> TargetView {
         TargetView {
@@ -352,7 +354,7 @@ impl RunningTarget {
         }
     }
 
-    /// What runs, for a person: listeners, subsystems, and the memory formula.
+    /// A summary for the log: listeners, subsystems, and the memory formula.
     #[must_use]
     pub fn summary(&self) -> String {
         let provisioner = self.provisioner();
@@ -376,7 +378,7 @@ impl RunningTarget {
         )
     }
 
-    /// Which blocks a power failure may leave half written, if any.
+    /// Warning about blocks that a power failure may leave half written, if any.
     fn torn(&self) -> Option<String> {
         let subsystems = self.registry.subsystems();
         let all = subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s.nqn, n)));
@@ -387,8 +389,8 @@ impl RunningTarget {
         Torn::sentence(&torn.collect::<Vec<_>>())
     }
 
-    /// Tells hosts that they reach nothing here any more, and gives them until then to go on by
-    /// other paths; less where there is none. Nothing but [`RunningTarget::stop`] may follow.
+    /// Reports all paths as inaccessible, and waits until then for hosts to use other paths;
+    /// returns earlier when no host is connected. Only [`RunningTarget::stop`] may follow.
     pub fn leave(&self, until: Instant) {
         self.registry.leave();
         while self.registry.has_hosts() && Instant::now() < until {
@@ -396,13 +398,13 @@ impl RunningTarget {
         }
     }
 
-    /// Disconnects every host, lets what is at the disks finish, and ends the reactors; gives up
-    /// at the deadline, or 400 ms later for what is kept over restarts.
+    /// Disconnects every host, lets pending I/O of devices finish, and ends the reactors; gives up
+    /// at the deadline, or 400 ms later for persistent state.
     pub fn stop(mut self, deadline: Instant) {
         // A host's format would keep its reactor beyond any deadline.
         self.registry.halt();
         self.tender.tell_what_is_lost(deadline.min(Instant::now() + KEEPING));
-        // It may hang in a disk: hosts and what is kept come first.
+        // It may hang in a device: hosts and persistent state come first.
         self.waiting.iter_mut().for_each(RetryTask::cease);
         for index in 0..self.reactors.len() {
             self.registry.reactor(index).send(Message::Stop);
@@ -425,13 +427,13 @@ impl RunningTarget {
         let _ = self.ns_admin.1.send(NamespaceAdminMessage::Stop);
         self.worker.0.join_by(deadline);
         self.ns_admin.0.join_by(deadline);
-        // Whoever has it now hangs in a disk.
+        // A thread that holds the lock now hangs in a device.
         if let Ok(provisioner) = self.provisioner.try_lock() {
             make_good(provisioner.owing(), deadline);
         }
     }
 
-    /// What is served, for whoever changes it.
+    /// Locks the provisioner.
     fn provisioner(&self) -> MutexGuard<'_, Provisioner> {
         self.provisioner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -506,7 +508,7 @@ impl RunningTarget {
     }
 }
 
-/// The directory for what the daemon remembers, if there is one that can be used.
+/// The state directory, if it is configured and usable.
 fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
     let Some(directory) = directory else { return Ok(None) };
     match std::fs::metadata(directory) {
@@ -518,8 +520,8 @@ fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
     }
 }
 
-/// Keeps which hosts have had keys, where there is a directory for that. A sentence where it cannot
-/// be done: then it holds until the daemon ends.
+/// Writes the hosts that have had keys, where there is a directory for that. Returns a sentence
+/// where that fails: then they are refused until the daemon ends.
 fn keep_keyed(registry: &Registry, directory: Option<&Path>) -> Option<String> {
     let (hosts, directory) = (registry.keyed_hosts(), directory?);
     if revoked_hosts::read(directory).is_ok_and(|kept| kept == hosts) {
@@ -533,7 +535,7 @@ fn keep_keyed(registry: &Registry, directory: Option<&Path>) -> Option<String> {
     ))
 }
 
-/// Starts the thread that keeps the reservations.
+/// Starts the thread of namespace states.
 fn keep(
     worker: NamespaceStateWorker,
     registry: &Arc<Registry>,
@@ -544,7 +546,7 @@ fn keep(
     Ok((thread, words))
 }
 
-/// Starts the thread that carries out orders about namespaces.
+/// Starts the thread of namespace management.
 fn ns_admin_worker(
     ns_admin: NamespaceAdmin,
     provisioner: &Arc<Mutex<Provisioner>>,
@@ -573,8 +575,8 @@ fn pin(cpu: Option<u32>) {
     }
 }
 
-/// Whether an RDMA device has this address, or may come to have it: where the machine has one,
-/// addresses that come later will be its.
+/// Whether an RDMA device has this address, or may get it: where the machine has one, addresses
+/// that appear later may be its.
 fn will_own(at: &SocketAddr) -> bool {
     let any = SocketAddr::from(([0, 0, 0, 0], at.port()));
     owns(at) || availability::address(at.ip()).is_some() && owns(&any)

@@ -1,20 +1,20 @@
-//! Threads that do one kind of work, a piece after the other, until they are told to stop. What may hang is
-//! a task of the blocking pool, not theirs.
+//! Worker threads: each does one kind of job, one after another, until it is stopped. Operations
+//! that may hang are tasks of the blocking pool.
 
 use std::io;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// A thread with a name of its own. Dropped: it is left to itself.
+/// A named thread. If dropped, it is detached.
 #[derive(Debug)]
 pub(crate) struct WorkerThread {
-    /// What is received when it ends; behind a lock only so that whoever has this may be shared.
+    /// Receives the end of the thread; a `Mutex` makes the type `Sync`.
     ended: Mutex<Receiver<()>>,
 }
 
 impl WorkerThread {
-    /// Starts one. The system shows fifteen bytes of its name: `worker-`, and eight of this.
+    /// Starts a thread. The system shows fifteen bytes of its name: `worker-`, and eight of this.
     ///
     /// # Errors
     /// No thread to be had.
@@ -31,7 +31,7 @@ impl WorkerThread {
         Ok(WorkerThread { ended: Mutex::new(ended) })
     }
 
-    /// Waits for its end until the deadline at most; what hangs then is left to itself.
+    /// Waits for its end until the deadline at most; a thread that hangs is abandoned.
     pub(crate) fn join_by(self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         let ended = self.ended.into_inner().unwrap_or_else(PoisonError::into_inner);

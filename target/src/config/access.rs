@@ -17,10 +17,10 @@ use super::schema::{NQN_FORM, bounded, mdts, name};
 use super::size::Size;
 use super::table_reader::{At, Diagnostics, TableReader};
 
-/// Referrals that discovery may name, at most.
+/// The most referrals of discovery.
 const MOST_REFERRALS: usize = 256;
 
-/// What differs from the default, a line each.
+/// Values that differ from the default, a line each.
 pub(super) fn show(offer: &AccessPolicy, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if !offer.listeners.is_empty() {
         writeln!(f, "            at the listeners {:?}", offer.listeners)?;
@@ -53,7 +53,7 @@ pub(super) fn show(offer: &AccessPolicy, f: &mut fmt::Formatter<'_>) -> fmt::Res
     Ok(())
 }
 
-/// What a `[[subsystem]]` says of how it is offered, without its masks.
+/// Access settings of a `[[subsystem]]`, without its masks.
 pub(super) fn offer(
     section: &mut TableReader<'_>,
     listeners: &[At<ListenerConfig>],
@@ -119,7 +119,7 @@ fn at_listeners(
     value.into_iter().collect()
 }
 
-/// The list `hosts`, where there is one.
+/// Reads the list `hosts`, if present.
 pub(super) fn hosts(
     section: &mut TableReader<'_>,
     report: &mut Diagnostics<'_>,

@@ -12,47 +12,47 @@ use super::schema::{NQN_FORM, name};
 use super::table_reader::{At, Diagnostics, TableReader};
 use crate::core::auth::Policy;
 
-/// Who must prove who it is, and how.
+/// Authentication of hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct AuthenticationConfig {
     /// Hosts without a key are refused by every subsystem.
     pub required: bool,
     /// Discovery controllers ask for authentication as well.
     pub discovery: bool,
-    /// What may be agreed on, best first.
+    /// Hashes and groups that may be negotiated, best first.
     #[serde(flatten, serialize_with = "key_tree::policy")]
     pub policy: Policy,
     /// The hosts that have keys; no name twice.
     #[serde(skip)]
     pub hosts: Vec<HostConfig>,
-    /// The hosts of which it is said that they need none; none of those that have.
+    /// Hosts that are exempt from authentication; none of those with keys.
     #[serde(skip)]
     pub exempt: Vec<Nqn>,
 }
 
-/// A host that has a key.
+/// A host with a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostConfig {
-    /// Its name.
+    /// Its NQN.
     pub nqn: Nqn,
-    /// The file of the secret by which it proves itself: absolute path.
+    /// Absolute path of the file of its own secret.
     pub key_file: PathBuf,
-    /// The file of the secret by which controllers prove themselves to it: absolute path.
+    /// Absolute path of the file of the secret that controllers use towards it.
     pub controller_key_file: Option<PathBuf>,
-    /// Hashes that may be agreed on with it, best first; none: those of all hosts.
+    /// Hashes that may be negotiated with it, best first; empty: those of all hosts.
     pub hashes: Option<Vec<HashId>>,
-    /// Groups that may be agreed on with it, best first; none: those of all hosts.
+    /// Groups that may be negotiated with it, best first; empty: those of all hosts.
     pub groups: Option<Vec<GroupId>>,
 }
 
 impl HostConfig {
-    /// Whether something else may be agreed on with it than with all hosts.
+    /// Whether its hashes or groups differ from those of all hosts.
     #[must_use]
     pub fn has_own_policy(&self) -> bool {
         self.hashes.is_some() || self.groups.is_some()
     }
 
-    /// What may be agreed on with it, where `all` is what may be with hosts that say nothing.
+    /// Hashes and groups that may be negotiated with it; `all`: those of other hosts.
     #[must_use]
     pub fn policy(&self, all: &Policy) -> Policy {
         let (hashes, groups) = (self.hashes.clone(), self.groups.clone());
@@ -63,7 +63,7 @@ impl HostConfig {
     }
 }
 
-/// Nothing where nobody has to prove anything.
+/// Values that differ from the default; empty without authentication.
 impl fmt::Display for AuthenticationConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::default() {
@@ -92,11 +92,11 @@ impl fmt::Display for AuthenticationConfig {
     }
 }
 
-/// The hashes by their names here.
+/// Hashes by their names in the configuration.
 const HASHES: [(&str, HashId); 3] =
     [("sha256", HashId::SHA256), ("sha384", HashId::SHA384), ("sha512", HashId::SHA512)];
 
-/// The groups by their names here.
+/// Groups by their names in the configuration.
 const GROUPS: [(&str, GroupId); 6] = [
     ("null", GroupId::NULL),
     ("ffdhe2048", GroupId::FFDHE2048),
@@ -106,21 +106,21 @@ const GROUPS: [(&str, GroupId); 6] = [
     ("ffdhe8192", GroupId::FFDHE8192),
 ];
 
-/// What the text calls a hash.
+/// Name of a hash in the configuration.
 pub(crate) fn hash_name(hash: HashId) -> &'static str {
     HASHES.iter().find(|(_, known)| *known == hash).map_or("unknown", |(name, _)| name)
 }
 
-/// What the text calls a group.
+/// Name of a group in the configuration.
 pub(crate) fn group_name(group: GroupId) -> &'static str {
     GROUPS.iter().find(|(_, known)| *known == group).map_or("unknown", |(name, _)| name)
 }
 
-/// What a `[[host]]` says.
+/// Content of a `[[host]]`.
 enum Named {
-    /// It must prove who it is.
+    /// It must authenticate.
     Keyed(HostConfig),
-    /// It need not, and that is meant.
+    /// It is exempt from authentication.
     Exempt(Nqn),
 }
 

@@ -7,11 +7,10 @@ use super::NamespaceKind;
 use super::schema::once;
 use super::table_reader::{At, Diagnostics, TableReader};
 
-/// UUIDs and serial numbers that nobody chose are derived under this one. Never change it: hosts
-/// would see other disks.
+/// Name space of derived UUIDs and serial numbers. Never change it: hosts would see other disks.
 const UUID_SPACE: Uuid = Uuid::from_u128(0x1f0c_a4a5_4d2e_4f1b_9a53_6e76_6d66_6431);
 
-/// What the text says of a namespace's identity.
+/// Configured identifiers of a namespace.
 #[derive(Default)]
 pub(super) struct ConfiguredIds {
     pub(super) uuid: Option<Uuid>,
@@ -47,7 +46,7 @@ pub(super) fn derived_serial(nqn: &Nqn) -> String {
     serial
 }
 
-/// A hash of everything that says which namespace it is.
+/// UUID derived from everything that identifies a namespace.
 pub(super) fn derived_uuid(nqn: Option<&Nqn>, nsid: u32, kind: &NamespaceKind) -> Uuid {
     let nqn = nqn.map_or("", Nqn::as_str);
     let mut name = format!("{nqn}\0{nsid}\0").into_bytes();
@@ -79,8 +78,8 @@ fn uuid(
     }
 }
 
-/// An identifier of the IEEE: so many bytes, two digits each, in the order of the wire. Hosts print
-/// it that way, some with `.` or `-` in between.
+/// Parses an identifier of the IEEE: so many bytes, two digits each, in the order of the wire.
+/// Hosts print it that way, some with `.` or `-` in between.
 fn number<const N: usize>(
     section: &mut TableReader<'_>,
     key: &'static str,

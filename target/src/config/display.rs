@@ -1,4 +1,4 @@
-//! Displays a configuration for a person, with every default filled in.
+//! Displays a configuration with every default filled in.
 
 use std::fmt;
 

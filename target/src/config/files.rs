@@ -14,48 +14,46 @@ use super::save::{UnfinishedSave, parent};
 use super::table_reader::{Diagnostics, one_line};
 use super::{ConfigErrors, Diagnostic, renamed_keys};
 
-/// The directory that is looked into when nobody says, beside the file.
+/// Default name of the directory of more files, beside the configuration file.
 const INCLUDE: &str = "conf.d";
 
-/// How often files are read again that do not agree with the reading before.
+/// Limit of readings while files change.
 const MOST_READINGS: u32 = 8;
 
-/// A text, and the file that it is from.
+/// A text, and its file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// None: a text that is from no file.
+    /// Path; `None` for a text without a file.
     pub file: Option<PathBuf>,
     /// TOML.
     pub text: String,
 }
 
-/// The texts of one configuration. What they say is taken together.
+/// The texts of one configuration, which are merged.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigFiles {
-    /// The configuration file. New things are written here.
+    /// The configuration file. New sections are written here.
     pub main: Source,
     /// The files of the directory that it includes, by the order of their names.
     pub more: Vec<Source>,
-    /// That directory; it need not be there unless the file names it. None: the texts are from no
-    /// file.
+    /// That directory; it may be missing unless the file names it. `None` for texts without files.
     pub directory: Option<PathBuf>,
-    /// The record of a save that was begun and not finished, where there is one. The texts are
-    /// those that it has saved.
+    /// The record of an interrupted save, if there is one. The texts are the saved ones.
     pub unfinished: Option<PathBuf>,
 }
 
-/// A file that is to say something else.
+/// A file with a new text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rewritten<'s> {
-    /// The file, by the name that its configuration has for it.
+    /// Path, as the configuration has it.
     pub file: &'s Path,
-    /// What it says; none: it is not there.
+    /// The old text; `None`: the file does not exist.
     pub old: Option<&'s str>,
-    /// What it is to say; none: it is to go.
+    /// The new text; `None`: the file is to be removed.
     pub new: Option<&'s str>,
 }
 
-/// One text alone.
+/// A single text.
 impl From<&str> for ConfigFiles {
     fn from(text: &str) -> ConfigFiles {
         let main = Source { file: None, text: text.to_owned() };
@@ -67,7 +65,7 @@ impl ConfigFiles {
     /// Reads a file, and those whose names end in `.toml` in the directory that it names as
     /// `include`, else in `conf.d` beside it, if there is one. Hidden files are passed over.
     ///
-    /// While somebody saves them, it is what they said before or what they say then.
+    /// During a save the result is either all old or all new texts.
     ///
     /// # Errors
     /// A file or the directory cannot be read.
@@ -105,7 +103,7 @@ impl ConfigFiles {
                 let remedy = "let the user of the daemon read it, or take it away";
                 let text = match fs::read_to_string(&file) {
                     Ok(text) => Some(text),
-                    // It may be one that is still to be put in place.
+                    // It may be a file that an interrupted save has yet to create.
                     Err(error) if error.kind() == ErrorKind::NotFound && begun.is_some() => None,
                     Err(error) => return Err(unread(&file, &error, remedy)),
                 };
@@ -132,7 +130,7 @@ impl ConfigFiles {
         files.into_iter().map(read).collect()
     }
 
-    /// What has to be written to have `new` in the files, by their names.
+    /// Files to write so that they contain `new`, by name.
     #[must_use]
     pub fn rewritten<'s>(&'s self, new: &'s ConfigFiles) -> Vec<Rewritten<'s>> {
         let text = |of: &'s ConfigFiles, file: &Path| {
@@ -145,7 +143,7 @@ impl ConfigFiles {
         files.into_iter().map(each).filter(|each| each.old != each.new).collect()
     }
 
-    /// All of them, the main one first.
+    /// All texts, the main one first.
     pub fn iter(&self) -> impl Iterator<Item = &Source> {
         std::iter::once(&self.main).chain(&self.more)
     }
@@ -155,8 +153,7 @@ impl ConfigFiles {
         std::iter::once(&mut self.main).chain(&mut self.more)
     }
 
-    /// What is allowed but probably not meant: files that everybody may write, and earlier names of
-    /// keys, a sentence each.
+    /// Warnings, a sentence each: files that everybody may write, and earlier names of keys.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let unfinished = self.unfinished.iter().map(|record| {
@@ -181,8 +178,8 @@ impl ConfigFiles {
     }
 }
 
-/// What the files say when nobody changes them on the way: two readings in a row agree. In a place
-/// where somebody always does, the last one.
+/// A consistent reading of the files: two readings in a row are equal. If the files keep changing,
+/// the last one.
 fn settled(
     read: impl Fn() -> Result<ConfigFiles, ConfigErrors>,
 ) -> Result<ConfigFiles, ConfigErrors> {
@@ -207,7 +204,7 @@ fn begun(file: &Path) -> Result<Option<UnfinishedSave>, ConfigErrors> {
     })
 }
 
-/// What a file says, where its text may not be in place yet.
+/// The text of a file, also if an interrupted save has yet to put it in place.
 fn said(begun: Option<&UnfinishedSave>, file: &Path, text: Option<String>) -> Option<String> {
     begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
 }
@@ -215,7 +212,7 @@ fn said(begun: Option<&UnfinishedSave>, file: &Path, text: Option<String>) -> Op
 const FOLDER: &str = "`include` names a directory: make it, and let the user of the daemon read it; \
                       or take `include` out";
 
-/// The directory of more files, whether it is there or not.
+/// The directory of more files, whether it exists or not.
 fn directory(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
     let Some(beside) = main.file.as_deref().map(parent) else { return Ok(None) };
     let directory = match included(&main.text) {
@@ -230,7 +227,7 @@ fn directory(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
     Ok(Some(directory))
 }
 
-/// What the text names as `include`; whether it may, is judged with everything else.
+/// The value of `include`, which is checked with everything else.
 fn included(text: &str) -> Option<String> {
     let (table, _) = DeTable::parse_recoverable(text);
     let value = table.get_ref().get("include")?.get_ref().as_str()?.to_owned();
@@ -255,8 +252,8 @@ fn unread(file: &Path, error: &std::io::Error, remedy: &str) -> ConfigErrors {
     ConfigErrors { file: Some(file.to_owned()), mistakes: vec![mistake] }
 }
 
-/// The tables of all texts as one. Lists of sections follow each other; whatever else is said twice
-/// is a mistake.
+/// Merges the tables of all texts. Lists of sections are concatenated; any other duplicate is an
+/// error.
 pub(super) fn merged<'t>(
     sources: &'t ConfigFiles,
     report: &mut Diagnostics<'t>,
@@ -280,7 +277,7 @@ pub(super) fn merged<'t>(
     }
     let mut all = all.into_iter();
     let mut merged = all.next().unwrap_or_default();
-    // What a broken text means is anybody's guess: no follow-up mistakes.
+    // The meaning of an invalid text is unknown: no errors that follow from it.
     if report.is_empty() {
         all.for_each(|table| merge(&mut merged, table, report));
     }

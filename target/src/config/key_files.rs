@@ -17,11 +17,11 @@ use super::AuthenticationConfig;
 /// Bytes of the longest key file that is read.
 const MOST_BYTES: u64 = 4096;
 
-/// The user that the package makes for the daemon.
+/// The user that the package creates for the daemon.
 const USER: &str = "nvmfd";
 
 impl AuthenticationConfig {
-    /// Reads every file that it names.
+    /// Reads every key file.
     ///
     /// # Errors
     /// A sentence for each file that cannot be used. None shows a part of a secret.
@@ -46,8 +46,8 @@ impl AuthenticationConfig {
         Ok(Keyring::new(hosts, self.policy.clone()).with_rules(rules))
     }
 
-    /// What is wrong with the files that it names, a sentence each, and what may be, for the daemon:
-    /// another user than who looks, where root does.
+    /// Errors of the key files, a sentence each, and warnings about access by the daemon, if it has
+    /// another user, where root checks.
     #[must_use]
     pub fn examine_keys(&self, reader: KeyReader) -> (Vec<String>, Vec<String>) {
         let (mut mistakes, mut doubts) = (Vec::new(), Vec::new());
@@ -63,18 +63,17 @@ impl AuthenticationConfig {
     }
 }
 
-/// Who is to read a secret.
+/// The reader of a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeyReader {
     /// This process.
     This,
-    /// The daemon, about whom root asks: the number of its user, where that can be told.
+    /// The daemon, checked by root: the number of its user, if known.
     Daemon(Option<u32>),
 }
 
 impl KeyReader {
-    /// The daemon, as whoever looks at its configuration may tell who that is: whom its state
-    /// directory belongs to, or the user of its package.
+    /// The user of the daemon: the owner of its state directory, or the user of its package.
     #[must_use]
     pub fn of(state_directory: Option<&Path>) -> KeyReader {
         if !geteuid().is_root() {
@@ -86,7 +85,7 @@ impl KeyReader {
     }
 }
 
-/// Reads a secret from a file that only its owner, who we or root must be, can read.
+/// Reads a secret from a file that only its owner can read: this user, or root.
 ///
 /// # Errors
 /// One sentence with the path and a remedy; never a part of the secret.
@@ -94,11 +93,11 @@ fn read_secret(path: &Path) -> Result<Secret, String> {
     read_secret_for(path, KeyReader::This).map(|(secret, _)| secret)
 }
 
-/// The same, for somebody; and a sentence where that one may not be able to read it.
+/// The same, for a reader; with a warning if it may not be able to read the file.
 fn read_secret_for(path: &Path, reader: KeyReader) -> Result<(Secret, Option<String>), String> {
     let shown = path.display();
     let us = geteuid().as_raw();
-    // Of a pipe, nobody may ever open the other end.
+    // Opening a pipe could block for ever.
     let mut how = File::options();
     how.read(true).custom_flags(libc::O_NONBLOCK);
     let file = how.open(path).map_err(|error| unreadable(path, us, &error))?;
@@ -121,7 +120,7 @@ fn read_secret_for(path: &Path, reader: KeyReader) -> Result<(Secret, Option<Str
     Ok((secret, doubt))
 }
 
-/// Whether a file may belong to this user; a sentence where its reader may be somebody else.
+/// Checks the owner of a file; a warning if its reader may be another user.
 fn owned(path: &Path, owner: u32, us: u32, reader: KeyReader) -> Result<Option<String>, String> {
     let shown = path.display();
     let wrong =

@@ -1,5 +1,5 @@
-//! A configuration as a tree of keys and values, named as in the text. Two configurations are
-//! compared by their trees, so that what compares them need not know the keys.
+//! A configuration as a tree of keys and values, named as in the text. Configurations are compared
+//! by their trees, without knowledge of the keys.
 
 use std::fmt::Display;
 
@@ -12,19 +12,19 @@ use crate::core::auth::Policy;
 use crate::core::subsystem::rate_limit::Limit;
 use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, DuplicateHosts, Referral};
 
-/// The tree of a configuration. Listeners and keys of hosts are not in it: they have lines of their
+/// The tree of a configuration. Listeners and keys of hosts are left out: they have lines of their
 /// own.
 pub(crate) fn tree(config: &Config) -> Value {
     // Every type of it becomes a value: there are no maps with keys that are none.
     serde_json::to_value(config).unwrap_or_default()
 }
 
-/// As it prints.
+/// Serializes with `Display`.
 pub(super) fn shown<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(value)
 }
 
-/// A list of what prints.
+/// Serializes a list with `Display`.
 pub(super) fn each<'a, T, S>(all: &'a T, to: S) -> Result<S::Ok, S::Error>
 where
     &'a T: IntoIterator<Item: Display>,
@@ -33,7 +33,7 @@ where
     to.collect_seq(all.into_iter().map(|each| each.to_string()))
 }
 
-/// Bytes as people write them.
+/// Serializes bytes with their unit.
 pub(super) fn size<T, S>(bytes: &T, to: S) -> Result<S::Ok, S::Error>
 where
     T: Copy + Into<u64>,
@@ -42,7 +42,7 @@ where
     shown(&Size((*bytes).into()), to)
 }
 
-/// Bytes as people write them, where there is a number of them.
+/// Serializes an optional number of bytes with its unit.
 pub(super) fn some_size<T, S>(bytes: &Option<T>, to: S) -> Result<S::Ok, S::Error>
 where
     T: Copy + Into<u64>,
@@ -78,7 +78,7 @@ pub(super) fn limit<S: Serializer>(limit: &Limit, to: S) -> Result<S::Ok, S::Err
     to.collect_map(keys.into_iter().chain([("burst_ms", Value::from(burst_ms))]))
 }
 
-/// The keys of what may be agreed on.
+/// The keys of hashes and groups.
 pub(super) fn policy<S: Serializer>(policy: &Policy, to: S) -> Result<S::Ok, S::Error> {
     let Policy { hashes, groups } = policy;
     let hashes: Vec<String> = hashes.iter().map(ToString::to_string).collect();
@@ -86,7 +86,7 @@ pub(super) fn policy<S: Serializer>(policy: &Policy, to: S) -> Result<S::Ok, S::
     to.collect_map([("hashes", hashes), ("groups", groups)])
 }
 
-/// The keys of how a subsystem is offered, and who sees which namespace.
+/// The keys of access to a subsystem, and of the masks of its namespaces.
 pub(super) fn offer<S: Serializer>(offer: &AccessPolicy, to: S) -> Result<S::Ok, S::Error> {
     let AccessPolicy { listeners, queue_depth, io_queues, controllers, max_nsid, masks, .. } =
         offer;

@@ -7,8 +7,8 @@ use super::files::merged;
 use super::schema::root;
 use super::table_reader::{Diagnostics, TableReader};
 
-/// A text with one of every section that the parser looks into only where it is. What the text
-/// says does not matter.
+/// A text with one of every section that the parser reads only if present. Its values do not
+/// matter.
 const EVERY_SECTION: &str = r#"
 [[listener]]
 [capture]
@@ -24,8 +24,8 @@ const EVERY_SECTION: &str = r#"
 [[qos]]
 "#;
 
-/// By title of a section (`[limits]`, `[[subsystem]]`; `the file` for what stands before all of
-/// them), its keys. Sections inside are keys as well.
+/// Keys by title of a section (`[limits]`, `[[subsystem]]`; `the file` for those before all
+/// sections). Sections inside are keys as well.
 #[must_use]
 pub fn known_keys() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     let sources = ConfigFiles::from(EVERY_SECTION);

@@ -11,21 +11,21 @@ const MOST_PAIRS: usize = 1 << 20;
 /// The longest part of a change's description that is shown.
 const MOST_CHARS: usize = 120;
 
-/// Where a line comes from.
+/// Origin of a line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Origin {
-    /// The change that has written it; none: the file.
+    /// The change that has written it; `None`: the file.
     pub(super) by: Option<Arc<str>>,
     /// Its number in the file, or in the text that the change gave.
     pub(super) line: Option<usize>,
 }
 
-/// Where each line comes from, by file.
+/// Origins of all lines, by file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Origins(Vec<(Option<PathBuf>, Vec<Origin>)>);
 
 impl Origins {
-    /// Of texts that are as their files are.
+    /// Origins of texts without changes.
     pub(crate) fn of(sources: &ConfigFiles) -> Origins {
         Origins(sources.iter().map(|s| (s.file.clone(), numbered(&s.text, None))).collect())
     }
@@ -54,7 +54,7 @@ impl Origins {
         Origins(each.collect())
     }
 
-    /// For whoever has given the texts just now, and so knows their lines.
+    /// The same for the client that has just sent whole texts, and knows their lines.
     pub(crate) fn known_to_giver(&self) -> Origins {
         let mut known = self.clone();
         for origin in known.0.iter_mut().flat_map(|(_, lines)| lines) {
@@ -65,7 +65,7 @@ impl Origins {
         known
     }
 
-    /// Where a line of the text of `file` comes from; the end of a text belongs to its last line.
+    /// Origin of a line of the text of `file`; the end of a text belongs to its last line.
     pub(super) fn line(&self, file: Option<&PathBuf>, line: usize) -> Option<Origin> {
         let (_, lines) = self.0.iter().find(|(known, _)| known.as_ref() == file)?;
         if let Some(origin) = lines.get(line.checked_sub(1)?) {
@@ -76,12 +76,12 @@ impl Origins {
     }
 }
 
-/// The lines of a text as they are.
+/// Origins of the lines of a file.
 fn numbered(text: &str, by: Option<&Arc<str>>) -> Vec<Origin> {
     (1..=text.lines().count()).map(|n| Origin { by: by.cloned(), line: Some(n) }).collect()
 }
 
-/// Where the lines of an edited text come from: as before, where they were there before.
+/// Origins of the lines of an edited text: unchanged lines keep theirs.
 fn edited(was: &str, known: &[Origin], is: &str, by: &Arc<str>) -> Vec<Origin> {
     let (was, is): (Vec<&str>, Vec<&str>) = (was.lines().collect(), is.lines().collect());
     let head = was.iter().zip(&is).take_while(|(a, b)| a == b).count();

@@ -11,7 +11,7 @@ use crate::blockdev::InjectedFault;
 use crate::core::subsystem::ana::{ANA_GROUPS, ANATT_S};
 
 impl Config {
-    /// What is allowed but probably not meant, one sentence each.
+    /// Warnings about valid settings, one sentence each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -42,7 +42,7 @@ impl Config {
     }
 }
 
-/// No listener, no subsystem.
+/// Missing listeners and subsystems.
 fn nothing_served(config: &Config, warnings: &mut Vec<String>) {
     for (is_none, what, section, command) in [
         (config.listeners.is_empty(), "listener", "[[listener]]", "nvmfctl listener add"),
@@ -77,7 +77,7 @@ fn authentication(config: &AuthenticationConfig, warnings: &mut Vec<String>) {
     }
 }
 
-/// Faults that namespaces show on purpose.
+/// Injected faults of namespaces.
 fn faults(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     for NamespaceConfig { nsid, fault, .. } in &subsystem.namespaces {
         if *fault != InjectedFault::None {
@@ -89,7 +89,7 @@ fn faults(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     }
 }
 
-/// Which hosts may connect and manage namespaces.
+/// Hosts that may connect and manage namespaces.
 fn admission(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     let nqn = &subsystem.nqn;
     if !subsystem.allow_any_host && subsystem.hosts.is_empty() {
@@ -114,7 +114,7 @@ fn admission(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     }
 }
 
-/// Which namespaces hosts find.
+/// Namespaces that hosts can access.
 fn visibility(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     let nqn = &subsystem.nqn;
     if subsystem.namespaces.is_empty() && subsystem.managed.is_none() {
@@ -130,7 +130,7 @@ fn visibility(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     }
 }
 
-/// Devices with names that change, and data that end with the daemon.
+/// Devices with names that may change, and volatile data.
 fn media(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     let nqn = &subsystem.nqn;
     for NamespaceConfig { nsid, kind, .. } in &subsystem.namespaces {
@@ -149,7 +149,7 @@ fn media(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     }
 }
 
-/// Whether a path is the name that the kernel gives to a disk in the order in which it finds them.
+/// Whether a path is a kernel name of a disk, which depends on the order of detection.
 fn is_fleeting(path: &Path) -> bool {
     let name = path.strip_prefix("/dev").ok().and_then(Path::to_str).unwrap_or_default();
     let by_letter = ["sd", "vd", "xvd", "hd"];

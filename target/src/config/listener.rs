@@ -16,7 +16,7 @@ use crate::core::subsystem::ana::{ANA_GROUPS, ANA_STATES, AnaStates};
 const ANA_FORM: &str = "a state for all groups, such as \"optimized\", or one for each that is not \
                         optimized, such as { 2 = \"inaccessible\" }";
 
-/// A dead host is noticed after its timeout, so nobody is made to wait for longer than this.
+/// Upper bound of timeouts.
 const MIN_MAX_MS: u32 = 600_000;
 
 pub(super) fn listener(
@@ -55,8 +55,8 @@ pub(super) fn listener(
     seen.push(At { value, span });
 }
 
-/// Can the two not be bound at once? An unspecified address covers every address of its family,
-/// and `::` covers IPv4 as well.
+/// Whether two addresses conflict. An unspecified address covers every address of its family, and
+/// `::` covers IPv4 as well.
 pub fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| {
         wide == narrow || wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())
@@ -96,7 +96,7 @@ fn states(at: &At<AnaText>, report: &mut Diagnostics<'_>) -> AnaStates {
     states
 }
 
-/// `ana` as it is written: one state, or a table from groups to states.
+/// `ana` in the text: one state, or a table from groups to states.
 enum AnaText {
     All(String),
     Groups(BTreeMap<String, String>),

@@ -10,27 +10,25 @@ use serde::Serialize;
 use super::key_tree;
 use super::table_reader::{At, Diagnostics, TableReader};
 
-/// Where the socket is when nobody says.
+/// Default path of the socket.
 pub const DEFAULT_SOCKET: &str = "/run/nvmfd/nvmfd.sock";
 
-/// What a socket's address holds (`sun_path`, with its NUL), less what its name gets while it is
-/// made.
+/// Longest path of a socket (`sun_path`, with its NUL), less the suffix while it is created.
 const MAX_PATH_BYTES: usize = 107 - ".new".len();
 
-/// Where the daemon can be asked and changed while it runs.
+/// The management interface.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ManagementConfig {
-    /// There is an interface at all.
+    /// The interface is enabled.
     pub enabled: bool,
-    /// Absolute path of its Unix socket; none: see [`ManagementConfig::path`].
+    /// Absolute path of its Unix socket; `None`: see [`ManagementConfig::path`].
     pub socket: Option<PathBuf>,
-    /// Permissions of the socket: who may connect may change everything.
+    /// Permissions of the socket: every user that may connect may change everything.
     #[serde(serialize_with = "key_tree::mode")]
     pub mode: u32,
-    /// The group of the socket; none: that of the daemon.
+    /// The group of the socket; `None`: that of the daemon.
     pub group: Option<String>,
-    /// An address of the loopback interface where everybody on this machine may read, and nobody
-    /// change.
+    /// An address of the loopback interface with read-only access for all users of this machine.
     pub http: Option<SocketAddr>,
 }
 
@@ -41,8 +39,8 @@ impl Default for ManagementConfig {
 }
 
 impl ManagementConfig {
-    /// Where the socket is: as configured, else in the directory that the service manager has made
-    /// for what runs (`$RUNTIME_DIRECTORY`; it may name several, with colons between them), else
+    /// Path of the socket: as configured, else in the runtime directory of the service manager
+    /// (`$RUNTIME_DIRECTORY`; it may name several, with colons between them), else
     /// [`DEFAULT_SOCKET`].
     #[must_use]
     pub fn path(&self, runtime_directory: Option<&OsStr>) -> PathBuf {
@@ -56,7 +54,7 @@ impl ManagementConfig {
     }
 }
 
-/// What differs from the default, a line each.
+/// Values that differ from the default, a line each.
 impl fmt::Display for ManagementConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.enabled {

@@ -1,23 +1,23 @@
 //! Memory estimate of connected hosts besides the pools: the formula that `nvmfd check` and the
 //! start print, checked by a test with a counting allocator.
 //!
-//! It counts what is allocated on the provider `soft`. Some of that is room that is touched only
-//! when it is needed, so less is resident as long as hosts are idle. With `verbs` the memory of the
-//! adapter's library comes on top; how much that is, is its own affair.
+//! It counts allocations with the provider `soft`. Some pages are touched only when they are
+//! needed, so less is resident while hosts are idle. With `verbs` the adapter's library needs more
+//! memory, which is not included.
 
 use super::Config;
 
-/// Entries of an admin queue: what hosts ask for.
+/// Entries of an admin queue, as hosts request them.
 const ADMIN_ENTRIES: u16 = 32;
 
 /// Bytes of a queue, however deep it is; half of them are a bit for each command id.
 const QUEUE_BYTES: u64 = 14_960;
 
-/// Bytes for each entry of a queue: two places for commands (two thirds of it), places in the lines
-/// in which they wait, and room for what the fabric has under way for them.
+/// Bytes for each entry of a queue: two slots for commands (two thirds of it), places in wait
+/// queues, and room for operations of the fabric.
 const ENTRY_BYTES: u64 = 1_961;
 
-/// Bytes of a controller and what belongs to it, without its queues.
+/// Bytes of a controller, without its queues.
 const CONTROLLER_BYTES: u64 = 27_000;
 
 /// Bytes of a queue with so many entries.
@@ -33,7 +33,7 @@ pub fn host_bytes(io_queues: u16, entries: u16) -> u64 {
     CONTROLLER_BYTES + queue_bytes(ADMIN_ENTRIES) + queues
 }
 
-/// What a host takes that asks for all that is granted, for a person.
+/// Memory of a host with all granted queues, as a sentence.
 pub(crate) fn sentence(config: &Config) -> String {
     let (queues, entries) = (config.limits.io_queues, config.limits.queue_depth);
     let kib = |bytes: u64| bytes.div_ceil(1 << 10);

@@ -4,10 +4,10 @@ use std::fmt;
 
 use super::table_reader::{At, Diagnostics, TableReader};
 
-/// Policy for configured things that the machine does not have.
+/// Policy for configured addresses and devices that are unavailable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Missing {
-    /// The rest is served, and this as soon as it is there.
+    /// They are pending: the rest is served, and these once they are available.
     #[default]
     Wait,
     /// The daemon does not start; a reload is refused.

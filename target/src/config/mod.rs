@@ -1,8 +1,8 @@
 //! The configuration: TOML text to validated types.
 //!
-//! [`Config::parse`] finds every mistake of a text in one reading, each with its line, its column
-//! and what to write instead. What it returns needs no further checks, except those that only the
-//! running system can answer (does the file exist, is the address ours).
+//! [`Config::parse`] finds every error of a text in one reading, each with its line, its column and
+//! a remedy. Its result needs no further checks, except those that only the running system can
+//! answer (does the file exist, is the address available).
 //!
 //! Serial numbers and UUIDs that the text leaves out are derived from names that do not change, so
 //! a host finds the same disk after a restart and after a move to another machine.
@@ -69,51 +69,51 @@ pub use telemetry::ObserveConfig;
 /// The validated configuration.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Config {
-    /// The directory of more files, if it is not the one that is looked into anyway.
+    /// The directory of more files, if it is not the default.
     pub include: Option<PathBuf>,
-    /// Which fabric provider moves the data.
+    /// The fabric provider.
     #[serde(serialize_with = "key_tree::shown")]
     pub provider: Provider,
-    /// The threads that do the work.
+    /// The reactors.
     pub reactor: ReactorConfig,
     /// The registered memory of each reactor.
     pub memory: MemoryConfig,
-    /// What one host may ask for.
+    /// Limits of one host.
     pub limits: Limits,
-    /// Where connections are accepted; at least one, no two overlap or have one id.
+    /// Listeners; at least one, no two overlap or have the same id.
     #[serde(skip)]
     pub listeners: Vec<ListenerConfig>,
-    /// What is served; at least one, in the order of the text.
+    /// Subsystems; at least one, in the order of the text.
     #[serde(rename = "subsystem")]
     pub subsystems: Vec<SubsystemConfig>,
-    /// What becomes of addresses, devices and files that are not there.
+    /// Policy for addresses, devices and files that are unavailable.
     #[serde(serialize_with = "key_tree::shown")]
     pub missing: Missing,
-    /// What discovery tells besides.
+    /// Additional data of discovery.
     #[serde(serialize_with = "key_tree::discovery")]
     pub discovery: DiscoveryConfig,
-    /// Limits that hosts and namespaces share.
+    /// Shared rate limits of hosts and namespaces.
     #[serde(rename = "qos")]
     pub quotas: Vec<LimitConfig>,
-    /// Where packets are written to, if they are.
+    /// Capture of packets, if enabled.
     pub capture: Option<CaptureConfig>,
-    /// Directory of what the daemon itself must remember, such as reservations. Without one,
-    /// nothing of that outlasts it.
+    /// Directory of persistent state, such as reservations. Without one, no state survives a
+    /// restart.
     pub state_directory: Option<PathBuf>,
-    /// Who must prove who it is.
+    /// Authentication of hosts.
     pub authentication: AuthenticationConfig,
-    /// Where it can be asked and changed.
+    /// The management interface.
     pub management: ManagementConfig,
-    /// What is remembered of what the target does.
+    /// Recording of slow commands and disconnects.
     pub observe: ObserveConfig,
-    /// How the provider `soft` sends.
+    /// Sending parameters of the provider `soft`.
     pub soft: SoftConfig,
-    /// How it takes leave of its hosts.
+    /// Draining of hosts at a stop.
     pub stop: StopConfig,
 }
 
-/// What the daemon with this configuration file would be told to keep its state in, as far as
-/// somebody else can tell: the package's unit has its own directories.
+/// The state directory of the daemon with this configuration file, as far as another process can
+/// tell: the package's unit has its own directories.
 pub(crate) fn given_state_directory(file: &Path) -> Option<OsString> {
     let own = std::env::var_os("STATE_DIRECTORY");
     own.or_else(|| unit_state_directory(file, Path::new("/etc/nvmfd"), "/var/lib/nvmfd"))
@@ -147,15 +147,15 @@ impl fmt::Display for Provider {
     }
 }
 
-/// The threads that do the work.
+/// The reactors.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ReactorConfig {
-    /// How many.
+    /// Number of reactors.
     #[serde(serialize_with = "key_tree::shown")]
     pub threads: Threads,
-    /// The CPUs to pin them to, in order; empty: not pinned. Otherwise at least one a thread.
+    /// CPUs of the reactors, in order; empty: not pinned. Otherwise at least one for each.
     pub cpus: Vec<u32>,
-    /// How long an idle reactor looks for work before it sleeps.
+    /// Time that an idle reactor polls before it sleeps.
     #[serde(rename = "spin_us", serialize_with = "key_tree::shown")]
     pub spin: Spin,
 }
@@ -182,7 +182,7 @@ impl Default for ReactorConfig {
 /// Number of reactors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Threads {
-    /// One a CPU.
+    /// One for each CPU.
     Auto,
     /// This many, at least one.
     Count(u16),
@@ -200,7 +200,7 @@ impl fmt::Display for Threads {
 /// Time that an idle reactor polls before it sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spin {
-    /// The reactor finds out what pays.
+    /// The reactor adapts the time.
     Auto,
     /// This many microseconds; 0: it sleeps at once.
     Micros(u32),
@@ -218,7 +218,7 @@ impl fmt::Display for Spin {
 /// The registered memory of each reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct MemoryConfig {
-    /// Bytes for data on their way between hosts and disks.
+    /// Bytes for data between hosts and devices.
     #[serde(rename = "data", serialize_with = "key_tree::size")]
     pub data_bytes: u64,
     /// Receive buffers. A queue holds as many as it is deep for as long as it lives.
@@ -231,12 +231,12 @@ impl Default for MemoryConfig {
     }
 }
 
-/// A file of all packets, which the provider `soft` writes.
+/// Capture of all packets, by the provider `soft`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct CaptureConfig {
     /// Absolute path of the file; replaced at the start.
     pub path: PathBuf,
-    /// Also what hosts read and write, not only headers.
+    /// With data of hosts, not only headers.
     pub payload: bool,
     /// The capture ends when the file is about this long, in bytes.
     #[serde(rename = "limit", serialize_with = "key_tree::size")]
@@ -250,10 +250,10 @@ pub struct Limits {
     pub queue_depth: u16,
     /// I/O queues of one controller.
     pub io_queues: u16,
-    /// Data that a command capsule may carry, in bytes; a multiple of 4096, may be 0.
+    /// Largest in-capsule data, in bytes; a multiple of 4096, may be 0.
     #[serde(rename = "in_capsule", serialize_with = "key_tree::size")]
     pub in_capsule_bytes: u32,
-    /// Data that one command may move, in bytes; 8192 times a power of two.
+    /// Largest transfer of a command, in bytes; 8192 times a power of two.
     #[serde(rename = "mdts", serialize_with = "key_tree::size")]
     pub mdts_bytes: u32,
     /// Controllers at once, of all subsystems together.
@@ -275,15 +275,15 @@ impl Default for Limits {
 /// One NVM subsystem.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SubsystemConfig {
-    /// Its name; no other subsystem has it, and it is not the discovery name.
+    /// Its NQN, unique, and not the discovery NQN.
     #[serde(serialize_with = "key_tree::shown")]
     pub nqn: Nqn,
-    /// Every host may connect, and `hosts` says nothing.
+    /// Every host may connect; `hosts` is ignored.
     pub allow_any_host: bool,
     /// The hosts that may connect.
     #[serde(serialize_with = "key_tree::each")]
     pub hosts: BTreeSet<Nqn>,
-    /// Where and how it is offered.
+    /// Access by listener.
     #[serde(flatten, serialize_with = "key_tree::offer")]
     pub offer: AccessPolicy,
     /// Serial number: 1 to 20 printable ASCII characters.
@@ -293,13 +293,12 @@ pub struct SubsystemConfig {
     /// Its namespaces, in the order of the text; no nsid twice. May be empty.
     #[serde(rename = "namespace")]
     pub namespaces: Vec<NamespaceConfig>,
-    /// What hosts may do that make and delete namespaces; none: nothing.
+    /// Permission of hosts to create and delete namespaces, if any.
     pub managed: Option<ManagedConfig>,
 }
 
 impl SubsystemConfig {
-    /// May this host connect? (A host's name is a claim; only a host with a key
-    /// proves it.)
+    /// Whether this host may connect. (A host's NQN is a claim; only a host with a key proves it.)
     #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.allow_any_host || self.hosts.contains(host)
@@ -311,44 +310,44 @@ impl SubsystemConfig {
 pub struct NamespaceConfig {
     /// Its id, from 1 to [`MAX_NSID`](crate::core::subsystem::MAX_NSID).
     pub nsid: u32,
-    /// Where its blocks are.
+    /// Its backing store.
     #[serde(flatten)]
     pub kind: NamespaceKind,
     /// Bytes of a logical block: 512 or 4096.
     #[serde(rename = "block_size")]
     pub block_size_bytes: u32,
-    /// Its identity for hosts; the same after every restart.
+    /// UUID; the same after every restart.
     #[serde(serialize_with = "key_tree::shown")]
     pub uuid: Uuid,
-    /// NGUID, as the wire has it; without one in the text, the bytes of the UUID.
+    /// NGUID, as on the wire; by default the bytes of the UUID.
     #[serde(serialize_with = "key_tree::hex")]
     pub nguid: [u8; 16],
-    /// EUI-64, as the wire has it, if it has one.
+    /// EUI-64, as on the wire, if it has one.
     #[serde(serialize_with = "key_tree::some_hex")]
     pub eui64: Option<[u8; 8]>,
-    /// Hosts may not write.
+    /// Read-only for hosts.
     pub read_only: bool,
-    /// Other daemons serve its file or device as well: hosts get nothing of what they do not share.
+    /// Other daemons serve its file or device as well: features with state per target are disabled.
     pub shared: bool,
     /// Its ANA group: 1 to [`crate::core::subsystem::ana::ANA_GROUPS`].
     pub ana_group: u32,
-    /// Hosts may erase all of it (Format NVM).
+    /// Hosts may format it (Format NVM).
     pub allow_format: bool,
     /// Hosts may make blocks unreadable (Write Uncorrectable).
     pub write_uncorrectable: bool,
-    /// What all hosts together may do with it.
+    /// Rate limit of all hosts together.
     #[serde(serialize_with = "key_tree::limit")]
     pub limit: Limit,
-    /// The name of a `[[qos]]` that it shares with others.
+    /// The name of the `[[qos]]` that it shares with others.
     #[serde(rename = "shared limit")]
     pub shared_limit: Option<String>,
-    /// What its store is told to do wrong; for tests.
+    /// Injected fault; for tests.
     #[serde(serialize_with = "key_tree::shown")]
     pub fault: InjectedFault,
 }
 
 impl NamespaceConfig {
-    /// What hosts do to it must outlast the daemon: it is served with a `state_directory` only.
+    /// Whether its state must survive a restart: it is served with a `state_directory` only.
     pub(crate) fn needs_state(&self) -> bool {
         self.write_uncorrectable && matches!(self.kind, NamespaceKind::File { .. })
     }
@@ -366,13 +365,13 @@ pub enum NamespaceKind {
         #[serde(serialize_with = "key_tree::some_size")]
         size: Option<u64>,
     },
-    /// In memory, and gone with the daemon.
+    /// In memory, lost with the daemon.
     Ram {
         /// Size in bytes, whole blocks.
         #[serde(serialize_with = "key_tree::size")]
         size: u64,
     },
-    /// Nowhere: reads return zeros, writes are dropped. For measuring everything else.
+    /// No store: reads return zeros, writes are dropped. For measurements.
     Null {
         /// Size in bytes, whole blocks.
         #[serde(serialize_with = "key_tree::size")]
@@ -397,7 +396,7 @@ impl Config {
         schema::read(sources)
     }
 
-    /// The same of texts that were edited: places are told by where their lines come from.
+    /// The same for edited texts: errors name the origins of their lines.
     ///
     /// # Errors
     /// Every mistake in them.
@@ -417,8 +416,8 @@ impl Config {
         Ok(config.or_state_directory(given_state_directory(path)))
     }
 
-    /// With the directory that the service manager has made for us, where the text names none. It
-    /// may name several, with colons between them; the first is meant.
+    /// Uses the state directory of the service manager if none is configured. It may name several,
+    /// with colons between them; the first is used.
     pub(crate) fn or_state_directory(mut self, given: Option<OsString>) -> Self {
         let first = |given: OsString| {
             let given = given.into_string().ok()?;

@@ -15,34 +15,33 @@ use super::schema::{bounded, name};
 use super::size::{SIZE_FORM, Size};
 use super::table_reader::{At, Diagnostics, TableReader};
 
-/// Namespaces that hosts may make, and which hosts.
+/// Permission and quota for host-created namespaces.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ManagedConfig {
-    /// Absolute path of the directory of their files and of the record of them; used by no other
-    /// subsystem.
+    /// Absolute path of the directory of their files and record; used by no other subsystem.
     pub directory: PathBuf,
-    /// The sizes of all of them together, in bytes, at most.
+    /// The most bytes of all namespaces together.
     #[serde(rename = "quota", serialize_with = "key_tree::size")]
     pub quota_bytes: u64,
-    /// How many, at most: 1 to [`MAX_NSID`].
+    /// The most namespaces: 1 to [`MAX_NSID`].
     pub namespaces: u32,
     /// Every host that may connect may manage.
     #[serde(rename = "hosts \"any\"")]
     pub any_host: bool,
-    /// The hosts that may.
+    /// Hosts that may manage.
     #[serde(serialize_with = "key_tree::each")]
     pub hosts: BTreeSet<Nqn>,
 }
 
 impl ManagedConfig {
-    /// Whether a host may manage namespaces. (A host's name is a claim; only a host with a key
+    /// Whether a host may manage namespaces. (A host's NQN is a claim; only a host with a key
     /// proves it.)
     #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.any_host || self.hosts.contains(host)
     }
 
-    /// What hosts see of it.
+    /// Data for Identify Controller.
     #[must_use]
     pub fn grant(&self) -> Grant {
         let ManagedConfig { quota_bytes, any_host, hosts, .. } = self;
@@ -76,7 +75,7 @@ enum Who {
     List(Vec<String>),
 }
 
-/// Reads `[subsystem.managed]`, where there is one. `seen` are the directories of other subsystems.
+/// Reads `[subsystem.managed]`, if present. `seen`: the directories of other subsystems.
 pub(super) fn managed(
     subsystem: &mut TableReader<'_>,
     seen: &mut Vec<At<PathBuf>>,

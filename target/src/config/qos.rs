@@ -15,11 +15,11 @@ use crate::core::subsystem::rate_limit::Limit;
 /// The longest burst.
 const MOST_BURST_MS: u32 = 10_000;
 
-/// A `[[qos]]`: what its hosts do anywhere, and what anybody does with its namespaces, is under it
-/// together.
+/// A `[[qos]]`: one limit for the commands of its hosts anywhere and of all hosts with its
+/// namespaces.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LimitConfig {
-    /// What namespaces call it by.
+    /// Its name.
     pub name: String,
     /// The limit.
     #[serde(flatten, serialize_with = "key_tree::limit")]
@@ -58,7 +58,7 @@ pub(super) fn limits(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -
     limits
 }
 
-/// The limit of a namespace, and the name of the one that it shares.
+/// Reads the limit of a namespace, and the name of a shared one.
 pub(super) fn of_namespace(
     section: &mut TableReader<'_>,
     names: &[String],
@@ -106,7 +106,7 @@ fn limit(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Limit {
     limit
 }
 
-/// A limit, for people.
+/// Displays a limit.
 pub(crate) struct Described<'a>(pub(crate) &'a Limit);
 
 impl fmt::Display for Described<'_> {

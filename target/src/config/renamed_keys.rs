@@ -21,8 +21,8 @@ fn of_section(title: &str) -> impl Iterator<Item = &'static RenamedKey> {
     RENAMED.iter().filter(move |key| key.section == section)
 }
 
-/// Gives the keys of a table their names. Where lists of sections have both names, they are one
-/// list; an earlier name beside another value is left, and so an unknown key.
+/// Renames the keys of a table. Where lists of sections have both names, they are merged; an
+/// earlier name beside another value is left, and reported as an unknown key.
 pub(super) fn rename(table: &mut DeTable<'_>, title: &str) {
     for RenamedKey { earlier, name, .. } in of_section(title) {
         let Some((key, value)) = table.remove_entry(*earlier) else { continue };
@@ -43,7 +43,7 @@ pub(super) fn rename(table: &mut DeTable<'_>, title: &str) {
     }
 }
 
-/// A sentence for each earlier name in a text, once per section: where, and the name now.
+/// Warnings about earlier names in a text, once per section: where, and the new name.
 pub(super) fn warnings(text: &str) -> Vec<String> {
     let (table, _) = DeTable::parse_recoverable(text);
     let mut found = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn warnings(text: &str) -> Vec<String> {
     found.into_iter().map(sentence).collect()
 }
 
-/// Where earlier names are, in a table with this path and in those below.
+/// Finds earlier names in a table with this path and in those below.
 fn find(table: &DeTable<'_>, section: &str, found: &mut Vec<(usize, &'static RenamedKey)>) {
     for (key, value) in table {
         let name: &str = key.get_ref().as_ref();

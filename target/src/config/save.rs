@@ -5,9 +5,9 @@
 //!                                   └─ from here on the new texts are what the files say
 //! ```
 //!
-//! The record lies beside the configuration file and tells, for each file, the digest of what it
-//! said and of what it is to say. So whoever reads half renamed files knows, and reads the new text
-//! where that still waits. What somebody has written into a file since is left alone.
+//! The record lies beside the configuration file and holds, for each file, the digests of the old
+//! and new text. So a reader of half renamed files uses the new text where it is not yet in place.
+//! Files that were edited since are left alone.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -23,13 +23,13 @@ use super::{ConfigFiles, Rewritten};
 use crate::blockdev::crash_point::crash_point;
 use crate::blockdev::durable;
 
-/// Digests of texts are names under this one.
+/// Name space of the digests of texts.
 const DIGEST_SPACE: Uuid = Uuid::from_u128(0x6e0f_5f0c_7c0b_4f5e_8a61_6b65_7074_6368);
 
-/// What the form of the record is called.
+/// Version of the record.
 const FORM: u32 = 1;
 
-/// What a text is known by.
+/// Digest of a text.
 pub(crate) fn digest(text: &str) -> String {
     Uuid::new_v5(&DIGEST_SPACE, text.as_bytes()).to_string()
 }
@@ -39,13 +39,13 @@ pub(crate) fn digest(text: &str) -> String {
 pub struct Saving {
     file: PathBuf,
     finished: bool,
-    /// Held while this lives.
+    /// The lock of the directory.
     _lock: File,
 }
 
 impl Saving {
-    /// Keeps others from it, and finishes what one of them has left. `file`: the configuration
-    /// file, by the name that the daemon has for it.
+    /// Locks the files, and completes an interrupted save. `file`: the configuration file, by the
+    /// name that the daemon has for it.
     ///
     /// # Errors
     /// A sentence: somebody else is at it, or a file cannot be written.
@@ -64,15 +64,14 @@ impl Saving {
         Ok(saving)
     }
 
-    /// Whether somebody had left something to finish.
+    /// Whether an interrupted save was completed.
     #[must_use]
     pub fn has_finished_another(&self) -> bool {
         self.finished
     }
 
-    /// Writes what differs. Files keep their owners and modes; those that are new get them from the
-    /// configuration file, and their directory from the one around it. `old`: what the files say
-    /// now.
+    /// Writes the files that differ. They keep their owners and modes; new ones get them from the
+    /// configuration file, and a new directory from its parent. `old`: the current texts.
     ///
     /// # Errors
     /// A sentence. Nothing has changed then, or everything has and is still to be put in place, as
@@ -85,8 +84,9 @@ impl Saving {
         self.finish().map(drop).map_err(|error| format!("{error}: {on}"))
     }
 
-    /// Everything that can fail: from its end on the files say what is new. Whether anything is.
-    /// After an error they say what is old, or where the sentence says so, what is new.
+    /// Executes everything that can fail: after it the new texts are in force. Returns whether any
+    /// differ. After an error the old texts are in force, or where the sentence says so, the new
+    /// ones.
     pub(crate) fn commit(&self, old: &ConfigFiles, new: &ConfigFiles) -> Result<bool, String> {
         let mut made = Vec::new();
         let ready = self.ready(&old.rewritten(new), &mut made);
@@ -105,7 +105,7 @@ impl Saving {
         let mut directories = BTreeSet::new();
         for Rewritten { file, old, new } in all {
             make_directory(parent(file))?;
-            // A link stays a link, and where it goes, what it leads to stays.
+            // A link is kept, and its target is replaced or removed.
             let found = if new.is_some() { real(file) } else { itself(file) };
             let file = found.map_err(|error| cannot("find", file, &error))?;
             if let Some(text) = new {
@@ -125,11 +125,11 @@ impl Saving {
         let text = serde_json::to_string_pretty(&content).map_err(|error| shown(&error))?;
         let beside = waiting(&record);
         made.push(beside.clone());
-        // Whoever may read the files may know their names.
+        // Readers of the files may know their names.
         put(&beside, &text, &like, Permissions::from_mode(0o644)).map_err(|error| shown(&error))?;
         crash_point();
         durable::rename(&beside, &record).map_err(|error| shown(&error))?;
-        // From here on the new texts are what is read, whatever fails.
+        // From here on the new texts are read, whatever fails.
         made.clear();
         let on =
             "what was saved is in force, but a power loss may undo it: run `nvmfctl save` again";
@@ -138,7 +138,7 @@ impl Saving {
         Ok(true)
     }
 
-    /// Puts in place what waits. Whether there was a record.
+    /// Renames new texts into place. Returns whether there was a record.
     fn finish(&self) -> Result<bool, String> {
         let Some(begun) = UnfinishedSave::beside(&self.file)? else { return Ok(false) };
         let mut directories = BTreeSet::new();
@@ -152,7 +152,7 @@ impl Saving {
                     durable::rename(&waiting, file).map_err(|e| failed(&e))?;
                 }
                 (true, None) => durable::remove_file(file).map_err(|e| failed(&e))?,
-                // It is done, or somebody has written something else.
+                // It is in place, or the file was edited since.
                 _ => drop(durable::remove_file(&waiting)),
             }
             directories.insert(parent(file).to_owned());
@@ -166,7 +166,7 @@ impl Saving {
     }
 }
 
-/// New texts that are not, or not all, in place.
+/// A save whose new texts are not all in place.
 #[derive(Debug)]
 pub(super) struct UnfinishedSave {
     pub(super) record: PathBuf,
@@ -179,7 +179,7 @@ struct SaveRecord {
     files: Vec<SavedFile>,
 }
 
-/// A file, and the digests of what it said and of what it is to say; none: it is not there.
+/// A file, and the digests of its old and new text; `None`: no file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct SavedFile {
     file: PathBuf,
@@ -188,7 +188,7 @@ struct SavedFile {
 }
 
 impl UnfinishedSave {
-    /// What was begun with this configuration file.
+    /// Reads the record of this configuration file.
     ///
     /// # Errors
     /// A sentence: the record cannot be read.
@@ -208,7 +208,7 @@ impl UnfinishedSave {
         }
     }
 
-    /// What a file says that reads like this; none: there is no such file.
+    /// The text of a file whose current text is `text`; `None`: there is no such file.
     pub(super) fn text(&self, file: &Path, text: Option<String>) -> Option<String> {
         let named = |name: PathBuf| self.files.iter().find(|entry| entry.file == name);
         let real = || real(file).ok().and_then(named);
@@ -222,7 +222,7 @@ impl UnfinishedSave {
         }
     }
 
-    /// The files of a directory that have to do with it.
+    /// Its files of a directory.
     pub(super) fn of_directory(&self, directory: &Path) -> impl Iterator<Item = PathBuf> {
         let real = fs::canonicalize(directory).ok();
         let here =
@@ -242,9 +242,9 @@ impl SavedFile {
     }
 }
 
-/// Makes a file that lasts, for whom another one is.
+/// Creates a durable file with the owner and mode of another one.
 fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Result<()> {
-    // One that was left when the power went.
+    // It may be left from a power loss.
     crash_point();
     let _ = fs::remove_file(file);
     crash_point();
@@ -260,8 +260,8 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
     durable::sync(&new, file)
 }
 
-/// For the first of the files that a configuration includes. Whoever may read the directory around
-/// it may read it, whatever the umask; but not everybody may write it.
+/// Creates the directory of included files. Readers of its parent may read it, whatever the umask;
+/// but it is not writable for all.
 fn make_directory(directory: &Path) -> Result<(), String> {
     if directory.exists() {
         return Ok(());
@@ -276,10 +276,10 @@ fn make_directory(directory: &Path) -> Result<(), String> {
     sync_directories(&BTreeSet::from([parent(directory).to_owned()]))
 }
 
-/// Makes a directory for whom another one is.
+/// Creates a directory with the owner of another one.
 fn put_directory(directory: &Path, like: &Path) -> io::Result<()> {
     let like = fs::metadata(like)?;
-    // One that was left when the power went.
+    // It may be left from a power loss.
     crash_point();
     let _ = fs::remove_dir(directory);
     crash_point();
@@ -287,7 +287,8 @@ fn put_directory(directory: &Path, like: &Path) -> io::Result<()> {
     let new = File::open(directory)?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
-        // Who may give nothing away keeps it, in the group that may read what is around it.
+        // Without the right to change the owner it stays with this user, in the group that may read
+        // its parent.
         fchown(&new, Some(like.uid()), Some(like.gid()))
             .or_else(|_| fchown(&new, None, Some(like.gid())))?;
     }
@@ -305,12 +306,12 @@ fn sync_directories(directories: &BTreeSet<PathBuf>) -> Result<(), String> {
     })
 }
 
-/// Where the record of what is being saved is.
+/// Path of the record.
 fn record(file: &Path) -> PathBuf {
     beside(file, ".saving")
 }
 
-/// Where the new text of a file waits.
+/// Path of the new text of a file.
 fn waiting(file: &Path) -> PathBuf {
     beside(file, ".new")
 }
@@ -321,7 +322,7 @@ fn beside(file: &Path, end: &str) -> PathBuf {
     file.with_file_name(name)
 }
 
-/// What links lead to, also for a file that is not there yet.
+/// Resolves links, also for a missing file.
 fn real(file: &Path) -> io::Result<PathBuf> {
     fs::canonicalize(file).or_else(|error| match (error.kind(), file.file_name()) {
         (ErrorKind::NotFound, Some(name)) => Ok(fs::canonicalize(parent(file))?.join(name)),
@@ -329,7 +330,7 @@ fn real(file: &Path) -> io::Result<PathBuf> {
     })
 }
 
-/// The file or link of that name, in the directory that links lead to.
+/// The file or link of that name, in the resolved directory.
 fn itself(file: &Path) -> io::Result<PathBuf> {
     let name = file.file_name().ok_or(ErrorKind::InvalidInput)?;
     Ok(fs::canonicalize(parent(file))?.join(name))
@@ -339,7 +340,7 @@ fn read(file: &Path) -> Option<String> {
     fs::read_to_string(file).ok()
 }
 
-/// The directory that a file is in.
+/// The directory of a file.
 pub(super) fn parent(file: &Path) -> &Path {
     match file.parent() {
         Some(directory) if directory.as_os_str().is_empty() => Path::new("."),

@@ -35,7 +35,7 @@ const SPARE_RECEIVES: u32 = 64;
 /// The largest MDTS.
 const MOST_MDTS_BYTES: u32 = 4 << 20;
 
-/// What a capture may grow to when nobody says.
+/// Default size limit of a capture.
 const CAPTURE_LIMIT_BYTES: u64 = 1 << 30;
 
 pub(super) const NQN_FORM: &str = "a name such as \"nqn.2026-11.org.example:disk1\"";
@@ -45,7 +45,7 @@ pub(super) fn read(sources: &ConfigFiles) -> Result<Config, ConfigErrors> {
     read_with(sources, Diagnostics::new(sources))
 }
 
-/// The same of texts that were edited: see [`Diagnostics::of_edited`].
+/// The same for edited texts: see [`Diagnostics::of_edited`].
 pub(super) fn read_edited(
     sources: &ConfigFiles,
     origins: &Origins,
@@ -59,7 +59,7 @@ fn read_with<'t>(
 ) -> Result<Config, ConfigErrors> {
     let table = merged(sources, &mut report);
     if !report.is_empty() {
-        // What a broken text means is anybody's guess: no follow-up mistakes.
+        // The meaning of an invalid text is unknown: no errors that follow from it.
         return Err(report.finish());
     }
     let span = table.span();
@@ -119,7 +119,7 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
     }
 }
 
-/// Which files are read is decided before (`config/files.rs`); here it is only judged.
+/// Checks `include`; the files were selected before (`config/files.rs`).
 fn include(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<PathBuf> {
     let form = "the path of a directory, such as \"conf.d\", which is beside this file";
     let At { value, span } = section.take::<PathBuf>("include", form, report)?;
@@ -236,7 +236,7 @@ fn limits(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Limits 
     Limits { queue_depth, io_queues, in_capsule_bytes, mdts_bytes, controllers }
 }
 
-/// The key `mdts`, where it is, in bytes.
+/// The key `mdts` in bytes, if present.
 pub(super) fn mdts(
     section: &mut TableReader<'_>,
     most_bytes: u32,
@@ -319,7 +319,7 @@ fn state_directory(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> 
     Some(path.value)
 }
 
-/// What subsystems refer to.
+/// Names and listeners that subsystems refer to.
 struct Scene {
     limits: Limits,
     listeners: Vec<At<ListenerConfig>>,
@@ -337,7 +337,7 @@ struct UsedNames {
     directories: Vec<At<PathBuf>>,
 }
 
-/// Notes `value` in `seen`, or the mistake that it was there before.
+/// Adds `value` to `seen`, or reports that it is used twice.
 pub(super) fn once<T: PartialEq>(
     seen: &mut Vec<At<T>>,
     value: T,
@@ -498,7 +498,7 @@ fn namespace(
     })
 }
 
-/// The nsid, which no other namespace of its subsystem may have.
+/// The nsid, unique in its subsystem.
 fn nsid(
     section: &mut TableReader<'_>,
     nsids: &mut Vec<At<u32>>,
@@ -515,7 +515,7 @@ fn nsid(
     Some(value)
 }
 
-/// Bytes of a block; none where the text says something else.
+/// The block size; `None` after an error.
 fn block_size(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Option<u32> {
     match section.take::<u32>("block_size", "512 or 4096", report) {
         Some(At { value, span }) if value != 512 && value != 4096 => {
@@ -526,7 +526,7 @@ fn block_size(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Op
     }
 }
 
-/// The size, which has to be one of whole blocks.
+/// The size, a whole number of blocks.
 fn size(
     section: &mut TableReader<'_>,
     block_size_bytes: Option<u32>,
@@ -549,7 +549,7 @@ fn flag(section: &mut TableReader<'_>, key: &'static str, report: &mut Diagnosti
     section.take(key, "true or false", report).is_some_and(|flag| flag.value)
 }
 
-/// Whether several daemons serve the namespace, which `not_shared` rules out.
+/// Whether several daemons serve the namespace, which `not_shared` excludes.
 fn shared(
     section: &mut TableReader<'_>,
     not_shared: Option<&str>,
@@ -563,7 +563,7 @@ fn shared(
     at.is_some()
 }
 
-/// What the store is told to do wrong.
+/// The injected fault.
 fn fault(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> InjectedFault {
     let form = InjectedFault::ALL.map(|fault| format!("\"{fault}\"")).join(", ");
     let Some(At { value, span }) = section.take::<String>("fault", &form, report) else {
@@ -627,7 +627,7 @@ fn kind(
     }
 }
 
-/// Without `.` and doubled `/`. What `..` and links mean only the file system knows.
+/// Removes `.` and doubled `/`. Only the file system can resolve `..` and links.
 fn plain_path(path: &Path) -> PathBuf {
     path.components().collect()
 }

@@ -6,18 +6,18 @@ use serde::Serialize;
 
 use super::table_reader::{Diagnostics, TableReader};
 
-/// Longest farewell, in milliseconds: the service manager waits for it.
+/// Longest drain, in milliseconds: the service manager waits for it.
 const MOST_MS: u32 = 30_000;
 
 /// Draining of hosts before the daemon stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct StopConfig {
-    /// Hosts are told that all paths here are inaccessible, and have this long to go on by others
-    /// before they are disconnected, in milliseconds; 0: they are disconnected at once.
+    /// All paths are reported as inaccessible, and hosts have this long to use others before they
+    /// are disconnected, in milliseconds; 0: they are disconnected at once.
     pub inaccessible_ms: u32,
 }
 
-/// What differs from the default.
+/// Values that differ from the default.
 impl fmt::Display for StopConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.inaccessible_ms {

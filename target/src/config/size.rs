@@ -1,4 +1,4 @@
-//! Sizes as people write them: `4096`, `"512MB"`, `"10GiB"`.
+//! Sizes with units:
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use serde::de::{Deserializer, Error, Unexpected, Visitor};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Size(pub u64);
 
-/// What a size may look like, as a sentence's end.
+/// Valid forms of a size, as the end of a sentence.
 pub(crate) const SIZE_FORM: &str =
     "a size such as \"10GiB\" (1024-based), \"512MB\" (1000-based) or a number of bytes";
 

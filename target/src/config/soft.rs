@@ -12,8 +12,8 @@ const MOST_SOURCE_PORTS: u16 = 64;
 /// Sending parameters of the provider `soft`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct SoftConfig {
-    /// UDP source ports, from 49152 on, that queue pairs are spread over, 1 to 64; 1: all packets
-    /// leave from port 4791.
+    /// Number of UDP source ports, from 49152 on, that queue pairs are spread over, 1 to 64; 1: all
+    /// packets have port 4791.
     pub source_ports: u16,
 }
 
@@ -23,7 +23,7 @@ impl Default for SoftConfig {
     }
 }
 
-/// What differs from the default.
+/// Values that differ from the default.
 impl fmt::Display for SoftConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source_ports {

@@ -1,7 +1,7 @@
 //! Reads a table of the text key by key, so that one pass finds every error.
 //!
-//! serde converts each value; a table as a whole is never given to serde, because that would stop
-//! at the first mistake.
+//! serde converts each value; a whole table is never passed to serde, because that would stop at
+//! the first error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,23 +16,23 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use super::line_origin::Origin;
 use super::{ConfigFiles, Origins, Source, renamed_keys};
 
-/// A value and the bytes of the text that it came from.
+/// A value and its range of bytes in the text.
 #[derive(Clone, Debug)]
 pub(super) struct At<T> {
     pub(super) value: T,
     pub(super) span: Range<usize>,
 }
 
-/// One mistake in a configuration: where, what, and what to do about it.
+/// One error in a configuration: place, text, and remedy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Diagnostic {
-    /// The file, where that is another than the one of all mistakes.
+    /// The file, if it differs from that of the whole list.
     pub file: Option<PathBuf>,
-    /// Line and column, from 1, where the mistake belongs to a place.
+    /// Line and column, from 1, if the error has a place.
     pub place: Option<(usize, usize)>,
-    /// What is wrong.
+    /// The error.
     pub what: String,
-    /// What to write instead.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -45,12 +45,12 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// Every mistake of a configuration, in the order of the text. Prints one line per mistake.
+/// All errors of a configuration, in the order of the text. Displays one line per error.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ConfigErrors {
-    /// The configuration file, where there is one.
+    /// The configuration file, if any.
     pub file: Option<PathBuf>,
-    /// At least one mistake.
+    /// At least one error.
     pub mistakes: Vec<Diagnostic>,
 }
 
@@ -71,14 +71,14 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// The mistakes found so far in the texts of one configuration. Places are counted through all of
-/// them.
+/// The errors found so far in the texts of one configuration. Offsets are counted through all
+/// texts.
 pub(super) struct Diagnostics<'t> {
     sources: Vec<(usize, &'t Source)>,
-    /// Where their lines come from; none: they are as their files are.
+    /// Origins of their lines; `None`: unedited files.
     origins: Option<&'t Origins>,
     found: Vec<(usize, Diagnostic)>,
-    /// By title of a section, the keys that were asked for.
+    /// Keys that were read, by title of a section.
     pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
 }
 
@@ -88,18 +88,18 @@ impl<'t> Diagnostics<'t> {
         let mut all = Vec::new();
         for source in sources.iter() {
             all.push((base, source));
-            // Also the end of a text is a place of its own.
+            // The end of a text is a place too.
             base += source.text.len() + 1;
         }
         Self { sources: all, origins: None, found: Vec::new(), known: BTreeMap::new() }
     }
 
-    /// The same for texts that were edited: places are told by where their lines come from.
+    /// The same for edited texts: places name the origins of lines.
     pub(super) fn of_edited(sources: &'t ConfigFiles, origins: &'t Origins) -> Self {
         Self { origins: Some(origins), ..Self::new(sources) }
     }
 
-    /// The line of a text as somebody sees it; or what it says and which change has written it.
+    /// The number of a line in its file; or its text and the change that has written it.
     fn line(&self, index: usize, line: usize) -> Result<usize, String> {
         let Source { file, text } = self.sources[index].1;
         let Some(origins) = self.origins else { return Ok(line) };
@@ -116,12 +116,12 @@ impl<'t> Diagnostics<'t> {
         }
     }
 
-    /// The place where a text begins.
+    /// The offset of a text.
     pub(super) fn base(&self, index: usize) -> usize {
         self.sources[index].0
     }
 
-    /// Notes a mistake at a place of the text.
+    /// Adds an error at a place of the text.
     pub(super) fn add(
         &mut self,
         span: &Range<usize>,
@@ -139,7 +139,8 @@ impl<'t> Diagnostics<'t> {
         self.found.push((span.start, Diagnostic { file, place, what, remedy }));
     }
 
-    /// Where another thing is, for a mistake at `from`: the line alone, if that is in the same text.
+    /// The place of another value, for an error at `from`: the line alone, if both are in the same
+    /// text.
     pub(super) fn shown(&self, other: &Range<usize>, from: &Range<usize>) -> String {
         let ((index, (line, column)), (here, _)) =
             (self.place(other.start), self.place(from.start));
@@ -155,7 +156,7 @@ impl<'t> Diagnostics<'t> {
         }
     }
 
-    /// Which text, and line and column of it, counted in characters from 1.
+    /// The text, line and column of an offset, counted in characters from 1.
     fn place(&self, at: usize) -> (usize, (usize, usize)) {
         let index = self.sources.partition_point(|(base, _)| *base <= at).saturating_sub(1);
         let (base, Source { text, .. }) = self.sources[index];
@@ -176,12 +177,12 @@ impl<'t> Diagnostics<'t> {
     }
 }
 
-/// One table. Take what is known, then [`TableReader::end`] reports what is left.
+/// A table. Take the known keys, then [`TableReader::end`] reports the others.
 pub(super) struct TableReader<'i> {
     table: DeTable<'i>,
     known: Vec<&'static str>,
     span: Range<usize>,
-    /// As written in the text: `[[subsystem]]`.
+    /// Its title in the text: `[[subsystem]]`.
     title: &'static str,
 }
 
@@ -191,12 +192,12 @@ impl<'i> TableReader<'i> {
         Self { table, known: Vec::new(), span, title }
     }
 
-    /// Where the table begins.
+    /// Offset of the table.
     pub(super) fn span(&self) -> &Range<usize> {
         &self.span
     }
 
-    /// Whether the text says anything for `key`.
+    /// Whether the table has `key`.
     pub(super) fn has(&mut self, key: &'static str) -> bool {
         self.known.push(key);
         self.table.contains_key(key)
@@ -207,7 +208,7 @@ impl<'i> TableReader<'i> {
         self.table.remove(key)
     }
 
-    /// The value of `key`, if it is there and is what `form` says.
+    /// The value of `key`, if present and of the described `form`.
     pub(super) fn take<T: DeserializeOwned>(
         &mut self,
         key: &'static str,
@@ -227,7 +228,7 @@ impl<'i> TableReader<'i> {
         }
     }
 
-    /// As [`TableReader::take`], and a missing key is a mistake.
+    /// As [`TableReader::take`]; a missing key is an error.
     pub(super) fn need<T: DeserializeOwned>(
         &mut self,
         key: &'static str,
@@ -241,7 +242,7 @@ impl<'i> TableReader<'i> {
         self.take(key, form, report)
     }
 
-    /// A table inside this one; an empty one when it is not there.
+    /// A table inside this one; an empty one if it is missing.
     pub(super) fn table(
         &mut self,
         key: &'static str,
@@ -263,7 +264,7 @@ impl<'i> TableReader<'i> {
         }
     }
 
-    /// The tables of an array of tables; none when it is not there.
+    /// The tables of an array of tables; empty if it is missing.
     pub(super) fn tables(
         &mut self,
         key: &'static str,
@@ -291,7 +292,7 @@ impl<'i> TableReader<'i> {
         tables
     }
 
-    /// Reports every key that nobody took.
+    /// Reports every key that was not read.
     pub(super) fn end(self, report: &mut Diagnostics<'_>) {
         report.known.entry(self.title).or_default().extend(&self.known);
         for (key, _) in &self.table {
@@ -321,13 +322,14 @@ fn a_kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// A message of a library, fit for one line of ours.
+/// Converts a message of a library to one line.
 pub(super) fn one_line(message: &str) -> String {
     let words: Vec<&str> = message.split_whitespace().collect();
     words.join(" ")
 }
 
-/// Equal but for one letter too many, too few, wrong or swapped, or for case and `-`.
+/// Whether two words differ by one letter too many, too few, wrong or swapped, or by case and `-`
+/// only.
 fn alike(known: &str, written: &str) -> bool {
     let written = written.to_lowercase().replace('-', "_");
     let (a, b) = (known.as_bytes(), written.as_bytes());

@@ -6,13 +6,13 @@ use serde::Serialize;
 
 use super::table_reader::{Diagnostics, TableReader};
 
-/// Commands that took as long are remembered when nobody says.
+/// Default threshold of slow commands.
 const SLOW_MS: u32 = 100;
 
 /// Recording of slow commands and disconnects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct ObserveConfig {
-    /// Commands that took at least so long are remembered, in milliseconds; 0: none are.
+    /// Commands that took at least so long are recorded, in milliseconds; 0: none are.
     pub slow_ms: u32,
 }
 

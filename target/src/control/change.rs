@@ -12,24 +12,24 @@ use crate::error::NotServed;
 use crate::overlay::EffectiveConfig;
 use crate::overlay::diff::differences;
 
-/// Orders that wait, at most.
+/// The most requests in the queue.
 pub(super) const MOST_ORDERS: usize = 16;
 
-/// What has come of an order.
+/// Result of a request.
 pub(crate) type ChangeResult = Result<Outcome, ChangeError>;
 
 /// A request to the change worker.
 #[derive(Debug)]
 pub(crate) enum ConfigRequest {
-    /// Changes, and the user who wants them, where known.
+    /// Changes, and the requesting user, if known.
     Change(Wanted, Option<u32>),
     /// The configuration file has changed.
     Reload,
-    /// Changes that do not fit are no longer of interest.
+    /// Drop rejected changes.
     Forget,
 }
 
-/// An order, and who waits for its answer.
+/// A request, and the channel for its result.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(super) work: ConfigRequest,
@@ -42,7 +42,7 @@ impl Order {
     }
 }
 
-/// Says which changes are not in force any more.
+/// Logs unsaved and skipped changes.
 pub(super) fn tell(changes: &Changes) {
     if !changes.kept.is_empty() {
         info!("unsaved changes in force: {}", changes.kept.len());
@@ -53,14 +53,14 @@ pub(super) fn tell(changes: &Changes) {
 }
 
 impl<T: Serve> RunningDaemon<T> {
-    /// Waits for disks.
+    /// Executes a request. May block.
     pub(super) fn carry_out(mut self, order: Order) -> Self {
         let done = match order.work {
             ConfigRequest::Change(wanted, uid) => self.change(&wanted, uid),
             ConfigRequest::Reload => self.reload_in_words(),
             ConfigRequest::Forget => self.forget(),
         };
-        // Whoever asked may be gone.
+        // The client may have disconnected.
         let _ = order.answer.send(done);
         self
     }

@@ -1,4 +1,4 @@
-//! `nvmfd check`: the dry run. Reads a configuration and looks at the files that it names.
+//! `nvmfd check`: the dry run. Reads a configuration and probes the files that it names.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
@@ -23,11 +23,11 @@ use tracing::{error, warn};
 
 use crate::state::lock::StateDirLock;
 
-/// How long the look at all disks may take.
+/// Time limit for the probes of all paths.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Checks a configuration. The whole of it goes to stdout when it is good; warnings and mistakes
-/// are logged. Says whether the daemon could serve it.
+/// Checks a configuration. Prints it to stdout when it is valid, and logs warnings and errors.
+/// Returns whether the daemon could serve it.
 #[must_use]
 pub fn check(file: &Path) -> bool {
     let (declared, mut good) = match declared(file) {
@@ -47,12 +47,12 @@ pub fn check(file: &Path) -> bool {
     good &= backing_stores(config);
     good &= management_group(config);
     good &= keys(config);
-    // Whoever closed stdout does not want it.
+    // A closed stdout is no error.
     let _ = write!(io::stdout(), "{config}");
     good
 }
 
-/// Whether the state directory is there; warns where one is needed and none is named.
+/// Checks that the state directory exists; warns where one is needed and none is configured.
 fn state_directory(config: &Config) -> bool {
     let mut good = true;
     if let Some(directory) = &config.state_directory
@@ -70,7 +70,7 @@ fn state_directory(config: &Config) -> bool {
     good
 }
 
-/// Whether the addresses of listeners are there, as far as the daemon does not wait for them.
+/// Checks that the addresses of listeners are available, as far as they must not be pending.
 fn addresses(config: &Config) -> bool {
     let mut good = true;
     for at in config.addresses() {
@@ -87,11 +87,11 @@ fn addresses(config: &Config) -> bool {
     good
 }
 
-/// Whether files and devices can be opened, and nothing that is kept of them hinders it; warns of
-/// what does not survive a power loss.
+/// Checks that files and devices can be opened, and that no persisted state prevents it; warns of
+/// devices that do not survive a power loss.
 fn backing_stores(config: &Config) -> bool {
     let mut good = true;
-    // Who has the directory has its files and devices too.
+    // A daemon that has locked the directory has its files and devices too.
     let is_served = config.state_directory.as_deref().is_some_and(StateDirLock::is_held);
     let mut torn = Vec::new();
     for PathCheck { place, seen, below, block_bytes } in
@@ -125,7 +125,7 @@ fn usable_state_directory(config: &Config) -> Option<&Path> {
     config.state_directory.as_deref().filter(|directory| directory.is_dir())
 }
 
-/// Whether the group that may use the management API is there.
+/// Checks that the group of the management API exists.
 fn management_group(config: &Config) -> bool {
     let management = &config.management;
     let Some(name) = management.group.as_ref().filter(|_| management.enabled) else { return true };
@@ -139,7 +139,7 @@ fn management_group(config: &Config) -> bool {
     is_there
 }
 
-/// Whether the keys of hosts can be used, and the list of hosts that have had one.
+/// Checks the keys of hosts, and the list of hosts that have had keys.
 fn keys(config: &Config) -> bool {
     let reader = KeyReader::of(config.state_directory.as_deref());
     let (mistakes, doubts) = config.authentication.examine_keys(reader);
@@ -150,7 +150,7 @@ fn keys(config: &Config) -> bool {
     mistakes.is_empty() && is_list_good
 }
 
-/// Whether the list of hosts that have had keys can be used; warns of those that are refused.
+/// Checks the list of hosts that have had keys; warns of those that are refused.
 fn keyed(config: &Config, directory: &Path) -> bool {
     let known = match revoked_hosts::read(directory) {
         Ok(known) => known,
@@ -174,8 +174,8 @@ fn keyed(config: &Config, directory: &Path) -> bool {
     true
 }
 
-/// What a start would serve: the file, and the changes that were made since. Whether all of it was
-/// found.
+/// Loads the configuration of a start: the files, and the unsaved changes. Returns whether all of
+/// it was readable.
 fn declared(file: &Path) -> Result<(EffectiveConfig, bool), ConfigErrors> {
     let given = given_state_directory(file);
     let alone = EffectiveConfig::without_changes(file, given.clone())?;
@@ -192,18 +192,18 @@ fn declared(file: &Path) -> Result<(EffectiveConfig, bool), ConfigErrors> {
     }
 }
 
-/// What a look at a namespace has shown.
+/// Result of the probe of a namespace.
 struct PathCheck {
-    /// What it is called, to people.
+    /// Its name in messages.
     place: String,
-    /// It can be served, or why it would be pending.
+    /// Reason why it would be pending, if it would; an error if it cannot be served.
     seen: Result<Option<String>, String>,
     below: Below,
     block_bytes: u32,
 }
 
-/// Whether each namespace can be served, or why it would be pending. All are looked at together:
-/// what hangs keeps nobody for longer than [`PATIENCE`]. `is_served`: a daemon has them locked.
+/// Probes all namespaces together, within [`PATIENCE`]. `is_served`: a daemon has their files
+/// locked.
 fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<PathCheck> {
     let served = Served::load(config.state_directory.as_deref());
     let missing = config.missing;
@@ -240,8 +240,7 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
     seen.collect()
 }
 
-/// What the file or device of a namespace lies on, or will; nothing that matters where hosts may not
-/// write.
+/// Properties of the device below a namespace; defaults where hosts may not write.
 fn below(namespace: &NamespaceConfig) -> Below {
     let NamespaceKind::File { path, .. } = &namespace.kind else { return Below::default() };
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -250,7 +249,8 @@ fn below(namespace: &NamespaceConfig) -> Below {
     opened.map_or_else(Below::default, |file| Below::of(&file))
 }
 
-/// Can the file of a namespace be served, or why would it be awaited? Changes nothing.
+/// Checks whether the file of a namespace can be served; returns why it would be pending, if it
+/// would. Changes nothing.
 fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, String> {
     let NamespaceKind::File { path, size } = &namespace.kind else { return Ok(None) };
     let shown = path.display();
@@ -291,7 +291,7 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
     }
 }
 
-/// What is denied to whoever checks may well be granted to the daemon.
+/// A file that this user may not open may be accessible to the daemon.
 fn told(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => {
@@ -301,7 +301,7 @@ fn told(error: &io::Error) -> String {
     }
 }
 
-/// A missing file will be made, where that is possible.
+/// A missing file is created by a start, where that is possible.
 fn absent(namespace: &NamespaceConfig, path: &Path, size: Option<u64>) -> Result<(), String> {
     let shown = path.display();
     if namespace.read_only {

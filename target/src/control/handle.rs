@@ -13,18 +13,18 @@ use crate::overlay::{EditError, EffectiveConfig};
 /// The configuration in force.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningConfig {
-    /// What is served.
+    /// The configuration.
     pub(crate) config: Config,
-    /// What it comes from.
+    /// Its sources.
     pub(crate) declared: EffectiveConfig,
-    /// Sections that say something else by now and wait for a restart.
+    /// Sections with changes that need a restart.
     pub(crate) needs_restart: Vec<&'static str>,
-    /// The last reload was refused: what the files say is not what is served.
+    /// The last reload was refused: the files differ from the running configuration.
     pub(crate) reload_refused: Arc<AtomicBool>,
 }
 
 impl RunningConfig {
-    /// At the start: everything is in force.
+    /// The configuration of a start.
     pub(super) fn new(declared: EffectiveConfig) -> RunningConfig {
         let config = declared.config().clone();
         RunningConfig {
@@ -39,17 +39,17 @@ impl RunningConfig {
 /// Reason why a change was rejected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ChangeError {
-    /// It does not fit what is there.
+    /// It does not fit the current configuration.
     Misfit(EditError),
-    /// What comes out cannot be served.
+    /// The resulting configuration cannot be served.
     Unservable(String),
-    /// It cannot be kept, and so is not in force.
+    /// It cannot be persisted, and is not in force.
     Unkept(String),
     /// The daemon is stopping.
     Stopping,
 }
 
-/// The running target. Clones are the same one; looking waits for nobody.
+/// The running target. Clones share it; reading never blocks.
 #[derive(Clone)]
 pub(crate) struct ControlHandle {
     view: Arc<TargetView>,
@@ -66,18 +66,17 @@ impl ControlHandle {
         ControlHandle { view: Arc::new(view), running, orders }
     }
 
-    /// What its parts share.
+    /// Read-only view of the target.
     pub(crate) fn view(&self) -> &TargetView {
         &self.view
     }
 
-    /// What is in force now.
+    /// The configuration in force.
     pub(crate) fn running(&self) -> Arc<RunningConfig> {
         Arc::clone(&self.running.borrow())
     }
 
-    /// Has something changed, after what others have wanted before. It goes on also when nobody
-    /// waits any more.
+    /// Executes a request after those queued before it. It continues when the caller is dropped.
     pub(crate) async fn order(&self, work: ConfigRequest) -> ChangeResult {
         let (answer, answered) = oneshot::channel();
         let order = Order { work, answer };

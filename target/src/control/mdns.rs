@@ -1,8 +1,8 @@
 //! Announces discovery by multicast DNS: a service `_nvme-disc._udp` for each listener, with the
 //! name of the discovery subsystem (`nqn`) and the transport (`p=roce`).
 //!
-//! The library has a thread of its own, which is there only while something is announced. What
-//! goes wrong is a line in the log: the target serves all the same.
+//! The thread of the library runs only while services are announced. Errors are logged: the target
+//! serves without announcements.
 //!
 //! Source: NVMe TP8009, "Automated Discovery of Ethernet Discovery Controllers".
 
@@ -18,15 +18,15 @@ use tracing::{info, warn};
 /// NVMe discovery over UDP, which is what RoCEv2 is.
 const SERVICE: &str = "_nvme-disc._udp.local.";
 
-/// How long the goodbye of a service may take, and the end of the library's thread.
+/// Time limit for withdrawing a service, and for the end of the library's thread.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// One service that is announced.
+/// An announced service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Service {
-    /// Its name among the services of this kind.
+    /// Its instance name.
     instance: String,
-    /// Where it is; none: at every address of the machine.
+    /// Its address; `None`: every address of the machine.
     address: Option<IpAddr>,
     port: u16,
     /// The discovery subsystem.
@@ -43,9 +43,9 @@ pub(super) struct Announcer {
 }
 
 impl Announcer {
-    /// Announces what a configuration says, and takes back what it says no more. After a change
-    /// all begins anew: the library would take what it has announced before for another's, and
-    /// choose other names.
+    /// Announces the listeners of a configuration, and withdraws others. After a change all are
+    /// announced anew: the library would take its earlier announcements for those of another
+    /// machine, and choose other names.
     pub(super) fn update(&mut self, config: &Config) {
         let host = host_name(&fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default());
         let wanted = services(config, &host);
@@ -77,7 +77,7 @@ impl Announcer {
         Ok(name)
     }
 
-    /// Says goodbye for everything.
+    /// Withdraws all services.
     fn end(&mut self) {
         self.services.clear();
         let Some(daemon) = self.daemon.take() else { return };
@@ -92,14 +92,14 @@ impl Announcer {
     }
 }
 
-/// Nobody shall look for what is gone.
+/// Withdrawn services must not be queried again.
 impl Drop for Announcer {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// What is to be announced.
+/// Services of a configuration.
 fn services(config: &Config, host: &str) -> Vec<Service> {
     if !config.discovery.mdns {
         return Vec::new();

@@ -1,10 +1,10 @@
 //! The control plane: one tokio thread that starts the target, handles signals, and reports to the
-//! service manager. Nothing of it is on the way of an I/O.
+//! service manager. It takes no part in I/O.
 //!
-//! Calls into the target may wait for reactors or for disks, so each runs on tokio's blocking
-//! threads, and takes the target along. What stays here is its [`Liveness`](crate::Liveness), which only
-//! looks: so the watchdog is fed, a dead reactor noticed and a signal heard also while a reload
-//! waits for a disk that does not answer.
+//! Calls into the target may wait for reactors or devices, so each runs on tokio's blocking
+//! threads, and owns the target meanwhile. This thread keeps its [`Liveness`](crate::Liveness),
+//! which only reads: so the watchdog is notified, and a failed reactor or a signal is noticed, also
+//! while a reload waits for a device that does not answer.
 
 mod change;
 pub mod check;
@@ -40,56 +40,56 @@ use systemd::ServiceNotifier;
 pub use check::check;
 pub use logging::start as start_log;
 
-/// What hosts have in flight may take this long after a stop was asked for.
+/// Time for commands in flight after a stop was requested.
 const STOP_BUDGET: Duration = Duration::from_secs(5);
 
-/// And this is added before the process goes without it.
+/// Extra time before the process exits regardless.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 
-/// A reload that is under way may take this long after a stop was asked for. Only then does the
-/// stop begin; both together stay below `TimeoutStopSec` of the unit file.
+/// Time for a reload in progress after a stop was requested. The stop begins then; both together
+/// stay below `TimeoutStopSec` of the unit file.
 const RELOAD_GRACE: Duration = Duration::from_secs(5);
 
-/// How often to look whether the target has died.
+/// Interval between checks of the target's liveness.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A request to the daemon by signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ControlRequest {
-    /// Finish and go.
+    /// Stop the daemon.
     Stop,
-    /// Read the configuration again.
+    /// Reload the configuration.
     Reload,
 }
 
-/// What the control plane needs of a target; there is only one, except in tests.
+/// Operations on a target; there is only one implementation, except in tests.
 trait Serve: Sized + Send + 'static {
     type Pulse: Pulse;
 
     fn pulse(&self) -> Self::Pulse;
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String>;
-    /// `persist` comes when nothing else can fail any more, and before any host sees a change.
+    /// `persist` is called when nothing else can fail any more, and before any host sees a change.
     fn change(
         &mut self,
         config: Config,
         persist: impl FnOnce() -> Result<(), String>,
     ) -> Result<Vec<String>, NotServed>;
-    /// Has hosts go elsewhere, until then.
+    /// Reports all paths as inaccessible, and waits for hosts until then.
     fn leave(&self, until: Instant);
     fn stop(self, deadline: Instant);
 }
 
-/// Tells whether a target lives, wherever that is. Never waits.
+/// Liveness of a target, also while it is in use elsewhere. Never blocks.
 trait Pulse: Send + 'static {
-    /// Has every reactor turned since the last call?
+    /// Whether every reactor has iterated since the last call.
     fn alive(&mut self) -> bool;
-    /// Why the target has died, once it has.
+    /// The error of a target that has failed.
     fn failed(&self) -> Option<String>;
-    /// What is configured and not there yet.
+    /// Pending listeners, devices and directories.
     fn pending(&self) -> Vec<String> {
         Vec::new()
     }
-    /// Disconnects every host, also while somebody else has the target. May wait until then.
+    /// Disconnects every host, also while the target is in use elsewhere. May block until then.
     fn part(&self, deadline: Instant);
 }
 
@@ -139,7 +139,7 @@ impl Pulse for crate::Liveness {
     }
 }
 
-/// Starts the target and serves until a signal says stop.
+/// Starts the target and serves until a signal requests a stop.
 ///
 /// # Errors
 /// One sentence: why the target did not start, or died.
@@ -150,7 +150,7 @@ pub fn run(declared: EffectiveConfig) -> Result<(), String> {
     })
 }
 
-/// As [`run`], and what others do by signals, `asks` do. Ends also when nobody can ask any more.
+/// As [`run`], with `asks` in the place of signals. Ends also when the channel closes.
 ///
 /// # Errors
 /// One sentence: why the target did not start, or died.
@@ -166,7 +166,7 @@ fn block_on(work: impl Future<Output = Result<(), String>>) -> Result<(), String
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("the control thread cannot start: {error}"))?;
     let outcome = runtime.block_on(work);
-    // A stop that has overrun its time must not keep the process.
+    // A stop beyond its time limit must not keep the process running.
     runtime.shutdown_background();
     outcome
 }
@@ -176,7 +176,7 @@ async fn begin(
     asks: mpsc::Receiver<ControlRequest>,
 ) -> Result<(), String> {
     let lock = declared.config().state_directory.as_deref().map(StateDirLock::take).transpose()?;
-    // What one that has ended just now had still kept when this was read first.
+    // A daemon that was just stopping may still have written when this was read first.
     let declared = declared.reread().map_err(|errors| errors.to_string())?;
     let config = declared.config().clone();
     change::tell(declared.changes());
@@ -192,7 +192,7 @@ async fn begin(
     for line in target.summary().lines() {
         info!("{line}");
     }
-    // What the file has by now needs no place besides.
+    // Changes that the file contains by now are dropped.
     if let Err(sentence) = declared.keep() {
         warn!("{sentence}");
     }
@@ -217,27 +217,27 @@ async fn begin(
     outcome
 }
 
-/// Logs every mistake of a configuration.
+/// Logs every error of a configuration.
 pub fn log_mistakes(errors: &ConfigErrors) {
     for line in errors.to_string().lines() {
         error!("{line}");
     }
 }
 
-/// A target and what it serves: whoever has this may change it.
+/// A target and its configuration. The owner may change it.
 struct RunningDaemon<T> {
     target: T,
     config: Config,
-    /// What the configuration comes from.
+    /// Sources of the configuration.
     declared: EffectiveConfig,
     announcer: Announcer,
     shown: watch::Sender<Arc<RunningConfig>>,
-    /// The last reload was: what the file says is not what is served.
+    /// The last reload was refused: the file differs from the running configuration.
     refused: bool,
 }
 
 impl<T: Serve> RunningDaemon<T> {
-    /// Reads the configuration again and logs what has come of it. Waits for disks.
+    /// Reloads the configuration and logs the result. May block.
     fn reload(mut self) -> Self {
         let renewed = self.renew();
         self.note_reload(renewed.is_err());
@@ -259,7 +259,7 @@ impl<T: Serve> RunningDaemon<T> {
         status(&self.config) + of_refusal(self.refused)
     }
 
-    /// Loads and applies; what changed, or why nothing did.
+    /// Loads and applies the configuration; returns the changes, or the errors.
     fn renew(&mut self) -> Result<Vec<String>, Vec<String>> {
         let next = (self.declared.reload())
             .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
@@ -269,7 +269,7 @@ impl<T: Serve> RunningDaemon<T> {
         }
         let changes =
             self.target.apply(next.config().clone()).map_err(|sentence| vec![sentence])?;
-        // What the file has by now needs no place besides. That can wait where it fails.
+        // Changes that the file contains by now are dropped. On failure the next reload does so.
         if let Err(sentence) = next.keep() {
             warn!("{sentence}");
         }
@@ -277,13 +277,13 @@ impl<T: Serve> RunningDaemon<T> {
         Ok(changes)
     }
 
-    /// What has become of the last reload.
+    /// Sets the result of the last reload.
     fn note_reload(&mut self, refused: bool) {
         self.refused = refused;
         self.shown.borrow().reload_refused.store(refused, Ordering::Relaxed);
     }
 
-    /// From now on that is what is served, and shown.
+    /// Sets the configuration in force, and publishes it.
     fn adopt(&mut self, next: EffectiveConfig) {
         let mut config = next.config().clone();
         let needs_restart = self.config.needs_restart(&config);
@@ -298,15 +298,15 @@ impl<T: Serve> RunningDaemon<T> {
     }
 }
 
-/// A change under way. It goes on also when nobody waits for it any more.
+/// A change in progress. It continues when its client has disconnected.
 type ChangeTask<T> = JoinHandle<RunningDaemon<T>>;
 
 struct Control {
     manager: ServiceNotifier,
     watchdog: Option<Duration>,
-    /// What the management interface wants.
+    /// Requests of the management interface.
     orders: mpsc::Receiver<Order>,
-    /// The last reload was.
+    /// The last reload was refused.
     refused: Cell<bool>,
 }
 
@@ -336,7 +336,7 @@ impl Control {
             }
             served = self.attend(served, &mut asks, &mut orders) => served?,
         };
-        // Who waits for an answer hears that there will be none.
+        // Pending requests are answered: the daemon stops.
         drop(orders);
         if let Some(served) = served {
             self.stop(served, asks).await;
@@ -344,7 +344,8 @@ impl Control {
         Ok(())
     }
 
-    /// Feeds the watchdog while every reactor turns. Ends when the target has died, and says why.
+    /// Notifies the watchdog while every reactor iterates. Ends when the target has failed, and
+    /// returns why.
     async fn watch(&self, mut pulse: impl Pulse) -> String {
         let period = self.watchdog.map(|limit| (limit / 2).max(Duration::from_millis(1)));
         let mut tick = interval(period.unwrap_or(Duration::from_secs(3600)));
@@ -367,7 +368,7 @@ impl Control {
                         return sentence;
                     }
                     let pending = pulse.pending();
-                    // A reload has told something else meanwhile.
+                    // A reload has reported another status meanwhile.
                     if pending != told || !pending.is_empty() {
                         let line = waiting(&pending) + of_refusal(self.refused.get());
                         self.manager.status(&line);
@@ -378,9 +379,9 @@ impl Control {
         }
     }
 
-    /// Reloads and changes as often as asked, until a stop is asked for. Returns what is to be
-    /// stopped; nothing if there is no more waiting for the change that has it. However often a reload
-    /// is asked for during a change, one follows: it reads what is there by then.
+    /// Executes reloads and changes until a stop is requested. Returns the target to stop; `None`
+    /// if a change still has it after the time limit. All reloads requested during a change are one
+    /// reload after it.
     async fn attend<T: Serve>(
         &self,
         mut served: RunningDaemon<T>,
@@ -431,8 +432,8 @@ impl Control {
         spawn_blocking(move || served.carry_out(order))
     }
 
-    /// A stop was asked for during a reload. Waits for the target that the reload has, but not
-    /// for long, and not if asked once more. Hosts are disconnected also without it.
+    /// A stop was requested during a reload. Waits for the target that the reload has, for a
+    /// limited time, and not if a stop is requested again. Hosts are disconnected in any case.
     async fn outwait<T>(
         &self,
         reload: ChangeTask<T>,
@@ -457,8 +458,8 @@ impl Control {
         }
     }
 
-    /// Stops within the budget, after hosts have had their time to go elsewhere. Whoever asks once
-    /// more does not have to wait for that.
+    /// Stops within the time limit, after hosts had time to use other paths. Another request skips
+    /// that time.
     async fn stop<T: Serve>(
         self,
         served: RunningDaemon<T>,
@@ -490,7 +491,7 @@ impl Control {
     }
 }
 
-/// Waits until somebody who has asked to stop asks again.
+/// Waits for another request to stop.
 async fn once_more(asks: &mut mpsc::Receiver<ControlRequest>) {
     while asks.recv().await == Some(ControlRequest::Reload) {}
     warn!("second stop request: exiting");
@@ -500,12 +501,12 @@ fn panicked() -> String {
     "reload panicked (bug)".to_owned()
 }
 
-/// What is added to a line for `systemctl status` while the last reload is one that was refused.
+/// Suffix of the line for `systemctl status` after a refused reload.
 fn of_refusal(refused: bool) -> &'static str {
     if refused { "; the last reload was refused: see the log" } else { "" }
 }
 
-/// The same, of what is awaited.
+/// The same, about pending listeners, devices and directories.
 fn waiting(pending: &[String]) -> String {
     match pending {
         [] => "serving everything that is configured".to_owned(),

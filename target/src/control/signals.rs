@@ -7,7 +7,8 @@ use tokio::sync::mpsc;
 
 use super::ControlRequest;
 
-/// From now on SIGTERM and SIGINT ask for a stop and SIGHUP for a reload; none of them kills.
+/// Handles SIGTERM and SIGINT as requests to stop, and SIGHUP as a request to reload; none kills
+/// the process.
 pub(super) fn listen() -> io::Result<mpsc::Receiver<ControlRequest>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -13,17 +13,17 @@ pub(super) struct ServiceNotifier {
 }
 
 impl ServiceNotifier {
-    /// The one that the environment names.
+    /// The service manager of `$NOTIFY_SOCKET`.
     pub(super) fn systemd() -> Self {
         Self::new(|states| {
-            // Nobody to tell, or gone away: serving goes on.
+            // Without a service manager, or after it has ended, serving continues.
             if let Err(error) = sd_notify::notify(states) {
                 tracing::debug!("cannot notify the service manager: {error}");
             }
         })
     }
 
-    /// One that gets every message through `tell`.
+    /// A service manager for tests, which passes messages to `tell`.
     pub(super) fn new(tell: impl Fn(&[NotifyState<'_>]) + Send + 'static) -> Self {
         Self { tell: Box::new(tell) }
     }
@@ -32,7 +32,7 @@ impl ServiceNotifier {
         (self.tell)(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 
-    /// The time stamp is what lets a newer systemd tell this reload from an earlier one.
+    /// The time stamp lets a newer systemd distinguish this reload from an earlier one.
     pub(super) fn reloading(&self) {
         let mut states = vec![NotifyState::Reloading];
         states.extend(NotifyState::monotonic_usec_now());
@@ -43,7 +43,7 @@ impl ServiceNotifier {
         (self.tell)(&[NotifyState::Stopping, NotifyState::Status(status)]);
     }
 
-    /// Stopping takes so long, on top of what the unit file says.
+    /// Extends the time limit of the stop beyond that of the unit file.
     pub(super) fn leaving(&self, takes: Duration) {
         let usec = takes.as_micros().try_into().unwrap_or(u32::MAX);
         (self.tell)(&[

@@ -1,6 +1,5 @@
-//! Configured addresses, devices and files that are unavailable on this machine. Boot brings them
-//! late; whoever waits for them must neither give up nor make a file in the place of one that is
-//! about to appear.
+//! Configured addresses, devices and files that are unavailable on this machine. They may appear
+//! late during boot: meanwhile no file may be created in the place of one that is about to appear.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,15 +9,15 @@ use std::path::{Path, PathBuf};
 use super::mounts::{Mount, unmounted};
 use crate::config::{NamespaceConfig, NamespaceKind};
 
-/// Why an address cannot be listened at yet: no interface has it. Wildcards are always there.
+/// Reason why an address is unavailable: no interface has it. Wildcards are always available.
 pub(crate) fn address(ip: IpAddr) -> Option<String> {
     let bound = UdpSocket::bind((ip, 0));
     let missing = bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable);
     missing.then(|| "no interface of this machine has the address".to_owned())
 }
 
-/// Why the store of a namespace is not there yet; nothing where it is, or may be made. `served`:
-/// that it was, or may have been, served before.
+/// Reason why the device of a namespace is missing; `None` if it exists, or may be created.
+/// `served`: text that it was, or may have been, served before.
 pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option<String> {
     let NamespaceKind::File { path, size } = &namespace.kind else { return None };
     let mount = expected(path);
@@ -31,7 +30,7 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
     }
     match found {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-        // It is there; whatever else is wrong with it is told when it is opened.
+        // It exists; other errors are reported when it is opened.
         _ => return None,
     }
     let directory = path.parent().unwrap_or(path);
@@ -55,9 +54,8 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
     ))
 }
 
-/// Why the directory of the namespaces that hosts make is not there yet: it, or its file system, is
-/// missing. Of one that is mounted by hand only the file `record` in it tells that it may be used
-/// as it is.
+/// Reason why the directory of host-created namespaces is missing: it, or its file system. Where
+/// that is mounted by hand, only the file `record` in the directory shows that it is the right one.
 pub(crate) fn directory(path: &Path, record: &str) -> Option<String> {
     directory_below(path, record, expected(path))
 }
@@ -75,7 +73,7 @@ fn directory_below(path: &Path, record: &str, unmounted: Option<Mount>) -> Optio
     }
 }
 
-/// The file system of a path that should be mounted and is not. Links on the way may lead into
+/// The file system of a path that should be mounted and is not. Links on the path may lead into
 /// another one.
 fn expected(path: &Path) -> Option<Mount> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
@@ -84,7 +82,7 @@ fn expected(path: &Path) -> Option<Mount> {
     unmounted(path).or_else(|| unmounted(&real(path)?))
 }
 
-/// Where a path leads, through all links; its last part may be missing.
+/// Resolves all links of a path; its last part may be missing.
 fn real(path: &Path) -> Option<PathBuf> {
     let in_directory = || Some(fs::canonicalize(path.parent()?).ok()?.join(path.file_name()?));
     fs::canonicalize(path).ok().or_else(in_directory)

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Mount {
     pub(super) point: PathBuf,
-    /// At boot, without anybody asking.
+    /// It is mounted at boot.
     pub(super) is_automatic: bool,
 }
 
-/// The file system of `fstab` that a path belongs to, if that is not mounted.
+/// The file system of `fstab` that a path belongs to, if it is not mounted.
 pub(super) fn unmounted(path: &Path, fstab: &str, mountinfo: &str) -> Option<Mount> {
     let entries = fstab.lines().filter_map(FstabEntry::parse);
     let entry = entries
@@ -34,17 +34,17 @@ impl FstabEntry<'_> {
         let mut fields = line.split_whitespace().filter(|_| !line.starts_with('#'));
         let [source, point, _, options] = [(); 4].map(|()| fields.next());
         let (source, point) = (unescaped(source?), unescaped(point?));
-        // What is bound onto itself is there anyway.
+        // A directory bound onto itself always exists.
         let is_place = point.starts_with('/') && source != point;
         is_place.then_some(FstabEntry { source, point: point.into(), options: options? })
     }
 
-    /// Whether what is seen at its point is more than what the file system around it has there.
-    /// Whoever starts a service with `ReadWritePaths=` binds a directory that is no mount point
-    /// onto itself: then there is a mount, and yet nothing is mounted.
+    /// Whether the mount at its point shows more than the file system around it. A service with
+    /// `ReadWritePaths=` has a directory that is no mount point bound onto itself: then there is a
+    /// mount, and yet nothing is mounted.
     fn is_mounted(&self, lines: &[MountinfoLine<'_>]) -> bool {
         let Some(mut seen) = visible(&self.point, lines) else {
-            // The root is no mount of its own: the list begins somewhere below.
+            // The root itself may not be listed: the list begins below it.
             return lines.iter().any(|line| line.point == self.point);
         };
         for _ in lines {
@@ -60,8 +60,8 @@ impl FstabEntry<'_> {
         false
     }
 
-    /// Whether this very entry was mounted where it is seen anyway, as a subvolume of btrfs or an
-    /// export of NFS within another may be.
+    /// Whether this very entry was mounted where its directory is visible anyway, as a subvolume of
+    /// btrfs or an export of NFS within another may be.
     fn names(&self, line: &MountinfoLine<'_>) -> bool {
         let plain = |option: &str| option.replacen("subvol=/", "subvol=", 1);
         let has = |wanted: &str| line.options.split(',').any(|own| plain(own) == plain(wanted));
@@ -79,11 +79,11 @@ struct MountinfoLine<'t> {
     id: &'t str,
     parent: &'t str,
     device: &'t str,
-    /// Which directory of the file system it shows.
+    /// Directory of the file system that it shows.
     root: PathBuf,
     point: PathBuf,
     source: String,
-    /// Of the file system, whoever mounts it.
+    /// Options of the file system.
     options: &'t str,
 }
 
@@ -104,7 +104,7 @@ impl MountinfoLine<'_> {
         })
     }
 
-    /// Whether it shows what the mount around it has at its point anyway.
+    /// Whether it shows the directory that the mount around it has at its point anyway.
     fn is_place_in(&self, around: &MountinfoLine<'_>) -> bool {
         let below = self.point.strip_prefix(&around.point);
         let is_same = below.is_ok_and(|below| around.root.join(below) == self.root);
@@ -112,15 +112,15 @@ impl MountinfoLine<'_> {
     }
 }
 
-/// The mount that a path leads into, as the kernel goes: from the root on, and at each directory
-/// into what is mounted over it.
+/// The mount of a path, resolved like in the kernel: from the root on, and at each directory into
+/// the mount over it.
 fn visible<'l, 't>(path: &Path, lines: &'l [MountinfoLine<'t>]) -> Option<&'l MountinfoLine<'t>> {
     let is_lowest =
         |line: &&MountinfoLine| lines.iter().all(|o| o.id == line.id || o.id != line.parent);
     let mut at = lines.iter().filter(is_lowest).find(|line| line.point == Path::new("/"))?;
     let directories: Vec<&Path> = path.ancestors().collect();
     for directory in directories.into_iter().rev() {
-        // One may be over another, but no more than there are.
+        // One may be over another, at most all of them.
         for _ in lines {
             let is_over = |line: &&MountinfoLine| line.parent == at.id && line.point == directory;
             match lines.iter().filter(|line| line.id != at.id).find(is_over) {
@@ -132,7 +132,7 @@ fn visible<'l, 't>(path: &Path, lines: &'l [MountinfoLine<'t>]) -> Option<&'l Mo
     Some(at)
 }
 
-/// What fstab and mountinfo write as three octal digits.
+/// Decodes the three octal digits of fstab and mountinfo.
 fn unescaped(text: &str) -> String {
     let escapes =
         [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\043", "#"), ("\\134", "\\")];

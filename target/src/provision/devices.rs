@@ -33,73 +33,73 @@ use super::limiters::Limiters;
 use super::pending::{PendingDevice, PendingProbe};
 use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 
-/// How long a store may take to be opened.
+/// Time limit for opening a device.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a start tries again to open what may pass. The daemon before this one may have been
-/// killed a moment ago, and its ring still hold locks: a host that comes back meanwhile and does
-/// not find its namespace would give it up.
+/// How long a start retries to open a device that may become available. A daemon that was killed a
+/// moment ago may leave a ring that still holds locks: a host that reconnects meanwhile and does
+/// not find its namespace removes it.
 const LINGER: Duration = Duration::from_secs(8);
 
-/// An opened store and what it was opened for.
+/// A device that is open, and the state of its namespace.
 #[derive(Clone, Debug)]
 pub struct ServedDevice {
-    /// The store, and its number on every ring.
+    /// The device, and its number on every ring.
     pub tended: Arc<MonitoredDevice>,
-    /// Which hosts may use it.
+    /// Reservations of hosts.
     pub reservation: Arc<Reservation>,
-    /// Whether hosts have it protected from writes.
+    /// Write protection by hosts.
     pub protection: Arc<Protection>,
-    /// The blocks that hosts have made unreadable.
+    /// Blocks that hosts have made unreadable.
     pub marks: Arc<BadBlocks>,
-    /// What hosts have formatted it to.
+    /// Block size that a host has chosen by a format.
     pub format: Arc<Format>,
-    /// The UUID that it is served under, and what it is called there, where it is a file or device.
+    /// UUID, and for a file or block device its persisted identity.
     pub(super) name: (Uuid, Option<String>),
-    /// Bytes of a block, as the configuration has it.
+    /// Configured block size.
     pub(super) configured_block_bytes: u32,
-    /// The size in bytes that it gets when it is adopted, where that is another one.
+    /// New size in bytes that takes effect when the table is adopted, if it differs.
     pub(super) resize: Option<u64>,
 }
 
 impl ServedDevice {
-    /// The UUID that it is served under.
+    /// UUID of the namespace.
     pub(crate) fn uuid(&self) -> Uuid {
         self.name.0
     }
 }
 
-/// The stores of a configuration, by subsystem and namespace id.
+/// The devices of a configuration, by subsystem and namespace id.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceTable {
     pub(super) by_namespace: BTreeMap<(Nqn, u32), ServedDevice>,
     pub(super) next_id: u32,
-    /// How many rings use them.
+    /// Number of rings.
     pub(super) rings: usize,
-    /// Where reservations are kept that shall outlast a power loss.
+    /// Directory of the records that survive a power loss.
     pub(super) state_directory: Option<PathBuf>,
-    /// What limits them, and hosts.
+    /// Rate limiters of namespaces and hosts.
     pub(super) limiters: Limiters,
-    /// Namespaces whose store is not there yet.
+    /// Namespaces whose device is missing, and missing directories.
     pub(super) pending: Vec<PendingDevice>,
-    /// What is to be told about them when they are adopted.
+    /// Notices for the administrator, reported when the table is adopted.
     pub(super) news: Vec<String>,
-    /// What still hangs, of all stores that were ever made of these.
+    /// Tasks that may hang, of this table and its predecessors.
     pub(super) opening: Arc<BlockingPool>,
-    /// Their marks, and those of stores that have gone while somebody has them.
+    /// Bad blocks of these devices, and of removed ones that are still in use.
     pub(super) marked: Arc<InternedBadBlocks>,
-    /// The same of what hosts have settled.
+    /// The same for reservations and write protection.
     pub(super) reservations: Arc<WeakByUuid<Reservation>>,
     pub(super) protections: Arc<WeakByUuid<Protection>>,
-    /// Which of them are not trusted.
+    /// Devices that are not trusted.
     pub(super) trust: Arc<DeviceTrust>,
-    /// How long what may pass is tried again at a start.
+    /// How long a start retries.
     pub(super) linger: Option<Duration>,
-    /// The daemon begins to serve: what is wrong with one store keeps no other from that.
+    /// The daemon starts: a device that cannot be opened does not prevent others.
     pub(super) is_starting: bool,
-    /// What was made for them, and goes again if they are not adopted.
+    /// Files created for this table, removed unless it is adopted.
     pub(super) attempt: CreatedFiles,
-    /// What is served could not be remembered.
+    /// The list of served files could not be written.
     pub(super) owes_memory: bool,
 }
 
@@ -109,7 +109,7 @@ pub struct DeviceTable {
 pub(crate) struct Memory(Vec<PreparedFile>);
 
 impl Memory {
-    /// Has it remembered, also after a power loss.
+    /// Writes the records, so that they survive a power loss.
     ///
     /// # Errors
     /// What the system says.
@@ -122,7 +122,8 @@ impl Memory {
 pub(crate) type Place = (Nqn, u32);
 
 impl DeviceTable {
-    /// No stores yet, for so many rings; reservations are kept in this directory, if in any.
+    /// A table without devices, for so many rings. `state_directory`: the directory of the records,
+    /// if any.
     #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> DeviceTable {
         let (linger, is_starting) = (Some(LINGER), true);
@@ -130,14 +131,14 @@ impl DeviceTable {
         DeviceTable { state_directory, rings, linger, is_starting, trust, ..DeviceTable::default() }
     }
 
-    /// What may pass is tried once.
+    /// A start does not retry.
     #[cfg(test)]
     pub(crate) fn without_linger(self) -> DeviceTable {
         DeviceTable { linger: None, ..self }
     }
 
-    /// Opens what `subsystems` need and keeps from `self` what stays the same. Nothing that is
-    /// open now is closed: whoever drops the old `DeviceTable` does that.
+    /// Opens the devices that `subsystems` need, and keeps from `self` those that do not change.
+    /// Closes nothing: a device is closed when the old `DeviceTable` is dropped.
     ///
     /// # Errors
     /// One sentence about the first store that cannot be served.
@@ -145,9 +146,8 @@ impl DeviceTable {
         self.next_or_wait(subsystems, Missing::Fail, &[])
     }
 
-    /// The same, where what is missing may be awaited. What is awaited already stays so, and is not
-    /// even looked at: that may take long, and is for whoever waits for it. Only what is `due` is
-    /// opened.
+    /// The same, where missing devices may be pending. Of pending devices only those that are `due`
+    /// are probed, since a probe may take long.
     ///
     /// # Errors
     /// One sentence about the first store that cannot be served, and is not awaited either.
@@ -160,8 +160,8 @@ impl DeviceTable {
         self.next_as(subsystems, missing, due, &|_, _| true)
     }
 
-    /// The same for an order of a host, which is about one namespace: no other store that is served
-    /// is looked at, so none that fails or hangs stands in its way.
+    /// The same for a request of a host, which concerns one namespace: no other open device is
+    /// probed, so none that fails or hangs prevents it.
     ///
     /// # Errors
     /// One sentence about the first new store that cannot be served, and is not awaited either.
@@ -173,7 +173,7 @@ impl DeviceTable {
         self.next_as(subsystems, missing, &[], &|_, _| false)
     }
 
-    /// The same for a change of `served`: of the devices that are served, only those are probed whose
+    /// The same for a change of `served`: of the open devices, only those are probed whose
     /// namespaces differ.
     ///
     /// # Errors
@@ -192,7 +192,7 @@ impl DeviceTable {
         self.next_as(subsystems, missing, &[], &differs)
     }
 
-    /// Whether what is awaited has come, for whoever looks without keeping anybody waiting.
+    /// The probe of pending devices, which holds no lock.
     pub(crate) fn pending_probe(&self) -> PendingProbe {
         PendingProbe {
             all: self.pending.clone(),
@@ -201,12 +201,12 @@ impl DeviceTable {
         }
     }
 
-    /// Where what may wait for a disk or a server is begun, also while nobody has these.
+    /// The pool of tasks that may block, shared with later tables.
     pub(crate) fn opening(&self) -> Arc<BlockingPool> {
         Arc::clone(&self.opening)
     }
 
-    /// Begins what may wait for a disk or a server: see [`BlockingPool::begin`].
+    /// Begins a task that may block: see [`BlockingPool::begin`].
     pub(crate) fn begin<T: Send + 'static>(
         &self,
         path: &Path,
@@ -215,51 +215,51 @@ impl DeviceTable {
         self.opening.begin(path, act)
     }
 
-    /// Whether the daemon begins to serve with what comes next.
+    /// Whether the next table is the one of a start.
     pub(crate) fn is_starting(&self) -> bool {
         self.is_starting
     }
 
-    /// Those of the awaited stores and directories that only a reload tries again.
+    /// Pending devices and directories that only a reload retries.
     pub(crate) fn held(&self) -> Vec<Place> {
         self.pending.iter().filter(|each| each.is_held).map(PendingDevice::key).collect()
     }
 
-    /// The namespaces whose store is not there yet.
+    /// Namespaces whose device is missing, and missing directories.
     #[must_use]
     pub fn pending(&self) -> &[PendingDevice] {
         &self.pending
     }
 
-    /// Takes over what another look has found of what is awaited.
+    /// Takes over the pending devices of another table.
     pub fn replace_pending(&mut self, other: DeviceTable) {
         self.pending = other.pending;
     }
 
-    /// Awaits the directory of namespaces that hosts make as well.
+    /// Adds a missing directory of host-created namespaces.
     pub(crate) fn add_pending_directory(&mut self, directory: PendingDevice) {
         self.pending.push(directory);
     }
 
-    /// The directory of the namespaces that hosts make of a subsystem, if it is awaited.
+    /// The directory of the host-created namespaces of a subsystem, if it is pending.
     pub(crate) fn pending_directory(&self, nqn: Nqn) -> Option<&PendingDevice> {
         self.pending.iter().find(|each| each.is_directory_of(nqn))
     }
 
-    /// Why a namespace is awaited, if it is.
+    /// Why a namespace is pending, if it is.
     #[must_use]
     pub fn why_pending(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
         let pending = self.pending.iter().find(|each| each.key() == (nqn, nsid));
         pending.map(|each| each.why.as_str())
     }
 
-    /// Files that were served before, as far as that is remembered.
+    /// Persisted list of the files that were served before.
     pub(super) fn served(&self) -> Served {
         Served::load(self.state_directory.as_deref())
     }
 
-    /// Prepares to remember which files are served, so that none of them is ever made anew, and as
-    /// what each store is. Those that are awaited stay remembered.
+    /// Prepares the records of served files and identities, so that no served file is created anew.
+    /// Pending files stay in the records.
     ///
     /// # Errors
     /// One sentence: it cannot be remembered.
@@ -284,7 +284,7 @@ impl DeviceTable {
         Ok(Memory(files.into_iter().chain(names).collect()))
     }
 
-    /// Remembers what is served. Where that fails it is logged, and owed: see
+    /// Writes the records of served files and identities. A failure is logged, and retried: see
     /// [`DeviceTable::owes_memory`].
     pub(crate) fn remember(&mut self, subsystems: &[SubsystemConfig]) {
         let Some(directory) = self.state_directory.clone() else { return };
@@ -305,12 +305,12 @@ impl DeviceTable {
         }
     }
 
-    /// What is served is not remembered yet, because that has failed.
+    /// Whether the records could not be written, and have to be retried.
     pub(crate) fn owes_memory(&self) -> bool {
         self.owes_memory
     }
 
-    /// What is awaited of this namespace, as it is configured now.
+    /// The pending device of this namespace, if its configuration is the same.
     pub(super) fn pending_as(
         &self,
         key: Place,
@@ -359,7 +359,7 @@ impl DeviceTable {
         }
     }
 
-    /// What is kept of who protects and reserves a namespace that is not open, by its UUID.
+    /// Persisted write protection and reservations of a namespace that is not open, by its UUID.
     ///
     /// # Errors
     /// One sentence: what is kept cannot be used.
@@ -371,8 +371,8 @@ impl DeviceTable {
         Ok((self.protection(key, uuid)?, self.reservation(key, uuid)?))
     }
 
-    /// What a store in memory loses with the daemon needs no marks afterwards. `store`: what a file
-    /// or device is called for good.
+    /// Bad blocks of a device; those of memory are volatile like its data. `store`: the persisted
+    /// identity of a file or block device.
     pub(super) fn marks(&self, uuid: Uuid, store: Option<&str>) -> Result<Arc<BadBlocks>, String> {
         match (&self.state_directory, store) {
             (Some(directory), Some(store)) => {
@@ -387,8 +387,8 @@ impl DeviceTable {
         }
     }
 
-    /// Without a place to keep it the blocks of a file or a device stay as large as they are.
-    /// `path`: which it is known by for good.
+    /// Format of a device; without a state directory a file or block device keeps its block size.
+    /// `path`: its lasting path.
     pub(super) fn format(
         &self,
         key: (Nqn, u32),
@@ -405,7 +405,7 @@ impl DeviceTable {
         }
     }
 
-    /// The store of a namespace.
+    /// The device of a namespace.
     #[must_use]
     pub fn store(&self, nqn: Nqn, nsid: u32) -> Option<&ServedDevice> {
         self.by_namespace.get(&(nqn, nsid))
@@ -416,7 +416,7 @@ impl DeviceTable {
         self.by_namespace.get(&key).is_some_and(|store| store.tended.is_file(file))
     }
 
-    /// Forgets what is kept of namespaces that are no more, by UUID.
+    /// Removes the persisted state of namespaces that are deleted, by UUID.
     pub fn forget_kept(&self, gone: &[Uuid]) {
         let Some(directory) = &self.state_directory else { return };
         for uuid in gone {
@@ -429,13 +429,13 @@ impl DeviceTable {
         }
     }
 
-    /// They are served from here on: what was made for them stays.
+    /// The table is in use: created files stay.
     pub fn keep(&self) {
         self.attempt.keep();
     }
 
-    /// Gives the stores their new sizes. Returns one line for each that has one, and for each whose
-    /// configuration is not heeded.
+    /// Applies new sizes of devices. Returns one line for each change, and for each configured
+    /// value that cannot be applied.
     pub fn resize(&mut self) -> Vec<String> {
         let mut lines = std::mem::take(&mut self.news);
         for ((nqn, nsid), store) in &mut self.by_namespace {
@@ -450,12 +450,12 @@ impl DeviceTable {
         lines
     }
 
-    /// Limits what is done as a configuration says; what is limited as before goes on counting.
+    /// Sets the rate limiters of a configuration; unchanged limits keep their state.
     pub fn limit(&mut self, quotas: &[LimitConfig], subsystems: &[SubsystemConfig]) {
         self.limiters = self.limiters.next(quotas, subsystems);
     }
 
-    /// Has each store do wrong what the configuration tells it to.
+    /// Injects the configured faults.
     pub fn set_faults(&self, subsystems: &[SubsystemConfig]) {
         for (subsystem, namespace) in namespaces(subsystems) {
             if let Some(store) = self.by_namespace.get(&(subsystem.nqn, namespace.nsid)) {
@@ -464,19 +464,19 @@ impl DeviceTable {
         }
     }
 
-    /// All of them, with what they are of.
+    /// All devices, with their namespaces.
     pub(crate) fn named(&self) -> impl Iterator<Item = (Place, &ServedDevice)> {
         self.by_namespace.iter().map(|(place, store)| (*place, store))
     }
 
-    /// What is here and not in `other`.
+    /// Devices of this table that `other` does not have.
     pub fn without<'a>(&'a self, other: &'a DeviceTable) -> impl Iterator<Item = &'a ServedDevice> {
         let ids =
             |stores: &DeviceTable, id| stores.by_namespace.values().any(|s| s.tended.id == id);
         self.by_namespace.values().filter(move |store| !ids(other, store.tended.id))
     }
 
-    /// The snapshot of a subsystem, counting on with `usage`.
+    /// The snapshot of a subsystem, with its counters in `usage`.
     #[must_use]
     pub fn subsystem(&self, config: &SubsystemConfig, usage: Arc<Usage>) -> Subsystem {
         let namespace = |namespace: &NamespaceConfig| {
@@ -532,8 +532,8 @@ impl DeviceTable {
         }
     }
 
-    /// The next number that no store has. Numbers go round, so that one comes again only after all
-    /// others: a command may still be under way to the store that had it.
+    /// The next free device number. Numbers are reused last: a command for the previous owner may
+    /// still be in flight.
     pub(super) fn fresh_id(&mut self, old: &DeviceTable) -> Option<DeviceId> {
         let taken = |id| {
             [&*old, &*self]
@@ -547,7 +547,7 @@ impl DeviceTable {
     }
 }
 
-/// Makes the file of a namespace, and leaves it to whoever opens it.
+/// Creates the file of a namespace, and closes it.
 ///
 /// # Errors
 /// One sentence about why that is not possible.
@@ -562,7 +562,7 @@ pub(super) fn namespaces(
     subsystems.iter().flat_map(|s| s.namespaces.iter().map(move |n| (s, n)))
 }
 
-/// With the blocks that a host has chosen, whatever the configuration says.
+/// Backing configuration, with the block size that a host has chosen.
 pub(super) fn formatted(namespace: &NamespaceConfig, format: &Format) -> BackingConfig {
     let config = backing_config(namespace);
     let chosen = format.block_size_bytes();

@@ -23,10 +23,10 @@ use crate::core::subsystem::lba_format::Format;
 use crate::state::identity::{self, DeviceIdentities};
 use crate::state::served::Served;
 
-/// How often.
+/// Interval between attempts to open a device.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Why a store cannot be served.
+/// Reason why a device cannot be served.
 struct Unserved {
     why: String,
     /// Waiting may help: see [`OpenError::may_pass`].
@@ -39,14 +39,14 @@ impl From<String> for Unserved {
     }
 }
 
-/// Whether a namespace whose device is served already is probed for its size.
+/// Selects the namespaces whose open devices are probed for their size.
 pub(super) type IsProbed<'a> = &'a dyn Fn(Place, &NamespaceConfig) -> bool;
 
 /// A device that is about to be opened.
 struct Plan<'a> {
     key: Place,
     namespace: &'a NamespaceConfig,
-    /// The UUID that it is served under, and what it is called there.
+    /// UUID and persisted identity.
     name: (Uuid, Option<String>),
     format: Arc<Format>,
     config: BackingConfig,
@@ -283,7 +283,7 @@ impl DeviceTable {
         hindered.collect()
     }
 
-    /// Begins to look at all paths that are new, or due.
+    /// Begins the probes of all paths that are new, or due.
     fn begin_looks(
         &self,
         subsystems: &[SubsystemConfig],
@@ -301,8 +301,7 @@ impl DeviceTable {
         new.collect()
     }
 
-    /// Begins to find out which size each store that stays is to have now, where that is another
-    /// one.
+    /// Begins the probes for new sizes of open devices.
     fn begin_sizes(
         &self,
         subsystems: &[SubsystemConfig],
@@ -318,7 +317,8 @@ impl DeviceTable {
         stays.collect()
     }
 
-    /// What a namespace needs, before anything of it is opened. `seen`: where it has a path.
+    /// The records that a namespace needs, before anything is opened. `seen`: result of the probe,
+    /// if it has a path.
     fn plan<'a>(
         &self,
         key: Place,
@@ -327,7 +327,7 @@ impl DeviceTable {
         Identities { persisted, configured }: &Identities,
     ) -> Result<Plan<'a>, String> {
         let (path, same) = seen.map(|seen| (seen.lasting, seen.same)).unzip();
-        // Without a place to keep it nothing is told by it.
+        // Without a state directory identities are not persisted.
         let path = path.filter(|_| self.state_directory.is_some());
         let name = (namespace.uuid, path.as_deref().map(identity::of_path));
         if let (Some(directory), (uuid, Some(store))) = (&self.state_directory, &name) {
@@ -342,7 +342,7 @@ impl DeviceTable {
         Ok(Plan { key, namespace, name, format, config, same })
     }
 
-    /// Makes of a store that has been opened what a namespace needs.
+    /// Adds the state of its namespace to a device that was opened.
     fn make(
         &self,
         id: DeviceId,
@@ -372,8 +372,7 @@ impl DeviceTable {
         })
     }
 
-    /// Opens stores, and waits for all of them no longer than a person would. What is made for that
-    /// goes with the attempt.
+    /// Opens devices, all within one time limit. Created files belong to `attempt`.
     fn open(
         &self,
         plans: &[Plan<'_>],
@@ -383,7 +382,7 @@ impl DeviceTable {
         let is_start = self.by_namespace.is_empty() && self.pending.is_empty();
         let linger = self.linger.filter(|_| is_start && missing == Missing::Wait);
         let mut taken = BTreeSet::new();
-        // Of two that lead to the same the first is opened, always, and the other one then.
+        // Of two paths to the same file the first is opened, and then the other.
         let mut is_first = |same: &Option<FileId>| match same {
             Some(same) => taken.insert(same.clone()),
             None => true,
@@ -395,7 +394,7 @@ impl DeviceTable {
         let deadline = Instant::now() + PATIENCE;
         let opened: Vec<_> =
             begun.into_iter().map(|begun| begun.map(|begun| begun.by(deadline))).collect();
-        // The lock that we hold ourselves does not pass.
+        // A lock of this process is not released by waiting.
         let second = |plan: &Plan<'_>| self.begin_opening(plan, None).by(Instant::now() + PATIENCE);
         let all = plans.iter().zip(opened);
         all.map(|(plan, opened)| match opened.unwrap_or_else(|| second(plan)) {
@@ -404,14 +403,14 @@ impl DeviceTable {
                 Ok(backing)
             }
             Ok(Err(OpenError { sentence: why, may_pass })) => Err(Unserved { why, may_pass }),
-            // It does not answer.
+            // The device does not answer.
             Err(why) => Err(Unserved { why, may_pass: true }),
         })
         .collect()
     }
 
-    /// Tries again for so long, where that may help. What was there when it was looked for is not
-    /// made.
+    /// Begins to open a device, and retries for `linger` where that may help. A file that existed
+    /// when it was probed is not created.
     fn begin_opening(
         &self,
         plan: &Plan<'_>,
@@ -422,7 +421,7 @@ impl DeviceTable {
         let until = linger.map(|linger| Instant::now() + linger);
         let open = move |config: &BackingConfig| loop {
             let opened = BackingDevice::open_or_make(config, may_make).and_then(|backing| {
-                // Whoever does not wait any more has not asked for it.
+                // After the time limit nobody uses the file.
                 let made = CreatedFile::by_opening(&backing, config);
                 backing.prepare(rings)?;
                 Ok((backing, made))
@@ -445,7 +444,7 @@ impl DeviceTable {
         }
     }
 
-    /// The size that a store is to have now, where that is another one.
+    /// Begins the probe for the new size of a device, if it differs.
     fn next_size(
         &self,
         backing: &Arc<BackingDevice>,
@@ -517,7 +516,7 @@ fn retained(
     let is_open_ended = matches!(namespace.kind, NamespaceKind::File { size: None, .. });
     let (resize, news) = match resize {
         Ok(resize) => (resize, None),
-        // Nobody has asked for another size: whatever is wrong with it, others are in no way of it.
+        // No new size was configured: the error prevents no other change.
         Err(why) if is_open_ended => (None, Some(format!("{place} keeps its size: {why}"))),
         Err(why) => return Err(format!("{place}: {why}")),
     };
@@ -537,7 +536,7 @@ fn retained(
     Ok((ServedDevice { resize, ..store.clone() }, news))
 }
 
-/// What a namespace is called, to people.
+/// Name of a namespace in messages.
 fn place((nqn, nsid): Place) -> String {
     format!("namespace {nsid} of {nqn}")
 }

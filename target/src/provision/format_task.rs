@@ -21,16 +21,16 @@ use crate::core::subsystem::format_job::FormatJob;
 use crate::core::subsystem::ns_request::FormatRequest;
 use crate::provision::devices::ServedDevice;
 
-/// A format that has begun.
+/// A format in progress.
 struct StartedFormat {
     store: ServedDevice,
-    /// What is erased; not what may take its place meanwhile.
+    /// The device that is erased, also after the namespace was given another one.
     backing: Arc<BackingDevice>,
     bytes: u64,
     course: FormatJob,
 }
 
-/// Formats a namespace; returns when that has come to its end on every reactor. May take long.
+/// Formats a namespace; returns when the format is complete on every reactor. May take long.
 ///
 /// # Errors
 /// The status to answer with; the block size is as before, and what was read may be gone.
@@ -55,8 +55,8 @@ pub(crate) fn carry_out(
     outcome
 }
 
-/// Has formats of stores that go end before anybody hears that these are gone: their owner may do
-/// with them as he likes then. Waits no longer than [`PATIENCE`] for disks that hang.
+/// Ends formats of removed devices before their removal is reported, since their owner may reuse
+/// them then. Waits at most [`PATIENCE`] for devices that hang.
 pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a ServedDevice>) {
     let under_way: Vec<_> = gone.filter_map(|store| store.format.under_way()).collect();
     under_way.iter().for_each(|progress| progress.stop());
@@ -74,7 +74,7 @@ fn format(
 ) -> Result<(), Status> {
     let (waiting, drained) = channel();
     let mut begun = lock(provisioner).begin(nqn, wish, waiting)?;
-    // Nobody says anything: it ends when the last one who does anything with blocks lets go.
+    // The channel carries no message: it closes when the last user of the blocks drops it.
     let _ = drained.recv();
     let erased = begun.course.hold().and_then(|()| {
         let progress = &**begun.course.progress();
@@ -90,7 +90,7 @@ fn format(
 }
 
 impl Provisioner {
-    /// Has everybody refuse I/O from now on; `waiting` goes when what came before is over.
+    /// Stops I/O of all hosts; `waiting` closes when earlier commands have completed.
     fn begin(
         &mut self,
         nqn: Nqn,
@@ -109,14 +109,14 @@ impl Provisioner {
         let course = FormatJob::begin(wish, namespace, &store.format)?;
         info!(subsystem = %nqn, nsid, "format started by a host");
         self.publish_again(&nqn);
-        // Behind the news: whatever comes after it is refused.
+        // After the new snapshot: later commands are refused.
         self.registry.fence(&Arc::new(DrainBarrier::around(nqn, nsid, waiting)));
         let backing = store.tended.backing();
         let bytes = backing.size_bytes();
         Ok(StartedFormat { store, backing, bytes, course })
     }
 
-    /// If everything is erased, blocks have the size that was wished for, once that is kept.
+    /// Sets the requested block size after a complete erase, once it is persisted.
     fn finish(
         &mut self,
         nqn: Nqn,

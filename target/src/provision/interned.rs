@@ -22,7 +22,7 @@ impl<T> Default for WeakByUuid<T> {
 }
 
 impl<T> WeakByUuid<T> {
-    /// The one of this UUID: what somebody has for this namespace, else what `load` gives.
+    /// The object of this UUID: the one in use for this namespace, else the result of `load`.
     ///
     /// # Errors
     /// As `load`.
@@ -43,7 +43,7 @@ impl<T> WeakByUuid<T> {
         Ok(new)
     }
 
-    /// Nothing is kept under this UUID any more.
+    /// Removes the object of this UUID.
     pub(super) fn forget(&self, uuid: Uuid) {
         self.lock().remove(&uuid);
     }

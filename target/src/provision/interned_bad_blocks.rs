@@ -16,9 +16,8 @@ use crate::core::subsystem::bad_blocks::BadBlocks;
 pub(super) struct InternedBadBlocks(Mutex<BTreeMap<Uuid, (String, Weak<BadBlocks>)>>);
 
 impl InternedBadBlocks {
-    /// The marks of this UUID: those that somebody has, if they are of the same store, else new
-    /// ones. Blocks of another store are other blocks: its marks have ended then, unless it
-    /// `is_served`.
+    /// The bad blocks of this UUID: the object in use, if it is of the same device, else a new one.
+    /// Blocks of another device are other blocks, so its object is closed, unless it `is_served`.
     ///
     /// # Errors
     /// As `load`, or one sentence: another store is served under this UUID. Whatever is about to
@@ -48,7 +47,7 @@ impl InternedBadBlocks {
         Ok(marks)
     }
 
-    /// Nothing is kept under this UUID any more, whoever still has its marks.
+    /// Removes the object of this UUID, also while it is in use.
     pub(super) fn forget(&self, uuid: Uuid) {
         let gone = self.lock().remove(&uuid);
         if let Some(marks) = gone.and_then(|(_, marks)| marks.upgrade()) {

@@ -10,7 +10,7 @@ use nvme::Nqn;
 use crate::config::{LimitConfig, SubsystemConfig};
 use crate::core::subsystem::rate_limit::{Limit, Limiter};
 
-/// The limiters, by what they are for.
+/// Rate limiters of namespaces and hosts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Limiters {
     of_namespaces: BTreeMap<(Nqn, u32), Arc<Limiter>>,
@@ -20,7 +20,7 @@ pub(super) struct Limiters {
 }
 
 impl Limiters {
-    /// Those of another configuration: what stays the same goes on counting.
+    /// Limiters of the next configuration; unchanged limits keep their state.
     #[must_use]
     pub(super) fn next(&self, limits: &[LimitConfig], subsystems: &[SubsystemConfig]) -> Limiters {
         let now = Instant::now();
@@ -47,7 +47,7 @@ impl Limiters {
         next
     }
 
-    /// Those of a namespace: its own, and the one of this name that it shares with others.
+    /// Limiters of a namespace: its own, and the shared one of this name.
     #[must_use]
     pub(super) fn of_namespace(
         &self,
@@ -60,14 +60,14 @@ impl Limiters {
         own.into_iter().chain(shared).cloned().collect()
     }
 
-    /// Those of hosts.
+    /// Limiters of hosts.
     #[must_use]
     pub(super) fn of_hosts(&self) -> &Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>> {
         &self.of_hosts
     }
 }
 
-/// The limiter that there is, if it limits to the same; else a new one.
+/// The old limiter, if its limit is the same; else a new one.
 fn kept(old: Option<&Arc<Limiter>>, limit: Limit, now: Instant) -> Arc<Limiter> {
     let same = old.filter(|limiter| limiter.limit() == limit);
     same.map_or_else(|| Arc::new(Limiter::new(limit, now)), Arc::clone)

@@ -1,6 +1,6 @@
 //! The provisioner: turns the configuration and host-created namespaces into opened devices and
-//! subsystems, and publishes them to the reactors. Whoever changes it holds its lock and may wait
-//! for disks and reactors; reactors never do.
+//! subsystems, and publishes them to the reactors. A change holds its lock, and may wait for
+//! devices and reactors; reactors never take it.
 
 pub mod devices;
 mod diff;
@@ -49,20 +49,20 @@ pub use ns_directory::{DirectoryIdentity, NamespaceDirectory};
 pub use ns_request_plan::{RequestContext, RequestPlan, Step};
 pub use pending::{PendingDevice, PendingProbe};
 
-/// How long a reactor may take to answer.
+/// Time limit for an answer of a reactor.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A prepared configuration to commit: opened, and not yet in use.
 pub(crate) struct Transition {
-    /// With the namespaces that hosts have made.
+    /// Configured subsystems, with host-created namespaces.
     subsystems: Vec<SubsystemConfig>,
     stores: DeviceTable,
-    /// Catalogs that were not open before.
+    /// Catalogs that were opened.
     catalogs: Vec<(Nqn, Catalog)>,
 }
 
 impl Transition {
-    /// Opens what a configuration needs besides what is open.
+    /// Opens the devices and catalogs that a configuration needs and that are not open.
     ///
     /// # Errors
     /// One sentence about what cannot be served.
@@ -106,7 +106,7 @@ impl Transition {
             };
             let open = catalogs.get(&nqn).filter(|open| open.directory() == directory);
             let catalog = match (open, state) {
-                // What is open is served, also when its file system went out of sight.
+                // An open catalog is served, also after its file system was unmounted.
                 (Some(open), DirectoryState::AsBefore | DirectoryState::Missing(_)) => open,
                 (Some(open), DirectoryState::Unusable(_)) if images.is_none() => open,
                 (_, DirectoryState::Missing(why)) => {
@@ -149,7 +149,7 @@ impl Transition {
         Ok(next)
     }
 
-    /// Opens what an order of a host adds to subsystems.
+    /// Opens the devices that a request of a host adds.
     fn of_order(
         subsystems: Vec<SubsystemConfig>,
         stores: &DeviceTable,
@@ -175,9 +175,9 @@ enum ListenError {
     Failed(String),
 }
 
-/// The state that is served.
+/// The configuration in use, and its devices and catalogs.
 pub(crate) struct Provisioner {
-    /// As its file declares it.
+    /// The configuration of the files, without host-created namespaces.
     config: Config,
     catalogs: Catalogs,
     stores: DeviceTable,
@@ -186,15 +186,15 @@ pub(crate) struct Provisioner {
     pending: Arc<Pending>,
     tender: Arc<DeviceMonitor>,
     usage_store: Arc<UsageStore>,
-    /// Listeners whose address is not there yet, and what is missing.
+    /// Listeners whose address is missing, with the reason.
     pending_listeners: BTreeMap<SocketAddr, String>,
-    /// The addresses must be of RDMA devices.
+    /// Addresses of listeners must belong to RDMA devices.
     of_devices: bool,
 }
 
 impl Provisioner {
-    /// Nothing is served yet; `stores` knows where to keep things, and has none. `of_devices`: the
-    /// addresses of listeners must be those of RDMA devices.
+    /// A provisioner without devices. `of_devices`: addresses of listeners must belong to RDMA
+    /// devices.
     pub(crate) fn new(
         config: Config,
         stores: DeviceTable,
@@ -217,24 +217,25 @@ impl Provisioner {
         }
     }
 
-    /// The configuration that is served.
+    /// The configuration in use.
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What is configured and not there yet, for whoever asks.
+    /// Listeners, devices and directories that are pending.
     pub(crate) fn pending(&self) -> &Arc<Pending> {
         &self.pending
     }
 
-    /// Has another configuration, and returns the one before. [`Provisioner::adopt`] serves it.
+    /// Replaces the configuration, and returns the previous one. [`Provisioner::adopt`] puts it to
+    /// use.
     pub(crate) fn set_config(&mut self, config: Config) -> Config {
         std::mem::replace(&mut self.config, config)
     }
 
-    /// Opens what a change of the configuration needs besides what is open. Devices and directories
-    /// of namespaces and subsystems that do not differ are not probed: one that fails or hangs
-    /// prevents no other change. `None`: no device and no subsystem changes.
+    /// Opens the devices and catalogs that a change of the configuration needs. Devices and
+    /// directories of namespaces and subsystems that do not differ are not probed: one that fails
+    /// or hangs prevents no other change. `None`: no device and no subsystem changes.
     ///
     /// # Errors
     /// One sentence about what cannot be served.
@@ -255,7 +256,7 @@ impl Provisioner {
         next.map(Some)
     }
 
-    /// The same for a reload: what is held is tried again, as somebody may have mended it.
+    /// The same for a reload, which also retries devices that are held.
     ///
     /// # Errors
     /// One sentence about what cannot be served.
@@ -263,7 +264,7 @@ impl Provisioner {
         Transition::with_due(config, &self.stores, &self.catalogs, &self.stores.held())
     }
 
-    /// Whether nothing is missing in `next` that is not awaited already.
+    /// Checks that nothing becomes pending with `next`.
     ///
     /// # Errors
     /// What is missing.
@@ -273,9 +274,9 @@ impl Provisioner {
         more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
     }
 
-    /// Does everything that may fail before `next` can be served, at these addresses besides.
-    /// Connections to one of those are held until `next` is adopted or abandoned; no host is let
-    /// in by a listener, or has a store, of which the registry does not know.
+    /// Executes the steps that may fail before `next` is put to use: writes records, attaches
+    /// devices, opens the listeners `added`. Connections to those are held until `next` is adopted
+    /// or abandoned, so no host sees a listener or device that the registry does not have.
     ///
     /// # Errors
     /// One sentence about what cannot be served; everything is as before.
@@ -299,11 +300,11 @@ impl Provisioner {
         Ok(memory)
     }
 
-    /// What was prepared is not served: takes it away again.
+    /// Reverts [`Provisioner::prepare`].
     pub(crate) fn abandon(&mut self, next: Option<&Transition>, added: &[SocketAddr]) {
         added.iter().for_each(|at| self.unlisten(*at));
         if !added.is_empty() {
-            // Who is held hears that nobody listens when that is so.
+            // Connections that are held are rejected once the listener is closed.
             self.wait_for_reactors();
             self.registry.withdraw_listeners(added);
         }
@@ -311,7 +312,7 @@ impl Provisioner {
         added.for_each(|store| self.detach(store));
     }
 
-    /// Gives every ring the stores of `next` that are new; all or none.
+    /// Attaches the devices that `next` adds to every ring; all or none.
     ///
     /// # Errors
     /// One sentence about the store that a ring does not take.
@@ -326,13 +327,13 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Puts `next` to use and publishes it. Hosts of what is gone are disconnected before its
-    /// stores go. Returns one line for each store that has another size now.
+    /// Puts `next` to use and publishes it. Hosts of removed subsystems are disconnected before
+    /// their devices are closed. Returns one line for each new size of a device.
     pub(crate) fn adopt(&mut self, next: Transition, gone: Vec<Nqn>) -> Vec<String> {
         let Transition { subsystems: configs, mut stores, catalogs } = next;
         let directory =
             |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
-        // Where another directory is awaited, nobody orders anything in the one before.
+        // While another directory is pending, requests in the old one are refused.
         self.catalogs.retain(|nqn, open| {
             directory(nqn).is_some_and(|directory| directory == open.directory())
         });
@@ -354,7 +355,7 @@ impl Provisioner {
         stores.remember(&configs);
         self.change(subsystems, gone);
         let old = std::mem::replace(&mut self.stores, stores);
-        // What their hosts have written before is not known any more.
+        // The record of unflushed writes was lost with the device.
         for ((nqn, nsid), store) in self.stores.named() {
             if old.store(nqn, nsid).is_none() && store.tended.health().sync_failure().is_some() {
                 self.registry.presume_written(&nqn, nsid);
@@ -380,7 +381,7 @@ impl Provisioner {
         self.shared.set_slow(Duration::from_millis(self.config.observe.slow_ms.into()));
     }
 
-    /// Remembers what is served, where that has failed before.
+    /// Retries to write the records of served files, if that has failed.
     pub(crate) fn remember_again(&mut self) {
         if self.stores.owes_memory() {
             let subsystems = self.merged(None);
@@ -388,10 +389,10 @@ impl Provisioner {
         }
     }
 
-    /// Has everybody see a subsystem as it is now, because its stores have changed.
+    /// Publishes a subsystem whose devices have changed.
     fn publish_again(&self, nqn: &Nqn) {
         let config = self.merged(None).into_iter().find(|config| config.nqn == *nqn);
-        // It may have gone meanwhile.
+        // The subsystem may have been removed meanwhile.
         let Some(config) = config.filter(|_| self.registry.subsystem(nqn).is_some()) else {
             return;
         };
@@ -406,14 +407,14 @@ impl Provisioner {
         subsystem
     }
 
-    /// What is declared, with the namespaces that hosts have made; also with this one, whose file
-    /// was made just now.
+    /// Configured subsystems with host-created namespaces, and with this one, whose file was just
+    /// created.
     fn merged(&self, made: Option<Place>) -> Vec<SubsystemConfig> {
         let mut subsystems = self.config.subsystems.clone();
         for subsystem in &mut subsystems {
             let nqn = subsystem.nqn;
             if let Some(catalog) = self.catalogs.get(&nqn) {
-                // What was there when it was last looked: to look again may take for ever.
+                // Files that existed at the last probe: another probe may hang.
                 catalog.merge_into(subsystem, |nsid, image| {
                     self.stores.serves((nqn, nsid), image)
                         || self.stores.why_pending(nqn, nsid).is_some()
@@ -424,7 +425,7 @@ impl Provisioner {
         subsystems
     }
 
-    /// What hosts see that may manage the namespaces of a subsystem.
+    /// Namespace management data for hosts that may manage a subsystem.
     fn management(
         &self,
         stores: &DeviceTable,
@@ -432,8 +433,8 @@ impl Provisioner {
         made: &Subsystem,
     ) -> Option<Arc<Management>> {
         let record = self.catalogs.get(&config.nqn)?.record();
-        // What is declared under the same id, or is beyond the highest one, is not served because
-        // somebody has said so.
+        // A configured namespace with the same id, or a lower highest id, is a decision of the
+        // administrator.
         let is_wanted = |nsid: &u32, uuid| {
             let mut same_id = config.namespaces.iter().filter(|n| n.nsid == *nsid);
             *nsid <= config.offer.max_nsid && same_id.all(|n| n.uuid == uuid)
@@ -460,7 +461,7 @@ impl Provisioner {
         }))
     }
 
-    /// Listens at an address, or waits for it to be there.
+    /// Opens a listener, or makes it pending.
     ///
     /// # Errors
     /// One sentence about why that is not possible.
@@ -474,7 +475,7 @@ impl Provisioner {
         }
     }
 
-    /// No longer listens at an address, or waits for it.
+    /// Closes a listener, pending or not.
     pub(crate) fn unlisten(&mut self, at: SocketAddr) {
         self.pending.forget(at);
         if self.pending_listeners.remove(&at).is_none() {
@@ -483,15 +484,14 @@ impl Provisioner {
         }
     }
 
-    /// Has hosts told of those listeners only that they can reach, and whoever asks of what is
-    /// awaited.
+    /// Publishes the listeners that hosts can reach, and the pending ones.
     pub(crate) fn publish(&mut self) {
         let listeners = Some(self.reachable());
         self.registry.change(Change { listeners, ..Change::default() });
         self.tell();
     }
 
-    /// Waits also for the addresses whose device was taken away.
+    /// Makes listeners pending whose RDMA device was removed.
     pub(crate) fn add_lost_listeners(&mut self) {
         let lost = self.pending.take_lost();
         let lost: Vec<_> = lost.into_iter().filter(|at| self.listens_at(at)).collect();
@@ -500,7 +500,7 @@ impl Provisioner {
         }
         let why = "its RDMA device was removed; it is listened at again when that is back";
         for at in lost {
-            // Whatever has become of it meanwhile: from here on it is awaited.
+            // Also if its state has changed meanwhile.
             self.registry.reactor(0).send(Message::Unlisten(at));
             self.pending_listeners.insert(at, why.to_owned());
         }
@@ -513,24 +513,24 @@ impl Provisioner {
         self.config.listeners.iter().any(|each| each.address == *at)
     }
 
-    /// The addresses that are awaited.
+    /// Addresses of pending listeners.
     pub(crate) fn pending_addresses(&self) -> Vec<SocketAddr> {
         self.pending_listeners.keys().copied().collect()
     }
 
-    /// Directories whose record is to be written again, and how to begin with that.
+    /// Directories whose record has to be written again, and the pool for that.
     pub(crate) fn owing(&self) -> (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>) {
         let directories =
             self.catalogs.values().map(Catalog::place).filter(|directory| directory.owes());
         (directories.cloned().collect(), self.stores.opening())
     }
 
-    /// The stores that are awaited.
+    /// The probe of pending devices.
     pub(crate) fn pending_probe(&self) -> PendingProbe {
         self.stores.pending_probe()
     }
 
-    /// Listens at an awaited address, if it is there now.
+    /// Opens a pending listener, if its address is available.
     pub(crate) fn on_address(&mut self, at: SocketAddr) {
         if !self.pending_listeners.contains_key(&at) {
             return;
@@ -542,7 +542,7 @@ impl Provisioner {
         self.publish();
     }
 
-    /// Opens those of the awaited stores, which are there now.
+    /// Opens pending devices that are available.
     pub(crate) fn on_stores(&mut self, due: &[Place]) {
         let next = Transition::with_due(&self.config, &self.stores, &self.catalogs, due);
         let next = next.and_then(|next| {
@@ -554,7 +554,7 @@ impl Provisioner {
                 if next.catalogs.is_empty()
                     && next.stores.without(&self.stores).next().is_none() =>
             {
-                // Some may have been there, and could not be served.
+                // Some were available, and could not be opened.
                 let Transition { subsystems, stores, .. } = next;
                 self.stores.replace_pending(stores);
                 self.stores.remember(&subsystems);
@@ -569,7 +569,7 @@ impl Provisioner {
         }
     }
 
-    /// Listens at an address, where hosts are held until the registry has a listener there.
+    /// Opens a listener; connections are held until the registry has it.
     fn try_listening(&self, at: SocketAddr) -> Result<(), ListenError> {
         if let Some(why) = availability::address(at.ip()) {
             return Err(ListenError::Missing(why));
@@ -587,7 +587,7 @@ impl Provisioner {
                 false => ListenError::Failed(error.to_string()),
             },
             Err(_) => {
-                // It may read that later.
+                // It may read the message later.
                 self.registry.reactor(0).send(Message::Unlisten(at));
                 ListenError::Failed("reactor 0 does not answer".to_owned())
             }
@@ -596,7 +596,7 @@ impl Provisioner {
         Err(failed)
     }
 
-    /// The listeners that are not awaited.
+    /// Listeners that are not pending.
     fn reachable(&self) -> Vec<ListenerConfig> {
         let listeners = self.config.listeners.iter();
         listeners
@@ -605,7 +605,7 @@ impl Provisioner {
             .collect()
     }
 
-    /// Tells what is awaited.
+    /// Reports pending listeners, devices and directories.
     fn tell(&self) {
         let listeners =
             self.pending_listeners.iter().map(|(at, why)| format!("listener {at}: {why}"));

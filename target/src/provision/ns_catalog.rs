@@ -35,7 +35,7 @@ use super::ns_request_plan::{RequestPlan, Step};
 use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
 use crate::state::record::StateDir;
 
-/// The namespaces of one subsystem that hosts made.
+/// Host-created namespaces of one subsystem.
 #[derive(Debug)]
 pub struct Catalog {
     directory: Arc<NamespaceDirectory>,
@@ -43,8 +43,8 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// Opens the one in `directory`, which is there, and clears away what was left half done. With it
-    /// come sentences about what somebody should look at.
+    /// Opens the catalog in `directory`, which exists, and completes unfinished requests. Returns
+    /// warnings for the administrator.
     ///
     /// # Errors
     /// One sentence: the directory cannot be used, or its record is invalid. Such a record is
@@ -82,19 +82,19 @@ impl Catalog {
         Ok((catalog, lines))
     }
 
-    /// Where it is.
+    /// Path of the directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The same, for whoever works there.
+    /// The directory.
     #[must_use]
     pub fn place(&self) -> &Arc<NamespaceDirectory> {
         &self.directory
     }
 
-    /// What it holds.
+    /// The record.
     #[must_use]
     pub fn record(&self) -> &NamespaceCatalogRecord {
         &self.record
@@ -106,7 +106,7 @@ impl Catalog {
         self.directory.image(uuid)
     }
 
-    /// Holds something else from now on, also after a power loss. May wait for disks.
+    /// Replaces the record, so that it survives a power loss. May block.
     ///
     /// # Errors
     /// What the system says; it is as before then.
@@ -116,12 +116,12 @@ impl Catalog {
         Ok(())
     }
 
-    /// Holds what its directory has been told to keep.
+    /// Takes over the record that was written to its directory.
     pub(crate) fn hold(&mut self, record: NamespaceCatalogRecord) {
         self.record = record;
     }
 
-    /// Removes the files that are no namespaces yet, or no longer.
+    /// Removes files of unfinished requests.
     fn settle(&mut self) -> io::Result<()> {
         let mut settling = RequestPlan::settling(&self.record);
         let mut last = Ok(());
@@ -135,8 +135,8 @@ impl Catalog {
         }
     }
 
-    /// Adds its namespaces to those that a subsystem declares. What is declared wins. Only those
-    /// come in whose file (after the id) `is_there`.
+    /// Adds its namespaces to those that a subsystem declares; declared ones take precedence. Adds
+    /// only those whose file `is_there`.
     pub fn merge_into(&self, config: &mut SubsystemConfig, is_there: impl Fn(u32, &Path) -> bool) {
         for (&nsid, entry) in &self.record.entries {
             let declared = config.namespaces.iter().any(|n| n.nsid == nsid);
@@ -152,7 +152,7 @@ impl Catalog {
         }
     }
 
-    /// How a namespace would be configured.
+    /// Configuration of a namespace.
     #[must_use]
     pub fn namespace(&self, nsid: u32, entry: &Entry) -> NamespaceConfig {
         NamespaceConfig {
@@ -173,7 +173,7 @@ impl Catalog {
         }
     }
 
-    /// Sentences about its namespaces that `config` does not let be served.
+    /// Sentences about its namespaces that `config` prevents.
     pub fn eclipsed<'a>(
         &'a self,
         config: &'a SubsystemConfig,
@@ -205,7 +205,7 @@ impl Catalog {
         })
     }
 
-    /// Files that look like namespaces and are none.
+    /// Files of the directory that belong to no namespace.
     fn oddities(&self) -> io::Result<Vec<String>> {
         let known: BTreeSet<PathBuf> =
             self.record.entries.values().map(|entry| self.image(entry.uuid)).collect();

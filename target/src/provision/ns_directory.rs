@@ -1,5 +1,5 @@
-//! The directory of a catalog. What is done in it may wait for its disk or server for ever: whoever
-//! does it keeps nobody waiting, and has no lock but the one that keeps two from doing it at once.
+//! The directory of a catalog. Operations may block for ever: they hold no lock but the one that
+//! serializes them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -14,14 +14,14 @@ use uuid::Uuid;
 use crate::state::ns_catalog::{NamespaceCatalogRecord, RECORD};
 use crate::state::record::StateDir;
 
-/// A directory that this daemon has.
+/// A directory that this daemon has locked.
 #[derive(Debug)]
 pub struct NamespaceDirectory {
     path: PathBuf,
     identity: DirectoryIdentity,
-    /// The record that it should have and may not have.
+    /// The record that could not be written.
     owed: Mutex<Option<NamespaceCatalogRecord>>,
-    /// The directory, held as long as this daemon has it.
+    /// The lock of the directory.
     _lock: File,
 }
 
@@ -54,7 +54,7 @@ impl DirectoryIdentity {
 }
 
 impl NamespaceDirectory {
-    /// The one at a path, which was opened and locked.
+    /// The directory at a path, opened and locked.
     pub(super) fn new(path: &Path, lock: File) -> io::Result<NamespaceDirectory> {
         let identity = DirectoryIdentity::of(&lock.metadata()?);
         Ok(NamespaceDirectory {
@@ -65,13 +65,13 @@ impl NamespaceDirectory {
         })
     }
 
-    /// Where it is.
+    /// Path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Which it is.
+    /// Identity of the directory.
     #[must_use]
     pub fn identity(&self) -> DirectoryIdentity {
         self.identity
@@ -83,7 +83,7 @@ impl NamespaceDirectory {
         self.path.join(format!("{uuid}.img"))
     }
 
-    /// Has another record from now on, also after a power loss.
+    /// Replaces the record, so that it survives a power loss.
     ///
     /// # Errors
     /// What the system says: it has the one of before, or owes that.
@@ -97,20 +97,21 @@ impl NamespaceDirectory {
         let kept = StateDir(&self.path).replace(RECORD, new);
         match kept {
             Ok(()) => *owed = None,
-            // The rename may have happened. What hosts are told counts, so put it back.
+            // The rename may have happened. The state that was reported to hosts counts, so restore
+            // it.
             Err(_) => self.put_back(&mut owed, before),
         }
         kept
     }
 
-    /// Whatever it has, it is this record that counts. False where that is owed.
+    /// Restores this record. Returns false if that has to be retried.
     pub fn insist(&self, record: &NamespaceCatalogRecord) -> bool {
         let mut owed = self.lock();
         self.put_back(&mut owed, record);
         owed.is_none()
     }
 
-    /// Whether it owes a record. Does not wait for who is at work in it.
+    /// Whether a record has to be written again. Does not wait for an operation in progress.
     #[must_use]
     pub fn owes(&self) -> bool {
         match self.owed.try_lock() {
@@ -120,7 +121,7 @@ impl NamespaceDirectory {
         }
     }
 
-    /// Writes the record that it owes, if it does.
+    /// Writes the record again, if that is needed.
     pub fn make_good(&self) {
         let mut owed = self.lock();
         if let Some(record) = owed.clone() {
@@ -128,7 +129,7 @@ impl NamespaceDirectory {
         }
     }
 
-    /// Removes the files of these, so that a power loss does not bring them back.
+    /// Removes the files of these namespaces, so that a power loss does not restore them.
     ///
     /// # Errors
     /// What the system says; some may be removed.

@@ -1,5 +1,5 @@
-//! Probes the directories of host-created namespaces, all at once and with a timeout. The server
-//! that one is on may be away for as long as it likes.
+//! Probes the directories of host-created namespaces, all at once and with a timeout. Their server
+//! may be unreachable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -27,13 +27,13 @@ pub(super) struct DirectoryProbe {
 
 /// State of a directory.
 pub(super) enum DirectoryState {
-    /// The one that is open.
+    /// The open directory.
     AsBefore,
-    /// Not there yet, and why.
+    /// Missing, and why.
     Missing(String),
-    /// Just opened, and what somebody should look at.
+    /// Just opened, and warnings for the administrator.
     Opened(Box<Catalog>, Vec<String>),
-    /// Not to be used, and why.
+    /// Unusable, and why.
     Unusable(String),
 }
 
@@ -80,7 +80,7 @@ pub(super) fn probe(
     probes
 }
 
-/// `open`: the catalog that is open, and its files. `missing`: why the directory is not there.
+/// `open`: identity and files of the open catalog. `missing`: why the directory is missing.
 fn probed(
     directory: &Path,
     (nqn, policy): (Nqn, Missing),
@@ -99,7 +99,7 @@ fn probed(
             with(DirectoryState::AsBefore, images)
         }
         (_, Some(why)) if may_wait => none(DirectoryState::Missing(why)),
-        // What is there in its place is somebody else's.
+        // The directory below the mount point is another one.
         (_, Some(why)) => none(DirectoryState::Unusable(why)),
         (_, None) => match Catalog::open(directory, nqn) {
             Ok((catalog, lines)) => {
@@ -111,7 +111,7 @@ fn probed(
     }
 }
 
-/// The files that the namespaces of a catalog should have.
+/// Files of the namespaces of a catalog.
 fn images(catalog: &Catalog) -> BTreeSet<PathBuf> {
     catalog.record().entries.values().map(|entry| catalog.image(entry.uuid)).collect()
 }

@@ -19,62 +19,61 @@ use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
 use crate::core::subsystem::ns_request::{CreateRequest, FAILED, NamespaceRequest};
 use crate::state::ns_catalog::NamespaceCatalogRecord;
 
-/// One step.
+/// A step of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Keep this record, so that it outlasts a power loss. When that is not possible the one before
-    /// must be what is kept.
+    /// Write this record, so that it survives a power loss. On failure the previous one must stay.
     Keep(Box<NamespaceCatalogRecord>),
-    /// Make the file of this namespace, which nobody sees yet.
+    /// Create the file of this namespace, which is not published yet.
     Make {
         /// Namespace id.
         nsid: u32,
-        /// What it is.
+        /// Its record.
         entry: Entry,
     },
-    /// Serve what the record says from now on. What was made is opened on every ring before; when
-    /// that is not possible everything is served as before.
+    /// Publish the namespaces of the record. A created one is attached to every ring before; on
+    /// failure everything stays as it is.
     Serve,
-    /// Remove the files of these, so that a power loss does not bring them back.
+    /// Remove the files of these namespaces, so that a power loss does not restore them.
     Remove(BTreeSet<Uuid>),
-    /// Forget what is kept of these elsewhere.
+    /// Remove the other persisted state of these namespaces.
     Forget(Vec<Uuid>),
-    /// Wait until every reactor knows what is served.
+    /// Wait until every reactor has the published state.
     Await,
-    /// Answer: the id of the namespace that was made, or 0; or with what status it is refused. The
-    /// last step.
+    /// Complete the request with the id of the created namespace, or 0, or with an error status.
+    /// The last step.
     Answer(Result<u32, Status>),
 }
 
 /// Context of a namespace request, besides the record.
 #[derive(Clone, Copy)]
 pub struct RequestContext<'a> {
-    /// What is granted.
+    /// The permission and quota.
     pub granted: &'a ManagedConfig,
-    /// The ids of namespaces that are declared.
+    /// Ids of configured namespaces.
     pub declared: &'a BTreeSet<u32>,
     /// The highest id.
     pub max_nsid: u32,
-    /// What the file system has free, in bytes.
+    /// Free space of the file system, in bytes.
     pub free_bytes: u64,
-    /// A UUID that nothing has.
+    /// An unused UUID.
     pub fresh: Uuid,
-    /// The controllers that there are, and their hosts.
+    /// All controllers, and their hosts.
     pub controllers: &'a [(u16, Nqn)],
-    /// Whether this namespace may be deleted, or the status to answer with: asked of each that
-    /// would be, before anything is done.
+    /// Whether this namespace may be deleted, or the status of the refusal: called for each
+    /// namespace before the first step.
     pub may_go: &'a dyn Fn(u32, &Entry) -> Result<(), Status>,
 }
 
-/// An order on its way: what is still to be done.
+/// A request in progress: the steps that remain.
 #[derive(Debug)]
 pub struct RequestPlan {
     rest: VecDeque<Planned>,
-    /// Instead of the rest, if the last step was not possible.
+    /// Steps that replace the rest if the last step failed.
     otherwise: Vec<Planned>,
 }
 
-/// A step, and what follows when it is not possible.
+/// A step, and the steps that follow its failure.
 #[derive(Clone, Debug)]
 struct Planned {
     step: Step,
@@ -82,7 +81,7 @@ struct Planned {
 }
 
 impl RequestPlan {
-    /// What is to be done about an order.
+    /// Plans a request.
     ///
     /// # Errors
     /// The status to answer with: it is not to be done.
@@ -100,13 +99,13 @@ impl RequestPlan {
             NamespaceRequest::Detach { nsid, cntlids } => {
                 change_hosts(*nsid, cntlids, false, record, situation)?
             }
-            // Takes long, and is nobody's who has the provisioner: `provision/format_task.rs`.
+            // Takes long, and runs without the provisioner's lock: `provision/format_task.rs`.
             NamespaceRequest::Format(_) => return Err(FAILED),
         };
         Ok(RequestPlan { rest: plan.into(), otherwise: Vec::new() })
     }
 
-    /// Clears away what was left half done.
+    /// Completes or reverts unfinished requests.
     #[must_use]
     pub fn settling(record: &NamespaceCatalogRecord) -> RequestPlan {
         let then = match record.unsettled.is_empty() {
@@ -116,7 +115,7 @@ impl RequestPlan {
         RequestPlan { rest: then.into(), otherwise: Vec::new() }
     }
 
-    /// The next step; `possible`: whether the last one was, true at the beginning.
+    /// The next step; `possible`: whether the last one succeeded, true at the beginning.
     pub fn next(&mut self, possible: bool) -> Step {
         let otherwise = std::mem::take(&mut self.otherwise);
         if !possible {
@@ -230,7 +229,7 @@ fn change_hosts(
     Ok(changed(record, new, vec![surely(Step::Await), answer(Ok(0))]))
 }
 
-/// Keeps a record and serves what it says, where nothing in it is new; then the rest.
+/// Writes a record and publishes its namespaces, none of which is new; then the rest.
 fn changed(
     before: &NamespaceCatalogRecord,
     new: NamespaceCatalogRecord,
@@ -248,8 +247,8 @@ fn changed(
     plan
 }
 
-/// Removes the files that are no namespaces yet, or no longer, and strikes them out of the record.
-/// What is left is tried again when the catalog is opened, or with the next order.
+/// Removes files of unfinished requests, and their entries in the record. Failures are retried when
+/// the catalog is opened, or with the next request.
 fn settle(
     record: &NamespaceCatalogRecord,
     then: Vec<Planned>,
@@ -265,7 +264,7 @@ fn settle(
     plan
 }
 
-/// A step that is always possible.
+/// A step that cannot fail.
 fn surely(step: Step) -> Planned {
     Planned { step, otherwise: Vec::new() }
 }

@@ -32,15 +32,15 @@ use crate::provision::ns_catalog::Catalog;
 use crate::provision::{NamespaceDirectory, RequestContext, RequestPlan, Step};
 use crate::state::ns_catalog::NamespaceCatalogRecord;
 
-/// How long a directory may take to say how much it has free.
+/// Time limit for the free space of a directory.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// A namespace that is about to go stays as it is.
+/// A namespace that is being deleted does not change.
 type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 
-/// Carries out an order. Returns the id of the namespace that was made, or 0. What is done in the
-/// directory of its subsystem may take for ever: nobody has the provisioner's lock meanwhile, and
-/// others may have changed what is served by then.
+/// Executes a request. Returns the id of the created namespace, or 0. Operations in the directory
+/// of the subsystem may block for ever: the provisioner is not locked meanwhile, and others may
+/// have changed the configuration by then.
 ///
 /// # Errors
 /// The status to answer with; everything is as before.
@@ -102,24 +102,24 @@ fn tell(order: &NamespaceJob, made: u32) {
     }
 }
 
-/// An order on its way.
+/// A request in progress.
 struct RequestRunner<'s> {
     provisioner: &'s Mutex<Provisioner>,
     nqn: Nqn,
-    /// Where its steps are taken, whatever has become of its catalog.
+    /// Its directory, also after the catalog was closed.
     directory: Arc<NamespaceDirectory>,
     /// Until none of what is deleted is there any more. Who protects or reserves one comes before
     /// this, also while the order has waited, or learns that it goes.
     guards: Vec<Held>,
-    /// The namespace whose file was made.
+    /// The namespace whose file was created.
     made: Option<(u32, Uuid)>,
-    /// It cannot be served: what was kept for it is taken back.
+    /// The namespace cannot be served: its record is reverted.
     undoes: bool,
 }
 
 impl<'s> RequestRunner<'s> {
-    /// Takes a step, which may wait for disks and reactors; false when it is not possible. The
-    /// provisioner is let go as long as it waits for the directory.
+    /// Executes a step, which may block; false if it fails. The provisioner is not locked while it
+    /// waits for the directory.
     fn take(
         &mut self,
         mut held: MutexGuard<'s, Provisioner>,
@@ -195,7 +195,7 @@ impl<'s> RequestRunner<'s> {
         kept.is_ok()
     }
 
-    /// Makes the file of a namespace, which the record announces.
+    /// Creates the file of a namespace, which the record announces.
     fn make(&self, namespace: &NamespaceConfig) -> bool {
         let in_place = self.directory.is_in_place().map_err(|error| error.to_string());
         let made = in_place.and_then(|()| devices::make(namespace));
@@ -207,7 +207,7 @@ impl<'s> RequestRunner<'s> {
 }
 
 impl Provisioner {
-    /// What is granted to whoever gives an order, and its subsystem.
+    /// Permission of a host, and its subsystem.
     ///
     /// # Errors
     /// Nothing: a reload may have taken it back since.
@@ -218,7 +218,7 @@ impl Provisioner {
         granted.ok_or(Status::INVALID_OPCODE.with_dnr())
     }
 
-    /// The catalog of a subsystem, if it is the one in this directory.
+    /// The catalog of a subsystem, if it is in this directory.
     fn catalog_in(
         &mut self,
         nqn: Nqn,
@@ -227,7 +227,7 @@ impl Provisioner {
         self.catalogs.get_mut(&nqn).filter(|catalog| Arc::ptr_eq(catalog.place(), directory))
     }
 
-    /// What the Persistent Event log will tell of an order, as far as that is known before.
+    /// Data for the Persistent Event log, as far as known before the request.
     fn change_of(&self, order: &NamespaceJob) -> Option<ChangeNamespace> {
         let sel = |sel: ManagementSelect| u32::from(sel.0);
         match order.what {
@@ -268,7 +268,7 @@ impl Provisioner {
         }
     }
 
-    /// Notes what an order has done, in the Persistent Event log.
+    /// Adds the event of a request to the Persistent Event log.
     fn note(&self, order: &NamespaceJob, told: Option<ChangeNamespace>, made: u32) {
         let subsystem = self.registry.subsystem(&order.subsystem);
         let history = subsystem.as_ref().and_then(|subsystem| subsystem.usage.history());
@@ -280,7 +280,7 @@ impl Provisioner {
         }
     }
 
-    /// What is to be done about an order, and what keeps others from what it deletes.
+    /// Plans a request, and locks the namespaces that it deletes.
     ///
     /// # Errors
     /// The status to answer with: it is not to be done.
@@ -313,8 +313,8 @@ impl Provisioner {
         Ok((plan, held.into_inner()))
     }
 
-    /// Whether a host may delete a namespace. Until what is returned is dropped nobody protects it,
-    /// or reserves it against that host.
+    /// Whether a host may delete a namespace. Until the result is dropped, the namespace cannot be
+    /// protected, or reserved against that host.
     ///
     /// # Errors
     /// Somebody has, or it cannot be told.
@@ -337,7 +337,7 @@ impl Provisioner {
         Ok((protection.hold()?, reservation.hold(host)?))
     }
 
-    /// Serves what the record says. `made`: what of that is to be opened.
+    /// Publishes the namespaces of the record. `made`: the one whose device has to be opened.
     fn serve(&mut self, nqn: Nqn, made: Option<(u32, Uuid)>) -> bool {
         match self.of_record(nqn, made) {
             Ok(next) => {
@@ -355,7 +355,7 @@ impl Provisioner {
         let subsystems = self.merged(made.map(|(nsid, _)| (nqn, nsid)));
         if let Some((nsid, uuid)) = made {
             let own = subsystems.iter().filter(|s| s.nqn == nqn).flat_map(|s| &s.namespaces);
-            // A reload may have come in between.
+            // A reload may have changed the configuration meanwhile.
             if !{ own }.any(|n| (n.nsid, n.uuid) == (nsid, uuid)) {
                 return Err(Fatal(format!("namespace {nsid} is declared by now")));
             }
@@ -368,8 +368,7 @@ impl Provisioner {
         Ok(next)
     }
 
-    /// Returns when every reactor knows what has been published: what a host is told then, no
-    /// queue contradicts.
+    /// Returns when every reactor has the published state: a completion must not contradict it.
     pub(crate) fn wait_for_reactors(&self) {
         for (index, reactor) in self.registry.reactors().iter().enumerate() {
             let (answer, answered) = sync_channel(1);
@@ -380,7 +379,7 @@ impl Provisioner {
     }
 }
 
-/// What the file system of a directory has free, in bytes; much, where it does not say.
+/// Free space of the file system of a directory, in bytes; unlimited if unknown.
 fn free_bytes(directory: &Path) -> u64 {
     let found = statvfs(directory);
     found.map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()))

@@ -14,23 +14,22 @@ use crate::platform::availability;
 use crate::state::ns_catalog::RECORD;
 use crate::state::served::Served;
 
-/// How long the look at all paths may take. What needs longer is looked at again when it has
-/// answered.
+/// Time limit for the probes of all paths. A slower one is repeated when it has answered.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A namespace whose store is not there yet, or the directory of those that hosts make.
+/// A namespace whose device is missing, or a missing directory of host-created namespaces.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PendingDevice {
-    /// What it is of, for people.
+    /// Name in messages.
     pub place: String,
-    /// What is awaited, as a sentence.
+    /// What is missing, as a sentence.
     pub why: String,
     key: Place,
     what: What,
-    /// Its file was there, and could not be served: it is never made anew.
+    /// Its file existed, and could not be opened: it is never created anew.
     was_there: bool,
-    /// It is there and cannot be served as it is: somebody mends it, and says so by a reload. What
-    /// is half mended is not served to hosts that had used it.
+    /// The device exists and cannot be served: an administrator has to repair it and reload. A half
+    /// repaired device must not be served to its hosts.
     pub(crate) is_held: bool,
 }
 
@@ -40,11 +39,11 @@ enum What {
     Folder(PathBuf),
 }
 
-/// No namespace has this id: it stands for the directory of those that hosts make.
+/// An id of no namespace, for the directory of host-created namespaces.
 const FOLDER: u32 = 0;
 
 impl PendingDevice {
-    /// The store of a namespace.
+    /// The device of a namespace.
     pub(super) fn store(key: Place, namespace: &NamespaceConfig, why: String) -> PendingDevice {
         let place = format!("namespace {} of {}", key.1, key.0);
         PendingDevice {
@@ -57,17 +56,17 @@ impl PendingDevice {
         }
     }
 
-    /// The same, of a file that is there, or of one that could not be made.
+    /// The same, of a file that exists, or could not be created.
     pub(super) fn there(self, was_there: bool) -> PendingDevice {
         PendingDevice { was_there, ..self }
     }
 
-    /// The same, that only a reload tries again.
+    /// The same, which only a reload retries.
     pub(crate) fn held(self, is_held: bool) -> PendingDevice {
         PendingDevice { is_held, ..self }
     }
 
-    /// Its file, if that was there.
+    /// Its file, if that existed.
     pub(super) fn seen(&self) -> Option<&Path> {
         match &self.what {
             What::Store(config) if self.was_there => match &config.kind {
@@ -78,7 +77,7 @@ impl PendingDevice {
         }
     }
 
-    /// The directory of the namespaces that hosts make of a subsystem.
+    /// The directory of host-created namespaces of a subsystem.
     pub(crate) fn directory(nqn: Nqn, directory: &Path, why: String) -> PendingDevice {
         let place = format!("namespaces that hosts make of {nqn}");
         PendingDevice {
@@ -91,7 +90,7 @@ impl PendingDevice {
         }
     }
 
-    /// Which namespace; one of no namespace stands for the directory of a subsystem.
+    /// The namespace; an id of no namespace stands for the directory of a subsystem.
     pub(crate) fn key(&self) -> Place {
         self.key
     }
@@ -109,8 +108,8 @@ impl PendingDevice {
         matches!(&self.what, What::Folder(own) if own == directory)
     }
 
-    /// Begins to look why it is not there, if it is not. `served`: what
-    /// [`Stores::served`](super::Stores::served) says.
+    /// Begins to probe why it is missing, if it is. `served`: see
+    /// [`Stores::served`](super::Stores::served).
     fn look<'a>(
         &self,
         served: &Served,
@@ -135,7 +134,7 @@ pub struct PendingProbe {
 }
 
 impl PendingProbe {
-    /// Those that are there by now, or at least no longer missing as they were. May wait for paths
+    /// Pending devices that are available now, or missing for another reason. May block for paths
     /// that hang, the first time.
     #[must_use]
     pub(crate) fn available(&self) -> Vec<Place> {

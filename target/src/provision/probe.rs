@@ -10,39 +10,39 @@ use crate::config::{NamespaceConfig, NamespaceKind};
 use crate::platform::availability;
 use crate::state::served::Served;
 
-/// What may be opened, where it has a path; or why it is not there yet.
+/// Result of a probe: the file or device, if the namespace has a path, or why it is missing.
 pub(super) type ProbeResult = Result<Option<Probed>, String>;
 
 /// Result of a probe.
 #[derive(Debug)]
 pub(super) struct Probed {
-    /// The path that the file or device is known by for good.
+    /// The lasting path of the file or device.
     pub(super) lasting: PathBuf,
     /// What the path leads to.
     pub(super) same: FileId,
 }
 
-/// Two paths that lead to the same lead to equal ones of these.
+/// Identity of a file or device, equal for all paths to it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum FileId {
     Device(u64),
-    /// On which device, and its inode there.
+    /// Device and inode.
     File(u64, u64),
-    /// What is to be made, or is in the way of it: no regular file and no block device.
+    /// A path without a regular file or block device.
     New(PathBuf),
-    /// The system does not say, or not us: it may be there.
+    /// Unknown because of an error: the file may exist.
     Unknown(PathBuf),
 }
 
 impl Probed {
-    /// It is there already, and not about to be made.
+    /// Whether the file exists.
     pub(super) fn is_there(&self) -> bool {
         self.same.is_there()
     }
 }
 
 impl FileId {
-    /// At a path there is no store, or not that the system says.
+    /// Identity of a path without a file, or whose file cannot be examined.
     fn of_nothing(path: PathBuf, error: Option<ErrorKind>) -> FileId {
         match error {
             None | Some(NotFound | NotADirectory) => FileId::New(path),
@@ -56,8 +56,8 @@ impl FileId {
     }
 }
 
-/// Begins to look at the path of a namespace: what is to be opened, or why it is not there yet (see
-/// [`availability::store`]), as `tell` has it. `None`: it has no path.
+/// Begins to probe the path of a namespace (see [`availability::store`]); `tell` converts the
+/// result. `None`: it has no path.
 pub(super) fn begin<'a, T: Send + 'static>(
     opening: &'a BlockingPool,
     namespace: &NamespaceConfig,
@@ -92,8 +92,7 @@ fn seen(path: PathBuf) -> Probed {
             FileId::of_nothing(path, found_as.err().map(|error| error.kind()))
         }
     };
-    // Links of devices are left as they are: they last, and what they lead to has another name with
-    // every start.
+    // Links to devices are not resolved: they last, and their targets are renamed at each start.
     let lasting = found.filter(|found| !found.starts_with("/dev")).unwrap_or(path);
     Probed { lasting, same }
 }

@@ -9,28 +9,28 @@ use crate::blockdev::blocking::BlockingPool;
 use crate::provision::devices::Place;
 use crate::provision::{NamespaceDirectory, Provisioner};
 
-/// How often it is looked whether something has come.
+/// Interval between probes of pending addresses and devices.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long directories may take to write their records again.
+/// Time limit for records that are written again.
 const REPAIR: Duration = Duration::from_secs(2);
 
-/// What has come and could not be served is tried again after this long,
+/// A device that is available and could not be opened is retried after this time,
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// and after twice as long each time, up to this.
+/// and after twice as long each time, up to this limit.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// The task of the blocking pool that looks whether something has come.
+/// The task of the blocking pool that probes pending addresses and devices.
 pub(crate) struct RetryTask {
-    /// What is received when it ends; behind a lock only so that whoever has this may be shared.
+    /// Receives the end of the task; a `Mutex` makes the type `Sync`.
     ended: Mutex<Receiver<()>>,
-    /// Dropped: it ends.
+    /// Ends the task when dropped.
     stop: Option<Sender<()>>,
 }
 
 impl RetryTask {
-    /// Starts to look.
+    /// Starts the task.
     ///
     /// # Errors
     /// No thread to be had.
@@ -48,12 +48,12 @@ impl RetryTask {
         Ok(RetryTask { ended: Mutex::new(ended), stop: Some(stop) })
     }
 
-    /// Has it begin nothing more.
+    /// Stops the task after its current step.
     pub(crate) fn cease(&mut self) {
         self.stop = None;
     }
 
-    /// Ends it; what hangs in a disk is left to itself.
+    /// Ends the task; a step that hangs is abandoned.
     pub(crate) fn stop(mut self, deadline: Instant) {
         self.cease();
         let left = deadline.saturating_duration_since(Instant::now());
@@ -62,8 +62,8 @@ impl RetryTask {
     }
 }
 
-/// When the stores that have come are tried again that could not be served: each try may take as
-/// long as a person would wait, with nothing else changed meanwhile.
+/// Back-off of devices that are available and could not be opened: each attempt may take as long as
+/// its time limit, and no other change is possible meanwhile.
 #[derive(Debug, Default)]
 struct Backoff(BTreeMap<Place, Pause>);
 
@@ -74,19 +74,19 @@ struct Pause {
 }
 
 impl Backoff {
-    /// Whether it may be tried now.
+    /// Whether the device may be retried now.
     fn is_over(&self, place: Place, now: Instant) -> bool {
         self.0.get(&place).is_none_or(|pause| now >= pause.until)
     }
 
-    /// It has been tried: the next pause is twice as long.
+    /// Doubles the next pause after an attempt.
     fn tried(&mut self, place: Place, now: Instant) {
         let last = self.0.get(&place).map(|pause| pause.length * 2);
         let length = last.map_or(PAUSE, |length| length.min(PAUSE_MAX));
         self.0.insert(place, Pause { until: now + length, length });
     }
 
-    /// What is no longer there, or no longer awaited, begins anew.
+    /// Resets the pause of devices that are no longer available or pending.
     fn keep(&mut self, places: &[Place]) {
         self.0.retain(|place, _| places.contains(place));
     }
@@ -100,7 +100,7 @@ fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
     for at in addresses {
         provisioner().on_address(at);
     }
-    // A path may hang for as long as a server does not answer: nobody's lock is held meanwhile.
+    // A path may hang as long as its server does not answer: no lock is held meanwhile.
     let owing = provisioner().owing();
     make_good(owing, Instant::now() + REPAIR);
     let pending_probe = provisioner().pending_probe();
@@ -112,12 +112,12 @@ fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
         return;
     }
     provisioner().on_stores(&due);
-    // The try itself may have been long.
+    // The attempt may have taken long.
     let now = Instant::now();
     due.into_iter().for_each(|place| pauses.tried(place, now));
 }
 
-/// Has directories write again what they owe, until then.
+/// Writes the records of directories again, until the deadline.
 pub(crate) fn make_good(
     (directories, opening): (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>),
     deadline: Instant,
@@ -132,13 +132,13 @@ pub(crate) fn make_good(
             })
         })
         .collect();
-    // It says itself what has come of it.
+    // Results are logged.
     begun.into_iter().for_each(|one| drop(one.by(deadline)));
 }
 
 #[cfg(test)]
 impl RetryTask {
-    /// One that does this instead.
+    /// A task with other work.
     pub(crate) fn at(work: impl FnOnce() + Send + 'static) -> RetryTask {
         let ended = BlockingPool::default().spawn(work).unwrap();
         RetryTask { ended: Mutex::new(ended), stop: None }

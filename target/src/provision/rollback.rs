@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::blockdev::CreatedFile;
 use crate::blockdev::blocking::BlockingPool;
 
-/// How long taking it away may keep others waiting.
+/// Time limit for the removal of files.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The files that an attempt has made. They go when the last of its clones is dropped, unless they
-/// are kept.
+/// Files created by a change. They are removed when the last clone is dropped, unless they are
+/// kept.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CreatedFiles(Arc<Files>);
 
@@ -22,17 +22,17 @@ struct Files {
 }
 
 impl CreatedFiles {
-    /// None yet; a task of this pool takes them away.
+    /// An empty list; a task of this pool removes its files.
     pub(super) fn new(pool: &Arc<BlockingPool>) -> CreatedFiles {
         CreatedFiles(Arc::new(Files { made: Mutex::default(), pool: Arc::clone(pool) }))
     }
 
-    /// It has made one more.
+    /// Adds a created file.
     pub(super) fn add(&self, made: CreatedFile) {
         self.0.made.lock().unwrap_or_else(PoisonError::into_inner).push(made);
     }
 
-    /// It has come to something.
+    /// Keeps the files.
     pub(super) fn keep(&self) {
         let made = take(&mut *self.0.made.lock().unwrap_or_else(PoisonError::into_inner));
         made.into_iter().for_each(CreatedFile::keep);
@@ -45,7 +45,7 @@ impl Drop for Files {
         if made.is_empty() {
             return;
         }
-        // Their device may have begun to hang. Where no thread is to be had they go here and now.
+        // The device may hang. Without a thread the files are removed here.
         if let Ok(removed) = self.pool.spawn(move || drop(made)) {
             let _ = removed.recv_timeout(PATIENCE);
         }

@@ -1,6 +1,5 @@
-//! Small files that outlast a power loss: written beside their name, synced, renamed, and their
-//! directory synced. Whenever the power goes, the name means the whole old content or the whole new
-//! one.
+//! Small files that survive a power loss: written beside their name, synced, renamed, and their
+//! directory synced. At any time the name has either the whole old content or the whole new one.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
@@ -10,8 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::blockdev::crash_point::crash_point;
 use crate::blockdev::durable;
 
-/// Writes and syncs content beside `name` in `directory`: what takes room or a working disk is done
-/// then, and the name still means what it did.
+/// Writes and syncs content beside `name` in `directory`: steps that need space or a working device
+/// are done then, and the name still has the old content.
 ///
 /// # Errors
 /// What the system says.
@@ -28,8 +27,8 @@ pub(crate) fn prepare(directory: &Path, name: &str, content: &[u8]) -> io::Resul
     Ok(PreparedFile { path: directory.join(name), beside })
 }
 
-/// Content of a small file that is synced beside its name. What stays there is written over by the
-/// next one.
+/// Content of a small file that is synced beside its name. The next one overwrites it if it is
+/// abandoned.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct PreparedFile {
@@ -38,7 +37,7 @@ pub(crate) struct PreparedFile {
 }
 
 impl PreparedFile {
-    /// Has the name mean it. When it returns, that is so also after a power loss.
+    /// Renames the file to its name. On return the name has the content also after a power loss.
     ///
     /// # Errors
     /// What the system says. The name may then mean either content, but no mixture.
@@ -49,8 +48,7 @@ impl PreparedFile {
     }
 }
 
-/// Removes `name` from `directory`, if it is there, as surely as [`PreparedFile::persist`] gives it its
-/// name.
+/// Removes `name` from `directory`, if it exists, as durably as [`PreparedFile::persist`] sets it.
 ///
 /// # Errors
 /// What the system says.

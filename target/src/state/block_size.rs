@@ -9,9 +9,8 @@ use uuid::Uuid;
 use crate::core::subsystem::lba_format::{ChosenFormat, Format};
 use crate::state::namespace_state::NamespaceFile;
 
-/// The format of a namespace that is kept in `directory`, under its UUID; as it was left there.
-/// `store` is the path of the data; `configured_bytes`, the size of blocks that nobody has
-/// formatted.
+/// The persisted format of a namespace in `directory`, under its UUID. `store`: path of the data;
+/// `configured_bytes`: block size of data that was never formatted.
 ///
 /// # Errors
 /// One sentence about a file that cannot be read or is invalid, or about one of another UUID for
@@ -32,7 +31,7 @@ pub fn open(
     Ok(format)
 }
 
-/// Refuses a namespace whose store a host has formatted when the namespace had another UUID, which
+/// Refuses a namespace whose device a host has formatted when the namespace had another UUID, which
 /// changes with the name of its subsystem where none is configured.
 fn not_of_another_uuid(
     directory: &Path,
@@ -42,7 +41,7 @@ fn not_of_another_uuid(
 ) -> Result<(), String> {
     let all = NamespaceFile::all(directory).unwrap_or_default();
     for other in all.iter().filter(|other| *other != own) {
-        // What is damaged holds back its own namespace only.
+        // A damaged record prevents its own namespace only.
         let Ok(Some(ChosenFormat { block_size_bytes: size, store: Some(of) })) = other.load()
         else {
             continue;

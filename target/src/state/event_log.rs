@@ -13,7 +13,7 @@ use crate::state::record::StateDir;
 /// Names of files are derived under this one. Never change it: events would be forgotten.
 const UUID_SPACE: Uuid = Uuid::from_u128(0x6a2b_9d0c_71e8_4c55_8f3e_6e76_6d66_6450);
 
-/// Reads what is in `directory`; whatever happens from now on rings `wake`.
+/// Reads the events in `directory`; later events notify `wake`.
 ///
 /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend on
 /// it.
@@ -22,7 +22,7 @@ pub(crate) fn open(directory: &Path, subsystem: Nqn, wake: SyncSender<()>) -> Pe
     PersistentEventLog::new(subsystem, saved, wake)
 }
 
-/// Writes the file, if anything has happened since it was written.
+/// Writes the file, if it has changed since it was written.
 pub(crate) fn save(log: &PersistentEventLog, directory: &Path) {
     let name = name(log.subsystem());
     if let Err(error) = log.save(|saved| StateDir(directory).replace(&name, saved)) {

@@ -1,12 +1,12 @@
-//! Under which UUID each store is served. What hosts rely on (reservations, write protection,
-//! blocks made unreadable) is kept by UUID, and the UUID may be another one with the next
-//! configuration: by its key, or because of a new name of the subsystem or a new spelling of the
-//! path, where there is no such key. What was kept would then vanish without a word, so a store is
-//! not served under another UUID as long as something is kept under the first.
+//! UUID of each served device. State that hosts rely on (reservations, write protection, bad
+//! blocks) is persisted by UUID, and the UUID may differ in the next configuration: by its key, or
+//! because of a new name of the subsystem or a new spelling of the path, where there is no such
+//! key. The state would then be lost silently, so a device is not served under another UUID as long
+//! as state is persisted under the first.
 //!
 //! The block size that a host has chosen has a rule of its own
-//! ([`crate::core::subsystem::lba_format`]): its file says of which store it is, and what is
-//! configured may be the same.
+//! ([`crate::core::subsystem::lba_format`]): its record names the device, and the configured size
+//! may be the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,17 +23,17 @@ use crate::state::record::StateDir;
 /// In the state directory: the UUID and the store of each namespace, a line each.
 const FILE: &str = "names";
 
-/// The stores by UUID, in the words of [`of_path`].
+/// The devices by UUID, as [`of_path`] writes them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct DeviceIdentities(BTreeMap<Uuid, String>);
 
-/// What a store is called here: its path in quotes, which has no line end then.
+/// Identity of a device: its path in quotes, which has no line end then.
 pub(crate) fn of_path(path: &Path) -> String {
     format!("{path:?}")
 }
 
 impl DeviceIdentities {
-    /// As the daemon has left them.
+    /// Loads the identities.
     ///
     /// # Errors
     /// One sentence about a file that cannot be read or is invalid. It is not passed over:
@@ -42,7 +42,8 @@ impl DeviceIdentities {
         Ok(StateDir(directory).load(FILE)?.unwrap_or_default())
     }
 
-    /// Whether a store may be served under this UUID; `configured`: those of all namespaces.
+    /// Checks that a device may be served under this UUID; `configured`: the UUIDs of all
+    /// namespaces.
     ///
     /// # Errors
     /// One sentence: something is kept for it under another UUID.
@@ -79,8 +80,8 @@ impl DeviceIdentities {
         Ok(())
     }
 
-    /// Prepares to remember what is served now, beside what is not and has something kept. A list
-    /// that is invalid stays as it is while anything is kept: it holds stores until somebody has
+    /// Prepares the record of served devices, and of others with persisted state. A damaged record
+    /// is kept while any state is persisted: it prevents new devices until an administrator has
     /// restored it, and nothing else.
     ///
     /// # Errors
@@ -110,7 +111,7 @@ impl DeviceIdentities {
     }
 }
 
-/// Whether anything is kept that a name of before may lead to; what cannot be looked for is.
+/// Whether any state is persisted under an earlier name; state that cannot be listed counts.
 pub(crate) fn is_any_kept(directory: &Path) -> bool {
     let all = NamespaceFile::all(directory);
     all.map_or(true, |all| all.iter().any(|file| !file.relied_on().is_empty()))

@@ -1,5 +1,5 @@
-//! One daemon a `state_directory`: two would write over each other's changes and over what they
-//! must remember, and what one has served the other would make anew.
+//! Lock of the `state_directory`: two daemons would overwrite each other's changes and records, and
+//! one would create files anew that the other has served.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -12,22 +12,21 @@ use tracing::warn;
 /// locks.)
 const NAME: &str = "lock";
 
-/// Keeps other daemons out of a directory for as long as it is there.
+/// Lock of a directory against other daemons, released when dropped.
 #[derive(Debug)]
 pub(crate) struct StateDirLock {
     _held: File,
 }
 
 impl StateDirLock {
-    /// Whether a daemon has the directory, as far as that can be seen. Keeps none out.
+    /// Whether a daemon has locked the directory, as far as that can be seen. Does not lock it.
     pub(crate) fn is_held(directory: &Path) -> bool {
         let file = File::open(directory.join(NAME));
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Takes the directory; none where its file system is read-only: nobody writes over anything
-    /// there. Whatever else keeps the lock from being taken may keep two daemons from seeing each
-    /// other, and not from writing.
+    /// Locks the directory; `None` where its file system is read-only: no daemon can write there.
+    /// Another failure could prevent two daemons from noticing each other, and not from writing.
     ///
     /// # Errors
     /// One sentence: another daemon has it, or it cannot be locked.
@@ -48,7 +47,7 @@ impl StateDirLock {
     }
 }
 
-/// What becomes of a start that cannot lock the directory.
+/// Result of a failure to lock the directory.
 fn without(path: &Path, error: &io::Error) -> Result<Option<StateDirLock>, String> {
     let shown = path.display();
     if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
@@ -61,7 +60,7 @@ fn without(path: &Path, error: &io::Error) -> Result<Option<StateDirLock>, Strin
     ))
 }
 
-/// Opens the file, or makes it.
+/// Opens the file, or creates it.
 fn open(directory: &Path, path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
@@ -70,11 +69,11 @@ fn open(directory: &Path, path: &Path) -> io::Result<File> {
         outcome => return outcome,
     }
     let file = match options.clone().create_new(true).open(path) {
-        // Another daemon was faster.
+        // Another daemon has created it meanwhile.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return options.open(path),
         outcome => outcome?,
     };
-    // Who runs the daemon as root once does not keep its own user from locking ever after.
+    // A daemon that was run as root once must not prevent its own user from locking.
     if let Ok(owner) = fs::metadata(directory) {
         let _ = fchown(&file, Some(owner.uid()), Some(owner.gid()));
     }

@@ -1,4 +1,4 @@
-//! What outlasts the daemon.
+//! Persistent state.
 
 pub(crate) mod atomic_file;
 pub mod block_size;

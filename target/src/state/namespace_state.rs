@@ -1,5 +1,5 @@
-//! What is persisted of a namespace: one record by its UUID, with a section for each thing. A section
-//! that would say nothing is left out; a record without sections is no file.
+//! Persistent state of a namespace: one record by its UUID, with sections. An empty section is left
+//! out; a record without sections is removed.
 //!
 //! ```text
 //! nvmfd namespace 1
@@ -21,8 +21,8 @@
 //! UUID.reservation .. ─► UUID.namespace says the same, durably ─► they are removed, durably ─► the change
 //! ```
 //!
-//! So a file of an earlier version beside `UUID.namespace` says what that says. Where it does not,
-//! somebody has put it there, and nobody but an administrator knows which is right.
+//! So a file of an earlier version beside `UUID.namespace` has the same content. If it differs, it
+//! was put there by hand, and only an administrator can decide which is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -36,7 +36,7 @@ use crate::blockdev::record::{self, Record};
 use crate::core::subsystem::persistence::{Persist, Section};
 use crate::state::record::StateDir;
 
-/// How a section is called, also by people, and what its file was in earlier versions.
+/// Names of a section, and its file in earlier versions.
 struct SectionKind {
     /// Between brackets; the end of the name of the earlier file.
     name: &'static str,
@@ -82,7 +82,7 @@ const KINDS: [SectionKind; 5] = [
 
 const EXTENSION: &str = "namespace";
 
-/// Sections are changed, and files converted, by one at a time: no change loses another.
+/// Serializes changes of sections and conversions of files, so that none is lost.
 static CHANGES: Mutex<()> = Mutex::new(());
 
 /// The lines of each section, by its name.
@@ -116,14 +116,14 @@ impl Record for Sections {
     }
 }
 
-/// Where everything is persisted of the namespace with one UUID.
+/// Record of the namespace with one UUID.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamespaceFile {
     directory: PathBuf,
     uuid: Uuid,
 }
 
-/// What is found of a namespace.
+/// Persisted sections of a namespace.
 struct LoadedSections {
     sections: Sections,
     /// The files of earlier versions.
@@ -137,7 +137,7 @@ impl NamespaceFile {
         NamespaceFile { directory: directory.to_owned(), uuid }
     }
 
-    /// Of every namespace of which something is persisted in `directory`.
+    /// The records of all namespaces in `directory`.
     ///
     /// # Errors
     /// What the system says.
@@ -157,13 +157,13 @@ impl NamespaceFile {
         self.uuid
     }
 
-    /// The names of the files that there are.
+    /// Names of the existing files.
     pub(crate) fn files(&self) -> Vec<String> {
         let all = self.earlier().into_iter().chain([self.name()]);
         all.filter(|name| self.directory.join(name).exists()).collect()
     }
 
-    /// A section; none where nothing is persisted.
+    /// A section; `None` if it is not persisted.
     ///
     /// # Errors
     /// As [`Persist::load_lines`].
@@ -171,7 +171,7 @@ impl NamespaceFile {
         (self as &dyn Persist).load()
     }
 
-    /// What hosts rely on that is persisted, whatever the UUID is, as people call it.
+    /// Persisted state that hosts rely on, whatever the UUID is, as named in messages.
     pub(crate) fn relied_on(&self) -> Vec<&'static str> {
         let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(LoadedSections { sections, .. }) = self.read() else {
@@ -194,7 +194,7 @@ impl NamespaceFile {
         (self as &dyn Persist).replace(new, before)
     }
 
-    /// Removes everything, of a namespace that is no more.
+    /// Removes all state of a deleted namespace.
     ///
     /// # Errors
     /// What the system says.
@@ -203,8 +203,8 @@ impl NamespaceFile {
         self.files().iter().try_for_each(|name| StateDir(&self.directory).remove(name))
     }
 
-    /// Everything. The earlier files come first: one that has gone since then was converted, and the
-    /// new one is there.
+    /// Reads all sections. Earlier files are read first: one that is missing then was converted,
+    /// and the new one exists.
     fn read(&self) -> Result<LoadedSections, String> {
         let directory = StateDir(&self.directory);
         let mut earlier = Vec::new();
@@ -234,11 +234,11 @@ impl NamespaceFile {
         Ok(LoadedSections { sections: Sections(converted), earlier })
     }
 
-    /// From the files of earlier versions to the one of this version, which says the same.
+    /// Converts the files of earlier versions to the one of this version.
     fn convert(&self, found: &LoadedSections) -> io::Result<()> {
         let directory = StateDir(&self.directory);
         if !found.earlier.is_empty() {
-            // Also where it is there already: a power loss may take its name back.
+            // Also if it exists already: a power loss may revert its name.
             directory.replace(&self.name(), &found.sections)?;
         }
         found.earlier.iter().try_for_each(|name| directory.remove(name))
@@ -304,7 +304,8 @@ impl Persist for NamespaceFile {
             self.convert(&found)?;
             let write = |lines| self.write(found.sections.clone(), name, lines);
             write(new).inspect_err(|_| {
-                // The rename may have happened. What hosts are told counts, so put it back.
+                // The rename may have happened. The state that was reported to hosts counts, so
+                // restore it.
                 if let Err(failure) = write(before) {
                     error!("cannot roll back [{name}]: {failure}");
                 }

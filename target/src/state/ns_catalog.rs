@@ -1,5 +1,4 @@
-//! What the record of managed namespaces says, and how it is written. The text is for people as
-//! well:
+//! Record of host-created namespaces, readable text:
 //!
 //! ```text
 //! nvmfd namespaces 1
@@ -24,19 +23,19 @@ use crate::core::subsystem::ns_management::{Entry, HOSTS_MAX};
 /// The record, in the directory of a catalog.
 pub(crate) const RECORD: &str = "namespaces";
 
-/// The namespaces of one subsystem that hosts made.
+/// Host-created namespaces of one subsystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamespaceCatalogRecord {
     /// The subsystem.
     pub subsystem: Nqn,
     /// Its namespaces, by id.
     pub entries: BTreeMap<u32, Entry>,
-    /// Files that are being made or removed, by UUID: no namespaces.
+    /// Files that are being created or removed, by UUID: no namespaces.
     pub unsettled: BTreeSet<Uuid>,
 }
 
 impl NamespaceCatalogRecord {
-    /// Of a subsystem, with nothing in it.
+    /// An empty record of a subsystem.
     #[must_use]
     pub fn new(subsystem: Nqn) -> NamespaceCatalogRecord {
         NamespaceCatalogRecord { subsystem, entries: BTreeMap::new(), unsettled: BTreeSet::new() }
@@ -76,7 +75,7 @@ impl NamespaceCatalogRecord {
         Some(())
     }
 
-    /// What could not come about by orders is not served, whoever wrote it.
+    /// A state that no sequence of requests can reach is refused.
     fn is_possible(&self) -> bool {
         let sound = |(nsid, entry): (&u32, &Entry)| {
             (1..=MAX_NSID).contains(nsid)

@@ -1,9 +1,9 @@
 //! The file of the times with power ([`PowerMeter`]).
 //!
-//! What has to outlast the daemon is a file in the `state_directory`, written beside its name,
-//! synced and renamed, at the start, every few minutes, and at the end, by the thread that writes
-//! the usage. A start that finds no end before it counts an unsafe shutdown. Without a
-//! `state_directory` each start is the first.
+//! The persistent part is a file in the `state_directory`, written beside its name, synced and
+//! renamed, at the start, every few minutes, and at the end, by the thread that writes the usage. A
+//! start that finds no end before it counts an unsafe shutdown. Without a `state_directory` each
+//! start is the first.
 //!
 //! ```text
 //! nvmfd power 1
@@ -30,13 +30,13 @@ pub(super) const SAVE_EVERY: Duration = Duration::from_secs(600);
 /// The file, and what it counts.
 #[derive(Debug)]
 pub struct PowerLog {
-    /// What was found.
+    /// The previous record.
     pub meter: PowerMeter,
     directory: Option<PathBuf>,
 }
 
 impl PowerLog {
-    /// Reads what is in `directory`. Without a directory nothing is kept.
+    /// Reads the record in `directory`. Without a directory nothing is persisted.
     ///
     /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend
     /// on these numbers.
@@ -49,15 +49,15 @@ impl PowerLog {
         PowerLog { meter, directory: directory.map(Path::to_owned) }
     }
 
-    /// Writes for how long power has been on, and whether it still is: a file that says so is one
-    /// of a daemon that has not ended yet, or has ended without notice.
+    /// Writes the time with power, and whether it is still on: a file with `on` belongs to a daemon
+    /// that is running, or was killed.
     pub(super) fn save(&self, now: Instant, is_on: bool) {
         let Some(directory) = &self.directory else { return };
         save(directory, &self.meter, now, is_on);
     }
 }
 
-/// What the record says.
+/// Content of the record.
 struct Saved {
     cycles: u64,
     seconds: u64,
@@ -87,7 +87,7 @@ impl Record for Saved {
     }
 }
 
-/// What a start finds.
+/// Result of a start.
 fn load(directory: &Path, now: Instant) -> Option<PowerMeter> {
     let saved: Saved = StateDir(directory).load_if_usable(NAME)?;
     Some(PowerMeter {

@@ -1,5 +1,4 @@
-//! Persisted records: what the daemon has to find again. Each is a file of its own, text, so that
-//! people can read it as well (`blockdev/record.rs`).
+//! Persisted records: one text file each, readable by administrators (`blockdev/record.rs`).
 //!
 //! A record is replaced as a whole (`atomic_file`). One that is damaged or cannot be read never
 //! counts as none.
@@ -16,12 +15,12 @@ use crate::state::atomic_file::{self, PreparedFile};
 /// The longest record: a thousand subsystems with a hundred namespaces each take less.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// A directory of records: the `state_directory`, or one of namespaces that hosts make.
+/// A directory of records: the `state_directory`, or one of host-created namespaces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateDir<'d>(pub(crate) &'d Path);
 
 impl StateDir<'_> {
-    /// The record of this name; none where there is no such file.
+    /// The record of this name; `None` if there is no such file.
     ///
     /// # Errors
     /// One sentence about a file that cannot be read or is no such record.
@@ -29,7 +28,7 @@ impl StateDir<'_> {
         self.load_as(name, R::REMEDY, unseal)
     }
 
-    /// What `parse` gives for the file of this name.
+    /// Result of `parse` for the file of this name.
     ///
     /// # Errors
     /// As [`StateDir::load`].
@@ -55,7 +54,8 @@ impl StateDir<'_> {
         })
     }
 
-    /// The same of what no data depend on: one that cannot be used is reported and counts as none.
+    /// The same for a record that no data depend on: one that cannot be used is reported and counts
+    /// as missing.
     pub(crate) fn load_if_usable<R: Record>(self, name: &str) -> Option<R> {
         self.load(name).unwrap_or_else(|why| {
             warn!("{why}; it begins anew");
@@ -81,7 +81,7 @@ impl StateDir<'_> {
         atomic_file::prepare(self.0, name, text.as_bytes())
     }
 
-    /// Replaces a record. When this returns, that is so also after a power loss.
+    /// Replaces a record. On return the record survives a power loss.
     ///
     /// # Errors
     /// As [`StateDir::prepare`]. Either record may then be there, but no mixture.
@@ -89,7 +89,7 @@ impl StateDir<'_> {
         self.prepare(name, record)?.persist()
     }
 
-    /// Removes a record, if it is there, as surely as it is replaced.
+    /// Removes a record, if it exists, as durably as it is replaced.
     ///
     /// # Errors
     /// What the system says.

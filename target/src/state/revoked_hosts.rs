@@ -1,5 +1,5 @@
-//! Which hosts have had keys, kept over restarts: a key that is removed while the daemon is down, or
-//! before it starts anew, leaves its name refused as well.
+//! Hosts that have had keys, kept over restarts: a host whose key is removed while the daemon is
+//! stopped, or before a restart, is refused as well.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,7 +28,7 @@ impl Record for KeyedHosts {
     }
 }
 
-/// The hosts that had keys; none where there is no file yet.
+/// The hosts that had keys; empty if there is no file yet.
 ///
 /// # Errors
 /// A sentence about a file that cannot be read. It never means that there are none.
@@ -44,7 +44,7 @@ pub(crate) fn is_denied(directory: &Path) -> bool {
     StateDir(directory).is_denied(NAME)
 }
 
-/// Keeps which hosts have or have had keys.
+/// Writes the hosts that have or had keys.
 ///
 /// # Errors
 /// What the system says.

@@ -1,4 +1,4 @@
-//! The files that were served: such a file is never made again.
+//! Files that were served: such a file is never created anew.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -10,21 +10,20 @@ use crate::blockdev::record::Record;
 use crate::state::atomic_file::PreparedFile;
 use crate::state::record::StateDir;
 
-/// In the state directory: the paths of files that were served, one a line. Such a file is never
-/// made again.
+/// Name in the state directory: the paths of served files, one a line.
 const SERVED: &str = "served";
 
-/// The files that were served once, as far as that is known.
+/// Files that were served before, as far as known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Served {
-    /// These, and no other ones.
+    /// These, and no others.
     Known(BTreeSet<PathBuf>),
-    /// Nobody knows, for this reason: each of them may have been.
+    /// Unknown, for this reason: each file may have been served.
     Unknown(String),
 }
 
 impl Served {
-    /// As a state directory has them. Without one nothing is remembered.
+    /// Loads the list of a state directory. Without one nothing is known.
     pub(crate) fn load(directory: Option<&Path>) -> Served {
         match directory.map_or(Ok(None), |directory| StateDir(directory).load(SERVED)) {
             Ok(list) => Served::Known(list.map_or_else(BTreeSet::new, |Paths(paths)| paths)),
@@ -32,12 +31,12 @@ impl Served {
         }
     }
 
-    /// None was.
+    /// No file was served.
     pub(crate) fn none() -> Served {
         Served::Known(BTreeSet::new())
     }
 
-    /// These were as well.
+    /// Adds files.
     pub(crate) fn with<'p>(mut self, more: impl Iterator<Item = &'p Path>) -> Served {
         if let Served::Known(paths) = &mut self {
             paths.extend(more.map(Path::to_owned));
@@ -45,7 +44,7 @@ impl Served {
         self
     }
 
-    /// That this file was served, or may have been, as the end of a sentence.
+    /// States that this file was served, or may have been, as the end of a sentence.
     pub(crate) fn before(&self, path: &Path) -> Option<String> {
         match self {
             Served::Known(paths) => paths.contains(path).then(|| "was served before".to_owned()),
@@ -53,7 +52,7 @@ impl Served {
         }
     }
 
-    /// Whether it was, or may have been.
+    /// Whether a file was served, or may have been.
     pub(crate) fn contains(&self, path: &Path) -> bool {
         match self {
             Served::Known(paths) => paths.contains(path),
@@ -61,8 +60,8 @@ impl Served {
         }
     }
 
-    /// Has it kept from now on: synchronised beside its name, which [`PreparedFile::persist`] gives it;
-    /// nothing where it is kept already.
+    /// Prepares the list: synced beside its name, which [`PreparedFile::persist`] sets; `None` if
+    /// it is persisted already.
     ///
     /// # Errors
     /// What the system says.

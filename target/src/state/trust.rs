@@ -1,6 +1,6 @@
-//! Stores that are not trusted: a synchronisation has failed, or a file was shortened while it was
-//! served. What hosts believe to be there may not be there, so this lasts until an administrator
-//! says otherwise (`nvmfctl namespace trust`): no reload, restart or reopening ends it.
+//! Devices that are not trusted: a sync has failed, or a file was shortened while it was served.
+//! Data that hosts have written may be missing, so this lasts until an administrator decides
+//! otherwise (`nvmfctl namespace trust`): no reload, restart or reopening ends it.
 //!
 //! It is kept by the UUID of the namespace, in the state directory. Without one it lasts as long as
 //! the daemon does.
@@ -18,7 +18,7 @@ use crate::blockdev::monitor::{Distrust, TrustRecords};
 use crate::core::subsystem::persistence::Section;
 use crate::state::namespace_state::NamespaceFile;
 
-/// Which stores are not trusted, by the UUID of their namespaces.
+/// Devices that are not trusted, by the UUID of their namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceTrust {
     directory: Option<PathBuf>,
@@ -26,7 +26,7 @@ pub(crate) struct DeviceTrust {
 }
 
 impl DeviceTrust {
-    /// As it is kept in this directory, if in any.
+    /// Reads the state of this directory, if any.
     pub(crate) fn new(directory: Option<PathBuf>) -> DeviceTrust {
         DeviceTrust { directory, known: Mutex::default() }
     }
@@ -76,7 +76,7 @@ impl TrustRecords for DeviceTrust {
     }
 }
 
-/// Why a store is not trusted, as a section.
+/// Reason for the distrust of a device, as a section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Reason(pub(crate) Distrust);
 

@@ -1,10 +1,10 @@
-//! What hosts have done with each subsystem, and what has happened to it, over restarts of the
-//! daemon: the numbers of the SMART log that are of a life, and the log of persistent events.
+//! Lifetime counters of each subsystem, over restarts of the daemon: the numbers of the SMART log
+//! that count a lifetime, and the log of persistent events.
 //!
 //! The numbers are one file in the `state_directory`, written beside its name, synced and renamed,
-//! once a minute while they change, and at the end. So a crash forgets at most the last minute.
-//! What was done with a subsystem that is gone is kept for the case that it comes again. Without a
-//! `state_directory` a life is that of the daemon.
+//! once a minute while they change, and at the end. So a crash loses at most the last minute. The
+//! numbers of a removed subsystem are kept in case it is added again. Without a `state_directory` a
+//! lifetime is that of the daemon.
 //!
 //! ```text
 //! nvmfd usage 1
@@ -17,8 +17,8 @@
 //! writes, 512-byte units read and written, media errors. Its namespaces follow, with their id in
 //! the place of the errors.
 //!
-//! The thread that writes this file writes those of the persistent events as well (`history`), and
-//! that of the times with power (`power.rs`).
+//! The thread that writes this file also writes those of the persistent events (`event_log.rs`) and
+//! of the times with power (`power.rs`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -44,7 +44,7 @@ use crate::state::record::StateDir;
 use crate::worker_thread::WorkerThread;
 
 const NAME: &str = "usage";
-/// How much of what hosts did a crash may lose.
+/// Interval of writes: the loss of a crash.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// How often events are written at most, however many hosts make.
 const EVENTS_APART: Duration = Duration::from_secs(1);
@@ -59,13 +59,13 @@ struct Accounts(BTreeMap<Nqn, SubsystemCounters>);
 
 type SubsystemCounters = (u64, SavedCounters, Vec<(u32, SavedCounters)>);
 
-/// The numbers of all subsystems, and what has happened to them.
+/// The counters and events of all subsystems.
 #[derive(Debug)]
 pub struct UsageStore {
     usages: Mutex<Usages>,
     directory: Option<PathBuf>,
     power: PowerMeter,
-    /// Wakes who writes.
+    /// Wakes the thread that writes.
     wake: SyncSender<()>,
     woken: Mutex<Option<Receiver<()>>>,
     stopping: AtomicBool,
@@ -79,7 +79,7 @@ pub struct UsageWriter {
 }
 
 impl UsageStore {
-    /// Reads what is in `directory`. Without a directory nothing is kept.
+    /// Reads the counters in `directory`. Without a directory nothing is persisted.
     ///
     /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend
     /// on these numbers.
@@ -102,7 +102,7 @@ impl UsageStore {
         empty
     }
 
-    /// What hosts have done with a subsystem, counting on from what was kept.
+    /// Counters of a subsystem, continued from the persisted ones.
     #[must_use]
     pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
         Arc::clone(self.lock().entry(*subsystem).or_insert_with(|| {
@@ -111,7 +111,7 @@ impl UsageStore {
         }))
     }
 
-    /// A subsystem is served from now on, and was not before: it has been switched on.
+    /// Adds the power-on event of a subsystem that is served from now on.
     pub fn switched_on(&self, subsystem: &Nqn) {
         let (usage, power) = (self.usage(subsystem), self.power.at(Instant::now()));
         if let Some(history) = usage.history() {
@@ -121,8 +121,7 @@ impl UsageStore {
         }
     }
 
-    /// Keeps all of it from now on, and the times with power, since the target has started; none
-    /// without a directory.
+    /// Starts the thread that writes; `None` without a directory.
     #[must_use]
     pub fn keep(self: Arc<UsageStore>, power: PowerLog) -> Option<UsageWriter> {
         let directory = self.directory.clone()?;
@@ -143,7 +142,7 @@ impl UsageStore {
         let start = Instant::now();
         let (mut usage_due, mut snapshot_due) = (start + SAVE_EVERY, start + SNAPSHOT_EVERY);
         let mut power_due = start + power::SAVE_EVERY;
-        // What has happened so far has rung.
+        // Earlier events have set the flag.
         let (mut events_due, mut news) = (start, false);
         let mut kept = None;
         loop {
@@ -151,7 +150,7 @@ impl UsageStore {
             let rung = woken.recv_timeout(due.saturating_duration_since(Instant::now()));
             news |= rung.is_ok();
             let now = Instant::now();
-            // Acquire: what was done before the stop is seen.
+            // Acquire: events before the stop are seen.
             let stopping = self.stopping.load(Ordering::Acquire);
             let late = stopping || now >= usage_due;
             if stopping || now >= snapshot_due {
@@ -195,16 +194,16 @@ impl UsageStore {
 }
 
 impl UsageWriter {
-    /// Keeps everything as it is now, for the last time; gives up at the deadline.
+    /// Writes everything for the last time; gives up at the deadline.
     pub fn close(self, deadline: Instant) {
         self.usage_store.stopping.store(true, Ordering::Release);
-        // When it has been woken already, it sees this as well.
+        // A thread that was woken before sees this as well.
         let _ = self.usage_store.wake.try_send(());
         self.thread.join_by(deadline);
     }
 }
 
-/// Notes the SMART log of a subsystem as it is now.
+/// Adds the current SMART log of a subsystem as an event.
 fn snapshot(usage: &Usage, power: Power) {
     if let Some(history) = usage.history() {
         let smart = log_page::health(&usage.whole, usage.errors(), usage.is_degraded(), power);

@@ -1,8 +1,9 @@
-//! The thread that does the arithmetic of authentication, and the line before it. It starts with
-//! the first job, and ends with the target.
+//! The thread for the arithmetic of authentication, and its queue. It starts with the first job,
+//! and ends with the target.
 //!
-//! The line has no end of its own: a queue has one job at most, and takes it back when it closes.
-//! The sources of hosts take turns, so that nobody waits behind all the proofs of another one.
+//! The queue is bounded by the connections: a queue pair has one job at most, and cancels it when
+//! it closes. Jobs are taken in turn from the sources of hosts, so that no host waits for all the
+//! proofs of another.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -12,14 +13,14 @@ use crate::core::sched::fair_queue::FairQueue;
 use crate::core::sched::offload::AuthJob;
 use crate::worker_thread::WorkerThread;
 
-/// The way to the thread.
+/// Sender of jobs to the thread.
 #[derive(Debug, Default)]
 pub(super) struct AuthWorker {
     line: Arc<JobQueue>,
     has_thread: OnceLock<bool>,
 }
 
-/// Jobs that wait.
+/// Queued jobs.
 #[derive(Debug, Default)]
 struct JobQueue {
     waiting: Mutex<Waiting>,
@@ -29,12 +30,12 @@ struct JobQueue {
 #[derive(Debug, Default)]
 struct Waiting {
     jobs: FairQueue<AuthJob>,
-    /// The target ends.
+    /// The target stops.
     over: bool,
 }
 
 impl AuthWorker {
-    /// Hands a job over; false when there is no thread to be had.
+    /// Queues a job; false if no thread could be started.
     pub(super) fn submit(&self, job: AuthJob) -> bool {
         let has_thread = *self.has_thread.get_or_init(|| start(&self.line));
         if has_thread {
@@ -44,7 +45,7 @@ impl AuthWorker {
         has_thread
     }
 
-    /// Takes a job back; false when it has begun, or is done.
+    /// Cancels a job; false if it has started.
     pub(super) fn cancel(&self, ticket: u64) -> bool {
         let mut waiting = self.line.lock();
         waiting.jobs.remove(|job| job.ticket == ticket).is_some()
@@ -59,7 +60,7 @@ impl Drop for AuthWorker {
 }
 
 impl JobQueue {
-    /// The next job, when there is one; none at the end of the target.
+    /// Waits for the next job; `None` when the target stops.
     fn next(&self) -> Option<AuthJob> {
         let idle = |waiting: &mut Waiting| waiting.jobs.is_empty() && !waiting.over;
         let waiting = self.eventfd.wait_while(self.lock(), idle);
@@ -72,7 +73,7 @@ impl JobQueue {
     }
 }
 
-/// Whether there is a thread now.
+/// Starts the thread; false if that fails.
 fn start(line: &Arc<JobQueue>) -> bool {
     let line = Arc::clone(line);
     let started = WorkerThread::start("auth", move || work(&line));

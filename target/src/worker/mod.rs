@@ -1,4 +1,4 @@
-//! The threads that carry out what poll groups hand over, and the way to them.
+//! Worker threads for jobs of poll groups that may block.
 
 mod auth;
 pub mod ns_management;
@@ -12,8 +12,8 @@ use auth::AuthWorker;
 use ns_management::NamespaceAdminMessage;
 use ns_state::NamespaceStateMessage;
 
-/// The way to the threads. The one for authentication starts with the first job; jobs that one of
-/// the others would do are refused where there is none.
+/// Senders of jobs to the worker threads. The one for authentication starts with the first job;
+/// jobs of a missing worker are refused.
 #[derive(Debug, Default)]
 pub struct Workers {
     ns_state: Option<Sender<NamespaceStateMessage>>,

@@ -1,14 +1,14 @@
-//! The worker of namespace management: one thread that carries out what hosts order about
-//! namespaces, one order after another. Reactors ask it and go on; it answers by mail. So nobody
-//! waits for a file, and a reload and an order never meet: whoever changes what is served holds its
-//! lock (`provision/mod.rs`). An order lets it go while it works in the directory of its subsystem,
+//! The worker of namespace management: one thread that executes requests of hosts about namespaces,
+//! one after another. Reactors submit and continue; it answers by message. So no reactor waits for
+//! a file, and a reload and a request never meet: each takes the lock of the provisioner
+//! (`provision/mod.rs`). A request releases it while it works in the directory of its subsystem,
 //! which may hang.
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
 //! answered, so there are never more than there are slots.
 //!
-//! A format takes as long as its store takes to be erased. Each is a task of the blocking pool, so
-//! it keeps nobody else waiting.
+//! A format takes as long as the erase of its device. Each is a task of the blocking pool, so it
+//! delays no other request.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -26,19 +26,19 @@ use crate::core::shared::Shared;
 use crate::core::subsystem::ns_request::{FormatRequest, NamespaceRequest};
 use crate::provision::{Provisioner, format_task, ns_requests};
 
-/// Namespaces that are formatted at a time; a host that wants one more is told to try again.
+/// Formats at a time; the status of one more asks its host to retry.
 const MOST_FORMATS: usize = 16;
 
-/// What the worker is told.
+/// Messages to the worker.
 #[derive(Debug)]
 pub enum NamespaceAdminMessage {
-    /// An order of a host.
+    /// A request of a host.
     Order(Box<NamespaceJob>),
-    /// No more orders will come.
+    /// Stop: there are no more requests.
     Stop,
 }
 
-/// A worker that has not begun, and the way to it.
+/// A worker that has not started, and the sender of its messages.
 #[derive(Debug)]
 pub struct NamespaceAdmin {
     words: Receiver<NamespaceAdminMessage>,
@@ -46,27 +46,27 @@ pub struct NamespaceAdmin {
 }
 
 impl NamespaceAdmin {
-    /// One that waits for words.
+    /// Creates a worker.
     #[must_use]
     pub fn new() -> NamespaceAdmin {
         let (sender, words) = channel();
         NamespaceAdmin { words, sender }
     }
 
-    /// The way to it.
+    /// Sender of its messages.
     #[must_use]
     pub fn sender(&self) -> Sender<NamespaceAdminMessage> {
         self.sender.clone()
     }
 
-    /// Serves until told to stop.
+    /// Serves requests until it is stopped.
     pub(crate) fn run(
         self,
         provisioner: &Arc<Mutex<Provisioner>>,
         shared: &Arc<Shared>,
         pool: &BlockingPool,
     ) {
-        // Whoever formats has one more of these.
+        // Each format holds a clone.
         let pass = Arc::new(());
         while let Ok(NamespaceAdminMessage::Order(order)) = self.words.recv() {
             if let NamespaceRequest::Format(wish) = order.what {
@@ -80,7 +80,7 @@ impl NamespaceAdmin {
     }
 }
 
-/// Has a task format a namespace, and answer.
+/// Starts a task that formats a namespace and answers.
 fn format(
     wish: FormatRequest,
     order: &NamespaceJob,
@@ -97,7 +97,7 @@ fn format(
     let spawned = pool.spawn(move || {
         let outcome = format_task::carry_out(nqn, wish, &provisioner, &own);
         drop(pass);
-        // Who stops waits for the answer, and may want to open the stores again then.
+        // A stop waits for the answer, and may want to open the devices again then.
         drop(provisioner);
         answer(&own.registry, reactor, tag, outcome);
     });
@@ -108,7 +108,7 @@ fn format(
 }
 
 fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {
-    // A reactor that has ended waits for nothing.
+    // A reactor that has ended needs no answer.
     let _ =
         registry.reactor(reactor).send(Message::Answer(IoCompletion { tag, buf: None, outcome }));
 }

@@ -1,7 +1,7 @@
-//! The worker of namespace states: one thread that carries out the requests of all hosts about
-//! reservations, write protection and bad blocks, one after another. Reactors ask it and go on; it
-//! answers by mail. So nobody waits for a file, and every order finds the state that the one before
-//! has left.
+//! The worker of namespace states: one thread that executes the requests of all hosts about
+//! reservations, write protection and bad blocks, one after another. Reactors submit and continue;
+//! it answers by message. So no reactor waits for a file, and every request finds the state of the
+//! one before.
 //!
 //! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
 //! answered, so there are never more than there are slots.
@@ -23,23 +23,23 @@ use crate::core::sched::offload::{
 use crate::core::sched::{DrainBarrier, DrainScope};
 use crate::core::subsystem::reservation::Barred;
 
-/// What the worker is told.
+/// Messages to the worker.
 #[derive(Debug)]
 pub enum NamespaceStateMessage {
-    /// An order of a host.
+    /// A reservation request of a host.
     Ask(ReservationRequest),
-    /// Somebody wants namespaces protected from writes, or no longer.
+    /// A request to protect namespaces from writes, or to end that.
     Protect(WriteProtectRequest),
-    /// Blocks of a namespace become unreadable, or are readable again.
+    /// A request to make blocks unreadable, or readable again.
     Mark(Box<BadBlocksRequest>),
-    /// The last command behind a fence is home.
+    /// The last command before a drain barrier has completed.
     Drained(u64),
-    /// No more orders will come.
+    /// Stop: there are no more requests.
     Stop,
 }
 
-/// Whether blocks may be marked now: orders before this one may have barred its host, or protected
-/// the namespace.
+/// Whether blocks may be made unreadable now: earlier requests may have barred the host, or
+/// protected the namespace.
 fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), Status> {
     let Some((nqn, host)) = &request.by else { return Ok(()) };
     let gone = || Status::INVALID_NAMESPACE.with_dnr();
@@ -54,45 +54,45 @@ fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), 
     writable(namespace)
 }
 
-/// A worker that has not begun, and the way to it.
+/// A worker that has not started, and the sender of its messages.
 #[derive(Debug)]
 pub struct NamespaceStateWorker {
     words: Receiver<NamespaceStateMessage>,
     sender: Sender<NamespaceStateMessage>,
-    /// Who waits behind which fence.
+    /// Requests that wait for drain barriers.
     fenced: HashMap<u64, ReplyTo>,
     next_ticket: u64,
 }
 
 impl NamespaceStateWorker {
-    /// One that waits for words.
+    /// Creates a worker.
     #[must_use]
     pub fn new() -> NamespaceStateWorker {
         let (sender, words) = channel();
         NamespaceStateWorker { words, sender, fenced: HashMap::new(), next_ticket: 0 }
     }
 
-    /// The way to it.
+    /// Sender of its messages.
     #[must_use]
     pub fn sender(&self) -> Sender<NamespaceStateMessage> {
         self.sender.clone()
     }
 
-    /// Serves until told to stop.
+    /// Serves requests until it is stopped.
     pub fn run(mut self, registry: &Registry) {
         while let Ok(word) = self.words.recv()
             && self.hear(word, registry)
         {}
     }
 
-    /// Serves what it has been told so far, for who has no thread for it.
+    /// Serves the requests so far, without a thread.
     pub fn catch_up(&mut self, registry: &Registry) {
         while let Ok(word) = self.words.try_recv()
             && self.hear(word, registry)
         {}
     }
 
-    /// Whether there may be more.
+    /// Handles a message; false if it was the last.
     fn hear(&mut self, word: NamespaceStateMessage, registry: &Registry) -> bool {
         match word {
             NamespaceStateMessage::Ask(ask) => self.serve(ask, registry),
@@ -127,7 +127,7 @@ impl NamespaceStateWorker {
                 Err(status) => return answer(registry, &asker, Err(status)),
             }
         }
-        // Only Preempt and Abort has a fence, and it is about one namespace.
+        // Only Preempt and Abort has a drain barrier, for one namespace.
         match fences.pop() {
             None => answer(registry, &asker, Ok(())),
             Some((reservation, hosts)) => {
@@ -138,8 +138,8 @@ impl NamespaceStateWorker {
         }
     }
 
-    /// Sets the state of all, and tells everybody whose controllers have them. What is protected
-    /// now is so when nothing that came before can change it any more: only then the host is told.
+    /// Sets the state of all namespaces, and notifies their controllers. A namespace counts as
+    /// protected, and its host is answered, when no earlier command can change it any more.
     fn protect(&mut self, wish: WriteProtectRequest, registry: &Registry) {
         for protection in &wish.of {
             match protection.change(wish.state) {
@@ -158,7 +158,7 @@ impl NamespaceStateWorker {
         }
     }
 
-    /// A fence behind which somebody waits.
+    /// A drain barrier of a request.
     fn fence(
         &mut self,
         subsystem: Nqn,
@@ -171,7 +171,7 @@ impl NamespaceStateWorker {
         self.fenced.insert(ticket, asker);
         let sender = self.sender.clone();
         Arc::new(DrainBarrier::new(subsystem, nsids, whose, move || {
-            // A worker that has ended answers nobody.
+            // A worker that has ended sends no answer.
             let _ = sender.send(NamespaceStateMessage::Drained(ticket));
         }))
     }
@@ -185,12 +185,12 @@ impl Default for NamespaceStateWorker {
 
 fn answer(registry: &Registry, asker: &ReplyTo, outcome: Result<(), Status>) {
     match asker {
-        // A reactor that has ended waits for nothing.
+        // A reactor that has ended needs no answer.
         ReplyTo::Reactor(reactor, tag) => {
             let done = IoCompletion { tag: *tag, buf: None, outcome };
             let _ = registry.reactor(*reactor).send(Message::Answer(done));
         }
-        // Nor does somebody who has gone.
+        // Nor does an HTTP request that was closed.
         ReplyTo::Caller(sender) => drop(sender.try_send(outcome)),
     }
 }

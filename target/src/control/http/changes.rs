@@ -16,7 +16,7 @@ use crate::control::change::{ChangeResult, ConfigRequest};
 use crate::control::handle::{ChangeError, ControlHandle};
 use crate::overlay::EditError;
 
-/// The user at the other end of a connection, by number, where that is known.
+/// Number of the user at the other end of a connection, if known.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caller(pub(super) Option<u32>);
 
@@ -28,13 +28,13 @@ pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(make, forget)).routes(routes!(reload))
 }
 
-/// What was changed since the configuration file was read, and is not in it.
+/// Unsaved changes: in force, and not in the configuration file.
 #[utoipa::path(get, path = "/v1/changes", responses((status = 200, body = Changes)))]
 async fn list(State(managed): State<ControlHandle>) -> Json<Changes> {
     Json(managed.running().declared.changes().clone())
 }
 
-/// Changes: all of them, or none. When this answers, they outlast the daemon.
+/// Applies changes: all of them, or none. When this answers, they survive a restart.
 #[utoipa::path(
     post,
     path = "/v1/changes",
@@ -56,13 +56,13 @@ async fn make(
     answer(managed.order(ConfigRequest::Change(wanted, uid)).await)
 }
 
-/// Changes that do not fit any more are no longer told of.
+/// Drops changes that no longer apply.
 #[utoipa::path(delete, path = "/v1/changes", responses((status = 200, body = Outcome)))]
 async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, ApiError> {
     answer(managed.order(ConfigRequest::Forget).await)
 }
 
-/// Reads the configuration file again.
+/// Reloads the configuration file.
 #[utoipa::path(
     post,
     path = "/v1/reload",

@@ -38,8 +38,8 @@ async fn disconnect(
     Ok(done(&of, "-", "is disconnected"))
 }
 
-/// Gives one controller a fatal error (CSTS.CFS) and tells its host by an event, as a device does
-/// that has failed. The host resets it, or connects again.
+/// Sets the fatal status (CSTS.CFS) of one controller and reports it to its host by an event, as a
+/// failed device does. The host resets it, or reconnects.
 #[utoipa::path(
     post,
     path = "/v1/controllers/{id}/fail",
@@ -80,13 +80,13 @@ fn done(of: &registry::Controller, sign: &str, what: &str) -> Json<Outcome> {
     Json(Outcome { differences: vec![line], needs_restart: Vec::new(), kept: true })
 }
 
-/// The controllers that hosts have, also those of discovery, in the order in which they came.
+/// Lists controllers, also those of discovery, in the order of their connections.
 #[utoipa::path(get, path = "/v1/controllers", responses((status = 200, body = Vec<Controller>)))]
 async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Controller>> {
     Json(all(&managed))
 }
 
-/// The same, for others.
+/// The same, for other requests.
 pub(super) fn all(managed: &ControlHandle) -> Vec<Controller> {
     managed.view().registry.controllers().iter().map(controller).collect()
 }

@@ -19,11 +19,11 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
 
 #[derive(Deserialize, IntoParams)]
 struct HostQuery {
-    /// Only what happened to the host of this NQN, or of this address.
+    /// NQN or address of a host.
     host: Option<String>,
 }
 
-/// Why hosts were refused or have lost their connection, the latest first.
+/// Lists reasons why hosts were refused or disconnected, the latest first.
 #[utoipa::path(get, path = "/v1/why", params(HostQuery), responses((status = 200, body = Vec<Why>)))]
 async fn list(
     State(managed): State<ControlHandle>,

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::api::Problem;
 
-/// A request that is not fulfilled: its HTTP status and the words.
+/// A failed request: its HTTP status and text.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -14,7 +14,7 @@ pub(crate) struct ApiError {
 }
 
 impl ApiError {
-    /// With these words.
+    /// An error with this text.
     pub(crate) fn new(
         status: StatusCode,
         error: impl Into<String>,
@@ -23,7 +23,7 @@ impl ApiError {
         ApiError { status, problem: Problem::new(error, remedy) }
     }
 
-    /// 404: there is no such thing.
+    /// 404: not found.
     pub(crate) fn not_found(error: impl Into<String>, remedy: impl Into<String>) -> ApiError {
         ApiError { status: StatusCode::NOT_FOUND, problem: Problem::new(error, remedy) }
     }

@@ -1,4 +1,4 @@
-//! `/v1/log`: the log level. Not kept: a restart logs as its command line says.
+//! `/v1/log`: the log level. Not persisted: a restart uses that of the command line.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -21,13 +21,13 @@ pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(set))
 }
 
-/// How much is logged.
+/// Shows the log level.
 #[utoipa::path(get, path = "/v1/log", responses((status = 200, body = Log)))]
 async fn show() -> Json<Log> {
     Json(now())
 }
 
-/// Logs more, or less, from now on.
+/// Sets the log level.
 #[utoipa::path(
     put,
     path = "/v1/log",

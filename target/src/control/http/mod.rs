@@ -1,8 +1,8 @@
 //! The management interface: HTTP/1.1 with JSON on a Unix socket, and optionally read-only on a
 //! loopback address.
 //!
-//! One file for each area has its routes and what they do. Everything is bounded: connections at
-//! once, the length of a request, and how long it may take to arrive.
+//! Each area has a file with its routes and handlers. Everything is bounded: connections at once,
+//! the length of a request, and the time for its arrival.
 
 mod changes;
 mod controllers;
@@ -33,7 +33,7 @@ use super::handle::ControlHandle;
 /// The longest body of a request, in bytes.
 const MOST_BODY_BYTES: usize = 1 << 20;
 
-/// How long the body of a request may take.
+/// Time limit for the arrival of the body of a request.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
 #[derive(OpenApi)]
@@ -44,7 +44,7 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 ))]
 struct Document;
 
-/// Routes that only look. Each area adds its own here.
+/// Routes that only read. Each area adds its own here.
 fn reading() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::with_openapi(Document::openapi())
         .merge(status::routes())
@@ -57,7 +57,7 @@ fn reading() -> OpenApiRouter<ControlHandle> {
         .merge(watch::routes())
 }
 
-/// Routes that change something: on the Unix socket only. Each area adds its own here.
+/// Routes that change the target: on the Unix socket only. Each area adds its own here.
 fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new()
         .merge(changes::changing())
@@ -67,8 +67,8 @@ fn changing() -> OpenApiRouter<ControlHandle> {
         .merge(trust::routes())
 }
 
-/// All routes, or those that only look, with their description at `/v1/openapi.json`. That is made
-/// anew for whoever asks: it takes megabytes, and hardly anybody does.
+/// All routes, or those that only read, with their description at `/v1/openapi.json`. The
+/// description is generated for each request: it takes megabytes, and is rarely read.
 fn router(managed: ControlHandle, may_change: bool) -> Router {
     let (router, _) = routes(may_change);
     router

@@ -35,24 +35,23 @@ use crate::control::handle::ControlHandle;
 /// Connections at once, of each of the two kinds.
 const MOST_CONNECTIONS: usize = 32;
 
-/// How long the head of a request may take, from the moment that one is expected.
+/// Time limit for the arrival of the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// How long a connection of the loopback address may last: anybody can make them.
+/// Time limit of a connection of the loopback address: any user can open them.
 const LOOPBACK_TIME: Duration = Duration::from_secs(300);
 
-/// What a connection may keep of what it reads and writes, in bytes.
+/// Bytes that a connection may buffer.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// The open interface; ends with this.
+/// The open interface; closed when dropped.
 pub(crate) struct Server {
     tasks: Vec<AbortHandle>,
     socket: Option<PathBuf>,
 }
 
 impl Server {
-    /// Opens what the configuration wants. A socket that nobody has asked for by name may fail:
-    /// that is a warning, and everything else goes on.
+    /// Opens the configured sockets. The default socket may fail with a warning.
     ///
     /// # Errors
     /// One sentence: a socket or an address that was asked for cannot be had.
@@ -141,7 +140,7 @@ async fn accept_loopback(listener: TcpListener, router: Router) {
     }
 }
 
-/// Out of descriptors, as a rule: others may give some back.
+/// Usually out of descriptors: others may be closed soon.
 async fn not_accepted(error: &io::Error) {
     debug!("cannot accept a management connection: {error}");
     sleep(Duration::from_millis(100)).await;
@@ -160,10 +159,10 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
     }
 }
 
-/// A page of somewhere else, whose name was made to lead here, must not read what is served.
+/// A web page of another site, whose name resolves to this address, must not read the state.
 async fn only_by_address(request: Request, next: Next) -> Response {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    // With a port or without.
+    // With or without a port.
     let is_ours = |host: &str| {
         let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
         let at = |host: &str| host.parse().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
@@ -176,8 +175,8 @@ async fn only_by_address(request: Request, next: Next) -> Response {
     }
 }
 
-/// The socket that the service manager holds for us, where it does (`nvmfd.socket`). It outlasts
-/// this process, and its permissions are those of the unit.
+/// The socket that the service manager passes, if any (`nvmfd.socket`). It survives this process,
+/// and its permissions are those of the unit.
 fn given() -> Result<Option<UnixListener>, String> {
     let taken = ListenFd::from_env().take_unix_listener(0);
     let refuse = |error: io::Error| format!("the socket of the service manager is no use: {error}");
@@ -196,8 +195,8 @@ fn bind_loopback(at: SocketAddr) -> Result<TcpListener, String> {
     TcpListener::from_std(listener).map_err(refuse)
 }
 
-/// The socket with its permissions. It is made beside its name, so that there is no moment at
-/// which others could connect.
+/// Creates the socket with its permissions: beside its name, so that no other user can connect
+/// before they are set.
 fn bind(path: &Path, config: &ManagementConfig) -> Result<UnixListener, String> {
     let shown = path.display();
     let refuse = |what: &str, error: &dyn std::fmt::Display| {
@@ -219,7 +218,8 @@ fn bind(path: &Path, config: &ManagementConfig) -> Result<UnixListener, String> 
         if let Some(name) = &config.group {
             let group = Group::from_name(name).ok().flatten();
             let group = group.ok_or_else(|| refuse("has no group", &format!("{name:?}")))?;
-            // Nobody else gets in by that; root and the daemon's user still do, and may mend it.
+            // That admits no other user; root and the daemon's user still have access, and may
+            // correct it.
             if let Err(error) = chown(&beside, None, Some(group.gid)) {
                 warn!(
                     "{}; no group may connect: the daemon must be a member of that group \
@@ -240,7 +240,7 @@ fn bind(path: &Path, config: &ManagementConfig) -> Result<UnixListener, String> 
     Ok(listener)
 }
 
-/// Sees that a name may be taken: there is nothing, or the socket of a daemon that is gone.
+/// Checks that a name may be used: it is free, or the socket of a daemon that has ended.
 fn clear(path: &Path) -> Result<(), String> {
     let shown = path.display();
     match fs::symlink_metadata(path) {

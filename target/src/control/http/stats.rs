@@ -20,19 +20,19 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(stats)).routes(routes!(slow)).routes(routes!(scrape))
 }
 
-/// Counts and latencies since the daemon started.
+/// Shows counts and latencies since the daemon started.
 #[utoipa::path(get, path = "/v1/stats", responses((status = 200, body = Stats)))]
 async fn stats(State(managed): State<ControlHandle>) -> Json<Stats> {
     Json(look(&managed))
 }
 
-/// The last commands that were slow, the latest first.
+/// Lists the last slow commands, the latest first.
 #[utoipa::path(get, path = "/v1/slow", responses((status = 200, body = Vec<SlowCommand>)))]
 async fn slow(State(managed): State<ControlHandle>) -> Json<Vec<SlowCommand>> {
     Json(snapshot::slow(managed.view().shared.observers()))
 }
 
-/// Everything as OpenMetrics text, for Prometheus.
+/// Shows all metrics as OpenMetrics text, for Prometheus.
 #[utoipa::path(get, path = "/metrics",
     responses((status = 200, body = String, content_type = prometheus::CONTENT_TYPE)))]
 async fn scrape(State(managed): State<ControlHandle>) -> Response {
@@ -42,7 +42,7 @@ async fn scrape(State(managed): State<ControlHandle>) -> Response {
     }
 }
 
-/// Who is there of what is configured.
+/// Availability of configured listeners and directories.
 fn standing(managed: &ControlHandle) -> Availability {
     let (running, registry) = (managed.running(), &managed.view().registry);
     let listened = registry.addresses();

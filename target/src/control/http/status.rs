@@ -21,7 +21,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(status)).routes(routes!(listeners))
 }
 
-/// What runs.
+/// Shows the state of the daemon.
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
 async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
     let (view, running) = (managed.view(), managed.running());
@@ -49,7 +49,7 @@ async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
     })
 }
 
-/// Where hosts connect.
+/// Lists listeners.
 #[utoipa::path(get, path = "/v1/listeners", responses((status = 200, body = Vec<Listener>)))]
 async fn listeners(State(managed): State<ControlHandle>) -> Json<Vec<Listener>> {
     let controllers = managed.view().registry.controllers();

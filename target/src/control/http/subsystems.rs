@@ -32,13 +32,13 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
         .routes(routes!(hosts))
 }
 
-/// All subsystems.
+/// Lists all subsystems.
 #[utoipa::path(get, path = "/v1/subsystems", responses((status = 200, body = Vec<Subsystem>)))]
 async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Subsystem>> {
     Json(all(&managed))
 }
 
-/// One subsystem.
+/// Shows one subsystem.
 #[utoipa::path(
     get,
     path = "/v1/subsystems/{nqn}",
@@ -56,13 +56,13 @@ async fn show(
     })
 }
 
-/// The namespaces of all subsystems.
+/// Lists the namespaces of all subsystems.
 #[utoipa::path(get, path = "/v1/namespaces", responses((status = 200, body = Vec<Namespace>)))]
 async fn namespaces(State(managed): State<ControlHandle>) -> Json<Vec<Namespace>> {
     Json(all_namespaces(&managed))
 }
 
-/// The hosts that the configuration names.
+/// Lists the configured hosts.
 #[utoipa::path(get, path = "/v1/hosts", responses((status = 200, body = Vec<Host>)))]
 async fn hosts(State(managed): State<ControlHandle>) -> Json<Vec<Host>> {
     let running = managed.running();
@@ -176,7 +176,7 @@ fn namespace(
     }
 }
 
-/// Namespaces that the configuration does not name: hosts have made them.
+/// Host-created namespaces.
 fn made_by_hosts<'s>(
     config: &'s SubsystemConfig,
     served: &'s subsystem::Subsystem,
@@ -206,7 +206,7 @@ fn made_by_hosts<'s>(
     })
 }
 
-/// Those of them that are not served, because their files are not there.
+/// Host-created namespaces that are not served, because their files are missing.
 fn absent<'s>(
     config: &'s SubsystemConfig,
     served: &'s subsystem::Subsystem,

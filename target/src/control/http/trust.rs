@@ -1,4 +1,4 @@
-//! `/v1/subsystems/{nqn}/namespaces/{nsid}/trust`: trusts a backing store again.
+//! `/v1/subsystems/{nqn}/namespaces/{nsid}/trust`: trusts a device again.
 
 use std::sync::Arc;
 
@@ -20,9 +20,10 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(trust))
 }
 
-/// Trusts the store of a namespace again whose flush has failed, or whose file was shortened or
-/// replaced. Somebody has checked the data. What is at its path is opened and synchronised before this answers. The next flush of each host that has
-/// written before and has not heard of the failure still fails, once.
+/// Trusts the device of a namespace again whose flush has failed, or whose file was shortened or
+/// replaced, after an administrator has checked the data. The file or device at its path is opened
+/// and synced before this answers. The next flush of each host that has written before, and has not
+/// received the error, still fails once.
 #[utoipa::path(
     post,
     path = "/v1/subsystems/{nqn}/namespaces/{nsid}/trust",

@@ -1,8 +1,8 @@
 //! `/v1/watch`: streams events, one JSON object per line, until the client disconnects.
 //!
-//! Two views of the target a moment apart are compared, so nothing has to be told when it happens
-//! and a watcher costs the target nothing. A controller that comes and goes between two looks is
-//! not seen here; `/v1/why` has it when that was no good end.
+//! Two snapshots of the target are compared, so that watching costs the target nothing. A
+//! controller that connects and disconnects between two snapshots is not seen here; `/v1/why` has
+//! it if the disconnect was an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -30,17 +30,17 @@ use crate::api::{Controller, Event, Happened, Problem};
 use crate::control::handle::{ControlHandle, RunningConfig};
 use crate::overlay::diff::differences;
 
-/// Watchers at once: each holds a connection.
+/// Watchers at once: each uses a connection.
 const MOST_WATCHERS: usize = 8;
 
-/// How long between two looks.
+/// Interval between two snapshots.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Events that a slow watcher may be behind.
+/// Queued events of a slow watcher.
 const MOST_BEHIND: usize = 256;
 
-/// Room for the watchers of one socket: whoever reaches the loopback address takes none from those
-/// of the administrators.
+/// Limit of the watchers of one socket: users of the loopback address take none from the
+/// administrators.
 #[derive(Clone)]
 pub(super) struct Room(Arc<Semaphore>);
 
@@ -54,7 +54,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(watch))
 }
 
-/// What happens from now on.
+/// Streams events from now on.
 #[utoipa::path(
     get,
     path = "/v1/watch",
@@ -76,7 +76,8 @@ async fn watch(
     Ok(([(CONTENT_TYPE, "application/jsonl")], Body::new(Lines(sent))).into_response())
 }
 
-/// Looks again and again, until nobody takes the lines. Who is slow sees later, and no less.
+/// Compares snapshots until the client disconnects. A slow client gets events later, and loses
+/// none.
 async fn follow(managed: ControlHandle, lines: mpsc::Sender<Bytes>, _room: OwnedSemaphorePermit) {
     let mut seen = WatchedState::of(&managed);
     let mut happened = vec![Happened::Watching];
@@ -102,7 +103,7 @@ async fn follow(managed: ControlHandle, lines: mpsc::Sender<Bytes>, _room: Owned
     }
 }
 
-/// The body of the answer: lines as they come.
+/// The body of the response: lines as they are sent.
 struct Lines(mpsc::Receiver<Bytes>);
 
 impl HttpBody for Lines {
@@ -117,7 +118,7 @@ impl HttpBody for Lines {
     }
 }
 
-/// What is watched, at a moment.
+/// A snapshot of the watched state.
 struct WatchedState {
     controllers: BTreeMap<u64, Controller>,
     degraded: BTreeSet<String>,
@@ -133,7 +134,7 @@ impl WatchedState {
         }
     }
 
-    /// What has happened between this moment and a later one.
+    /// Events between this snapshot and a later one.
     fn until(&self, now: &WatchedState) -> Vec<Happened> {
         let mut happened = Vec::new();
         if !Arc::ptr_eq(&self.running, &now.running) {

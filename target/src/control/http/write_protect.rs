@@ -22,15 +22,15 @@ use crate::control::handle::ControlHandle;
 use crate::core::sched::offload::{Job, ReplyTo, WriteProtectRequest};
 use crate::core::subsystem::Namespace;
 
-/// How long writes that are under way may keep somebody waiting who wants there to be no more.
+/// Time limit for writes in flight.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(protect))
 }
 
-/// Protects a namespace from writes, or no longer. When this answers, no write is under way any
-/// more, what was written before is durable, and the state outlasts the daemon.
+/// Sets or clears the write protection of a namespace. When this answers, no write is in flight,
+/// earlier writes are durable, and the state survives a restart.
 #[utoipa::path(
     post,
     path = "/v1/subsystems/{nqn}/namespaces/{nsid}/protection",
@@ -137,14 +137,14 @@ fn stopping() -> ApiError {
     ApiError::new(status, "the daemon is stopping", "ask again when it serves")
 }
 
-/// Waits for the state worker, who waits for the writes that are under way.
+/// Waits for the state worker, which waits for the writes in flight.
 async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Result<(), ApiError> {
     use std::sync::mpsc::RecvTimeoutError::Timeout;
     let outcome = spawn_blocking(move || answer.recv_timeout(PATIENCE)).await;
     match outcome {
         Ok(Ok(Ok(()))) => Ok(()),
         Ok(Ok(Err(status))) if status == Status::FORMAT_IN_PROGRESS => Err(formatting()),
-        // Somebody else was faster.
+        // Another request was faster.
         Ok(Ok(Err(status))) if status != Status::INTERNAL_ERROR => Err(settled(was)),
         Ok(Ok(Err(_))) => {
             let error = "the state cannot be kept in the `state_directory`; the log says why";
@@ -160,8 +160,8 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
     }
 }
 
-/// What was written before is written for good, as a host's protection has it. A failure counts as
-/// that of a host's flush does: it was told here, and may be told to no flush any more.
+/// Syncs earlier writes, as a host's protection does. A failure counts as that of a host's flush:
+/// it was reported here, and may not be reported to any flush again.
 async fn durable(backing: Arc<BackingDevice>) -> Result<(), ApiError> {
     let failure = match spawn_blocking(move || backing.make_durable(&|| false)).await {
         Ok(Ok(())) => return Ok(()),

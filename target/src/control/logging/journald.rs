@@ -3,9 +3,9 @@
 //! A line is one datagram of `KEY=value` lines, or, where the value has several lines, of a key, its
 //! length as 64 bits, lowest byte first, and the value.
 //!
-//! The journal finds the unit of a datagram by asking which process has sent it, and does not find
-//! it for one that has ended meanwhile, unless it knew that before. So what is told before the
-//! daemon serves, such as why it does not, goes as plain lines, which belong to the unit in any case.
+//! The journal finds the unit of a datagram by its sending process, and fails if that has ended
+//! meanwhile and was not known before. So lines before the daemon serves, such as why it cannot,
+//! are plain lines, which always belong to the unit.
 //!
 //! Source: systemd, "Native Journal Protocol"; systemd.journal-fields(7).
 
@@ -21,20 +21,21 @@ use tracing_subscriber::layer::{Context, Layer};
 
 use super::priority;
 
-/// Where the journal listens.
+/// Socket of the journal.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// The way to the journal.
+/// The connection to the journal.
 pub(super) struct JournaldLayer {
     socket: UnixDatagram,
-    /// From when on it gets fields.
+    /// Set when lines with fields may be sent.
     serving: &'static AtomicBool,
-    /// Lines that it did not take in time, since it was last told so.
+    /// Lines that were lost since the last report.
     lost: AtomicU64,
 }
 
 impl JournaldLayer {
-    /// The one that listens there, if one does. It gets fields as soon as `serving` is set.
+    /// Connects to the journal at a path, if one listens. Lines with fields are sent once `serving`
+    /// is set.
     pub(super) fn at(path: &Path, serving: &'static AtomicBool) -> Option<JournaldLayer> {
         let socket = UnixDatagram::unbound().ok()?;
         socket.connect(path).ok()?;
@@ -43,7 +44,7 @@ impl JournaldLayer {
         Some(JournaldLayer { socket, serving, lost: AtomicU64::new(0) })
     }
 
-    /// Sends a line, where there is room for it. What cannot go at all is an error.
+    /// Sends a line, if the socket has room. A line that can never be sent is an error.
     fn send(&self, line: &[u8]) -> std::io::Result<()> {
         match self.socket.send(line) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -79,7 +80,7 @@ impl<S: Subscriber> Layer<S> for JournaldLayer {
         event.record(&mut fields);
         let metadata = event.metadata();
         let priority = priority(*metadata.level());
-        // Whoever reads only the text misses nothing.
+        // The text alone is complete.
         let text = format!("{}{}", fields.message, fields.shown);
         let mut line = Vec::new();
         put(&mut line, "MESSAGE", &text);
@@ -100,9 +101,9 @@ impl<S: Subscriber> Layer<S> for JournaldLayer {
 #[derive(Default)]
 struct Fields {
     message: String,
-    /// All others, as a person reads them.
+    /// Other fields, as text.
     shown: String,
-    /// All others, for the datagram.
+    /// Other fields, for the datagram.
     lines: Vec<u8>,
 }
 

@@ -1,8 +1,8 @@
 //! Logging to stderr.
 //!
-//! A terminal gets the time and colours. The journal knows the time, and gets each line with its
-//! fields ([`journald`]), or, where it cannot be reached or before the daemon serves, with the level as
-//! the prefix that it understands. A file or a pipe gets plain lines.
+//! Lines for a terminal have the time and colours. The journal has the time, and gets each line
+//! with its fields ([`journald`]), or, where it cannot be reached or before the daemon serves, with
+//! the level as its prefix. A file or a pipe gets plain lines.
 
 mod journald;
 
@@ -22,18 +22,18 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::reload::{Handle, Layer};
 use tracing_subscriber::{fmt, registry};
 
-/// What changes the level while the process runs.
+/// Handle to change the level while the process runs.
 static FILTER: OnceLock<Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// The daemon serves, or has served.
 static SERVING: AtomicBool = AtomicBool::new(false);
 
-/// From now on the journal gets fields.
+/// Sends lines with fields to the journal from now on.
 pub(super) fn serving() {
     SERVING.store(true, Ordering::Relaxed);
 }
 
-/// Starts to log, once a process.
+/// Starts logging, once a process.
 pub fn start(level: LevelFilter) {
     let (filter, handle) = Layer::new(level);
     let lines = fmt::layer().with_writer(stderr);
@@ -52,18 +52,18 @@ pub fn start(level: LevelFilter) {
     let _ = FILTER.set(handle);
 }
 
-/// How much is logged; none where logging was not started.
+/// The log level; `None` if logging was not started.
 pub(super) fn level() -> Option<LevelFilter> {
     FILTER.get().and_then(Handle::clone_current)
 }
 
-/// Logs so much from now on; false where logging was not started.
+/// Sets the log level; false if logging was not started.
 pub(super) fn set_level(level: LevelFilter) -> bool {
     FILTER.get().is_some_and(|filter| filter.reload(level).is_ok())
 }
 
-/// The way to the journal, if stderr leads there and it listens: `$NVMFD_JOURNAL_SOCKET` says where,
-/// if that is not the usual place.
+/// Connects to the journal, if stderr leads there and it listens: `$NVMFD_JOURNAL_SOCKET` is its
+/// socket, if it is not the usual one.
 fn journal() -> Option<JournaldLayer> {
     let path = std::env::var_os("NVMFD_JOURNAL_SOCKET");
     let path = path.map_or_else(|| PathBuf::from(journald::SOCKET), PathBuf::from);

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::Finding;
 use crate::config::Config;
 
-/// What `nvme gen-hostnqn` puts before a UUID.
+/// Prefix of the UUID in names by `nvme gen-hostnqn`.
 const HOST_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
@@ -39,7 +39,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// What is strange about the name of a host, if anything.
+/// Possible error in the name of a host.
 fn host(name: &str, is_subsystem: bool) -> Option<Finding> {
     let check = "hosts";
     let look =

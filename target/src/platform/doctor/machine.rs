@@ -44,7 +44,7 @@ pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
     findings
 }
 
-/// `disabled`: what kernel.io_uring_disabled says, where it exists.
+/// `disabled`: value of kernel.io_uring_disabled, if it exists.
 fn ring(disabled: Option<u64>, tried: io::Result<()>) -> Finding {
     let check = "io_uring";
     let Err(error) = tried else { return Finding::ok(check, "a ring can be made") };
@@ -93,7 +93,7 @@ fn locked(needed: u64, limit: u64, unlimited: bool) -> Finding {
     }
 }
 
-/// `devices`: their names and port states. `access`: the device node for connections is there.
+/// `devices`: their names and port states. `access`: the device node for connections exists.
 fn rdma(provider: Provider, devices: &[(String, String)], access: bool) -> Finding {
     let check = "rdma";
     let wanted = provider == Provider::Verbs;
@@ -124,7 +124,7 @@ fn rdma(provider: Provider, devices: &[(String, String)], access: bool) -> Findi
     }
 }
 
-/// Whoever holds UDP port 4791 in the kernel; `soft` cannot have it besides.
+/// Checks for users of UDP port 4791 in the kernel, which exclude `soft`.
 fn soft_beside(devices: &[&str]) -> Option<Finding> {
     (!devices.is_empty()).then(|| {
         Finding::warning(
@@ -140,7 +140,7 @@ fn soft_beside(devices: &[&str]) -> Option<Finding> {
 }
 
 pub(super) fn is_rxe(device: &str) -> bool {
-    // Soft devices have no parent in the device tree that is a bus's; their driver says who it is.
+    // Soft devices have no parent on a bus in the device tree; their driver identifies them.
     let info = read(&format!("/sys/class/infiniband/{device}/node_desc"));
     info.trim_start().starts_with("rxe") || device.starts_with("rxe")
 }
@@ -167,7 +167,7 @@ fn clock(since_epoch: Duration, synchronised: Option<bool>) -> Finding {
     }
 }
 
-/// What systemd knows of the clock, where it runs.
+/// State of the clock according to systemd, if it runs.
 fn synchronised() -> Option<bool> {
     let ask = ["show", "-p", "NTPSynchronized", "--value"];
     let said = Command::new("timedatectl").args(ask).output().ok()?;
@@ -193,7 +193,7 @@ pub(super) fn number(path: &str) -> Option<u64> {
     read(path).trim().parse().ok()
 }
 
-/// The names of what is in a directory, sorted.
+/// Names of the entries of a directory, sorted.
 pub(super) fn names(directory: &str) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<_> =

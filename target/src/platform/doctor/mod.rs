@@ -1,7 +1,7 @@
 //! Checks this machine for obstacles to a target.
 //!
-//! Each family of checks is a file of its own. What a check reads and what it makes of that are
-//! two functions, so that every finding can be provoked without a machine that has it.
+//! Each family of checks is a file. Reading and judging are two functions, so that tests can
+//! provoke every finding on any machine.
 
 mod hosts;
 mod machine;
@@ -19,11 +19,11 @@ use crate::config::{Config, Provider};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// It may not do what somebody expects, or could not be seen.
+    /// A possible problem, or a state that could not be read.
     Warning,
-    /// It keeps the target, or a host, from working.
+    /// A problem that prevents the target, or a host, from working.
     Problem,
 }
 
@@ -40,13 +40,13 @@ impl fmt::Display for Level {
 /// Result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// What was looked at: a short name that stays the same.
+    /// The check: a short, stable name.
     pub check: &'static str,
-    /// How bad it is.
+    /// Severity.
     pub level: Level,
-    /// What was found.
+    /// The finding.
     pub sentence: String,
-    /// What to do about it; empty where nothing need be done.
+    /// Remedy; empty if none is needed.
     pub remedy: String,
 }
 
@@ -85,8 +85,8 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Looks at this machine, and at what a configuration needs of it. Serves nothing, changes
-/// nothing; makes and removes a file where it has to be tried whether one can be made.
+/// Checks this machine, and the resources of a configuration. Serves and changes nothing; creates
+/// and removes a file where only that shows that files can be created.
 #[must_use]
 pub fn examine(config: Option<&Config>) -> Vec<Finding> {
     let mut findings = machine::examine(config);

@@ -11,7 +11,7 @@ use super::ports::said;
 use super::{Finding, may_be_soft};
 use crate::config::Config;
 
-/// What `soft` asks for as the receive buffer of each of its sockets.
+/// Receive buffer that `soft` requests for each of its sockets.
 const RECEIVE_BUFFER_BYTES: u64 = 4 << 20;
 
 /// Headers and CRC around the payload of the longest RoCEv2 packet over IPv4 and over IPv6.
@@ -42,7 +42,7 @@ pub(super) fn examine(config: Option<&Config>) -> Vec<Finding> {
     findings
 }
 
-/// Network interfaces on which an adapter speaks RoCEv2 itself, and the RDMA device of each.
+/// Network interfaces of adapters with RoCEv2, and the RDMA device of each.
 fn roce_adapters(devices: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let device_names = names(&devices.to_string_lossy());
@@ -61,7 +61,7 @@ fn roce_adapters(devices: &Path) -> BTreeMap<String, String> {
     found
 }
 
-/// Adapters that speak RoCEv2 take the datagrams for its port out before any socket sees them.
+/// Adapters with RoCEv2 consume the datagrams of its port before any socket.
 fn steered(
     at: SocketAddr,
     interfaces: &BTreeMap<IpAddr, String>,
@@ -100,8 +100,8 @@ fn mtu(interface: &str) -> Option<u32> {
     number(&format!("/sys/class/net/{interface}/mtu"))?.try_into().ok()
 }
 
-/// Whether an interface cuts trains of datagrams itself: `features` is what `ethtool -k` prints. Those
-/// that number the segments otherwise than the kernel cannot be told from here.
+/// Whether an interface segments trains of datagrams itself: `features` is the output of `ethtool
+/// -k`. Interfaces that number the segments differently from the kernel cannot be detected here.
 fn trains(interface: &str, features: Option<String>) -> Finding {
     let check = "segments";
     let state = features.as_deref().and_then(|text| {
@@ -183,7 +183,7 @@ fn listener(
     }
 }
 
-/// What the MTU of an interface means for RoCE.
+/// Checks the MTU of an interface for RoCE.
 fn length(interface: &str, ip: IpAddr, mtu: u32) -> Option<Finding> {
     let check = "mtu";
     let room = mtu.saturating_sub(OVERHEAD_BYTES[usize::from(ip.is_ipv6())]);

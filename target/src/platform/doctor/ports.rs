@@ -44,7 +44,7 @@ fn is_in_use(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrInUse
 }
 
-/// Who has a socket on the port.
+/// Checks for users of the port.
 #[derive(PartialEq, Eq, Debug)]
 enum Holder {
     Kernel,
@@ -128,7 +128,7 @@ fn kernel_target(listeners: &[SocketAddr], ports: &[(String, String, String)]) -
     }
 }
 
-/// What a program prints; nothing where there is none, or it fails.
+/// Output of a program; `None` if it is missing or fails.
 pub(super) fn said(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())

@@ -11,7 +11,7 @@ use super::Finding;
 use crate::blockdev::blocking::BlockingPool;
 use crate::config::{Config, KeyReader, NamespaceKind};
 
-/// How long the look at all disks may take.
+/// Time limit for the checks of all devices.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
@@ -27,7 +27,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// All at once: what hangs keeps nobody for longer than [`PATIENCE`].
+/// Checks all at once, within [`PATIENCE`].
 fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
     let mut looks = Vec::new();
     for subsystem in &config.subsystems {
@@ -53,7 +53,8 @@ fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
     looks.map(|(place, look)| look.by(deadline).unwrap_or_else(|why| silent(place, why))).collect()
 }
 
-/// Opens what is there for direct I/O, or makes and removes a file beside where it will be.
+/// Opens an existing file for direct I/O, or creates and removes a file beside the path of a
+/// missing one.
 fn try_direct(path: &Path) -> io::Result<()> {
     let open = |path: &Path, make: bool| {
         let mut options = OpenOptions::new();
@@ -73,19 +74,19 @@ fn try_writing(directory: &Path) -> io::Result<()> {
     trial(directory, |probe| OpenOptions::new().write(true).create_new(true).open(probe).map(drop))
 }
 
-/// Has a file of a name that is nobody's made in a directory, and removes it. Others may be tried
-/// in the same directory meanwhile.
+/// Creates a file with an unused name in a directory, and removes it. Other checks may run in the
+/// same directory meanwhile.
 fn trial(directory: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     static TRIALS: AtomicU32 = AtomicU32::new(0);
     let number = TRIALS.fetch_add(1, Ordering::Relaxed);
     let probe = directory.join(format!(".nvmfd-doctor-{}-{number}", std::process::id()));
     let made = make(&probe);
-    // Some file systems make the file first and refuse direct I/O afterwards.
+    // Some file systems create the file first and refuse direct I/O afterwards.
     let _ = fs::remove_file(&probe);
     made
 }
 
-/// What is not there, and will not be made.
+/// Finding about a file that is missing, and will not be created.
 fn absent(place: &str, path: &Path, read_only: bool) -> Finding {
     let remedy = match read_only || path.starts_with("/dev") {
         true => "correct the path, or attach the device or mount the file system",
@@ -135,7 +136,7 @@ fn state(directory: &Path, tried: io::Result<()>) -> Finding {
     Finding::problem(check, sentence, remedy)
 }
 
-/// What is wrong, or may be, with some of so many key files.
+/// Findings about so many key files.
 fn key_files(keys: usize, (mistakes, doubts): (Vec<String>, Vec<String>)) -> Vec<Finding> {
     let check = "keys";
     if mistakes.is_empty() && doubts.is_empty() {
