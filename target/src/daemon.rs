@@ -238,7 +238,7 @@ impl RunningTarget {
         provisioner.publish();
         drop(provisioner);
         let waiting = RetryTask::start(Arc::clone(&self.provisioner), pool);
-        let no_thread = |error| Fatal(format!("no thread that waits: {error}"));
+        let no_thread = |error| Fatal(format!("no thread for retries: {error}"));
         self.waiting = Some(waiting.map_err(no_thread)?);
         Ok(())
     }
@@ -363,8 +363,8 @@ impl RunningTarget {
         let count = self.reactors.len() as u64;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         format!(
-            "{} reactor(s), pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + data \
-             {:.1} MiB); {} subsystem(s) at {}\n{}{}",
+            "{} reactor(s), pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + \
+             data {:.1} MiB); {} subsystem(s) at {}\n{}{}",
             count,
             mib(plan.total_bytes() * count),
             plan.cells,
@@ -529,8 +529,8 @@ fn keep_keyed(registry: &Registry, directory: Option<&Path>) -> Option<String> {
     }
     let error = revoked_hosts::write(directory, &hosts).err()?;
     Some(format!(
-        "{} cannot be written: {error}; a host whose key is taken away is refused until the daemon \
-         ends, and not after that",
+        "{} cannot be written: {error}; hosts whose keys were removed are refused until the \
+         daemon ends only",
         directory.display()
     ))
 }
@@ -557,7 +557,7 @@ fn ns_admin_worker(
         (ns_admin.sender(), Arc::clone(provisioner), Arc::clone(shared));
     let thread =
         WorkerThread::start("ns-admin", move || ns_admin.run(&provisioner, &shared, &pool));
-    let thread = thread.map_err(|e| Fatal(format!("no thread for orders of hosts: {e}")))?;
+    let thread = thread.map_err(|e| Fatal(format!("no thread for namespace management: {e}")))?;
     Ok((thread, words))
 }
 
@@ -750,7 +750,7 @@ mod tests {
         std::fs::create_dir(&in_the_way).unwrap();
         let persist = || panic!("it is kept before it is known that it can be served");
         let refused = target.change(with_file(), persist).unwrap_err();
-        assert!(refused.to_string().contains("cannot remember"), "{refused}");
+        assert!(refused.to_string().contains("cannot record"), "{refused}");
         let subsystem = target.registry.subsystem(&with_file().subsystems[0].nqn).unwrap();
         assert!(subsystem.namespace(1).is_ok() && subsystem.namespace(2).is_err());
         assert!(!path.exists(), "what was made for it is gone");

@@ -303,7 +303,7 @@ fn a_directory_takes_the_place_of_all_files_or_of_those_in_conf_d() {
     let would = daemon.says(&["save", "--dry-run"]);
     assert!(would.contains("conf.d/a.toml goes") && would.contains(&b), "{would}");
     let said = daemon.says(&["save"]);
-    assert!(said.contains("conf.d/a.toml (which is gone)"), "{said}");
+    assert!(said.contains("conf.d/a.toml (removed)"), "{said}");
     let left = |directory: &str| -> Vec<String> {
         let entries = fs::read_dir(daemon.directory.path().join(directory)).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -370,7 +370,7 @@ fn what_cannot_be_tried_is_refused_with_dry_run_and_changes_nothing() {
     let refused = |arguments: &[&str]| {
         let (code, out, err) = nvmfctl(&daemon.socket(), &[arguments, &["--dry-run"]].concat());
         assert_eq!((code, out.as_str()), (Some(1), ""), "{arguments:?}");
-        assert!(err.contains("cannot be tried: `nvmfctl "), "{err}");
+        assert!(err.contains("has no dry run: `nvmfctl "), "{err}");
     };
     let disk = daemon.directory.path().join("disk.img");
     daemon.says(&["namespace", "add", NQN, "2", disk.to_str().unwrap(), "--size", "1MiB"]);

@@ -182,7 +182,7 @@ fn referral(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Optio
     section.end(report);
     let At { value: ip, span } = address?;
     if ip.is_unspecified() || ip.is_multicast() {
-        report.add(&span, format!("nobody can connect to {ip}"), format!("write {form}"));
+        report.add(&span, format!("no host can connect to {ip}"), format!("write {form}"));
     }
     let nqn = match nqn {
         Some(nqn) => nqn?.value,

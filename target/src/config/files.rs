@@ -167,7 +167,9 @@ impl ConfigFiles {
         };
         let warning = |file: &Path| {
             let shown = file.display();
-            format!("{shown} may be written by everybody, who so decides what is served: chmod o-w")
+            format!(
+                "{shown} is writable for all users, who can change the configuration: chmod o-w"
+            )
         };
         let renamed = self.iter().flat_map(|Source { file, text }| {
             let place = file.as_ref().map_or_else(String::new, |at| format!("{}: ", at.display()));
@@ -197,8 +199,8 @@ fn settled(
 fn begun(file: &Path) -> Result<Option<UnfinishedSave>, ConfigErrors> {
     UnfinishedSave::beside(file).map_err(|what| {
         let what = format!("a save was interrupted, and its record is lost: {what}");
-        let remedy = "let the user of the daemon read that file; or take it away, and see that all \
-                      files say what they should";
+        let remedy =
+            "make that file readable for the user of the daemon; or remove it, and check all files";
         let mistake = Diagnostic { file: None, place: None, what, remedy: remedy.to_owned() };
         ConfigErrors { file: None, mistakes: vec![mistake] }
     })
@@ -209,8 +211,8 @@ fn said(begun: Option<&UnfinishedSave>, file: &Path, text: Option<String>) -> Op
     begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
 }
 
-const FOLDER: &str = "`include` names a directory: make it, and let the user of the daemon read it; \
-                      or take `include` out";
+const FOLDER: &str = "`include` names a directory: make it, and let the user of the daemon read \
+                      it; or take `include` out";
 
 /// The directory of more files, whether it exists or not.
 fn directory(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {

@@ -18,7 +18,7 @@ impl Config {
         nothing_served(self, &mut warnings);
         if let Some(CaptureConfig { path, payload: true, .. }) = &self.capture {
             warnings.push(format!(
-                "{} will hold what hosts read and write: see who may read it",
+                "{} will contain the data of hosts: check its permissions",
                 path.display()
             ));
         }
@@ -26,8 +26,8 @@ impl Config {
         for listener in &self.listeners {
             if (1..=ANA_GROUPS).any(|group| listener.ana.state(group) == AnaState::CHANGE) {
                 warnings.push(format!(
-                    "{} has groups in the state \"change\": hosts reset their controllers when that \
-                     lasts, so name another state within {ANATT_S} s",
+                    "{} has groups in the state \"change\": hosts reset their controllers when \
+                     that lasts, so name another state within {ANATT_S} s",
                     listener.address
                 ));
             }
@@ -72,7 +72,7 @@ fn authentication(config: &AuthenticationConfig, warnings: &mut Vec<String>) {
             true => format!(
                 "{nqn} is refused: it has no key, and `required = true` asks every host for one"
             ),
-            false => format!("{nqn} need not authenticate: whoever uses its name is let in"),
+            false => format!("{nqn} need not authenticate: any host with this name is admitted"),
         });
     }
 }
@@ -136,9 +136,8 @@ fn media(subsystem: &SubsystemConfig, warnings: &mut Vec<String>) {
     for NamespaceConfig { nsid, kind, .. } in &subsystem.namespaces {
         match kind {
             NamespaceKind::File { path, .. } if is_fleeting(path) => warnings.push(format!(
-                "namespace {nsid} of {nqn}: {} is another disk when disks come in another \
-                 order: name it by /dev/disk/by-id (and write its `uuid` down, as hosts \
-                 know it, if it has none)",
+                "namespace {nsid} of {nqn}: {} may be another disk after a restart: use its name \
+                 in /dev/disk/by-id (and configure its current `uuid`, if it has none)",
                 path.display()
             )),
             NamespaceKind::Ram { .. } => warnings.push(format!(

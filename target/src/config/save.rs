@@ -55,7 +55,7 @@ impl Saving {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err("somebody else is saving at this moment: try again".to_owned());
+                return Err("another save is in progress: try again".to_owned());
             }
             Err(TryLockError::Error(error)) => return Err(cannot("lock", directory, &error)),
         }
@@ -80,7 +80,7 @@ impl Saving {
         if !self.commit(old, new)? {
             return Ok(());
         }
-        let on = "what was saved is in force all the same, and `nvmfctl save` puts it in place";
+        let on = "the saved texts are in force, and `nvmfctl save` completes the save";
         self.finish().map(drop).map_err(|error| format!("{error}: {on}"))
     }
 
@@ -131,8 +131,8 @@ impl Saving {
         durable::rename(&beside, &record).map_err(|error| shown(&error))?;
         // From here on the new texts are read, whatever fails.
         made.clear();
-        let on =
-            "what was saved is in force, but a power loss may undo it: run `nvmfctl save` again";
+        let on = "the saved texts are in force, but a power loss may revert them: run `nvmfctl \
+                  save` again";
         sync_directories(&BTreeSet::from([parent(&record).to_owned()]))
             .map_err(|error| format!("{error}: {on}"))?;
         Ok(true)

@@ -461,7 +461,7 @@ fn a_capture_is_off_until_somebody_names_its_file() {
     let all = format!("{LEAST}\n{section}payload = true\nlimit = \"10MiB\"");
     let all = Config::parse(&all).unwrap();
     assert_eq!(all.capture.as_ref().map(|c| (c.payload, c.limit_bytes)), Some((true, 10 << 20)));
-    assert!(all.warnings().iter().any(|line| line.contains("what hosts read and write")));
+    assert!(all.warnings().iter().any(|line| line.contains("the data of hosts")));
 
     let errors = Config::parse(&format!("{LEAST}\n[capture]\npath = \"a\"")).unwrap_err();
     assert!(errors.to_string().contains("the path is not absolute"), "{errors}");
@@ -682,7 +682,7 @@ fn mistakes_about_what_is_offered_are_told() {
         more("[discovery]\nnqn = \"nqn.2026-11.io.nvmfd:disk1\"").contains("a name of its own")
     );
     let referral = more("[[discovery.referral]]\naddress = \"0.0.0.0\"");
-    assert!(referral.contains("nobody can connect to 0.0.0.0"), "{referral}");
+    assert!(referral.contains("no host can connect to 0.0.0.0"), "{referral}");
 
     let masked = LEAST.replace("allow_any_host = true", "hosts = [\"nqn.2026-11.host:a\"]");
     let masked = masked.replace("nsid = 1", "nsid = 1\nhosts = [\"nqn.2026-11.host:b\"]");

@@ -77,7 +77,7 @@ impl<T: Serve> RunningDaemon<T> {
         let prepared = next.prepare().map_err(ChangeError::Unkept)?;
         let persist = || prepared.persist(&self.declared);
         let lines = self.target.change(next.config().clone(), persist)?;
-        let who = uid.map_or_else(|| "somebody".to_owned(), |uid| format!("user {uid}"));
+        let who = uid.map_or_else(|| "an unknown user".to_owned(), |uid| format!("user {uid}"));
         wanted.changes.iter().for_each(|change| info!("configuration changed by {who}: {change}"));
         lines.iter().for_each(|line| info!("{line}"));
         self.adopt(next);

@@ -274,8 +274,8 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
              `size`"
         )),
         Some(size) if *size > found => Err(format!(
-            "{shown} has {found} bytes and `size` is {}: make it larger (truncate -s, lvextend), or \
-             write `size = {found}`",
+            "{shown} has {found} bytes and `size` is {}: make it larger (truncate -s, lvextend), \
+             or write `size = {found}`",
             Size(*size)
         )),
         size => {
@@ -285,7 +285,7 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
             let is_locked =
                 !is_served && matches!(open.try_lock_shared(), Err(TryLockError::WouldBlock));
             let other = || another_machine(path, &open).filter(|_| !is_served);
-            let locked = format!("{shown} is in use by somebody: a lock on it is held");
+            let locked = format!("{shown} is in use: a lock on it is held");
             Ok(is_locked.then_some(locked).or_else(other))
         }
     }

@@ -354,7 +354,7 @@ fn remove(
 fn set(table: &mut Table, settings: &Settings, fixed: &[&str]) -> Result<(), EditError> {
     for (key, value) in settings {
         if fixed.contains(&key.as_str()) {
-            return Err(EditError::Wrong(format!("`{key}` is what it is known by: add another")));
+            return Err(EditError::Wrong(format!("`{key}` is its identity: add another")));
         }
         match value {
             Json::Null => drop(table.remove(key)),

@@ -310,7 +310,7 @@ impl EffectiveConfig {
         if sources == self.sources {
             // Whatever else is so, nothing is to be changed.
         } else if run.iter().any(is_old) {
-            return wrong("what it replaced was changed after that");
+            return wrong("the replaced object was changed afterwards");
         } else if config.state_directory != self.config.state_directory {
             return wrong("it names another `state_directory`");
         } else if config.include != self.config.include {

@@ -79,7 +79,9 @@ fn begin(declared: &EffectiveConfig) -> Saving {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match Saving::begin(declared.file()) {
-            Err(said) if said.contains("somebody else is saving") && Instant::now() < deadline => {
+            Err(said)
+                if said.contains("another save is in progress") && Instant::now() < deadline =>
+            {
                 std::thread::yield_now();
             }
             begun => return begun.unwrap(),
@@ -329,7 +331,7 @@ fn another_configuration_as_a_whole_yields_to_what_is_written_later() {
     write(&directory, &TEXT.replace("nsid = 1", "nsid = 4"));
     let found = load(&directory);
     assert_eq!(nsids(&found), [4]);
-    assert!(found.changes().set_aside[0].why.contains("what it replaced was changed"));
+    assert!(found.changes().set_aside[0].why.contains("the replaced object was changed"));
 }
 
 #[test]

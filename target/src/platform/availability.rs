@@ -45,11 +45,11 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
         return Some(format!("{shown} is not there yet"));
     }
     if size.is_none() {
-        return Some(format!("{shown} is not there yet, and is not made without a `size`"));
+        return Some(format!("{shown} is not there yet, and is not created without a `size`"));
     }
     let was = served?;
     Some(format!(
-        "{shown} {was} and is not there; it is not made anew: bring it back, or make an empty one \
+        "{shown} {was} and is missing; it is not created anew: restore it, or create an empty one \
          (truncate -s SIZE {shown})"
     ))
 }
@@ -109,7 +109,7 @@ mod tests {
         let path = directory.path().join("disk.img");
         let why = |path: &Path, size| store(&namespace(path, size), None);
         assert_eq!(why(&path, Some(4096)), None, "it will be made");
-        assert!(why(&path, None).unwrap().contains("not there yet, and is not made without"));
+        assert!(why(&path, None).unwrap().contains("not there yet, and is not created without"));
         assert!(why(&path.join("no/disk.img"), Some(4096)).unwrap().contains("no directory"));
         let device = Path::new("/dev/nvmfd-no-such-device");
         assert!(why(device, Some(4096)).unwrap().contains("not there yet"));

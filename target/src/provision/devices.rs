@@ -273,13 +273,13 @@ impl DeviceTable {
             (is_open || was_there || before.contains(path)).then(|| path.clone())
         });
         let failed = |error| {
-            format!("{} cannot remember which files are served: {error}", directory.display())
+            format!("{} cannot record which files are served: {error}", directory.display())
         };
         let files = Served::prepare(directory, &paths.collect()).map_err(failed)?;
         let named = |store: &ServedDevice| Some((store.name.0, store.name.1.clone()?));
         let named = self.by_namespace.values().filter_map(named).collect();
         let names = DeviceIdentities::prepare(directory, named).map_err(|error| {
-            format!("{} cannot remember what is served as what: {error}", directory.display())
+            format!("{} cannot record the identities of devices: {error}", directory.display())
         })?;
         Ok(Memory(files.into_iter().chain(names).collect()))
     }
@@ -290,7 +290,7 @@ impl DeviceTable {
         let Some(directory) = self.state_directory.clone() else { return };
         let kept = self.prepare_memory(subsystems).and_then(|memory| {
             let failed = |error| {
-                format!("{} cannot remember which files are served: {error}", directory.display())
+                format!("{} cannot record which files are served: {error}", directory.display())
             };
             memory.persist().map_err(failed)
         });
@@ -298,8 +298,8 @@ impl DeviceTable {
         match kept {
             Ok(()) if was_owed => info!("{} lists all served devices again", directory.display()),
             Err(sentence) if !was_owed => error!(
-                "{sentence}; a file missing at the next start may be created anew, empty: the write \
-                 is retried each second"
+                "{sentence}; a file missing at the next start may be created anew, empty: the \
+                 write is retried each second"
             ),
             _ => {}
         }
@@ -810,11 +810,11 @@ pub(super) mod tests {
         let due = [(config.nqn, 1)];
         assert_eq!(stores.pending_probe().available(), []);
         let next = stores.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
-        assert!(next.why_pending(config.nqn, 1).unwrap().contains("is not made anew"));
+        assert!(next.why_pending(config.nqn, 1).unwrap().contains("is not created anew"));
         let without = config.namespaces[..1].to_vec();
         let alone = [SubsystemConfig { namespaces: without, ..config.clone() }];
         let fresh = new().next_or_wait(&alone, Missing::Wait, &[]).unwrap();
-        assert!(fresh.why_pending(config.nqn, 1).unwrap().contains("is not made anew"));
+        assert!(fresh.why_pending(config.nqn, 1).unwrap().contains("is not created anew"));
         std::fs::rename(directory.path().join("aside"), path(1)).unwrap();
         other.unlock().unwrap();
         let last = next.next_or_wait(subsystems, Missing::Wait, &due).unwrap();
@@ -893,11 +893,13 @@ pub(super) mod tests {
         config.namespaces[0].kind = NamespaceKind::File { path: path.clone(), size: Some(1 << 20) };
         let subsystems = std::slice::from_ref(&config);
         let mut stores = DeviceTable::new(Some(state.clone()), 0).next(subsystems).unwrap();
-        for (file, what) in [("served", "which files are served"), ("names", "served as what")] {
+        for (file, what) in
+            [("served", "which files are served"), ("names", "identities of devices")]
+        {
             let in_the_way = state.join(format!("{file}.new"));
             std::fs::create_dir(&in_the_way).unwrap();
             let refused = stores.prepare_memory(subsystems).unwrap_err();
-            assert!(refused.contains("cannot remember") && refused.contains(what), "{refused}");
+            assert!(refused.contains("cannot record") && refused.contains(what), "{refused}");
             stores.remember(subsystems);
             assert!(stores.owes_memory() && !state.join(file).exists());
             std::fs::remove_dir(&in_the_way).unwrap();

@@ -225,8 +225,8 @@ impl DeviceTable {
         let needs_state = namespaces(subsystems).find(|(_, namespace)| namespace.needs_state());
         match needs_state {
             Some((subsystem, namespace)) if self.state_directory.is_none() => Err(format!(
-                "{}: what `write_uncorrectable` makes unreadable is remembered in the \
-                 `state_directory`, and there is none: name one in the configuration",
+                "{}: `write_uncorrectable` keeps its unreadable blocks in the `state_directory`, \
+                 and there is none: name one in the configuration",
                 place((subsystem.nqn, namespace.nsid))
             )),
             _ => Ok(()),
@@ -501,16 +501,16 @@ fn retained(
     }
     if store.tended.is_shared() != namespace.shared {
         return Err(format!(
-            "{place} is in use, and `shared` does not change under its hosts: what they rely on \
-             (reservations, fused commands, write protection) would end or begin unseen; remove \
-             it, reload, add it, reload (or `nvmfctl namespace remove`, and then `add`)"
+            "{place} is in use, and `shared` cannot change meanwhile: features that hosts rely on \
+             (reservations, fused commands, write protection) would begin or end without notice; \
+             remove it, reload, add it, reload (or `nvmfctl namespace remove`, and then `add`)"
         ));
     }
     let Some(resize) = size else {
         return Err(format!(
-            "{place} is in use and cannot become another store at once: what hosts have not \
-             written yet would land there; remove it, reload, add it, reload (or `nvmfctl \
-             namespace remove`, and then `add`)"
+            "{place} is in use and cannot get another device at once: pending writes of hosts \
+             would reach that; remove it, reload, add it, reload (or `nvmfctl namespace remove`, \
+             and then `add`)"
         ));
     };
     let is_open_ended = matches!(namespace.kind, NamespaceKind::File { size: None, .. });
@@ -529,8 +529,8 @@ fn retained(
     let (uuid, _) = store.name;
     if uuid != namespace.uuid {
         return Err(format!(
-            "{place} is in use as {uuid}, and hosts know it by that: write `uuid = \"{uuid}\"`, or \
-             remove it, reload, add it, reload"
+            "{place} is in use as {uuid}, and hosts identify it by that: write `uuid = \
+             \"{uuid}\"`, or remove it, reload, add it, reload"
         ));
     }
     Ok((ServedDevice { resize, ..store.clone() }, news))

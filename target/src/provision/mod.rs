@@ -613,10 +613,7 @@ impl Provisioner {
             self.stores.pending().iter().partition(|each| each.is_held);
         let stores = stores.iter().map(|each| format!("{}: {}", each.place, each.why));
         let held = held.iter().map(|each| {
-            format!(
-                "{}: {}; it is not served until that is mended and a reload",
-                each.place, each.why
-            )
+            format!("{}: {}; it is served after a repair and a reload", each.place, each.why)
         });
         self.pending.set(listeners.chain(stores).collect(), held.collect());
     }

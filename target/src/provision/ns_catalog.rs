@@ -76,7 +76,7 @@ impl Catalog {
         let mut catalog = Catalog { directory: own, record };
         let mut lines = Vec::new();
         if let Err(error) = catalog.settle() {
-            lines.push(format!("what was left half done in {shown} cannot be cleared: {error}"));
+            lines.push(format!("unfinished requests in {shown} cannot be cleared: {error}"));
         }
         lines.extend(catalog.oddities().map_err(failed)?);
         Ok((catalog, lines))
@@ -185,20 +185,20 @@ impl Catalog {
             let shown = image.display();
             if config.namespaces.iter().any(|n| n.nsid == nsid) {
                 Some(format!(
-                    "namespace {nsid} of {nqn} was made by a host, in {shown}, and is declared as \
-                     well: what is declared is served; give that another nsid"
+                    "namespace {nsid} of {nqn} was created by a host, in {shown}, and is \
+                     configured as well: the configured one is served; give that another nsid"
                 ))
             } else if nsid > config.offer.max_nsid {
                 Some(format!(
-                    "namespace {nsid} of {nqn} was made by a host, in {shown}, and is beyond \
+                    "namespace {nsid} of {nqn} was created by a host, in {shown}, and is beyond \
                      `max_nsid`: it is not served"
                 ))
             } else {
                 (!is_there(nsid, &image)).then(|| {
                     format!(
-                        "namespace {nsid} of {nqn} was made by a host and its file {shown} is gone: \
-                         it is not served; restore the file and reload, or have a host delete the \
-                         namespace"
+                        "namespace {nsid} of {nqn} was created by a host and its file {shown} is \
+                         missing: it is not served; restore the file and reload, or have a host \
+                         delete the namespace"
                     )
                 })
             }
@@ -214,7 +214,7 @@ impl Catalog {
             let path = file?.path();
             if path.extension().is_some_and(|e| e == "img") && !known.contains(&path) {
                 lines.push(format!(
-                    "{} belongs to no namespace that a host made: it is left alone",
+                    "{} belongs to no namespace of a host: it is ignored",
                     path.display()
                 ));
             }

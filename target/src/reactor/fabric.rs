@@ -72,8 +72,8 @@ pub(crate) fn capture(choice: Choice, config: &CaptureConfig) -> Result<Capture,
     let file = config.path.display();
     if choice != Choice::Soft {
         return Err(FabricError(format!(
-            "cannot write packets to {file}: an RDMA device shows them to nobody; leave [capture] \
-             out, or use provider = \"soft\""
+            "cannot write packets to {file}: packets of an RDMA device cannot be captured; leave \
+             [capture] out, or use provider = \"soft\""
         )));
     }
     let keep = if config.payload { Keep::All } else { Keep::Headers };

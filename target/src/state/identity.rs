@@ -62,16 +62,16 @@ impl DeviceIdentities {
             }
             if configured.contains(other) {
                 return Err(format!(
-                    "{store} was served as {other}, which is another namespace now, and hosts rely \
-                     on what is kept under that UUID ({}): if their store is elsewhere now, start \
+                    "{store} was served as {other}, which is another namespace now, and hosts \
+                     rely on the state of that UUID ({}): if their data are elsewhere now, start \
                      once without this namespace; if not, exchange the two `uuid`",
                     things.join(", ")
                 ));
             }
             return Err(format!(
-                "{store} was served as {other}, and hosts rely on what is kept under that UUID \
-                 ({}): write `uuid = \"{other}\"` for its namespace, or stop the daemon and rename \
-                 {} in {} to begin with {uuid} (or remove what no host relies on any more)",
+                "{store} was served as {other}, and hosts rely on the state of that UUID ({}): \
+                 write `uuid = \"{other}\"` for its namespace, or stop the daemon and rename {} \
+                 in {} to begin with {uuid} (or remove them if no host relies on them any more)",
                 things.join(", "),
                 file.files().join(", "),
                 directory.display()
@@ -94,7 +94,7 @@ impl DeviceIdentities {
             Ok(before) => before,
             Err(_) if !is_any_kept(directory) => DeviceIdentities::default(),
             Err(why) => {
-                warn!("device identities cannot be remembered: {why}");
+                warn!("device identities cannot be recorded: {why}");
                 return Ok(None);
             }
         };

@@ -55,7 +55,7 @@ fn without(path: &Path, error: &io::Error) -> Result<Option<StateDirLock>, Strin
         return Ok(None);
     }
     Err(format!(
-        "{shown}, which keeps a second nvmfd from writing there, cannot be locked: {error}; give \
+        "{shown}, the lock against a second nvmfd, cannot be locked: {error}; give \
          its directory to the user of the daemon, or name another state_directory"
     ))
 }

@@ -58,7 +58,7 @@ impl StateDir<'_> {
     /// as missing.
     pub(crate) fn load_if_usable<R: Record>(self, name: &str) -> Option<R> {
         self.load(name).unwrap_or_else(|why| {
-            warn!("{why}; it begins anew");
+            warn!("{why}; it starts empty");
             None
         })
     }

@@ -51,7 +51,7 @@ impl TrustRecords for DeviceTrust {
         let distrust = found.map(|found| found.map_or_else(Distrust::default, |Reason(it)| it));
         let distrust = distrust.unwrap_or_else(|why| {
             error!(
-                "{why}; the namespace counts as one whose flush has failed: check the data, then \
+                "{why}; its flush counts as failed: check the data, then \
                  `nvmfctl namespace trust`"
             );
             Distrust { failed_sync: Some(Status::WRITE_FAULT), shortened: false }

@@ -132,7 +132,7 @@ impl UsageStore {
         match WorkerThread::start("writer", work) {
             Ok(thread) => Some(UsageWriter { usage_store: self, thread }),
             Err(error) => {
-                warn!("no thread to keep what hosts have done: {error}");
+                warn!("no thread for usage counters: {error}");
                 None
             }
         }

@@ -74,7 +74,8 @@ impl Collector for Scrape {
             .encode_descriptor("nvmfd_build_info", version, None, MetricType::Gauge)?
             .encode_family(&[("version", crate::VERSION)])?
             .encode_gauge(&1_u64)?;
-        let reload = "0 if the last reload was refused: the files say what is not served";
+        let reload =
+            "0 if the last reload was refused: the files differ from the running configuration";
         encoder
             .encode_descriptor(
                 "nvmfd_config_last_reload_successful",

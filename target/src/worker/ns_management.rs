@@ -102,7 +102,7 @@ fn format(
         answer(&own.registry, reactor, tag, outcome);
     });
     if let Err(error) = spawned {
-        error!("no thread that formats: {error}");
+        error!("no thread for a format: {error}");
         answer(&shared.registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
     }
 }

@@ -129,7 +129,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
         false => Some(Saving::begin(&file).map_err(Failure::new)?),
     };
     if saving.as_ref().is_some_and(Saving::has_finished_another) {
-        output.print("what an interrupted save has left is in its place now");
+        output.print("completed an interrupted save");
     }
     let (changes, _) = client.get::<Changes>("/v1/changes").await?;
     if changes.kept.is_empty() {
@@ -152,7 +152,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
     let shown = |file: &Rewritten<'_>| match file.new {
         Some(_) => file.file.display().to_string(),
-        None => format!("{} (which is gone)", file.file.display()),
+        None => format!("{} (removed)", file.file.display()),
     };
     let written: Vec<String> = old.rewritten(&new).iter().map(shown).collect();
     let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
@@ -198,7 +198,7 @@ pub(crate) fn text(outcome: &Outcome) -> String {
 fn unkept(outcome: &Outcome) -> &'static str {
     match outcome.kept || outcome.differences.is_empty() {
         true => "",
-        false => "\n(gone with the daemon, unless saved: there is no `state_directory`)",
+        false => "\n(lost at a restart unless saved: there is no `state_directory`)",
     }
 }
 

@@ -63,7 +63,9 @@ pub(crate) async fn run(
 /// What is missing where no host may use it.
 fn nobody(nqn: &str) -> String {
     let allow = format!("nvmfctl host allow {} HOSTNQN", quoted(nqn));
-    format!("# No host may use it yet. Here, with what /etc/nvme/hostnqn of the host says: {allow}")
+    format!(
+        "# No host may use it yet. Run here, with the NQN in /etc/nvme/hostnqn of the host: {allow}"
+    )
 }
 
 fn connect(at: SocketAddr, nqn: &str, host: Option<&str>, has_key: bool) -> String {

@@ -194,22 +194,21 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
     }
 }
 
-/// Why a command cannot be tried without changing something, if it cannot.
+/// Reason why a command has no dry run, if it has none.
 fn without_dry_run(family: &Family) -> Option<&'static str> {
     match family {
         Family::Reload => Some(
-            "a reload cannot be tried: `nvmfctl plan /etc/nvmfd/nvmfd.toml` tells what the file \
-             would make different, and `nvmfctl changes list` what it does not have",
+            "a reload has no dry run: `nvmfctl plan /etc/nvmfd/nvmfd.toml` shows the differences \
+             of the file, and `nvmfctl changes list` the changes that it does not contain",
         ),
         Family::Changes(change::Command::Forget) => Some(
-            "to forget cannot be tried: `nvmfctl changes list` shows what is not in force, and \
-             would be forgotten",
+            "this has no dry run: `nvmfctl changes list` shows the changes that would be dropped",
         ),
         Family::Controller(
             controllers::Command::Disconnect { .. } | controllers::Command::Fail { .. },
-        ) => Some("this cannot be tried: `nvmfctl controllers` shows whom it would be done to"),
+        ) => Some("this has no dry run: `nvmfctl controllers` shows the affected controllers"),
         Family::Log { level: Some(_) } => {
-            Some("a level cannot be tried: `nvmfctl log` shows the one of now")
+            Some("this has no dry run: `nvmfctl log` shows the current level")
         }
         _ => None,
     }

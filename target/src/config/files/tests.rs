@@ -151,7 +151,7 @@ fn what_cannot_be_read_is_a_mistake_and_what_everybody_may_write_a_warning() {
     assert_eq!(sources().warnings(), Vec::<String>::new());
     fs::set_permissions(&file, Permissions::from_mode(0o646)).unwrap();
     let warnings = sources().warnings();
-    assert!(warnings.len() == 1 && warnings[0].contains("a.toml may be written by everybody"));
+    assert!(warnings.len() == 1 && warnings[0].contains("a.toml is writable for all users"));
     fs::set_permissions(file.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
     assert_eq!(sources().warnings().len(), 2);
 

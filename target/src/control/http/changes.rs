@@ -41,9 +41,9 @@ async fn list(State(managed): State<ControlHandle>) -> Json<Changes> {
     request_body = Wanted,
     responses(
         (status = 200, body = Outcome),
-        (status = 404, body = Problem, description = "what a change names is not there"),
-        (status = 409, body = Problem, description = "what a change adds is there"),
-        (status = 422, body = Problem, description = "what comes out cannot be served"),
+        (status = 404, body = Problem, description = "a named object does not exist"),
+        (status = 409, body = Problem, description = "an object to add exists"),
+        (status = 422, body = Problem, description = "the resulting configuration cannot be served"),
         (status = 507, body = Problem, description = "it cannot be kept"),
     )
 )]
@@ -75,7 +75,7 @@ async fn reload(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, A
 fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
     answer.map(Json).map_err(|not_made| match not_made {
         ChangeError::Misfit(EditError::Missing(error)) => {
-            ApiError::not_found(error, "see `nvmfctl status` and the lists for what there is")
+            ApiError::not_found(error, "see `nvmfctl status` and the lists")
         }
         ChangeError::Misfit(EditError::Exists(error)) => {
             ApiError::new(StatusCode::CONFLICT, error, "change that, or take another")

@@ -39,7 +39,7 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 #[derive(OpenApi)]
 #[openapi(info(
     title = "nvmfd",
-    description = "What an NVMe over RDMA target serves, and to whom.",
+    description = "Management interface of an NVMe over RDMA target.",
     license(name = "Apache-2.0", identifier = "Apache-2.0")
 ))]
 struct Document;

@@ -82,8 +82,8 @@ pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
         let absent = subsystem.management.iter().flat_map(|management| &management.absent);
         for UnavailableNamespace { nsid, entry, .. } in absent.filter(|absent| !absent.is_pending) {
             sentences.push(format!(
-                "namespace {nsid} of {} is lost: a host made it, and its file {}.img is gone: bring \
-                 it back and reload, or have a host delete the namespace",
+                "namespace {nsid} of {} is lost: it was created by a host, and its file {}.img is \
+                 missing: restore it and reload, or have a host delete the namespace",
                 subsystem.nqn, entry.uuid
             ));
         }
@@ -94,13 +94,13 @@ pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
             if health.is_untrusted() {
                 let cause = match health.is_shortened() {
                     true => "its file was shortened",
-                    false => "another file is at the path of its own, which is gone",
+                    false => "its file was replaced by another one",
                 };
                 sentences.push(format!(
-                    "{place} is down: {cause}; when its data are as hosts left them, {trust}"
+                    "{place} is down: {cause}; when its data have been checked, {trust}"
                 ));
             } else if health.is_down() {
-                sentences.push(format!("{place} is down: its store is gone or too short"));
+                sentences.push(format!("{place} is down: its device is missing or too short"));
             } else if health.sync_failure().is_some() {
                 sentences.push(format!(
                     "{place} has failed to synchronise, and every flush fails: check its disk and \

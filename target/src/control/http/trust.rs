@@ -71,14 +71,15 @@ fn refused(place: &str, why: Untrusted) -> ApiError {
         Untrusted::Needless => ApiError::new(
             StatusCode::CONFLICT,
             format!(
-                "{place} is trusted: no flush has failed, and its file was not shortened or replaced"
+                "{place} is trusted: no flush has failed, and its file was not shortened or \
+                 replaced"
             ),
             "see `nvmfctl namespace list` for how stores are",
         ),
         Untrusted::Failing(why) => ApiError::new(
             StatusCode::CONFLICT,
             format!("{place} cannot be trusted: {why}"),
-            "mend the store first; the kernel's log may say more",
+            "repair the device first; see the kernel's log",
         ),
         Untrusted::Silent => ApiError::new(
             StatusCode::GATEWAY_TIMEOUT,

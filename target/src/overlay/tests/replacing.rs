@@ -189,7 +189,7 @@ fn files_that_replace_others_yield_to_what_is_written_later() {
     let found = load(&directory);
     let [aside] = &found.changes().set_aside[..] else { panic!("{:?}", found.changes()) };
     assert_eq!((&aside.kept.change, names(&found)), (&change, names(&declared)));
-    assert!(aside.why.contains("what it replaced was changed after that"), "{}", aside.why);
+    assert!(aside.why.contains("the replaced object was changed afterwards"), "{}", aside.why);
 }
 
 #[test]

@@ -175,7 +175,7 @@ fn what_a_person_writes_into_half_saved_files_stays() {
     commit();
     // Nobody else may at the same time.
     let first = begin(&declared);
-    assert!(Saving::begin(declared.file()).unwrap_err().contains("somebody else is saving"));
+    assert!(Saving::begin(declared.file()).unwrap_err().contains("another save is in progress"));
     drop(first);
     files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
     commit();

@@ -161,9 +161,7 @@ fn clock(since_epoch: Duration, synchronised: Option<bool>) -> Finding {
             "the clock is not synchronised: times of hosts and target will not match in the logs",
             "timedatectl set-ntp true",
         ),
-        None => {
-            Finding::ok(check, "the clock is plausible; nobody here tells if it is synchronised")
-        }
+        None => Finding::ok(check, "the clock is plausible; it is unknown if it is synchronised"),
     }
 }
 

@@ -71,7 +71,7 @@ fn roce_port(refused: Option<SocketAddr>, holder: Option<Holder>) -> Finding {
         ),
         None => Finding::problem(
             check,
-            format!("{at} is in use, and by whom cannot be seen"),
+            format!("{at} is in use by an unknown process"),
             "look as root: ss -lunp sport = :4791; a device of rdma_rxe holds it as well",
         ),
     }
@@ -161,7 +161,7 @@ fn firewall(nft: Option<String>, iptables: Option<String>) -> Finding {
         (false, false, false) => Finding::ok(check, "no rule keeps anything out"),
         (false, true, _) => Finding::problem(
             check,
-            "what no rule lets in is dropped, and no rule names UDP port 4791",
+            "packets are dropped by default, and no rule names UDP port 4791",
             "let it in: nft add rule inet filter input udp dport 4791 accept",
         ),
         (false, false, true) => Finding::warning(
@@ -186,7 +186,7 @@ mod tests {
         says(&roce_port(at, process("nvmfd")), Fine, "nvmfd's (process 77)");
         says(&roce_port(at, process("other")), Problem, "other (process 77)");
         says(&roce_port(at, Some(Holder::Kernel)), Problem, "rdma_rxe");
-        says(&roce_port(at, None), Problem, "cannot be seen");
+        says(&roce_port(at, None), Problem, "unknown process");
     }
 
     #[test]
@@ -195,8 +195,8 @@ mod tests {
             "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n";
         let row = |port, inode| {
             format!(
-                " 12: 0100007F:{port} 00000000:0000 07 00000000:00000000 00:00000000 00000000     0 \
-                 0 {inode} 2 0000000000000000 0\n"
+                " 12: 0100007F:{port} 00000000:0000 07 00000000:00000000 00:00000000 00000000     \
+                 0 0 {inode} 2 0000000000000000 0\n"
             )
         };
         assert_eq!(

@@ -47,7 +47,7 @@ fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
         }
     }
     let deadline = Instant::now() + PATIENCE;
-    let remedy = "the kernel log may say what hangs";
+    let remedy = "the kernel log may name the device that hangs";
     let silent = |place, why| Finding::problem("storage", format!("{place}: {why}"), remedy);
     let looks = looks.into_iter();
     looks.map(|(place, look)| look.by(deadline).unwrap_or_else(|why| silent(place, why))).collect()
@@ -104,7 +104,8 @@ fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
     let sentence = format!("{place}: {shown}: {error}");
     let remedy = match error.raw_os_error() {
         Some(libc::EINVAL | libc::EOPNOTSUPP) => {
-            "its file system has no direct I/O (O_DIRECT): use ext4, XFS or btrfs, or a block device"
+            "its file system has no direct I/O (O_DIRECT): use ext4, XFS or btrfs, or a block \
+             device"
         }
         Some(libc::ENOENT | libc::ENOTDIR) => {
             "make the directory, attach the device or mount the file system; or correct the path"
@@ -142,8 +143,8 @@ fn key_files(keys: usize, (mistakes, doubts): (Vec<String>, Vec<String>)) -> Vec
     if mistakes.is_empty() && doubts.is_empty() {
         return vec![Finding::ok(check, format!("the key files of {keys} host(s) are in order"))];
     }
-    let remedy = "nobody but their owner, the user of nvmfd, may use them (chmod 600), and they \
-                  hold what `nvme gen-dhchap-key` prints";
+    let remedy = "only their owner, the user of nvmfd, may have access (chmod 600), and they \
+                  contain the output of `nvme gen-dhchap-key`";
     let problems = mistakes.into_iter().map(|mistake| Finding::problem(check, mistake, remedy));
     problems.chain(doubts.into_iter().map(|doubt| Finding::warning(check, doubt, remedy))).collect()
 }

@@ -85,8 +85,8 @@ fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
         catalog.eclipsed(config, |_, image| image.exists()).collect::<Vec<_>>()
     };
     let lines = told(&declared);
-    assert!(lines[0].contains("is declared as well"), "{}", lines[0]);
-    assert!(lines[1].contains("is gone"), "{}", lines[1]);
+    assert!(lines[0].contains("is configured as well"), "{}", lines[0]);
+    assert!(lines[1].contains("is missing"), "{}", lines[1]);
     let mut merged = declared.clone();
     catalog.merge_into(&mut merged, |_, image| image.exists());
     assert_eq!(merged, declared);

@@ -216,8 +216,9 @@ impl ConfigBuilder {
             return (None, self.remarks);
         }
         let mut text = format!(
-            "# From a saved configuration of {source}. Read it before it is served: what did not \
-             map is\n# at the end. `nvmfd check FILE` tells what it means.\n\n"
+            "# From a saved configuration of {source}. Read it before use: settings without\n# a \
+             counterpart are listed at the end. `nvmfd check FILE` prints it with all \
+             defaults.\n\n"
         );
         text += &self.limits();
         for listener in &self.listeners {
@@ -226,7 +227,7 @@ impl ConfigBuilder {
         text += &body;
         text += &self.access();
         if !self.remarks.is_empty() {
-            text += "\n# What does not map, and what to look at:\n";
+            text += "\n# Settings without a counterpart, and points to check:\n";
         }
         for remark in &self.remarks {
             text += &format!("# * {remark}\n");
@@ -302,7 +303,7 @@ impl ConfigBuilder {
         } else {
             text += &format!("hosts = {}\n", hosts_list(&hosts));
             if hosts.is_empty() {
-                self.remark(format_args!("{nqn} lists no host: nobody may connect to it"));
+                self.remark(format_args!("{nqn} lists no host: no host may connect to it"));
             }
         }
         if known.len() < self.listeners.len() {

@@ -19,7 +19,7 @@ pub(super) fn read(
 ) -> Result<(), ImportError> {
     if !at(saved, "ports").is_array() || !at(saved, "subsystems").is_array() {
         return Err(ImportError::NotThis(
-            "this is not what nvmetcli saves: it has no lists `ports` and `subsystems`",
+            "this is no file of nvmetcli: it has no lists `ports` and `subsystems`",
         ));
     }
     let mut offered: BTreeMap<String, BTreeSet<u16>> = BTreeMap::new();

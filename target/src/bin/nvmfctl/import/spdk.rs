@@ -44,7 +44,7 @@ pub(super) fn read(
     let parts = list(saved, "subsystems");
     if parts.is_empty() || parts.iter().all(|part| text(part, "subsystem").is_none()) {
         return Err(ImportError::NotThis(
-            "this is not what SPDK saves: it has no list `subsystems` with names and calls",
+            "this is no configuration of SPDK: it has no list `subsystems` with names and calls",
         ));
     }
     let calls = || parts.iter().flat_map(|part| list(part, "config"));
@@ -263,8 +263,8 @@ fn namespace(params: &Value, names: &Names, draft: &mut ConfigBuilder) {
         let strange = strange.find(|(name, _)| bdev.starts_with(name.as_str()));
         let what = strange.map_or("not described in the file", |(_, what)| what);
         draft.remark(format_args!(
-            "a namespace of {nqn} was left out: {bdev:?} is {what}; with the kernel's driver on the \
-             device, write `path = \"/dev/...\"`"
+            "a namespace of {nqn} was left out: {bdev:?} is {what}; with the kernel's driver on \
+             the device, write `path = \"/dev/...\"`"
         ));
         return;
     };
