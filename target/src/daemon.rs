@@ -31,7 +31,7 @@ use crate::overlay::diff::differences;
 use crate::platform::availability;
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalogs;
-use crate::provision::retry::{RetryTask, make_good};
+use crate::provision::retry::{RetryTask, rewrite_records};
 use crate::provision::{PATIENCE, Provisioner, Transition};
 use crate::reactor::fabric::{self, Choice, Fabrics, choose, owns};
 use crate::reactor::{Parts, Reactor};
@@ -60,7 +60,7 @@ pub struct RunningTarget {
     shared: Arc<Shared>,
     pending: Arc<Pending>,
     provisioner: Arc<Mutex<Provisioner>>,
-    tender: Arc<DeviceMonitor>,
+    monitor: Arc<DeviceMonitor>,
     fabrics: Fabrics,
     reactors: Vec<ReactorThread>,
     worker: (WorkerThread, mpsc::Sender<NamespaceStateMessage>),
@@ -167,9 +167,9 @@ impl RunningTarget {
         let (senders, boxes) =
             boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
-        let tender = DeviceMonitor::start(ReactorRings(senders.clone()), Arc::clone(&pool))
+        let monitor = DeviceMonitor::start(ReactorRings(senders.clone()), Arc::clone(&pool))
             .map_err(|error| Fatal(format!("no thread for the device monitor: {error}")))?;
-        let tender = Arc::new(tender);
+        let monitor = Arc::new(monitor);
         let worker = NamespaceStateWorker::new();
         let ns_admin = NamespaceAdmin::new();
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
@@ -186,7 +186,7 @@ impl RunningTarget {
             config.clone(),
             stores,
             Arc::clone(&shared),
-            Arc::clone(&tender),
+            Arc::clone(&monitor),
             Arc::clone(&usage),
             provider == Choice::Verbs,
         );
@@ -199,7 +199,7 @@ impl RunningTarget {
             shared,
             pending,
             provisioner,
-            tender,
+            monitor,
             fabrics,
             reactors: Vec::new(),
             worker,
@@ -345,7 +345,7 @@ impl RunningTarget {
             registry: Arc::clone(&self.registry),
             shared: Arc::clone(&self.shared),
             pending: Arc::clone(&self.pending),
-            tender: Some(Arc::clone(&self.tender)),
+            monitor: Some(Arc::clone(&self.monitor)),
             reactors: self.reactors.iter().map(|r| Arc::clone(&r.stats)).collect(),
             provider: self.provider.to_string(),
             pool_bytes: self.provisioner().config().pool_plan().total_bytes()
@@ -403,7 +403,7 @@ impl RunningTarget {
     pub fn stop(mut self, deadline: Instant) {
         // A host's format would keep its reactor beyond any deadline.
         self.registry.halt();
-        self.tender.tell_what_is_lost(deadline.min(Instant::now() + KEEPING));
+        self.monitor.tell_what_is_lost(deadline.min(Instant::now() + KEEPING));
         // It may hang in a device: hosts and persistent state come first.
         self.waiting.iter_mut().for_each(RetryTask::cease);
         for index in 0..self.reactors.len() {
@@ -422,14 +422,14 @@ impl RunningTarget {
         let kept = deadline.max(Instant::now() + KEEPING);
         self.usage_store.into_iter().for_each(|usage_store| usage_store.close(kept));
         self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
-        self.tender.stop(deadline);
+        self.monitor.stop(deadline);
         let _ = self.worker.1.send(NamespaceStateMessage::Stop);
         let _ = self.ns_admin.1.send(NamespaceAdminMessage::Stop);
         self.worker.0.join_by(deadline);
         self.ns_admin.0.join_by(deadline);
         // A thread that holds the lock now hangs in a device.
         if let Ok(provisioner) = self.provisioner.try_lock() {
-            make_good(provisioner.owing(), deadline);
+            rewrite_records(provisioner.unwritten_records(), deadline);
         }
     }
 
@@ -464,7 +464,7 @@ impl RunningTarget {
             fabric,
             mailbox,
             shared: Arc::clone(&self.shared),
-            on_lost_address: Box::new(move |at| pending.lose(at)),
+            on_lost_address: Box::new(move |at| pending.add_lost(at)),
             limits: Limits {
                 queue_depth: limits.queue_depth,
                 io_queues: limits.io_queues,
@@ -540,10 +540,10 @@ fn keep(
     worker: NamespaceStateWorker,
     registry: &Arc<Registry>,
 ) -> Result<(WorkerThread, mpsc::Sender<NamespaceStateMessage>), Fatal> {
-    let (words, registry) = (worker.sender(), Arc::clone(registry));
+    let (sender, registry) = (worker.sender(), Arc::clone(registry));
     let thread = WorkerThread::start("ns-state", move || worker.run(&registry));
     let thread = thread.map_err(|e| Fatal(format!("no thread for reservations: {e}")))?;
-    Ok((thread, words))
+    Ok((thread, sender))
 }
 
 /// Starts the thread of namespace management.
@@ -553,12 +553,12 @@ fn ns_admin_worker(
     shared: &Arc<Shared>,
     pool: Arc<BlockingPool>,
 ) -> Result<(WorkerThread, mpsc::Sender<NamespaceAdminMessage>), Fatal> {
-    let (words, provisioner, shared) =
+    let (sender, provisioner, shared) =
         (ns_admin.sender(), Arc::clone(provisioner), Arc::clone(shared));
     let thread =
         WorkerThread::start("ns-admin", move || ns_admin.run(&provisioner, &shared, &pool));
     let thread = thread.map_err(|e| Fatal(format!("no thread for namespace management: {e}")))?;
-    Ok((thread, words))
+    Ok((thread, sender))
 }
 
 /// Key files that cannot be used, as one sentence.
@@ -610,14 +610,14 @@ mod tests {
         target.waiting.take().unwrap().stop(Instant::now() + Duration::from_secs(60));
         let nowhere: [String; 0] = [];
         assert_eq!(target.pending.list(), nowhere);
-        target.pending.lose(at);
+        target.pending.add_lost(at);
         // Whoever has no such listener any more does not wait for it.
         target.provisioner().unlisten(at);
         target.provisioner().add_lost_listeners();
         assert_eq!(target.pending.list(), nowhere);
         target.provisioner().listen(at, Missing::Wait).unwrap();
-        target.pending.lose(at);
-        target.pending.lose("127.99.71.2:4420".parse().unwrap());
+        target.pending.add_lost(at);
+        target.pending.add_lost("127.99.71.2:4420".parse().unwrap());
         target.provisioner().add_lost_listeners();
         let pending = target.pending.list();
         assert_eq!(pending.len(), 1, "{pending:?}");

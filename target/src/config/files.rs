@@ -95,7 +95,8 @@ impl ConfigFiles {
         let directory = directory(&main)?;
         let is_there = |directory: &&PathBuf| included(&main.text).is_some() || directory.is_dir();
         if let Some(directory) = directory.as_ref().filter(is_there) {
-            let mut files = listed(directory).map_err(|error| unread(directory, &error, FOLDER))?;
+            let mut files =
+                listed(directory).map_err(|error| unread(directory, &error, INCLUDE_REMEDY))?;
             files.extend(begun.iter().flat_map(|begun| begun.of_directory(directory)));
             files.sort();
             files.dedup();
@@ -120,7 +121,8 @@ impl ConfigFiles {
     /// # Errors
     /// A file of the directory, or the directory, cannot be read.
     pub fn of_directory(directory: &Path) -> Result<Vec<Source>, ConfigErrors> {
-        let mut files = listed(directory).map_err(|error| unread(directory, &error, FOLDER))?;
+        let mut files =
+            listed(directory).map_err(|error| unread(directory, &error, INCLUDE_REMEDY))?;
         files.sort();
         let read = |file: PathBuf| {
             let remedy = "name a directory of TOML files that this user may read";
@@ -211,7 +213,7 @@ fn said(begun: Option<&UnfinishedSave>, file: &Path, text: Option<String>) -> Op
     begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
 }
 
-const FOLDER: &str = "`include` names a directory: make it, and let the user of the daemon read \
+const INCLUDE_REMEDY: &str = "`include` names a directory: make it, and let the user of the daemon read \
                       it; or take `include` out";
 
 /// The directory of more files, whether it exists or not.

@@ -43,7 +43,7 @@ impl Order {
 }
 
 /// Logs unsaved and skipped changes.
-pub(super) fn tell(changes: &Changes) {
+pub(super) fn log_unsaved(changes: &Changes) {
     if !changes.kept.is_empty() {
         info!("unsaved changes in force: {}", changes.kept.len());
     }
@@ -54,10 +54,10 @@ pub(super) fn tell(changes: &Changes) {
 
 impl<T: Serve> RunningDaemon<T> {
     /// Executes a request. May block.
-    pub(super) fn carry_out(mut self, order: Order) -> Self {
+    pub(super) fn execute(mut self, order: Order) -> Self {
         let done = match order.work {
             ConfigRequest::Change(wanted, uid) => self.change(&wanted, uid),
-            ConfigRequest::Reload => self.reload_in_words(),
+            ConfigRequest::Reload => self.reload_and_log(),
             ConfigRequest::Forget => self.forget(),
         };
         // The client may have disconnected.
@@ -84,7 +84,7 @@ impl<T: Serve> RunningDaemon<T> {
         Ok(outcome)
     }
 
-    fn reload_in_words(&mut self) -> ChangeResult {
+    fn reload_and_log(&mut self) -> ChangeResult {
         let before = self.declared.clone();
         let renewed = self.renew();
         self.note_reload(renewed.is_err());

@@ -38,7 +38,7 @@ pub fn check(file: &Path) -> bool {
         }
     };
     let config = declared.config();
-    super::change::tell(declared.changes());
+    super::change::log_unsaved(declared.changes());
     for warning in declared.warnings() {
         warn!("{warning}");
     }
@@ -114,7 +114,7 @@ fn backing_stores(config: &Config) -> bool {
         warn!("{sentence}");
     }
     let directory = usable_state_directory(config).map(Path::to_path_buf);
-    for ((nqn, nsid), why) in DeviceTable::new(directory, 0).hindered(&config.subsystems) {
+    for ((nqn, nsid), why) in DeviceTable::new(directory, 0).unusable_records(&config.subsystems) {
         error!("{nqn}, namespace {nsid}: {why}");
         good = false;
     }
@@ -222,12 +222,12 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
         Some((place, path.clone(), namespace.block_size_bytes, look))
     };
     let subsystems = config.subsystems.iter();
-    let looks: Vec<_> = subsystems
+    let probes: Vec<_> = subsystems
         .flat_map(|s| s.namespaces.iter().map(move |namespace| (s.nqn, namespace)))
         .filter_map(|(nqn, namespace)| begin(nqn, namespace))
         .collect();
     let deadline = Instant::now() + PATIENCE;
-    let seen = looks.into_iter().map(|(place, path, block_bytes, look)| {
+    let seen = probes.into_iter().map(|(place, path, block_bytes, look)| {
         let outcome = look.by(deadline);
         let hangs = outcome.is_err() && opening.hangs_at(&path) && missing == Missing::Wait;
         let (seen, below) = match outcome {

@@ -179,7 +179,7 @@ async fn begin(
     // A daemon that was just stopping may still have written when this was read first.
     let declared = declared.reread().map_err(|errors| errors.to_string())?;
     let config = declared.config().clone();
-    change::tell(declared.changes());
+    change::log_unsaved(declared.changes());
     for warning in declared.warnings() {
         warn!("{warning}");
     }
@@ -263,7 +263,7 @@ impl<T: Serve> RunningDaemon<T> {
     fn renew(&mut self) -> Result<Vec<String>, Vec<String>> {
         let next = (self.declared.reload())
             .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
-        change::tell(next.changes());
+        change::log_unsaved(next.changes());
         for warning in next.warnings() {
             warn!("{warning}");
         }
@@ -334,7 +334,7 @@ impl Control {
                 self.manager.stopping(&sentence);
                 return Err(sentence);
             }
-            served = self.attend(served, &mut asks, &mut orders) => served?,
+            served = self.serve_requests(served, &mut asks, &mut orders) => served?,
         };
         // Pending requests are answered: the daemon stops.
         drop(orders);
@@ -351,7 +351,7 @@ impl Control {
         let mut tick = interval(period.unwrap_or(Duration::from_secs(3600)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut look = interval(LOOK);
-        let (mut stuck, mut told) = (false, Vec::new());
+        let (mut stuck, mut reported) = (false, Vec::new());
         loop {
             tokio::select! {
                 _ = tick.tick(), if period.is_some() => {
@@ -369,10 +369,10 @@ impl Control {
                     }
                     let pending = pulse.pending();
                     // A reload has reported another status meanwhile.
-                    if pending != told || !pending.is_empty() {
+                    if pending != reported || !pending.is_empty() {
                         let line = waiting(&pending) + of_refusal(self.refused.get());
                         self.manager.status(&line);
-                        told = pending;
+                        reported = pending;
                     }
                 }
             }
@@ -382,7 +382,7 @@ impl Control {
     /// Executes reloads and changes until a stop is requested. Returns the target to stop; `None`
     /// if a change still has it after the time limit. All reloads requested during a change are one
     /// reload after it.
-    async fn attend<T: Serve>(
+    async fn serve_requests<T: Serve>(
         &self,
         mut served: RunningDaemon<T>,
         asks: &mut mpsc::Receiver<ControlRequest>,
@@ -398,7 +398,7 @@ impl Control {
                         Some(ControlRequest::Reload) => self.reload(served),
                         Some(ControlRequest::Stop) | None => return Ok(Some(served)),
                     },
-                    Some(order) = orders.recv() => self.carry_out(served, order),
+                    Some(order) = orders.recv() => self.execute(served, order),
                 },
             };
             again = false;
@@ -425,11 +425,11 @@ impl Control {
         spawn_blocking(move || served.reload())
     }
 
-    fn carry_out<T: Serve>(&self, served: RunningDaemon<T>, order: Order) -> ChangeTask<T> {
+    fn execute<T: Serve>(&self, served: RunningDaemon<T>, order: Order) -> ChangeTask<T> {
         if order.is_reload() {
             self.manager.reloading();
         }
-        spawn_blocking(move || served.carry_out(order))
+        spawn_blocking(move || served.execute(order))
     }
 
     /// A stop was requested during a reload. Waits for the target that the reload has, for a

@@ -509,7 +509,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
         let wanted = crate::api::Wanted { changes, dry_run: false };
         let (answer, answered) = tokio::sync::oneshot::channel();
         let order = Order { work: change::ConfigRequest::Change(wanted, None), answer };
-        (served.carry_out(order), answered.blocking_recv().unwrap())
+        (served.execute(order), answered.blocking_recv().unwrap())
     };
     let (served, answer) = remove(served, 2);
     answer.unwrap();
@@ -537,7 +537,7 @@ fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last(
     };
     let order = |served: RunningDaemon<Fake>| {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let served = served.carry_out(Order { work: change::ConfigRequest::Reload, answer });
+        let served = served.execute(Order { work: change::ConfigRequest::Reload, answer });
         (served, answered.blocking_recv().unwrap())
     };
     std::fs::write(&file, "nonsense").unwrap();

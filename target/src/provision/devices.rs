@@ -45,7 +45,7 @@ const LINGER: Duration = Duration::from_secs(8);
 #[derive(Clone, Debug)]
 pub struct ServedDevice {
     /// The device, and its number on every ring.
-    pub tended: Arc<MonitoredDevice>,
+    pub monitored: Arc<MonitoredDevice>,
     /// Reservations of hosts.
     pub reservation: Arc<Reservation>,
     /// Write protection by hosts.
@@ -83,7 +83,7 @@ pub struct DeviceTable {
     /// Namespaces whose device is missing, and missing directories.
     pub(super) pending: Vec<PendingDevice>,
     /// Notices for the administrator, reported when the table is adopted.
-    pub(super) news: Vec<String>,
+    pub(super) notices: Vec<String>,
     /// Tasks that may hang, of this table and its predecessors.
     pub(super) opening: Arc<BlockingPool>,
     /// Bad blocks of these devices, and of removed ones that are still in use.
@@ -100,7 +100,7 @@ pub struct DeviceTable {
     /// Files created for this table, removed unless it is adopted.
     pub(super) attempt: CreatedFiles,
     /// The list of served files could not be written.
-    pub(super) owes_memory: bool,
+    pub(super) has_unwritten_records: bool,
 }
 
 /// Identities of served files and names of devices, to be persisted.
@@ -285,7 +285,7 @@ impl DeviceTable {
     }
 
     /// Writes the records of served files and identities. A failure is logged, and retried: see
-    /// [`DeviceTable::owes_memory`].
+    /// [`DeviceTable::has_unwritten_records`].
     pub(crate) fn remember(&mut self, subsystems: &[SubsystemConfig]) {
         let Some(directory) = self.state_directory.clone() else { return };
         let kept = self.prepare_memory(subsystems).and_then(|memory| {
@@ -294,10 +294,12 @@ impl DeviceTable {
             };
             memory.persist().map_err(failed)
         });
-        let was_owed = std::mem::replace(&mut self.owes_memory, kept.is_err());
+        let was_unwritten = std::mem::replace(&mut self.has_unwritten_records, kept.is_err());
         match kept {
-            Ok(()) if was_owed => info!("{} lists all served devices again", directory.display()),
-            Err(sentence) if !was_owed => error!(
+            Ok(()) if was_unwritten => {
+                info!("{} lists all served devices again", directory.display())
+            }
+            Err(sentence) if !was_unwritten => error!(
                 "{sentence}; a file missing at the next start may be created anew, empty: the \
                  write is retried each second"
             ),
@@ -306,8 +308,8 @@ impl DeviceTable {
     }
 
     /// Whether the records could not be written, and have to be retried.
-    pub(crate) fn owes_memory(&self) -> bool {
-        self.owes_memory
+    pub(crate) fn has_unwritten_records(&self) -> bool {
+        self.has_unwritten_records
     }
 
     /// The pending device of this namespace, if its configuration is the same.
@@ -413,7 +415,7 @@ impl DeviceTable {
 
     /// Whether a namespace is served from this file.
     pub(crate) fn serves(&self, key: Place, file: &Path) -> bool {
-        self.by_namespace.get(&key).is_some_and(|store| store.tended.is_file(file))
+        self.by_namespace.get(&key).is_some_and(|store| store.monitored.is_file(file))
     }
 
     /// Removes the persisted state of namespaces that are deleted, by UUID.
@@ -437,12 +439,12 @@ impl DeviceTable {
     /// Applies new sizes of devices. Returns one line for each change, and for each configured
     /// value that cannot be applied.
     pub fn resize(&mut self) -> Vec<String> {
-        let mut lines = std::mem::take(&mut self.news);
+        let mut lines = std::mem::take(&mut self.notices);
         for ((nqn, nsid), store) in &mut self.by_namespace {
             let Some(bytes) = store.resize.take() else { continue };
-            let old = store.tended.resize(bytes);
+            let old = store.monitored.resize(bytes);
             let mut line = format!("namespace {nsid} of {nqn} has {bytes} bytes now, {old} before");
-            if bytes < old && store.tended.backing().kind() == Kind::File {
+            if bytes < old && store.monitored.backing().kind() == Kind::File {
                 line += "; its file is as long as before";
             }
             lines.push(line);
@@ -459,7 +461,7 @@ impl DeviceTable {
     pub fn set_faults(&self, subsystems: &[SubsystemConfig]) {
         for (subsystem, namespace) in namespaces(subsystems) {
             if let Some(store) = self.by_namespace.get(&(subsystem.nqn, namespace.nsid)) {
-                store.tended.health().set_fault(namespace.fault);
+                store.monitored.health().set_fault(namespace.fault);
             }
         }
     }
@@ -472,8 +474,8 @@ impl DeviceTable {
     /// Devices of this table that `other` does not have.
     pub fn without<'a>(&'a self, other: &'a DeviceTable) -> impl Iterator<Item = &'a ServedDevice> {
         let ids =
-            |stores: &DeviceTable, id| stores.by_namespace.values().any(|s| s.tended.id == id);
-        self.by_namespace.values().filter(move |store| !ids(other, store.tended.id))
+            |stores: &DeviceTable, id| stores.by_namespace.values().any(|s| s.monitored.id == id);
+        self.by_namespace.values().filter(move |store| !ids(other, store.monitored.id))
     }
 
     /// The snapshot of a subsystem, with its counters in `usage`.
@@ -481,7 +483,7 @@ impl DeviceTable {
     pub fn subsystem(&self, config: &SubsystemConfig, usage: Arc<Usage>) -> Subsystem {
         let namespace = |namespace: &NamespaceConfig| {
             let store = self.by_namespace.get(&(config.nqn, namespace.nsid))?;
-            let backing = store.tended.backing();
+            let backing = store.monitored.backing();
             let block_shift = backing.block_size_bytes().trailing_zeros() as u8;
             let formats = match namespace.allow_format && store.format.can_change() {
                 true => backing.formats(),
@@ -489,8 +491,8 @@ impl DeviceTable {
             };
             Some(Namespace {
                 nsid: namespace.nsid,
-                backing: store.tended.id,
-                health: Arc::clone(store.tended.health()),
+                backing: store.monitored.id,
+                health: Arc::clone(store.monitored.health()),
                 geometry: backing.geometry(),
                 blocks: backing.blocks(),
                 block_shift,
@@ -538,7 +540,7 @@ impl DeviceTable {
         let taken = |id| {
             [&*old, &*self]
                 .iter()
-                .any(|s| s.by_namespace.values().any(|store| store.tended.id.0 == id))
+                .any(|s| s.by_namespace.values().any(|store| store.monitored.id.0 == id))
         };
         let mut ids = (0..DeviceId::COUNT).map(|step| (self.next_id + step) % DeviceId::COUNT);
         let id = ids.find(|&id| !taken(id))?;
@@ -626,7 +628,7 @@ pub(super) mod tests {
     }
 
     fn ids(stores: &DeviceTable) -> Vec<u32> {
-        stores.by_namespace.values().map(|store| store.tended.id.0).collect()
+        stores.by_namespace.values().map(|store| store.monitored.id.0).collect()
     }
 
     #[test]
@@ -654,7 +656,7 @@ pub(super) mod tests {
         let third = second.next(&[subsystem(&[1, 3], 1 << 20)]).unwrap();
         assert_eq!(ids(&third), [0, 2], "a command for the old 1 may still be under way");
         assert_eq!(second.without(&third).count(), 0);
-        assert_eq!(first.without(&second).map(|s| s.tended.id.0).collect::<Vec<_>>(), [1]);
+        assert_eq!(first.without(&second).map(|s| s.monitored.id.0).collect::<Vec<_>>(), [1]);
     }
 
     #[test]
@@ -866,7 +868,7 @@ pub(super) mod tests {
         let lines = next.resize();
         assert_eq!(lines.len(), 1);
         assert!(lines[0].contains("keeps its size") && lines[0].contains("whole number of blocks"));
-        let backing = next.store(config.nqn, 1).unwrap().tended.backing();
+        let backing = next.store(config.nqn, 1).unwrap().monitored.backing();
         assert_eq!(backing.size_bytes(), 1 << 20);
         // Who asks for a size gets it, or hears why not.
         config.namespaces[0].kind = of(Some(1 << 21));
@@ -901,11 +903,11 @@ pub(super) mod tests {
             let refused = stores.prepare_memory(subsystems).unwrap_err();
             assert!(refused.contains("cannot record") && refused.contains(what), "{refused}");
             stores.remember(subsystems);
-            assert!(stores.owes_memory() && !state.join(file).exists());
+            assert!(stores.has_unwritten_records() && !state.join(file).exists());
             std::fs::remove_dir(&in_the_way).unwrap();
         }
         stores.remember(subsystems);
-        assert!(!stores.owes_memory() && stores.served().contains(&path));
+        assert!(!stores.has_unwritten_records() && stores.served().contains(&path));
         assert!(DeviceIdentities::load(&state).unwrap() != DeviceIdentities::default());
     }
 

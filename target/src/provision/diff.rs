@@ -96,10 +96,10 @@ impl<'a> Diff<'a> {
             if let Some(device) = self.current.by_namespace.get(&key) {
                 let size = probes.sizes.remove(&key);
                 let is_probed = is_probed(key, namespace);
-                let (device, news) = retained(key, device, namespace, size, is_probed)?;
-                self.next.news.extend(news);
+                let (device, notices) = retained(key, device, namespace, size, is_probed)?;
+                self.next.notices.extend(notices);
                 if device.configured_block_bytes != namespace.block_size_bytes {
-                    self.next.news.extend(device.format.told(namespace.block_size_bytes));
+                    self.next.notices.extend(device.format.told(namespace.block_size_bytes));
                 }
                 let configured_block_bytes = namespace.block_size_bytes;
                 let device = ServedDevice { configured_block_bytes, ..device };
@@ -154,7 +154,7 @@ impl<'a> Diff<'a> {
             let is_there = plan.same.as_ref().is_some_and(FileId::is_there);
             match backing.and_then(|backing| Ok(self.current.make(id, plan, backing)?)) {
                 Ok(device) => {
-                    self.next.news.extend(device.format.told(namespace.block_size_bytes));
+                    self.next.notices.extend(device.format.told(namespace.block_size_bytes));
                     self.next.by_namespace.insert(key, device);
                 }
                 Err(unserved) => self.set_pending(key, namespace, is_there, unserved)?,
@@ -208,8 +208,8 @@ impl DeviceTable {
     ) -> Result<DeviceTable, String> {
         self.check_state_directory(subsystems)?;
         let served = self.served().with(self.pending.iter().filter_map(PendingDevice::seen));
-        let paths = self.begin_looks(subsystems, (missing, due), &served);
-        let sizes = self.begin_sizes(subsystems, is_probed);
+        let paths = self.begin_path_probes(subsystems, (missing, due), &served);
+        let sizes = self.begin_size_probes(subsystems, is_probed);
         let deadline = Instant::now() + PATIENCE;
         let probes =
             Probes { paths: found_by(deadline, paths), sizes: answers_by(deadline, sizes) };
@@ -242,7 +242,7 @@ impl DeviceTable {
             state_directory: self.state_directory.clone(),
             limiters: self.limiters.clone(),
             pending: Vec::new(),
-            news: Vec::new(),
+            notices: Vec::new(),
             opening: Arc::clone(&self.opening),
             marked: Arc::clone(&self.marked),
             reservations: Arc::clone(&self.reservations),
@@ -251,7 +251,7 @@ impl DeviceTable {
             linger: self.linger,
             is_starting: false,
             attempt: CreatedFiles::new(&self.opening),
-            owes_memory: false,
+            has_unwritten_records: false,
         }
     }
 
@@ -265,14 +265,14 @@ impl DeviceTable {
 
     /// Namespaces that cannot be served though their devices are there: records that hosts rely on
     /// are damaged, or kept under another UUID. Opens and changes nothing.
-    pub(crate) fn hindered(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, String)> {
+    pub(crate) fn unusable_records(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, String)> {
         let identities = self.identities(subsystems);
-        let looks = self.begin_looks(subsystems, (Missing::Fail, &[]), &Served::none());
-        let mut looks = found_by(Instant::now() + PATIENCE, looks);
-        let hindered = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
+        let probes = self.begin_path_probes(subsystems, (Missing::Fail, &[]), &Served::none());
+        let mut probes = found_by(Instant::now() + PATIENCE, probes);
+        let unusable_records = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
             // Missing devices are reported elsewhere.
-            let Ok(probed) = looks.remove(&key)? else { return None };
+            let Ok(probed) = probes.remove(&key)? else { return None };
             let plan = self.plan(key, namespace, probed, &identities);
             let kept = plan.and_then(|plan| {
                 self.guards(key, namespace.uuid)?;
@@ -280,11 +280,11 @@ impl DeviceTable {
             });
             kept.err().map(|why| (key, why))
         });
-        hindered.collect()
+        unusable_records.collect()
     }
 
     /// Begins the probes of all paths that are new, or due.
-    fn begin_looks(
+    fn begin_path_probes(
         &self,
         subsystems: &[SubsystemConfig],
         (missing, due): (Missing, &[Place]),
@@ -302,7 +302,7 @@ impl DeviceTable {
     }
 
     /// Begins the probes for new sizes of open devices.
-    fn begin_sizes(
+    fn begin_size_probes(
         &self,
         subsystems: &[SubsystemConfig],
         is_probed: IsProbed<'_>,
@@ -310,9 +310,9 @@ impl DeviceTable {
         let stays = namespaces(subsystems).filter_map(|(subsystem, namespace)| {
             let key = (subsystem.nqn, namespace.nsid);
             let store = self.by_namespace.get(&key).filter(|_| is_probed(key, namespace))?;
-            let is_same = store.tended.is_as(&formatted(namespace, &store.format));
+            let is_same = store.monitored.is_as(&formatted(namespace, &store.format));
             let kind = backing_config(namespace).kind;
-            is_same.then(|| (key, self.next_size(&store.tended.backing(), kind)))
+            is_same.then(|| (key, self.next_size(&store.monitored.backing(), kind)))
         });
         stays.collect()
     }
@@ -354,14 +354,14 @@ impl DeviceTable {
         let protection = self.protection_of(key, namespace)?;
         let marks = self.marks(namespace.uuid, name.1.as_deref())?;
         let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
-        let mut tended = MonitoredDevice::new(id, place(key), config, backing);
+        let mut monitored = MonitoredDevice::new(id, place(key), config, backing);
         if is_file {
-            tended = tended.recorded(key, TrustRecord::new(&self.trust, namespace.uuid));
+            monitored = monitored.recorded(key, TrustRecord::new(&self.trust, namespace.uuid));
         }
-        let tended = Arc::new(tended);
+        let monitored = Arc::new(monitored);
         let configured_block_bytes = namespace.block_size_bytes;
         Ok(ServedDevice {
-            tended,
+            monitored,
             reservation,
             protection,
             marks,
@@ -499,7 +499,7 @@ fn retained(
     if !is_probed && store.name.0 == namespace.uuid {
         return Ok((ServedDevice { resize: None, ..store.clone() }, None));
     }
-    if store.tended.is_shared() != namespace.shared {
+    if store.monitored.is_shared() != namespace.shared {
         return Err(format!(
             "{place} is in use, and `shared` cannot change meanwhile: features that hosts rely on \
              (reservations, fused commands, write protection) would begin or end without notice; \
@@ -514,7 +514,7 @@ fn retained(
         ));
     };
     let is_open_ended = matches!(namespace.kind, NamespaceKind::File { size: None, .. });
-    let (resize, news) = match resize {
+    let (resize, notices) = match resize {
         Ok(resize) => (resize, None),
         // No new size was configured: the error prevents no other change.
         Err(why) if is_open_ended => (None, Some(format!("{place} keeps its size: {why}"))),
@@ -533,7 +533,7 @@ fn retained(
              \"{uuid}\"`, or remove it, reload, add it, reload"
         ));
     }
-    Ok((ServedDevice { resize, ..store.clone() }, news))
+    Ok((ServedDevice { resize, ..store.clone() }, notices))
 }
 
 /// Name of a namespace in messages.

@@ -34,7 +34,7 @@ struct StartedFormat {
 ///
 /// # Errors
 /// The status to answer with; the block size is as before, and what was read may be gone.
-pub(crate) fn carry_out(
+pub(crate) fn execute(
     nqn: Nqn,
     wish: FormatRequest,
     provisioner: &Mutex<Provisioner>,
@@ -111,7 +111,7 @@ impl Provisioner {
         self.publish_again(&nqn);
         // After the new snapshot: later commands are refused.
         self.registry.fence(&Arc::new(DrainBarrier::around(nqn, nsid, waiting)));
-        let backing = store.tended.backing();
+        let backing = store.monitored.backing();
         let bytes = backing.size_bytes();
         Ok(StartedFormat { store, backing, bytes, course })
     }
@@ -125,12 +125,12 @@ impl Provisioner {
         erased: Result<(), Status>,
     ) -> Result<(), Status> {
         let StartedFormat { store, backing, bytes, course } = begun;
-        let is_it = |other: &ServedDevice| Arc::ptr_eq(&other.tended, &store.tended);
+        let is_it = |other: &ServedDevice| Arc::ptr_eq(&other.monitored, &store.monitored);
         let gone = !self.stores.store(nqn, nsid).is_some_and(is_it);
         let erased = if gone { Err(Status::INVALID_NAMESPACE.with_dnr()) } else { erased };
         course.finish(erased, |block_size_bytes| {
             let same = backing.size_bytes() == bytes;
-            if same && store.tended.reformat(&backing, block_size_bytes) {
+            if same && store.monitored.reformat(&backing, block_size_bytes) {
                 return Ok(());
             }
             error!(

@@ -184,7 +184,7 @@ pub(crate) struct Provisioner {
     registry: Arc<Registry>,
     shared: Arc<Shared>,
     pending: Arc<Pending>,
-    tender: Arc<DeviceMonitor>,
+    monitor: Arc<DeviceMonitor>,
     usage_store: Arc<UsageStore>,
     /// Listeners whose address is missing, with the reason.
     pending_listeners: BTreeMap<SocketAddr, String>,
@@ -199,7 +199,7 @@ impl Provisioner {
         config: Config,
         stores: DeviceTable,
         shared: Arc<Shared>,
-        tender: Arc<DeviceMonitor>,
+        monitor: Arc<DeviceMonitor>,
         usage_store: Arc<UsageStore>,
         of_devices: bool,
     ) -> Provisioner {
@@ -210,7 +210,7 @@ impl Provisioner {
             registry: Arc::clone(&shared.registry),
             shared,
             pending: Arc::default(),
-            tender,
+            monitor,
             usage_store,
             pending_listeners: BTreeMap::new(),
             of_devices,
@@ -347,7 +347,7 @@ impl Provisioner {
             if running.is_none() {
                 self.usage_store.switched_on(&config.nqn);
             }
-            let subsystem = self.made(&stores, config);
+            let subsystem = self.snapshot(&stores, config);
             if running.is_none_or(|running| *running != subsystem) {
                 subsystems.push(Arc::new(subsystem));
             }
@@ -357,20 +357,20 @@ impl Provisioner {
         let old = std::mem::replace(&mut self.stores, stores);
         // The record of unflushed writes was lost with the device.
         for ((nqn, nsid), store) in self.stores.named() {
-            if old.store(nqn, nsid).is_none() && store.tended.health().sync_failure().is_some() {
+            if old.store(nqn, nsid).is_none() && store.monitored.health().sync_failure().is_some() {
                 self.registry.presume_written(&nqn, nsid);
             }
         }
         format_task::interrupt(old.without(&self.stores));
         old.without(&self.stores).for_each(|store| self.detach(store));
-        self.tell();
+        self.report_pending();
         lines
     }
 
     /// Puts a configuration to use that has the devices and subsystems of the one before.
     pub(crate) fn adopt_listeners(&self) {
         self.change(Vec::new(), Vec::new());
-        self.tell();
+        self.report_pending();
     }
 
     /// Has the registry serve these subsystems, and the configured listeners.
@@ -383,7 +383,7 @@ impl Provisioner {
 
     /// Retries to write the records of served files, if that has failed.
     pub(crate) fn remember_again(&mut self) {
-        if self.stores.owes_memory() {
+        if self.stores.has_unwritten_records() {
             let subsystems = self.merged(None);
             self.stores.remember(&subsystems);
         }
@@ -396,12 +396,12 @@ impl Provisioner {
         let Some(config) = config.filter(|_| self.registry.subsystem(nqn).is_some()) else {
             return;
         };
-        let subsystems = vec![Arc::new(self.made(&self.stores, &config))];
+        let subsystems = vec![Arc::new(self.snapshot(&self.stores, &config))];
         self.registry.change(Change { subsystems, ..Change::default() });
     }
 
     /// The snapshot of a subsystem.
-    fn made(&self, stores: &DeviceTable, config: &SubsystemConfig) -> Subsystem {
+    fn snapshot(&self, stores: &DeviceTable, config: &SubsystemConfig) -> Subsystem {
         let mut subsystem = stores.subsystem(config, self.usage_store.usage(&config.nqn));
         subsystem.management = self.management(stores, config, &subsystem);
         subsystem
@@ -488,7 +488,7 @@ impl Provisioner {
     pub(crate) fn publish(&mut self) {
         let listeners = Some(self.reachable());
         self.registry.change(Change { listeners, ..Change::default() });
-        self.tell();
+        self.report_pending();
     }
 
     /// Makes listeners pending whose RDMA device was removed.
@@ -506,7 +506,7 @@ impl Provisioner {
         }
         let listeners = Some(self.reachable());
         self.registry.change(Change { listeners, lost: true, ..Change::default() });
-        self.tell();
+        self.report_pending();
     }
 
     fn listens_at(&self, at: &SocketAddr) -> bool {
@@ -519,9 +519,12 @@ impl Provisioner {
     }
 
     /// Directories whose record has to be written again, and the pool for that.
-    pub(crate) fn owing(&self) -> (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>) {
-        let directories =
-            self.catalogs.values().map(Catalog::place).filter(|directory| directory.owes());
+    pub(crate) fn unwritten_records(&self) -> (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>) {
+        let directories = self
+            .catalogs
+            .values()
+            .map(Catalog::place)
+            .filter(|directory| directory.has_unwritten_record());
         (directories.cloned().collect(), self.stores.opening())
     }
 
@@ -558,14 +561,14 @@ impl Provisioner {
                 let Transition { subsystems, stores, .. } = next;
                 self.stores.replace_pending(stores);
                 self.stores.remember(&subsystems);
-                self.tell();
+                self.report_pending();
             }
             Ok(next) => {
                 for line in self.adopt(next, Vec::new()) {
                     info!("{line}");
                 }
             }
-            Err(Fatal(why)) => self.pending.hinder(why),
+            Err(Fatal(why)) => self.pending.report_failure(why),
         }
     }
 
@@ -606,7 +609,7 @@ impl Provisioner {
     }
 
     /// Reports pending listeners, devices and directories.
-    fn tell(&self) {
+    fn report_pending(&self) {
         let listeners =
             self.pending_listeners.iter().map(|(at, why)| format!("listener {at}: {why}"));
         let (held, stores): (Vec<_>, Vec<_>) =
@@ -619,7 +622,7 @@ impl Provisioner {
     }
 
     fn attach(&self, store: &ServedDevice) -> Result<(), Fatal> {
-        let (id, backing) = (store.tended.id, store.tended.backing());
+        let (id, backing) = (store.monitored.id, store.monitored.backing());
         let name = backing.name();
         for (index, reactor) in self.registry.reactors().iter().enumerate() {
             let (answer, answered) = sync_channel(1);
@@ -631,14 +634,14 @@ impl Provisioner {
             }
         }
         info!(store = name, blocks = backing.blocks(), "backing store opened");
-        self.tender.tend(Arc::clone(&store.tended));
+        self.monitor.tend(Arc::clone(&store.monitored));
         Ok(())
     }
 
     fn detach(&self, store: &ServedDevice) {
-        self.tender.forget(&store.tended);
+        self.monitor.forget(&store.monitored);
         for reactor in self.registry.reactors() {
-            reactor.send(Message::Detach(store.tended.id));
+            reactor.send(Message::Detach(store.monitored.id));
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct NamespaceDirectory {
     path: PathBuf,
     identity: DirectoryIdentity,
     /// The record that could not be written.
-    owed: Mutex<Option<NamespaceCatalogRecord>>,
+    unwritten: Mutex<Option<NamespaceCatalogRecord>>,
     /// The lock of the directory.
     _lock: File,
 }
@@ -60,7 +60,7 @@ impl NamespaceDirectory {
         Ok(NamespaceDirectory {
             path: path.to_owned(),
             identity,
-            owed: Mutex::default(),
+            unwritten: Mutex::default(),
             _lock: lock,
         })
     }
@@ -92,40 +92,40 @@ impl NamespaceDirectory {
         new: &NamespaceCatalogRecord,
         before: &NamespaceCatalogRecord,
     ) -> io::Result<()> {
-        let mut owed = self.lock();
+        let mut unwritten = self.lock();
         self.is_in_place()?;
         let kept = StateDir(&self.path).replace(RECORD, new);
         match kept {
-            Ok(()) => *owed = None,
+            Ok(()) => *unwritten = None,
             // The rename may have happened. The state that was reported to hosts counts, so restore
             // it.
-            Err(_) => self.put_back(&mut owed, before),
+            Err(_) => self.put_back(&mut unwritten, before),
         }
         kept
     }
 
     /// Restores this record. Returns false if that has to be retried.
-    pub fn insist(&self, record: &NamespaceCatalogRecord) -> bool {
-        let mut owed = self.lock();
-        self.put_back(&mut owed, record);
-        owed.is_none()
+    pub fn restore(&self, record: &NamespaceCatalogRecord) -> bool {
+        let mut unwritten = self.lock();
+        self.put_back(&mut unwritten, record);
+        unwritten.is_none()
     }
 
     /// Whether a record has to be written again. Does not wait for an operation in progress.
     #[must_use]
-    pub fn owes(&self) -> bool {
-        match self.owed.try_lock() {
-            Ok(owed) => owed.is_some(),
-            Err(TryLockError::Poisoned(owed)) => owed.into_inner().is_some(),
+    pub fn has_unwritten_record(&self) -> bool {
+        match self.unwritten.try_lock() {
+            Ok(unwritten) => unwritten.is_some(),
+            Err(TryLockError::Poisoned(unwritten)) => unwritten.into_inner().is_some(),
             Err(TryLockError::WouldBlock) => false,
         }
     }
 
     /// Writes the record again, if that is needed.
-    pub fn make_good(&self) {
-        let mut owed = self.lock();
-        if let Some(record) = owed.clone() {
-            self.put_back(&mut owed, &record);
+    pub fn rewrite_record(&self) {
+        let mut unwritten = self.lock();
+        if let Some(record) = unwritten.clone() {
+            self.put_back(&mut unwritten, &record);
         }
     }
 
@@ -134,7 +134,7 @@ impl NamespaceDirectory {
     /// # Errors
     /// What the system says; some may be removed.
     pub fn remove(&self, uuids: &BTreeSet<Uuid>) -> io::Result<()> {
-        let _owed = self.lock();
+        let _unwritten = self.lock();
         self.is_in_place()?;
         uuids.iter().try_for_each(|uuid| StateDir(&self.path).remove(&format!("{uuid}.img")))
     }
@@ -147,28 +147,32 @@ impl NamespaceDirectory {
         self.identity.is_at(&self.path)
     }
 
-    fn put_back(&self, owed: &mut Option<NamespaceCatalogRecord>, record: &NamespaceCatalogRecord) {
+    fn put_back(
+        &self,
+        unwritten: &mut Option<NamespaceCatalogRecord>,
+        record: &NamespaceCatalogRecord,
+    ) {
         let shown = self.path.display();
         let kept = self.is_in_place().and_then(|()| StateDir(&self.path).replace(RECORD, record));
         match kept {
             Ok(()) => {
-                if owed.take().is_some() {
+                if unwritten.take().is_some() {
                     info!("{shown}/{RECORD} matches the state reported to hosts again");
                 }
             }
             Err(error) => {
-                if owed.is_none() {
+                if unwritten.is_none() {
                     error!(
                         "{shown}/{RECORD} may differ from the state reported to hosts and would be \
                          used at the next start: {error}; the write is retried"
                     );
                 }
-                *owed = Some(record.clone());
+                *unwritten = Some(record.clone());
             }
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<NamespaceCatalogRecord>> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

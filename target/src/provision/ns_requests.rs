@@ -44,7 +44,7 @@ type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 ///
 /// # Errors
 /// The status to answer with; everything is as before.
-pub(crate) fn carry_out(
+pub(crate) fn execute(
     provisioner: &Mutex<Provisioner>,
     order: &NamespaceJob,
 ) -> Result<u32, Status> {
@@ -67,7 +67,7 @@ pub(crate) fn carry_out(
     let mut held = lock(provisioner);
     let (managed, subsystem) = held.granted(order)?;
     // What is deleted cannot be told of afterwards.
-    let told = held.change_of(order);
+    let change = held.change_of(order);
     let (mut plan, guards) = held.plan(order, &subsystem, &managed, free_bytes)?;
     let mut runner =
         RequestRunner { provisioner, nqn, directory, guards, made: None, undoes: false };
@@ -78,12 +78,12 @@ pub(crate) fn carry_out(
             step => (held, possible) = runner.take(held, step),
         }
     };
-    held.note(order, told, made);
-    tell(order, made);
+    held.note(order, change, made);
+    log_request(order, made);
     Ok(made)
 }
 
-fn tell(order: &NamespaceJob, made: u32) {
+fn log_request(order: &NamespaceJob, made: u32) {
     let (nqn, host) = (order.subsystem, order.host);
     match &order.what {
         NamespaceRequest::Create(_) => {
@@ -169,8 +169,11 @@ impl<'s> RequestRunner<'s> {
             return (held, false);
         };
         drop(held);
-        let kept =
-            if self.undoes { self.directory.insist(&record) } else { self.write(&record, &before) };
+        let kept = if self.undoes {
+            self.directory.restore(&record)
+        } else {
+            self.write(&record, &before)
+        };
         let mut held = lock(self.provisioner);
         match held.catalog_in(self.nqn, &self.directory) {
             Some(catalog) if kept || self.undoes => catalog.hold(record),
@@ -179,7 +182,7 @@ impl<'s> RequestRunner<'s> {
             // order not done.
             None => {
                 drop(held);
-                self.directory.insist(&before);
+                self.directory.restore(&before);
                 return (lock(self.provisioner), false);
             }
         }
@@ -249,7 +252,7 @@ impl Provisioner {
                 let store = self.stores.store(order.subsystem, nsid);
                 let entry = self.catalogs.get(&order.subsystem);
                 let entry = entry.and_then(|catalog| catalog.record().entries.get(&nsid));
-                let backing = store.map(|store| store.tended.backing());
+                let backing = store.map(|store| store.monitored.backing());
                 let blocks = backing.as_ref().map_or(0, |backing| backing.blocks());
                 let index = |shift| BlockSizes::those(|_| true).index(shift);
                 Some(ChangeNamespace {

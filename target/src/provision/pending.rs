@@ -25,7 +25,7 @@ pub struct PendingDevice {
     /// What is missing, as a sentence.
     pub why: String,
     key: Place,
-    what: What,
+    what: PendingKind,
     /// Its file existed, and could not be opened: it is never created anew.
     was_there: bool,
     /// The device exists and cannot be served: an administrator has to repair it and reload. A half
@@ -34,13 +34,13 @@ pub struct PendingDevice {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum What {
+enum PendingKind {
     Store(Box<NamespaceConfig>),
-    Folder(PathBuf),
+    Directory(PathBuf),
 }
 
 /// An id of no namespace, for the directory of host-created namespaces.
-const FOLDER: u32 = 0;
+const DIRECTORY_NSID: u32 = 0;
 
 impl PendingDevice {
     /// The device of a namespace.
@@ -50,7 +50,7 @@ impl PendingDevice {
             place,
             why,
             key,
-            what: What::Store(Box::new(namespace.clone())),
+            what: PendingKind::Store(Box::new(namespace.clone())),
             was_there: false,
             is_held: false,
         }
@@ -69,7 +69,7 @@ impl PendingDevice {
     /// Its file, if that existed.
     pub(super) fn seen(&self) -> Option<&Path> {
         match &self.what {
-            What::Store(config) if self.was_there => match &config.kind {
+            PendingKind::Store(config) if self.was_there => match &config.kind {
                 NamespaceKind::File { path, .. } => Some(path),
                 _ => None,
             },
@@ -83,8 +83,8 @@ impl PendingDevice {
         PendingDevice {
             place,
             why,
-            key: (nqn, FOLDER),
-            what: What::Folder(directory.to_owned()),
+            key: (nqn, DIRECTORY_NSID),
+            what: PendingKind::Directory(directory.to_owned()),
             was_there: false,
             is_held: false,
         }
@@ -96,16 +96,17 @@ impl PendingDevice {
     }
 
     pub(super) fn is_for(&self, key: Place, namespace: &NamespaceConfig) -> bool {
-        self.key == key && matches!(&self.what, What::Store(config) if **config == *namespace)
+        self.key == key
+            && matches!(&self.what, PendingKind::Store(config) if **config == *namespace)
     }
 
     pub(super) fn is_directory_of(&self, nqn: Nqn) -> bool {
-        self.key == (nqn, FOLDER)
+        self.key == (nqn, DIRECTORY_NSID)
     }
 
     /// Whether it is this directory.
     pub(crate) fn is_directory(&self, directory: &Path) -> bool {
-        matches!(&self.what, What::Folder(own) if own == directory)
+        matches!(&self.what, PendingKind::Directory(own) if own == directory)
     }
 
     /// Begins to probe why it is missing, if it is. `served`: see
@@ -116,8 +117,8 @@ impl PendingDevice {
         opening: &'a BlockingPool,
     ) -> BlockingTask<'a, Option<String>> {
         match &self.what {
-            What::Store(config) => probe::begin(opening, config, served, Result::err),
-            What::Folder(directory) => {
+            PendingKind::Store(config) => probe::begin(opening, config, served, Result::err),
+            PendingKind::Directory(directory) => {
                 let own = directory.clone();
                 opening.begin(directory, move || Ok(availability::directory(&own, RECORD)))
             }
@@ -145,9 +146,9 @@ impl PendingProbe {
         let served = Served::load(self.state_directory.as_deref());
         let served = served.with(self.all.iter().filter_map(PendingDevice::seen));
         let deadline = Instant::now() + PATIENCE;
-        let looks: Vec<_> = all.iter().map(|each| each.look(&served, &self.opening)).collect();
-        let missing = looks.into_iter().map(|look| look.by(deadline).unwrap_or_else(Some));
-        let come = all.iter().zip(missing).filter(|(_, missing)| missing.is_none());
-        come.map(|(each, _)| each.key()).collect()
+        let probes: Vec<_> = all.iter().map(|each| each.look(&served, &self.opening)).collect();
+        let missing = probes.into_iter().map(|look| look.by(deadline).unwrap_or_else(Some));
+        let available = all.iter().zip(missing).filter(|(_, missing)| missing.is_none());
+        available.map(|(each, _)| each.key()).collect()
     }
 }

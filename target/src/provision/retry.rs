@@ -101,13 +101,13 @@ fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
         provisioner().on_address(at);
     }
     // A path may hang as long as its server does not answer: no lock is held meanwhile.
-    let owing = provisioner().owing();
-    make_good(owing, Instant::now() + REPAIR);
+    let unwritten_records = provisioner().unwritten_records();
+    rewrite_records(unwritten_records, Instant::now() + REPAIR);
     let pending_probe = provisioner().pending_probe();
-    let come = pending_probe.available();
-    pauses.keep(&come);
+    let available = pending_probe.available();
+    pauses.keep(&available);
     let now = Instant::now();
-    let due: Vec<Place> = come.into_iter().filter(|each| pauses.is_over(*each, now)).collect();
+    let due: Vec<Place> = available.into_iter().filter(|each| pauses.is_over(*each, now)).collect();
     if due.is_empty() {
         return;
     }
@@ -118,7 +118,7 @@ fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
 }
 
 /// Writes the records of directories again, until the deadline.
-pub(crate) fn make_good(
+pub(crate) fn rewrite_records(
     (directories, opening): (Vec<Arc<NamespaceDirectory>>, Arc<BlockingPool>),
     deadline: Instant,
 ) {
@@ -127,7 +127,7 @@ pub(crate) fn make_good(
         .map(|directory| {
             let path = directory.path().to_owned();
             opening.begin(&path, move || {
-                directory.make_good();
+                directory.rewrite_record();
                 Ok(())
             })
         })

@@ -133,9 +133,9 @@ impl Reactor {
         self.done.extend(self.reaped.drain(..));
         let nothing = self.done.is_empty() && self.woken.is_empty() && self.events.is_empty();
         let mut worked = !nothing || self.parts.fabric.hints().receiving;
-        worked |= self.hear(now);
+        worked |= self.handle_fabric_events(now);
         if !wait {
-            self.answer(now);
+            self.handle_completions(now);
         }
         // After the events: what they tell of a queue pair comes before what letters do with it.
         if self.woken.contains(&MAIL) {
@@ -153,8 +153,8 @@ impl Reactor {
         worked
     }
 
-    /// Steps the queues with what has come from hosts; true when the clock let something begin.
-    fn hear(&mut self, now: Instant) -> bool {
+    /// Passes events of the fabric to the queues; true if a timer has expired.
+    fn handle_fabric_events(&mut self, now: Instant) -> bool {
         let mut events = take(&mut self.events);
         let (queues, mut lent) = self.split(now);
         queues.on_events(&mut events, &mut lent);
@@ -163,8 +163,8 @@ impl Reactor {
         begun
     }
 
-    /// Steps the queues with what has come from the disks, until there is enough to send.
-    fn answer(&mut self, now: Instant) {
+    /// Passes completions of devices to the queues, until there is enough to send.
+    fn handle_completions(&mut self, now: Instant) {
         let mut done = take(&mut self.done);
         let (queues, mut lent) = self.split(now);
         queues.on_disks(&mut done, &mut lent);

@@ -8,15 +8,15 @@ use tracing::{error, info, warn};
 
 /// Unavailable devices and listeners, a sentence each.
 #[derive(Debug, Default)]
-pub struct Pending(Mutex<Told>);
+pub struct Pending(Mutex<PendingState>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct PendingState {
     sentences: Vec<String>,
     /// What is there and cannot be served as it is, until a reload.
     held: Vec<String>,
     /// Why what has come could not be served, as it was last told.
-    hindrance: String,
+    failure: String,
     /// Addresses that are no longer listened at, as their device is gone.
     lost: Vec<SocketAddr>,
 }
@@ -25,28 +25,28 @@ impl Pending {
     /// What is awaited or held.
     #[must_use]
     pub fn list(&self) -> Vec<String> {
-        let told = self.lock();
-        told.sentences.iter().chain(&told.held).cloned().collect()
+        let state = self.lock();
+        state.sentences.iter().chain(&state.held).cloned().collect()
     }
 
     /// Sets what is awaited, and what is held; what differs is logged.
     pub fn set(&self, sentences: Vec<String>, held: Vec<String>) {
-        let mut told = self.lock();
-        for sentence in held.iter().filter(|each| !told.held.contains(each)) {
+        let mut state = self.lock();
+        for sentence in held.iter().filter(|each| !state.held.contains(each)) {
             error!("not served: {sentence}");
         }
-        for sentence in sentences.iter().filter(|each| !told.sentences.contains(each)) {
+        for sentence in sentences.iter().filter(|each| !state.sentences.contains(each)) {
             warn!("pending: {sentence}");
         }
-        if sentences.is_empty() && !told.sentences.is_empty() {
+        if sentences.is_empty() && !state.sentences.is_empty() {
             info!("all configured devices and addresses are available");
         }
-        let (hindrance, lost) = (String::new(), take(&mut told.lost));
-        *told = Told { sentences, held, hindrance, lost };
+        let (failure, lost) = (String::new(), take(&mut state.lost));
+        *state = PendingState { sentences, held, failure, lost };
     }
 
     /// This address is no longer listened at, as its device is gone.
-    pub(crate) fn lose(&self, at: SocketAddr) {
+    pub(crate) fn add_lost(&self, at: SocketAddr) {
         self.lock().lost.push(at);
     }
 
@@ -61,15 +61,15 @@ impl Pending {
     }
 
     /// What has come cannot be served; told once.
-    pub fn hinder(&self, why: String) {
-        let mut told = self.lock();
-        if told.hindrance != why {
+    pub fn report_failure(&self, why: String) {
+        let mut state = self.lock();
+        if state.failure != why {
             warn!("still pending: {why}");
-            told.hindrance = why;
+            state.failure = why;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Told> {
+    fn lock(&self) -> MutexGuard<'_, PendingState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -19,7 +19,7 @@ pub struct TargetView {
     /// What is configured and not there yet.
     pub pending: Arc<Pending>,
     /// Who looks after the stores.
-    pub tender: Option<Arc<DeviceMonitor>>,
+    pub monitor: Option<Arc<DeviceMonitor>>,
     /// What each reactor counts.
     pub reactors: Vec<Arc<PollStats>>,
     /// What moves the data: `verbs` or `soft`.

@@ -34,20 +34,20 @@ impl Workers {
         Workers { ns_management: Some(worker), ..self }
     }
 
-    fn tell_ns_state(&self, word: NamespaceStateMessage) -> bool {
-        self.ns_state.as_ref().is_some_and(|worker| worker.send(word).is_ok())
+    fn send_ns_state(&self, message: NamespaceStateMessage) -> bool {
+        self.ns_state.as_ref().is_some_and(|worker| worker.send(message).is_ok())
     }
 }
 
 impl Offload for Workers {
     fn submit(&self, job: Job) -> bool {
         match job {
-            Job::Reserve(request) => self.tell_ns_state(NamespaceStateMessage::Ask(request)),
-            Job::Protect(request) => self.tell_ns_state(NamespaceStateMessage::Protect(request)),
-            Job::MarkBlocks(request) => self.tell_ns_state(NamespaceStateMessage::Mark(request)),
+            Job::Reserve(request) => self.send_ns_state(NamespaceStateMessage::Ask(request)),
+            Job::Protect(request) => self.send_ns_state(NamespaceStateMessage::Protect(request)),
+            Job::MarkBlocks(request) => self.send_ns_state(NamespaceStateMessage::Mark(request)),
             Job::Namespace(job) => {
-                let word = NamespaceAdminMessage::Order(job);
-                self.ns_management.as_ref().is_some_and(|worker| worker.send(word).is_ok())
+                let message = NamespaceAdminMessage::Order(job);
+                self.ns_management.as_ref().is_some_and(|worker| worker.send(message).is_ok())
             }
             Job::Authenticate(job) => self.auth.submit(job),
         }

@@ -41,7 +41,7 @@ pub enum NamespaceAdminMessage {
 /// A worker that has not started, and the sender of its messages.
 #[derive(Debug)]
 pub struct NamespaceAdmin {
-    words: Receiver<NamespaceAdminMessage>,
+    messages: Receiver<NamespaceAdminMessage>,
     sender: Sender<NamespaceAdminMessage>,
 }
 
@@ -49,8 +49,8 @@ impl NamespaceAdmin {
     /// Creates a worker.
     #[must_use]
     pub fn new() -> NamespaceAdmin {
-        let (sender, words) = channel();
-        NamespaceAdmin { words, sender }
+        let (sender, messages) = channel();
+        NamespaceAdmin { messages, sender }
     }
 
     /// Sender of its messages.
@@ -68,14 +68,14 @@ impl NamespaceAdmin {
     ) {
         // Each format holds a clone.
         let pass = Arc::new(());
-        while let Ok(NamespaceAdminMessage::Order(order)) = self.words.recv() {
+        while let Ok(NamespaceAdminMessage::Order(order)) = self.messages.recv() {
             if let NamespaceRequest::Format(wish) = order.what {
                 format(wish, &order, &pass, provisioner, shared, pool);
                 continue;
             }
-            let carried_out = ns_requests::carry_out(provisioner, &order);
+            let executed = ns_requests::execute(provisioner, &order);
             let NamespaceJob { made, reactor, tag, .. } = *order;
-            answer(&shared.registry, reactor, tag, carried_out.map(|nsid| made.set(nsid)));
+            answer(&shared.registry, reactor, tag, executed.map(|nsid| made.set(nsid)));
         }
     }
 }
@@ -95,7 +95,7 @@ fn format(
     }
     let (pass, provisioner, own) = (Arc::clone(pass), Arc::clone(provisioner), Arc::clone(shared));
     let spawned = pool.spawn(move || {
-        let outcome = format_task::carry_out(nqn, wish, &provisioner, &own);
+        let outcome = format_task::execute(nqn, wish, &provisioner, &own);
         drop(pass);
         // A stop waits for the answer, and may want to open the devices again then.
         drop(provisioner);

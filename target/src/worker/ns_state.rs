@@ -57,7 +57,7 @@ fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), 
 /// A worker that has not started, and the sender of its messages.
 #[derive(Debug)]
 pub struct NamespaceStateWorker {
-    words: Receiver<NamespaceStateMessage>,
+    messages: Receiver<NamespaceStateMessage>,
     sender: Sender<NamespaceStateMessage>,
     /// Requests that wait for drain barriers.
     fenced: HashMap<u64, ReplyTo>,
@@ -68,8 +68,8 @@ impl NamespaceStateWorker {
     /// Creates a worker.
     #[must_use]
     pub fn new() -> NamespaceStateWorker {
-        let (sender, words) = channel();
-        NamespaceStateWorker { words, sender, fenced: HashMap::new(), next_ticket: 0 }
+        let (sender, messages) = channel();
+        NamespaceStateWorker { messages, sender, fenced: HashMap::new(), next_ticket: 0 }
     }
 
     /// Sender of its messages.
@@ -80,21 +80,21 @@ impl NamespaceStateWorker {
 
     /// Serves requests until it is stopped.
     pub fn run(mut self, registry: &Registry) {
-        while let Ok(word) = self.words.recv()
-            && self.hear(word, registry)
+        while let Ok(message) = self.messages.recv()
+            && self.handle(message, registry)
         {}
     }
 
     /// Serves the requests so far, without a thread.
     pub fn catch_up(&mut self, registry: &Registry) {
-        while let Ok(word) = self.words.try_recv()
-            && self.hear(word, registry)
+        while let Ok(message) = self.messages.try_recv()
+            && self.handle(message, registry)
         {}
     }
 
     /// Handles a message; false if it was the last.
-    fn hear(&mut self, word: NamespaceStateMessage, registry: &Registry) -> bool {
-        match word {
+    fn handle(&mut self, message: NamespaceStateMessage, registry: &Registry) -> bool {
+        match message {
             NamespaceStateMessage::Ask(ask) => self.serve(ask, registry),
             NamespaceStateMessage::Protect(wish) => self.protect(wish, registry),
             NamespaceStateMessage::Mark(mark) => {

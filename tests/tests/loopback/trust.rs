@@ -34,10 +34,10 @@ fn a_failed_flush_outlasts_a_reload_and_a_restart() {
 
 fn trust(target: &TestTarget) {
     let (view, nqn) = (target.view(), Nqn::new(SUBSYSTEM).expect("a name"));
-    let tender = view.tender.expect("somebody looks after the stores");
-    let store = tender.find(&nqn, 1).expect("a store");
+    let monitor = view.monitor.expect("somebody looks after the stores");
+    let store = monitor.find(&nqn, 1).expect("a store");
     let tell = move || view.registry.report_lost_writes(&nqn, 1);
-    tender.trust(&store, tell).expect("trusted");
+    monitor.trust(&store, tell).expect("trusted");
 }
 
 #[test]

@@ -50,8 +50,8 @@ async fn trust(
         ApiError::not_found(error, "see `nvmfctl namespace list` for those that there are")
     };
     let name: Nqn = nqn.parse().map_err(|_| missing())?;
-    let tender = managed.view().tender.clone().ok_or_else(missing)?;
-    let store = tender.find(&name, nsid).ok_or_else(missing)?;
+    let monitor = managed.view().monitor.clone().ok_or_else(missing)?;
+    let store = monitor.find(&name, nsid).ok_or_else(missing)?;
     let differences = vec![format!("~ {place}: its store is trusted again")];
     if wanted.dry_run && store.is_trusted() {
         return Err(refused(&place, Untrusted::Needless));
@@ -59,7 +59,7 @@ async fn trust(
     if !wanted.dry_run {
         let registry = Arc::clone(&managed.view().registry);
         let tell = move || registry.report_lost_writes(&name, nsid);
-        let trusted = spawn_blocking(move || tender.trust(&store, tell)).await;
+        let trusted = spawn_blocking(move || monitor.trust(&store, tell)).await;
         let trusted = trusted.unwrap_or(Err(Untrusted::Silent));
         trusted.map_err(|why| refused(&place, why))?;
     }

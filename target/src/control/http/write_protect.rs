@@ -89,8 +89,8 @@ async fn protect(
         }
         answered(answer, name(was)).await?;
         if is != WriteProtectState::NONE {
-            let tender = managed.view().tender.as_ref();
-            if let Some(store) = tender.and_then(|it| it.find(&subsystem, nsid)) {
+            let monitor = managed.view().monitor.as_ref();
+            if let Some(store) = monitor.and_then(|it| it.find(&subsystem, nsid)) {
                 durable(store.backing()).await?;
             }
         }

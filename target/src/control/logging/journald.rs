@@ -53,13 +53,13 @@ impl JournaldLayer {
             }
             Err(error) => Err(error),
             Ok(_) => {
-                self.tell_of_lost();
+                self.report_lost();
                 Ok(())
             }
         }
     }
 
-    fn tell_of_lost(&self) {
+    fn report_lost(&self) {
         let lost = match self.lost.load(Ordering::Relaxed) {
             0 => return,
             _ => self.lost.swap(0, Ordering::Relaxed),

@@ -29,7 +29,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 
 /// Checks all at once, within [`PATIENCE`].
 fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
-    let mut looks = Vec::new();
+    let mut probes = Vec::new();
     for subsystem in &config.subsystems {
         for namespace in &subsystem.namespaces {
             let NamespaceKind::File { path, size } = &namespace.kind else { continue };
@@ -43,14 +43,14 @@ fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
                     false => absent(&of, &own, read_only),
                 })
             });
-            looks.push((place, look));
+            probes.push((place, look));
         }
     }
     let deadline = Instant::now() + PATIENCE;
     let remedy = "the kernel log may name the device that hangs";
     let silent = |place, why| Finding::problem("storage", format!("{place}: {why}"), remedy);
-    let looks = looks.into_iter();
-    looks.map(|(place, look)| look.by(deadline).unwrap_or_else(|why| silent(place, why))).collect()
+    let probes = probes.into_iter();
+    probes.map(|(place, look)| look.by(deadline).unwrap_or_else(|why| silent(place, why))).collect()
 }
 
 /// Opens an existing file for direct I/O, or creates and removes a file beside the path of a

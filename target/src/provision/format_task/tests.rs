@@ -49,12 +49,12 @@ fn config_of(directory: &Path, bytes: usize, block_size: u32, more: &str) -> Con
 fn provisioner(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
-    let tender = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
+    let monitor = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let stores = DeviceTable::new(config.state_directory.clone(), 0);
     let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
     let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));
     let mut provisioner =
-        Provisioner::new(config.clone(), stores, shared, tender, usage_store, false);
+        Provisioner::new(config.clone(), stores, shared, monitor, usage_store, false);
     provisioner.attach_new(&next).unwrap();
     let told = provisioner.adopt(next, Vec::new());
     (Mutex::new(provisioner), told)
@@ -75,8 +75,8 @@ fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
 
 /// Serves nothing any more, and holds no store.
 fn close(provisioner: Mutex<Provisioner>) {
-    let tender = Arc::clone(&lock(&provisioner).tender);
-    tender.stop(Instant::now() + Duration::from_secs(60));
+    let monitor = Arc::clone(&lock(&provisioner).monitor);
+    monitor.stop(Instant::now() + Duration::from_secs(60));
 }
 
 /// Serves another configuration.
@@ -91,7 +91,7 @@ fn reload(provisioner: &Mutex<Provisioner>, config: Config) -> Result<Vec<String
 fn format_to(provisioner: &Mutex<Provisioner>, block_size_bytes: u32) -> Result<(), u16> {
     let shared = Arc::clone(&lock(provisioner).shared);
     let wish = FormatRequest { nsid: 1, block_size_bytes, cntlid: 1, host_id: HOST_ID };
-    carry_out(nqn(), wish, provisioner, &shared).map_err(|status| status.code())
+    execute(nqn(), wish, provisioner, &shared).map_err(|status| status.code())
 }
 
 /// What is asked of its store from now on waits.
@@ -276,7 +276,7 @@ fn what_is_reserved_meanwhile_is_not_erased() {
         }
         let taken = store.reservation.carry_out(&[2; 16], &acquired());
         assert_eq!(taken, Err(Status::FORMAT_IN_PROGRESS));
-        store.tended.health().set_fault(crate::blockdev::InjectedFault::None);
+        store.monitored.health().set_fault(crate::blockdev::InjectedFault::None);
         formats.join().unwrap().unwrap();
     });
 }
@@ -293,12 +293,12 @@ fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
     std::thread::scope(|scope| {
         let formats = scope.spawn(|| format_to(&provisioner, 512));
         until_begun(&provisioner);
-        let tender = Arc::clone(&lock(&provisioner).tender);
-        let before = store.tended.backing();
+        let monitor = Arc::clone(&lock(&provisioner).monitor);
+        let before = store.monitored.backing();
         before.fail_sync(nvme::Status::WRITE_FAULT);
-        assert_eq!(tender.trust(&store.tended, || ()), Ok(()));
-        assert!(!Arc::ptr_eq(&before, &store.tended.backing()));
-        store.tended.health().set_fault(crate::blockdev::InjectedFault::None);
+        assert_eq!(monitor.trust(&store.monitored, || ()), Ok(()));
+        assert!(!Arc::ptr_eq(&before, &store.monitored.backing()));
+        store.monitored.health().set_fault(crate::blockdev::InjectedFault::None);
         // It finds that its backing store is another one, or before that, that synchronising failed.
         let failed = formats.join().unwrap().unwrap_err();
         let expected = [Health::NOT_READY, nvme::Status::WRITE_FAULT].map(nvme::Status::code);
@@ -369,8 +369,8 @@ fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_a
     assert_eq!(format_to(&next, 512), Err(0x280), "nor does a restart");
     assert_eq!(shape(&next), (4096, 16, false));
     let store = lock(&next).stores.store(nqn(), 1).unwrap().clone();
-    let tender = Arc::clone(&lock(&next).tender);
-    assert_eq!(tender.trust(&store.tended, || ()), Ok(()));
+    let monitor = Arc::clone(&lock(&next).monitor);
+    assert_eq!(monitor.trust(&store.monitored, || ()), Ok(()));
     assert!(!kept());
     assert_eq!(format_to(&next, 512), Ok(()));
     assert_eq!(shape(&next), (512, 128, false));
@@ -413,7 +413,7 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
         without.subsystems[0].namespaces.clear();
         reload(&provisioner, without).unwrap();
         assert!(progress.is_stopped() && progress.wait_until_idle(Instant::now()));
-        store.tended.health().set_fault(crate::blockdev::InjectedFault::None);
+        store.monitored.health().set_fault(crate::blockdev::InjectedFault::None);
         assert_eq!(formats.join().unwrap(), Err(0x00B));
     });
     assert!(served(&provisioner).namespaces.is_empty());

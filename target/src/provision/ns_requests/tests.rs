@@ -55,9 +55,9 @@ fn provisioner(config: &Config) -> Provisioner {
 fn empty_provisioner(config: &Config, stores: DeviceTable) -> Provisioner {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default()));
-    let tender = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
+    let monitor = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));
-    Provisioner::new(config.clone(), stores, shared, tender, usage_store, false)
+    Provisioner::new(config.clone(), stores, shared, monitor, usage_store, false)
 }
 
 /// The same, where `stores` know where to keep things.
@@ -112,18 +112,19 @@ fn detach(nsid: u32, cntlids: &[u16]) -> NamespaceRequest {
 }
 
 /// Who carries out orders has to let the provisioner go in between.
-fn carry_out(provisioner: &mut Provisioner, order: &NamespaceJob) -> Result<u32, Status> {
-    let (shared, tender) = (Arc::clone(&provisioner.shared), Arc::clone(&provisioner.tender));
+fn execute(provisioner: &mut Provisioner, order: &NamespaceJob) -> Result<u32, Status> {
+    let (shared, monitor) = (Arc::clone(&provisioner.shared), Arc::clone(&provisioner.monitor));
     let (config, usage_store) = (provisioner.config.clone(), Arc::clone(&provisioner.usage_store));
-    let none = Provisioner::new(config, DeviceTable::default(), shared, tender, usage_store, false);
+    let none =
+        Provisioner::new(config, DeviceTable::default(), shared, monitor, usage_store, false);
     let own = Mutex::new(std::mem::replace(provisioner, none));
-    let outcome = super::carry_out(&own, order);
+    let outcome = super::execute(&own, order);
     *provisioner = own.into_inner().unwrap();
     outcome
 }
 
 fn ask(provisioner: &mut Provisioner, what: NamespaceRequest) -> Result<u32, u16> {
-    let outcome = carry_out(provisioner, &order(host(1), what));
+    let outcome = execute(provisioner, &order(host(1), what));
     outcome.map_err(|status| {
         assert!(status.dnr(), "{status}");
         status.code()
@@ -165,7 +166,7 @@ fn namespaces_are_made_attached_detached_and_deleted() {
     assert_eq!(management(1).unwrap().used_bytes, 3 * MIB);
     assert!(management(3).is_none(), "who may not manage learns nothing of it");
     // What a start of the daemon finds.
-    provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+    provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
     drop(provisioner);
     let mut provisioner = self::provisioner(&config);
     assert_eq!([seen(&provisioner, 1), seen(&provisioner, 2)], [vec![2, 3], vec![1, 2]]);
@@ -223,7 +224,7 @@ fn the_directory_of_what_hosts_make_is_awaited() {
     let key = (NQN.parse().unwrap(), 0);
     assert_eq!(provisioner.stores.pending()[0].key(), key);
     assert!(provisioner.pending_probe().available().is_empty());
-    let refused = carry_out(&mut provisioner, &order(host(1), create(1)));
+    let refused = execute(&mut provisioner, &order(host(1), create(1)));
     assert_eq!(refused, Err(FAILED), "nowhere to keep it");
     fs::create_dir_all(&late).unwrap();
     while provisioner.pending_probe().available() != [key] {
@@ -256,7 +257,7 @@ fn each_refusal_has_its_status_and_changes_nothing() {
         assert_eq!(ask(&mut provisioner, what.clone()), outcome, "{what:?}");
     }
     for stranger in [host(3), host(9)] {
-        let status = carry_out(&mut provisioner, &order(stranger, create(1))).unwrap_err();
+        let status = execute(&mut provisioner, &order(stranger, create(1))).unwrap_err();
         assert_eq!(status.code(), 0x001);
     }
     assert_eq!(*provisioner.catalogs[&NQN.parse().unwrap()].record(), record);
@@ -345,7 +346,7 @@ fn what_cannot_be_kept_is_refused_and_leaves_nothing() {
     let directory = tempdir().unwrap();
     let mut provisioner = provisioner(&config(directory.path()));
     fs::create_dir(directory.path().join("namespaces")).unwrap();
-    let status = carry_out(&mut provisioner, &order(host(1), create(1))).unwrap_err();
+    let status = execute(&mut provisioner, &order(host(1), create(1))).unwrap_err();
     assert_eq!((status.code(), status.dnr()), (0x006, false));
     assert_eq!((seen(&provisioner, 1), images(directory.path()).len()), (vec![2], 0));
     fs::remove_dir(directory.path().join("namespaces")).unwrap();
@@ -389,13 +390,13 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
     assert_eq!(absent(&provisioner), []);
     let catalog = &provisioner.catalogs[&NQN.parse().unwrap()];
     let image = catalog.image(catalog.record().entries[&3].uuid);
-    provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+    provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
     drop(provisioner);
     let aside = directory.path().join("aside");
     fs::rename(&image, &aside).unwrap();
     let provisioner = self::provisioner(&config);
     assert_eq!(absent(&provisioner), [(3, false)], "its file is gone");
-    provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+    provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
     drop(provisioner);
     // Somebody else has it for a while.
     fs::rename(&aside, &image).unwrap();
@@ -415,7 +416,7 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     let config = config(directory.path());
     let begin = || provisioner_with(&config, DeviceTable::new(Some(state.path().to_owned()), 0));
     let end = |provisioner: Provisioner| {
-        provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+        provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
         drop(provisioner);
     };
     let mut provisioner = begin();
@@ -458,7 +459,7 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     let mut provisioner = empty_provisioner(&config, stores);
     provisioner.adopt(next, Vec::new());
     let refused =
-        carry_out(&mut provisioner, &order(host(1), NamespaceRequest::Delete { nsid: NSID_ALL }));
+        execute(&mut provisioner, &order(host(1), NamespaceRequest::Delete { nsid: NSID_ALL }));
     assert_eq!(refused, Err(Health::NOT_READY), "it is awaited");
     assert!(one_image.exists());
 }
@@ -476,7 +477,7 @@ fn nothing_is_ordered_in_the_directory_of_before_while_another_one_is_awaited() 
     provisioner.adopt(next, Vec::new());
     assert_eq!(provisioner.stores.pending().len(), 1);
     for what in [NamespaceRequest::Delete { nsid: NSID_ALL }, create(1)] {
-        assert_eq!(carry_out(&mut provisioner, &order(host(1), what)), Err(FAILED));
+        assert_eq!(execute(&mut provisioner, &order(host(1), what)), Err(FAILED));
     }
     assert_eq!(images(directory.path()).len(), 1);
 }
@@ -487,10 +488,10 @@ fn nothing_is_begun_in_a_directory_that_hangs() {
     let mut provisioner = provisioner(&config(directory.path()));
     let go_on = provisioner.stores.opening().hang_at(directory.path());
     for what in [create(1), NamespaceRequest::Delete { nsid: NSID_ALL }] {
-        assert_eq!(carry_out(&mut provisioner, &order(host(1), what)), Err(FAILED));
+        assert_eq!(execute(&mut provisioner, &order(host(1), what)), Err(FAILED));
     }
     drop(go_on);
-    while carry_out(&mut provisioner, &order(host(1), create(1))) != Ok(1) {
+    while execute(&mut provisioner, &order(host(1), create(1))) != Ok(1) {
         std::thread::yield_now();
     }
 }
@@ -503,12 +504,12 @@ fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be
     let provisioner = Arc::new(Mutex::new(provisioner(&config)));
     let pipe = directory.path().join("namespaces.new");
     let record = || fs::read(directory.path().join("namespaces")).ok();
-    assert_eq!(super::carry_out(&provisioner, &order(host(1), create(1))), Ok(1));
+    assert_eq!(super::execute(&provisioner, &order(host(1), create(1))), Ok(1));
     let before = record().unwrap();
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let own = Arc::clone(&provisioner);
     let deletes = std::thread::spawn(move || {
-        super::carry_out(&own, &order(host(1), NamespaceRequest::Delete { nsid: 1 }))
+        super::execute(&own, &order(host(1), NamespaceRequest::Delete { nsid: 1 }))
     });
     // Its thread sleeps in the pipe then, unless it has not begun yet.
     std::thread::sleep(Duration::from_millis(50));
@@ -529,14 +530,17 @@ fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be
     assert_eq!(deletes.join().unwrap(), Err(FAILED));
     drop(reader);
     let held = lock(&provisioner);
-    assert_eq!(held.owing().0.len(), 1);
+    assert_eq!(held.unwritten_records().0.len(), 1);
     assert_eq!(found(&held).len(), 1, "it was refused");
-    let owing = held.owing();
+    let unwritten_records = held.unwritten_records();
     drop(held);
     fs::remove_file(&pipe).unwrap();
     fs::remove_file(directory.path().join("namespaces")).unwrap();
-    crate::provision::retry::make_good(owing, Instant::now() + Duration::from_secs(60));
-    assert_eq!(lock(&provisioner).owing().0.len(), 0);
+    crate::provision::retry::rewrite_records(
+        unwritten_records,
+        Instant::now() + Duration::from_secs(60),
+    );
+    assert_eq!(lock(&provisioner).unwritten_records().0.len(), 0);
     assert_eq!(record(), Some(before), "it is there for the next start");
 }
 
@@ -551,15 +555,14 @@ fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
     let (path, aside) = (directory.path().to_owned(), directory.path().with_extension("aside"));
     let (from, to) = (path.clone(), aside.clone());
     hinder_before(5, move || fs::rename(from, to).unwrap());
-    let refused =
-        carry_out(&mut provisioner, &order(host(1), NamespaceRequest::Delete { nsid: 1 }));
+    let refused = execute(&mut provisioner, &order(host(1), NamespaceRequest::Delete { nsid: 1 }));
     assert_eq!((refused, found(&provisioner).len()), (Err(FAILED), 1));
     fs::rename(&aside, &path).unwrap();
-    crate::provision::retry::make_good(
-        provisioner.owing(),
+    crate::provision::retry::rewrite_records(
+        provisioner.unwritten_records(),
         Instant::now() + Duration::from_secs(60),
     );
-    provisioner.tender.stop(Instant::now() + Duration::from_secs(60));
+    provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
     drop(provisioner);
     let provisioner = self::provisioner(&config);
     assert_eq!((found(&provisioner).len(), images(&path).len()), (1, 1));

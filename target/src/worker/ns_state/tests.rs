@@ -32,7 +32,7 @@ struct Scene {
     registry: Arc<Registry>,
     workers: Workers,
     message: Mailbox,
-    words: mpsc::Sender<NamespaceStateMessage>,
+    messages: mpsc::Sender<NamespaceStateMessage>,
     thread: Option<JoinHandle<()>>,
     reservation: Arc<Reservation>,
     a: Arc<Association>,
@@ -56,15 +56,15 @@ impl Scene {
         subsystem.namespaces[0].reservation = Arc::clone(&reservation);
         let (sender, message) = mailbox().unwrap();
         let worker = NamespaceStateWorker::new();
-        let words = worker.sender();
+        let messages = worker.sender();
         let registry = Arc::new(Registry::new(vec![sender], 8, 0));
-        let workers = Workers::default().with_ns_state(words.clone());
+        let workers = Workers::default().with_ns_state(messages.clone());
         registry.publish(Arc::new(subsystem));
         let (a, b) = (connect(&registry, A), connect(&registry, B));
         let known = Arc::clone(&registry);
         let thread = Some(std::thread::spawn(move || worker.run(&known)));
         let scene =
-            Scene { registry, workers, message, words, thread, reservation, a, b, directory };
+            Scene { registry, workers, message, messages, thread, reservation, a, b, directory };
         while scene.message.take().is_some() {}
         scene
     }
@@ -107,7 +107,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let _ = self.words.send(NamespaceStateMessage::Stop);
+        let _ = self.messages.send(NamespaceStateMessage::Stop);
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }
