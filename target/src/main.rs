@@ -19,10 +19,10 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[derive(Parser)]
 #[command(version = nvmfd::VERSION)]
 struct Arguments {
-    /// The configuration to serve
+    /// Serve this configuration
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
-    /// How much to log
+    /// Set the log level
     #[arg(long, value_name = "LEVEL", default_value = "info", global = true,
         value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
     log: LevelFilter,
@@ -34,13 +34,13 @@ struct Arguments {
 enum Job {
     /// Check a configuration and print it with all defaults; serve nothing
     Check {
-        /// The configuration to check
+        /// Check this configuration
         file: Option<PathBuf>,
     },
     /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]
     InstallFiles {
-        /// The directory
+        /// Write below this directory
         share: PathBuf,
     },
 }
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Serves until somebody says stop. Says why, where that fails.
+/// Serves until a stop is requested. Logs the error if that fails.
 fn serve(file: PathBuf) -> bool {
     let declared = match EffectiveConfig::load(&file) {
         Ok(declared) => declared,

@@ -11,11 +11,11 @@ use crate::output::{Failure, Output};
 pub(crate) enum Command {
     /// Set the state of groups of namespaces at a listener
     Set {
-        /// Port identifier of the listener
+        /// Select the listener by its port identifier
         listener: u16,
-        /// optimized, non-optimized, inaccessible, persistent-loss or change
+        /// Set optimized, non-optimized, inaccessible, persistent-loss or change
         state: String,
-        /// The group, 1 to 64; absent: all
+        /// Select the group, 1 to 64; absent: all
         #[arg(long)]
         group: Option<u32>,
     },

@@ -17,9 +17,9 @@ use crate::output::{Failure, Output};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// What was changed and is not in the configuration file
+    /// List changes that are not in the configuration file
     List,
-    /// No longer tell of changes that do not fit any more
+    /// Drop changes that no longer apply
     Forget,
 }
 
@@ -34,7 +34,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
     Ok(())
 }
 
-/// Has something changed: all of it, or nothing.
+/// Applies changes: all of them, or none.
 pub(crate) async fn make(
     changes: Vec<Change>,
     client: &Client,
@@ -52,26 +52,26 @@ pub(crate) async fn make(
 /// The configuration to apply.
 #[derive(Args)]
 pub(crate) struct Other {
-    /// A file in the place of nvmfd.toml; a directory with nvmfd.toml and conf.d in the place of both;
-    /// or a directory of other TOML files in the place of those in conf.d
+    /// Use this file in the place of nvmfd.toml; a directory with nvmfd.toml and conf.d in the
+    /// place of both; or a directory of other TOML files in the place of those in conf.d
     path: PathBuf,
 }
 
-/// What would be different if this were the configuration.
+/// Shows the differences from a configuration.
 pub(crate) async fn plan(other: &Other, client: &Client, output: Output) -> Result<(), Failure> {
     apply(other, client, Output { dry_run: true, ..output }).await
 }
 
-/// Has this be in the place of the configuration files, until somebody changes those.
+/// Replaces the configuration files, until they are edited.
 pub(crate) async fn apply(other: &Other, client: &Client, output: Output) -> Result<(), Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
     let change = replacement(&other.path, Path::new(&status.config_file))?;
     make(vec![change], client, output).await
 }
 
-/// The change that puts what is at a path in the place of configuration files. Its mistakes with
-/// their places, which only this side knows. What the daemon includes may be for its eyes only:
-/// then it is the one to judge.
+/// The change that replaces configuration files by those at a path. Reports errors with their
+/// places in these files, as far as this side can read everything; otherwise the daemon checks
+/// them.
 fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
     let cannot = |error| Failure::new(format!("cannot read {}: {error}", path.display()));
     let told = |errors: ConfigErrors| Failure::new(errors.to_string());
@@ -113,14 +113,14 @@ fn by_name(sources: &[Source]) -> Result<BTreeMap<String, String>, Failure> {
     sources.iter().map(named).collect()
 }
 
-/// Has the daemon read its configuration file again.
+/// Reloads the configuration file.
 pub(crate) async fn reload(client: &Client, output: Output) -> Result<(), Failure> {
     let done = client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
     output.answer(&done, text);
     Ok(())
 }
 
-/// Writes what was changed into the configuration files, and leaves the rest of them as it is.
+/// Writes unsaved changes into the configuration files, and keeps the rest of them.
 pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
     let file = PathBuf::from(status.config_file);
@@ -160,7 +160,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     Ok(())
 }
 
-/// The configuration file as it would be; of others, the name as well.
+/// Text of the configuration file after a save; of others, with the name.
 fn would_say(file: &Rewritten<'_>, new: &ConfigFiles, output: Output) {
     let name = file.file.display();
     output.print(&match file.new {

@@ -19,13 +19,13 @@ use tokio::time::timeout;
 
 use crate::output::Failure;
 
-/// How long an answer may take: a change waits for disks and for every reactor.
+/// Time limit of a response: a change waits for devices and for every reactor.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The longest answer that is taken, in bytes.
+/// The longest response, in bytes.
 const MOST_ANSWER_BYTES: usize = 64 << 20;
 
-/// The way to the daemon.
+/// Connection to the daemon.
 pub(crate) struct Client {
     socket: PathBuf,
 }
@@ -35,12 +35,12 @@ impl Client {
         Client { socket }
     }
 
-    /// What is at `path`: as its type, and as it was sent.
+    /// Gets `path`: parsed, and as sent.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Value), Failure> {
         self.ask(Method::GET, path, None).await
     }
 
-    /// Sends a change and takes its answer.
+    /// Sends a change and returns its response.
     pub(crate) async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -51,7 +51,7 @@ impl Client {
         self.ask(method, path, Some(body)).await
     }
 
-    /// Takes what comes from `path`, a JSON value a line, until the daemon ends it.
+    /// Streams `path`, a JSON value a line, until the daemon closes the connection.
     pub(crate) async fn follow(
         &self,
         path: &str,
@@ -137,7 +137,7 @@ impl Client {
     }
 }
 
-/// A part of a path: what is not plain is escaped.
+/// Escapes a part of a path.
 pub(crate) fn escaped(part: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte);
     part.bytes().fold(String::new(), |text, byte| match plain(byte) {

@@ -60,7 +60,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// What is missing where no host may use it.
+/// Comment for a subsystem that no host may use.
 fn nobody(nqn: &str) -> String {
     let allow = format!("nvmfctl host allow {} HOSTNQN", quoted(nqn));
     format!(
@@ -88,7 +88,7 @@ fn discovery(at: SocketAddr, host: Option<&str>) -> String {
     line
 }
 
-/// A wildcard stands for every address that others can reach.
+/// Replaces a wildcard by all reachable addresses.
 fn reachable(at: SocketAddr, own: &[IpAddr]) -> Vec<SocketAddr> {
     if !at.ip().is_unspecified() {
         return vec![at];
@@ -107,7 +107,7 @@ fn own_addresses() -> Vec<IpAddr> {
     all.filter_map(ip).filter(|ip| !ip.is_loopback() && !link_local(ip)).collect()
 }
 
-/// As a shell takes it for one word.
+/// Quotes one word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:/+@%".contains(&byte);
     match word.bytes().all(plain) {

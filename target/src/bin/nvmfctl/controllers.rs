@@ -10,16 +10,16 @@ use crate::output::{Failure, Output, duration, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// List who is connected
+    /// List controllers and their hosts
     List,
-    /// End the connections of one controller; its host may connect again, as Linux does by itself
+    /// Disconnect one controller; its host may reconnect, as Linux does by itself
     Disconnect {
-        /// Its id, the first column of `nvmfctl controllers`
+        /// Select the controller by its id, the first column of `nvmfctl controllers`
         id: u64,
     },
-    /// Give one controller a fatal error (CSTS.CFS); its host resets it or connects again
+    /// Set the fatal status of one controller (CSTS.CFS); its host resets it or reconnects
     Fail {
-        /// Its id, the first column of `nvmfctl controllers`
+        /// Select the controller by its id, the first column of `nvmfctl controllers`
         id: u64,
     },
 }

@@ -15,7 +15,8 @@ pub(crate) struct Rate {
     pub(crate) failures: u64,
     pub(crate) iops: f64,
     pub(crate) bytes_per_s: f64,
-    /// Mean number of commands under way: the sum of their times in the time (Little's law).
+    /// Mean number of commands in flight: the sum of their times divided by the period (Little's
+    /// law).
     pub(crate) depth: f64,
     pub(crate) latency: Times,
     pub(crate) stages: Vec<Stage>,
@@ -91,7 +92,7 @@ pub(crate) fn by_row(since: &Stats) -> Vec<Rate> {
     all
 }
 
-/// The time between two looks.
+/// Time between two snapshots.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 pub(crate) fn seconds(since: &Stats) -> f64 {
     (since.at_us.max(1) as f64) / 1e6

@@ -8,7 +8,7 @@ use nvmfd::doctor::{Finding, Level, examine};
 
 use crate::output::{Failure, Output};
 
-/// Looked at where no other configuration is named.
+/// Configuration that is checked by default.
 const DEFAULT_CONFIG: &str = "/etc/nvmfd/nvmfd.toml";
 
 const NO_CONFIG: &str = "No configuration was looked at: --config FILE has its addresses, disks, \
@@ -16,7 +16,7 @@ const NO_CONFIG: &str = "No configuration was looked at: --config FILE has its a
 
 #[derive(Args)]
 pub(crate) struct Command {
-    /// The configuration that is to be served; without it, that in /etc/nvmfd if there is one
+    /// Check for this configuration; without it, for that in /etc/nvmfd if there is one
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }

@@ -13,47 +13,47 @@ use crate::output::{Failure, Output, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// The hosts that the configuration names
+    /// List configured hosts
     List,
     /// Let a host use a subsystem
     Allow {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// The name of the host (there: cat /etc/nvme/hostnqn)
+        /// Name the host by its NQN (there: cat /etc/nvme/hostnqn)
         host: String,
     },
-    /// Let a host use a subsystem no longer; it is disconnected
+    /// Disallow a host to use a subsystem; it is disconnected
     Deny {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// The name of the host
+        /// Select the host by its NQN
         host: String,
     },
-    /// Have a host prove who it is
+    /// Require a host to authenticate
     Key {
-        /// The name of the host
+        /// Select the host by its NQN
         host: String,
-        /// The file of the secret by which it proves itself, as `nvme gen-dhchap-key` prints it;
-        /// the daemon reads it, and nobody else may (mode 600)
+        /// Read its secret from this file, as `nvme gen-dhchap-key` prints it; only the daemon may
+        /// have access (mode 600)
         file: PathBuf,
-        /// The file of the secret by which the target proves itself to it, likewise
+        /// Read the secret of the target for this host from this file, likewise
         #[arg(long, value_name = "FILE")]
         controller: Option<PathBuf>,
         #[command(flatten)]
         policy: Policy,
     },
-    /// Change which hashes and DH groups a host with a key may use, from its next authentication on
+    /// Change the hashes and DH groups of a host with a key, from its next authentication on
     #[command(group(ArgGroup::new("algorithms").args(["hashes", "groups"]).required(true)
         .multiple(true)))]
     Set {
-        /// The name of the host
+        /// Select the host by its NQN
         host: String,
         #[command(flatten)]
         policy: Policy,
     },
-    /// Take the key of a host away: it needs to prove nothing
+    /// Remove the key of a host: it need not authenticate
     Unkey {
-        /// The name of the host
+        /// Select the host by its NQN
         host: String,
     },
 }
@@ -61,10 +61,10 @@ pub(crate) enum Command {
 /// Authentication parameters of one host.
 #[derive(Args)]
 pub(crate) struct Policy {
-    /// Its hashes, best first, such as sha384,sha512; `default`: those of `[authentication]`
+    /// Set its hashes, best first, such as sha384,sha512; `default`: those of `[authentication]`
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     hashes: Vec<String>,
-    /// Its DH groups, best first, such as ffdhe4096,ffdhe3072; `default`: those of
+    /// Set its DH groups, best first, such as ffdhe4096,ffdhe3072; `default`: those of
     /// `[authentication]`
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     groups: Vec<String>,

@@ -11,33 +11,33 @@ use crate::output::{Failure, Output, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Where hosts connect
+    /// List listeners
     List,
-    /// Let hosts connect at one more address
+    /// Add a listener
     Add {
-        /// An IP address of this machine
+        /// Listen at this IP address of the machine
         address: IpAddr,
-        /// Its port
+        /// Listen at this port
         #[arg(long, default_value_t = nvme::PORT)]
         port: u16,
-        /// Port identifier; absent: the first that is free
+        /// Set its port identifier; absent: the first that is free
         #[arg(long)]
         id: Option<u16>,
-        /// Another key of its section; may be repeated
+        /// Set another key of its section; may be repeated
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
     },
     /// Change keys of its section
     Set {
-        /// Port identifier
+        /// Select the listener by its port identifier
         id: u16,
-        /// Such as keep_alive_min_ms=15000
+        /// Set a key, such as keep_alive_min_ms=15000
         #[arg(required = true, value_name = "KEY=VALUE")]
         settings: Vec<String>,
     },
-    /// Let nobody connect there any more; hosts that did are disconnected
+    /// Remove a listener; its hosts are disconnected
     Remove {
-        /// Port identifier
+        /// Select the listener by its port identifier
         id: u16,
     },
 }
@@ -71,7 +71,7 @@ fn free(all: &[Listener]) -> u16 {
     (1..u16::MAX).find(|id| all.iter().all(|each| each.id != *id)).unwrap_or(u16::MAX)
 }
 
-/// A listener in few words.
+/// A listener in one line.
 pub(crate) fn one(listener: &Listener) -> String {
     format!("{} (id {})", listener.address, listener.id)
 }

@@ -32,23 +32,23 @@ use nvmfd::config::DEFAULT_SOCKET;
 use crate::client::Client;
 use crate::output::{Failure, Output};
 
-/// Asks and changes a running nvmfd.
+/// Queries and changes a running nvmfd.
 ///
-/// Something is wrong: `status` shows what runs, `why` who was refused and what to do, `doctor`
-/// what is in the way on this machine. What is changed here is in force at once and kept; `save`
-/// writes it into the configuration files.
+/// For problems: `status` shows the state, `why` refused hosts and remedies, `doctor` obstacles on
+/// this machine. Changes are in force at once and persisted; `save` writes them into the
+/// configuration files.
 ///
 /// Exit codes: 0 done, 1 failed, 2 usage.
 #[derive(Parser)]
 #[command(name = "nvmfctl", version = nvmfd::VERSION)]
 struct Arguments {
-    /// The socket of the daemon
+    /// Connect to the daemon at this socket
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, global = true)]
     socket: PathBuf,
-    /// Print what the daemon answers, as JSON
+    /// Print the response of the daemon, as JSON
     #[arg(long, global = true)]
     json: bool,
-    /// Change nothing, and tell what would be different
+    /// Change nothing, and show the differences
     #[arg(long, global = true)]
     dry_run: bool,
     #[command(subcommand)]
@@ -58,82 +58,82 @@ struct Arguments {
 /// Each area adds its family of commands here and in [`run`].
 #[derive(Subcommand)]
 enum Family {
-    /// What runs
+    /// Show the state of the daemon
     Status,
-    /// What is served
+    /// Show and change subsystems
     #[command(subcommand)]
     Subsystem(subsystem::Command),
-    /// The disks of all subsystems
+    /// Show and change namespaces
     #[command(subcommand)]
     Namespace(namespace::Command),
-    /// Where hosts connect
+    /// Show and change listeners
     #[command(subcommand)]
     Listener(listener::Command),
-    /// Who may connect
+    /// Show and change hosts and their keys
     #[command(subcommand)]
     Host(host::Command),
-    /// How well groups of namespaces are reached
+    /// Set ANA states of groups of namespaces
     #[command(subcommand)]
     Ana(ana::Command),
-    /// Who is connected
+    /// List controllers
     Controllers,
-    /// Disconnect one controller, or have it fail
+    /// Disconnect a controller, or let it fail
     #[command(subcommand)]
     Controller(controllers::Command),
-    /// Why hosts were refused or have lost their connection, the latest first
+    /// Show why hosts were refused or disconnected, the latest first
     Why(why::Command),
-    /// What stands in the way on this machine; needs no daemon
+    /// Check this machine for obstacles; needs no daemon
     Doctor(doctor::Command),
-    /// What was changed and not saved
+    /// List unsaved changes
     #[command(subcommand)]
     Changes(change::Command),
-    /// Tell what would be different if this were the configuration
+    /// Show the differences from this configuration
     Plan(change::Other),
-    /// Serve what this says, all of it or nothing; `save` writes it into the configuration files
+    /// Replace the configuration, all or nothing; `save` writes it into the configuration files
     Apply(change::Other),
-    /// Write what was changed into the configuration files
+    /// Write unsaved changes into the configuration files
     Save,
-    /// Read the configuration files again
+    /// Reload the configuration files
     Reload,
-    /// Tell what happens, as it happens, until interrupted
+    /// Print events until interrupted
     Watch,
-    /// Print what to type on a host
+    /// Print the commands that connect a host
     ConnectLine {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// The name of the host; absent: the one that the host has
+        /// Name the host by its NQN; absent: that of the host itself
         #[arg(long, value_name = "NQN")]
         host: Option<String>,
     },
-    /// Show how much the daemon logs, or log more or less until it ends
+    /// Show the log level, or set it until the daemon ends
     Log {
-        /// off, error, warn, info, debug or trace
+        /// Set off, error, warn, info, debug or trace
         level: Option<String>,
     },
     /// Print the completions for a shell
     Completions {
-        /// Which shell
+        /// Select the shell
         shell: clap_complete::Shell,
     },
     /// Write the manual pages
     #[command(hide = true)]
     Man {
-        /// Into this directory
+        /// Write into this directory
         directory: PathBuf,
     },
-    /// Rates and latencies by namespace, host and kind of command
+    /// Show rates and latencies by namespace, host and kind of command
     Stats(stats::StatsArgs),
-    /// The last commands that were slow, and where their time went
+    /// List the last slow commands, with their times by stage
     Slow,
-    /// A live view of hosts, namespaces, latencies and reactors
+    /// Show hosts, namespaces, latencies and reactors live
     Top(top::TopArgs),
-    /// Make a configuration of what another target has saved; asks no daemon
+    /// Convert the saved configuration of another target; needs no daemon
     #[command(subcommand)]
     Import(import::Command),
     /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]
     InstallFiles {
-        /// The directory
+        /// Write below this directory
         share: PathBuf,
     },
 }

@@ -16,84 +16,84 @@ use crate::output::{Failure, Output, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// The namespaces of all subsystems
+    /// List the namespaces of all subsystems
     List,
-    /// Serve a file, a device or memory as one more namespace
+    /// Add a namespace in a file, device or memory
     Add {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// Its number there
+        /// Set its nsid
         nsid: u32,
-        /// A file, which is made where a size is given, or a block device
+        /// Use this file, which is created if a size is given, or block device
         path: Option<PathBuf>,
-        /// Such as 10GiB; absent: as large as the file is
+        /// Set the size, such as 10GiB; absent: that of the file
         #[arg(long)]
         size: Option<String>,
-        /// Instead of a path: "ram" or "null"
+        /// Use "ram" or "null" instead of a path
         #[arg(long, conflicts_with = "path")]
         kind: Option<String>,
-        /// 512 or 4096
+        /// Set the block size: 512 or 4096
         #[arg(long, value_name = "BYTES")]
         block_size: Option<u32>,
-        /// Hosts may not write
+        /// Make it read-only for hosts
         #[arg(long)]
         read_only: bool,
-        /// Another key of its section; may be repeated
+        /// Set another key of its section; may be repeated
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
     },
     /// Change keys of its section
     Set {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// Its number there
+        /// Select the namespace by its nsid
         nsid: u32,
-        /// Such as ana_group=2
+        /// Set a key, such as ana_group=2
         #[arg(required = true, value_name = "KEY=VALUE")]
         settings: Vec<String>,
     },
-    /// Give a namespace another size; make its file or device larger first
+    /// Resize a namespace; enlarge its file or device first
     Resize {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// Its number there
+        /// Select the namespace by its nsid
         nsid: u32,
-        /// Such as 20GiB
+        /// Set the size, such as 20GiB
         size: String,
     },
-    /// Let no host write any more, as a host does by feature 84h
+    /// Write-protect a namespace, as a host does by feature 84h
     Protect {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// Its number there
+        /// Select the namespace by its nsid
         nsid: u32,
-        /// Until the daemon starts again; nobody can take it back before
+        /// Protect it until the daemon restarts; it cannot be cleared before
         #[arg(long)]
         until_power_cycle: bool,
-        /// For ever: nobody can take it back
+        /// Protect it for ever; it cannot be cleared
         #[arg(long, conflicts_with = "until_power_cycle")]
         permanent: bool,
     },
-    /// Let hosts write again
+    /// Clear the write protection of a namespace
     Unprotect {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// Its number there
+        /// Select the namespace by its nsid
         nsid: u32,
     },
-    /// Trust a store again whose flush has failed or whose file was shortened or replaced, after its
-    /// data were checked
+    /// Trust a device again whose flush has failed or whose file was shortened or replaced, after
+    /// its data were checked
     Trust {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// Its number there
+        /// Select the namespace by its nsid
         nsid: u32,
     },
-    /// Serve a namespace no longer; its file or device stays
+    /// Remove a namespace; its file or device stays
     Remove {
-        /// The name of the subsystem
+        /// Select the subsystem by its NQN
         subsystem: String,
-        /// Its number there
+        /// Select the namespace by its nsid
         nsid: u32,
     },
 }
@@ -162,7 +162,7 @@ async fn trust(subsystem: &str, nsid: u32, client: &Client, output: Output) -> R
     Ok(())
 }
 
-/// The daemon has another working directory.
+/// Makes a path absolute: the daemon has another working directory.
 pub(crate) fn absolute(path: &Path) -> Result<Value, Failure> {
     let whole = std::path::absolute(path).ok();
     let text = whole.and_then(|path| path.into_os_string().into_string().ok());

@@ -8,16 +8,16 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
 
-/// How answers are printed.
+/// Output format.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
-    /// For programs.
+    /// Prints JSON.
     pub(crate) json: bool,
-    /// Nothing is changed, only told.
+    /// Changes nothing, and prints the differences.
     pub(crate) dry_run: bool,
 }
 
-/// What went wrong, and what to do about it.
+/// An error and its remedy.
 #[derive(Debug)]
 pub(crate) struct Failure {
     sentence: String,
@@ -30,7 +30,7 @@ impl Failure {
 }
 
 impl Output {
-    /// Prints an answer: as JSON, or as `text` makes of it.
+    /// Prints a response: as JSON, or as `text` formats it.
     pub(crate) fn answer<T>(self, (typed, value): &(T, Value), text: impl FnOnce(&T) -> String) {
         match self.json {
             true => self.print(&pretty(value)),
@@ -38,12 +38,12 @@ impl Output {
         }
     }
 
-    /// Whether anybody reads it or not: what is to be done is done, and the exit code says how.
+    /// Ignores a closed stdout: the command is executed, and the exit code reports the result.
     pub(crate) fn print(self, text: &str) {
         let _ = writeln!(io::stdout(), "{}", text.trim_end());
     }
 
-    /// One more of what has no end. Whoever closed stdout wants no more: then this process ends.
+    /// Prints an item of an endless list. Ends the process if stdout is closed.
     pub(crate) fn print_on(self, text: &str) {
         let printed = writeln!(io::stdout(), "{}", text.trim_end());
         if printed.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
@@ -69,13 +69,13 @@ pub(crate) fn table<const N: usize>(
     if table.is_empty() { empty.to_owned() } else { table.trim_fmt() }
 }
 
-/// Several things in one cell.
+/// A list in one cell.
 pub(crate) fn joined<T: Display>(all: impl IntoIterator<Item = T>, none: &str) -> String {
     let all: Vec<String> = all.into_iter().map(|each| each.to_string()).collect();
     if all.is_empty() { none.to_owned() } else { all.join(", ") }
 }
 
-/// A duration as people say it.
+/// A duration with its unit.
 pub(crate) fn duration(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

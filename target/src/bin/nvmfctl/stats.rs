@@ -14,21 +14,21 @@ use crate::output::{Failure, Output, table};
 /// Arguments of `nvmfctl stats`.
 #[derive(Args)]
 pub(crate) struct StatsArgs {
-    /// Also where the time goes: receive, wait, pull, disk, push, reply
+    /// Show times by stage: receive, wait, pull, disk, push, reply
     #[arg(long)]
     latency: bool,
-    /// Again and again, until interrupted
+    /// Repeat until interrupted
     #[arg(long)]
     watch: bool,
-    /// Everything since the daemon started
+    /// Show totals since the daemon started
     #[arg(long, conflicts_with = "watch")]
     total: bool,
-    /// How long to look, in seconds
+    /// Measure for so many seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
 }
 
-/// A time between looks.
+/// An interval.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "write seconds, such as 0.5".to_owned())?;
     match seconds {

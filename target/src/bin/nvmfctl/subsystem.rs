@@ -13,38 +13,38 @@ use crate::output::{Failure, Output, joined, table};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// All subsystems
+    /// List all subsystems
     List,
-    /// One subsystem, with its namespaces
+    /// Show one subsystem, with its namespaces
     Show {
-        /// Its name
+        /// Select the subsystem by its NQN
         nqn: String,
     },
-    /// Serve a new subsystem
+    /// Add a subsystem
     Add {
-        /// Its name
+        /// Set its NQN
         nqn: String,
-        /// A host that may use it; may be repeated
+        /// Allow this host to use it; may be repeated
         #[arg(long, value_name = "NQN")]
         host: Vec<String>,
-        /// Every host may use it
+        /// Allow every host to use it
         #[arg(long, conflicts_with = "host")]
         any_host: bool,
-        /// Another key of its section; may be repeated
+        /// Set another key of its section; may be repeated
         #[arg(long, value_name = "KEY=VALUE")]
         set: Vec<String>,
     },
     /// Change keys of its section
     Set {
-        /// Its name
+        /// Select the subsystem by its NQN
         nqn: String,
-        /// Such as queue_depth=32
+        /// Set a key, such as queue_depth=32
         #[arg(required = true, value_name = "KEY=VALUE")]
         settings: Vec<String>,
     },
-    /// Serve a subsystem no longer; its hosts are disconnected, its files stay
+    /// Remove a subsystem; its hosts are disconnected, its files stay
     Remove {
-        /// Its name
+        /// Select the subsystem by its NQN
         nqn: String,
     },
 }

@@ -20,7 +20,7 @@ use crate::derived_stats::{Rate, by_kind, by_row, bytes, seconds, short, time, t
 use crate::output::{Failure, Output, duration};
 use crate::stats::{interval, look};
 
-/// Columns of the view that is printed once, where nobody says (`COLUMNS`).
+/// Default columns of the view that is printed once (`COLUMNS`).
 const COLUMNS: u16 = 132;
 
 /// Arguments of `nvmfctl top`.
@@ -29,29 +29,29 @@ pub(crate) struct TopArgs {
     /// Print one view as text and end
     #[arg(long)]
     once: bool,
-    /// Seconds between looks
+    /// Set the seconds between updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
 }
 
-/// Columns from which on every figure of a row has a place beside the names.
+/// Columns that suffice for every figure of a row beside the names.
 const WIDE: u16 = 110;
 
-/// What is shown.
+/// Mode of the view.
 struct View {
-    /// Since the look before.
+    /// Rates since the last update.
     since: Stats,
-    /// Since the start of the daemon.
+    /// Totals since the start of the daemon.
     uptime_us: u64,
-    /// Somebody sits before it, and may want to leave.
+    /// Interactive, with a key to quit.
     live: bool,
 }
 
-/// A column of what a row did.
+/// A column of figures.
 struct Figure {
     head: &'static str,
     columns: u16,
-    /// There where there is room for it.
+    /// Shown if there is room.
     extra: bool,
     of: fn(&Rate) -> String,
 }
@@ -110,7 +110,7 @@ async fn live(
     }
 }
 
-/// Waits for the next look; whether somebody wants to leave before.
+/// Waits for the next update; true if the user quits before.
 fn wants_to_quit(period: Duration) -> std::io::Result<bool> {
     let until = std::time::Instant::now() + period;
     loop {
@@ -141,7 +141,7 @@ impl View {
     }
 }
 
-/// Lines that all of a view takes.
+/// Lines of a whole view.
 fn lines(view: &View) -> u16 {
     let rows = by_row(&view.since).len().clamp(1, 1000) as u16;
     2 + (3 + rows).max(5) + lines_of_stages(&by_kind(&view.since)) + lines_of_reactors(&view.since)
@@ -235,7 +235,7 @@ fn draw_rows(frame: &mut Frame<'_>, area: Rect, all: &[Rate]) {
     );
 }
 
-/// A time that commands took, where there were any.
+/// A latency, if there were commands.
 fn took(rate: &Rate, us: f64) -> String {
     if rate.commands == 0 { "-".to_owned() } else { time(us) }
 }
@@ -313,7 +313,7 @@ fn table<'a>(
         .block(Block::new().borders(Borders::TOP).title(title))
 }
 
-/// A name within so many columns: its end tells more than its beginning.
+/// Shortens a name to so many columns: its end is kept.
 fn end_of(name: &str, columns: u16) -> String {
     let (count, most) = (name.chars().count(), usize::from(columns));
     match count.checked_sub(most) {

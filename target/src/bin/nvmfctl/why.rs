@@ -11,7 +11,7 @@ use crate::output::{Failure, Output, duration};
 
 #[derive(Args)]
 pub(crate) struct Command {
-    /// Only of the host of this NQN or address
+    /// Show only the host of this NQN or address
     host: Option<String>,
 }
 

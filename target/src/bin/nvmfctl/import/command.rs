@@ -9,17 +9,17 @@ use serde_json::json;
 
 use crate::output::{Failure, Output};
 
-/// The configuration goes to stdout; what does not map is at its end as comments, and on stderr.
+/// Print the configuration; remarks are comments at its end, and on stderr.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// What `nvmetcli save FILE` has saved: the kernel's target
+    /// Convert a file of `nvmetcli save FILE`: the kernel's target
     Nvmet {
-        /// The file; "-" is stdin
+        /// Read this file; "-" is stdin
         file: PathBuf,
     },
-    /// What `rpc.py save_config` of SPDK prints
+    /// Convert the output of `rpc.py save_config` of SPDK
     Spdk {
-        /// The file; "-" is stdin
+        /// Read this file; "-" is stdin
         file: PathBuf,
     },
 }
