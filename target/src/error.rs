@@ -11,7 +11,7 @@ pub enum NotServed {
     /// It cannot be served.
     #[error("{0}")]
     Unservable(#[from] Fatal),
-    /// It cannot be kept.
+    /// It cannot be persisted.
     #[error("{0}")]
     Unkept(String),
 }

@@ -27,8 +27,8 @@ pub use error::Fatal;
 pub use platform::doctor;
 pub use telemetry::{snapshot, view::TargetView};
 
-/// What the programs call themselves: the version of the package, or what `NVMFD_VERSION` was while
-/// they were built (packages add the commit).
+/// Version of the programs: that of the package, or `NVMFD_VERSION` at build time (packages add the
+/// commit).
 pub const VERSION: &str = match option_env!("NVMFD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),

@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// Keys of a section of the configuration with their new values, as the section has them; null
-/// takes a key out.
+/// Keys of a section of the configuration with their new values, as in the section; null removes a
+/// key.
 pub type Settings = BTreeMap<String, Value>;
 
-/// One change, as a named edit of the configuration. Every rule of the configuration file holds
-/// for what comes out.
+/// One change, as a named edit of the configuration. The result has to meet every rule of the
+/// configuration file.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "change", rename_all = "snake_case")]
 pub enum Change {
@@ -25,7 +25,7 @@ pub enum Change {
         #[schema(value_type = Object)]
         settings: Settings,
     },
-    /// Other settings for a subsystem.
+    /// Changes keys of a subsystem.
     SetSubsystem {
         /// Its name.
         nqn: String,
@@ -33,7 +33,7 @@ pub enum Change {
         #[schema(value_type = Object)]
         settings: Settings,
     },
-    /// A subsystem goes, with its namespaces; its hosts are disconnected.
+    /// Removes a subsystem with its namespaces; its hosts are disconnected.
     RemoveSubsystem {
         /// Its name.
         nqn: String,
@@ -49,7 +49,7 @@ pub enum Change {
         #[schema(value_type = Object)]
         settings: Settings,
     },
-    /// Other settings for a namespace.
+    /// Changes keys of a namespace.
     SetNamespace {
         /// The name of its subsystem.
         subsystem: String,
@@ -59,7 +59,7 @@ pub enum Change {
         #[schema(value_type = Object)]
         settings: Settings,
     },
-    /// A namespace goes; its file or device stays.
+    /// Removes a namespace; its file or device stays.
     RemoveNamespace {
         /// The name of its subsystem.
         subsystem: String,
@@ -74,7 +74,7 @@ pub enum Change {
         #[schema(value_type = Object)]
         settings: Settings,
     },
-    /// Other settings for a listener, such as its ANA states.
+    /// Changes keys of a listener, such as its ANA states.
     SetListener {
         /// Port identifier.
         id: u16,
@@ -82,12 +82,12 @@ pub enum Change {
         #[schema(value_type = Object)]
         settings: Settings,
     },
-    /// A listener goes; hosts that came through it are disconnected.
+    /// Removes a listener; its hosts are disconnected.
     RemoveListener {
         /// Port identifier.
         id: u16,
     },
-    /// The state of a group of namespaces, or of all, at a listener.
+    /// Sets the ANA state of a group of namespaces, or of all, at a listener.
     SetAna {
         /// Port identifier.
         listener: u16,
@@ -96,21 +96,22 @@ pub enum Change {
         /// `optimized`, `non-optimized`, `inaccessible`, `persistent-loss` or `change`.
         state: String,
     },
-    /// A host may use a subsystem.
+    /// Allows a host to use a subsystem.
     AllowHost {
         /// The name of the subsystem.
         subsystem: String,
         /// The name of the host.
         host: String,
     },
-    /// A host may no longer use a subsystem, and is disconnected.
+    /// Disallows a host to use a subsystem, and disconnects it.
     DenyHost {
         /// The name of the subsystem.
         subsystem: String,
         /// The name of the host.
         host: String,
     },
-    /// A host must prove who it is, with keys from files; or other files, hashes or DH groups.
+    /// Requires a host to authenticate, with keys from files; or changes its files, hashes or DH
+    /// groups.
     SetHost {
         /// The name of the host.
         nqn: String,
@@ -118,23 +119,23 @@ pub enum Change {
         #[schema(value_type = Object)]
         settings: Settings,
     },
-    /// A host needs to prove nothing any more, whether it has had a key or not.
+    /// Exempts a host from authentication, whether it has had a key or not.
     RemoveHost {
         /// Its name.
         nqn: String,
     },
-    /// Another configuration as a whole, or other files of the directory that it includes, or both.
+    /// Replaces the configuration file, or the files of the included directory, or both.
     Replace {
-        /// The text of the configuration file; absent: it stays.
+        /// The text of the configuration file; absent: unchanged.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         text: Option<String>,
-        /// The texts of the files of the directory, by their names: others go. Absent: all stay.
+        /// The texts of the files of the directory, by name: others are removed. Absent: unchanged.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         files: Option<BTreeMap<String, String>>,
     },
 }
 
-/// In few words, for a log and for people.
+/// A short description, for logs and messages.
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys = |settings: &Settings| {
@@ -184,15 +185,15 @@ impl fmt::Display for Change {
     }
 }
 
-/// The remedy of what was refused where there is none but to ask for something else.
+/// The remedy where only another request can succeed.
 pub const UNCHANGED: &str = "everything is as it was";
 
-/// Changes that are wanted: all of them, or none.
+/// Requested changes: all of them, or none.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Wanted {
     /// In this order.
     pub changes: Vec<Change>,
-    /// Only tell what would be different.
+    /// Only report the differences.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -200,30 +201,29 @@ pub struct Wanted {
 /// Result of a change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Outcome {
-    /// What is different now, a sentence each, with `+`, `-` or `~` in front.
+    /// Differences, a sentence each, with `+`, `-` or `~` in front.
     pub differences: Vec<String>,
     /// Sections that take effect only after a restart.
     pub needs_restart: Vec<String>,
-    /// It outlasts the daemon; without a state directory nothing does that is not saved.
+    /// It survives a restart; without a state directory only saved changes do.
     pub kept: bool,
 }
 
-/// A change that was made while the daemon served and that the configuration file does not have.
+/// A change at run time that the configuration file does not contain.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct UnsavedChange {
     /// Seconds since 1970.
     pub at_unix_s: u64,
-    /// The user who wanted it, by number, where that is known.
+    /// Number of the requesting user, if known.
     pub uid: Option<u32>,
     /// What.
     pub change: Change,
-    /// The address and port of the listener that it is about, as they were before: a listener
-    /// without `id` has another number when others come or go. None: it is about no listener that
-    /// was there, or an older version has kept it.
+    /// The address and port of its listener before the change: a listener without `id` has another
+    /// number when others are added or removed. Absent: it is about no existing listener, or was
+    /// stored by an older version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listener: Option<String>,
-    /// The same of the listeners at which it offers a subsystem, in the order in which it names
-    /// them.
+    /// The same of the listeners of a subsystem, in the order of the change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offered_at: Vec<String>,
     /// Digest of the configuration file when it was made.
@@ -232,20 +232,20 @@ pub struct UnsavedChange {
     pub after: String,
 }
 
-/// A change that does not fit what the configuration file says by now.
+/// A change that the current configuration file does not allow.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SetAside {
     /// The change.
     pub kept: UnsavedChange,
-    /// Why it does not fit.
+    /// Reason.
     pub why: String,
 }
 
 /// Differences from the configuration file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Changes {
-    /// What was changed since, in order.
+    /// Unsaved changes, in order.
     pub kept: Vec<UnsavedChange>,
-    /// What does not fit any more, and is not in force.
+    /// Changes that no longer apply, and are not in force.
     pub set_aside: Vec<SetAside>,
 }

@@ -12,27 +12,27 @@ pub struct Controller {
     pub subsystem: String,
     /// Controller id.
     pub cntlid: u16,
-    /// The host, as it calls itself.
+    /// NQN of the host.
     pub host: String,
     /// Its identifier: 32 hexadecimal digits.
     pub host_id: String,
-    /// The address that it came from.
+    /// Address of the host.
     pub source: String,
-    /// The address and port that it came to.
+    /// Address and port of the listener.
     pub local: String,
     /// I/O queues that are connected.
     pub io_queues: u16,
-    /// I/O queues that it was granted.
+    /// I/O queues that were granted.
     pub granted_io_queues: u16,
     /// Entries that an I/O queue may have.
     pub queue_depth: u16,
     /// Seconds since it was admitted.
     pub connected_s: u64,
-    /// What it is at.
+    /// Its state.
     pub state: ControllerState,
-    /// The host has proved who it is.
+    /// The host has authenticated.
     pub authenticated: bool,
-    /// Commands that were answered with an error.
+    /// Commands that failed.
     pub errors: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct Controller {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ControllerState {
-    /// The host has yet to prove itself.
+    /// The host has yet to authenticate.
     Authenticating,
     /// Connected, and not enabled yet or being reset.
     Disabled,

@@ -6,29 +6,29 @@ use utoipa::ToSchema;
 /// A refused host or lost connection, with its cause and remedy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Why {
-    /// Ascends with everything that happens: the latest has the highest.
+    /// A number that ascends with each event: the latest has the highest.
     pub number: u64,
-    /// Which cause: a name that stays the same, as `docs/why.md` lists them.
+    /// Cause: a stable name, as in `docs/why.md`.
     pub cause: String,
-    /// How far the host had come: `request`, `connect`, `authentication` or `running`.
+    /// Phase: `request`, `connect`, `authentication` or `running`.
     pub stage: String,
-    /// What happened.
+    /// Description.
     pub reason: String,
-    /// What is known besides; may be empty.
+    /// Further details; may be empty.
     pub detail: String,
-    /// What to do about it.
+    /// Remedy.
     pub remedy: String,
-    /// The host, as it calls itself, once it has.
+    /// NQN of the host, if known.
     pub host: Option<String>,
-    /// Where it is: address and port of the last time.
+    /// Address and port of the host, the last time.
     pub remote: String,
-    /// The address and port that it came to.
+    /// Address and port of the listener.
     pub local: String,
-    /// The subsystem that it asked for, once it has.
+    /// NQN of the requested subsystem, if known.
     pub subsystem: Option<String>,
     /// Its queue; 0 is the admin queue.
     pub qid: Option<u16>,
-    /// How often that happened, as long as it was remembered.
+    /// Number of occurrences that are recorded.
     pub count: u64,
     /// The first time: seconds since 1970, UTC.
     pub first_s: u64,

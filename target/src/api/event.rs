@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use super::Controller;
 
-/// Something that has happened. `/v1/watch` sends one a line.
+/// An event. `/v1/watch` sends one a line.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Event {
     /// Seconds since 1970.
@@ -19,36 +19,36 @@ pub struct Event {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Happened {
-    /// Watching begins; what follows is new.
+    /// The stream begins; later events are new.
     Watching,
-    /// A host has a controller.
+    /// A controller has connected.
     Connected {
         /// Which.
         controller: Controller,
     },
-    /// A controller is at something else.
+    /// A controller has changed its state.
     State {
         /// Which.
         controller: Controller,
     },
-    /// A controller is gone.
+    /// A controller has disconnected.
     Disconnected {
-        /// What it was last.
+        /// Its last state.
         controller: Controller,
     },
-    /// What is served has changed.
+    /// The configuration has changed.
     Changed {
-        /// What is different, a sentence each.
+        /// Differences, a sentence each.
         differences: Vec<String>,
     },
-    /// A store is not well.
+    /// A device is degraded.
     Degraded {
         /// A sentence.
         what: String,
     },
-    /// A store is well again.
+    /// A device has recovered.
     Recovered {
-        /// What was the matter.
+        /// The sentence of the degradation.
         what: String,
     },
 }

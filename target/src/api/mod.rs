@@ -1,8 +1,8 @@
 //! Types of the management interface, shared by the daemon and its tool. JSON, names of the fields
 //! as here; the OpenAPI document is derived from these types.
 //!
-//! One file for each area. The daemon fills them in (`control/http/`), `nvmfctl` prints them
-//! (`bin/nvmfctl/`), and neither has a type of its own for what travels.
+//! Each area has a file. The daemon (`control/http/`) and `nvmfctl` (`bin/nvmfctl/`) share these
+//! types, and have no others for the interface.
 
 mod change;
 mod controller;
@@ -31,14 +31,14 @@ pub use write_protect::{Protect, WriteProtection};
 /// Error of a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// What is wrong: a sentence without its full stop.
+    /// The error: a sentence without its full stop.
     pub error: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: String,
 }
 
 impl Problem {
-    /// A problem with these words.
+    /// A problem with this text.
     #[must_use]
     pub fn new(error: impl Into<String>, remedy: impl Into<String>) -> Problem {
         Problem { error: error.into(), remedy: remedy.into() }

@@ -5,8 +5,7 @@ use utoipa::ToSchema;
 
 use crate::core::stats::histogram::{BUCKETS, bound_ns, bucket};
 
-/// What the last bucket of a distribution says instead of a bound: all that is longer than 69 s is
-/// in it.
+/// Bound of the last bucket of a distribution, with all times above 69 s.
 const ENDLESS_NS: u64 = 1 << 40;
 
 /// All counts since the daemon started.
@@ -16,15 +15,14 @@ pub struct Stats {
     pub at_us: u64,
     /// By subsystem, namespace and host.
     pub rows: Vec<Row>,
-    /// The threads that do the work.
+    /// Reactors.
     pub reactors: Vec<Reactor>,
 }
 
 /// Counters of one host at one namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Row {
-    /// The subsystem; "other" stands for all that have no row of their own, because there are too
-    /// many.
+    /// The subsystem; "other" for all without a row of their own, because there are too many.
     pub subsystem: String,
     /// The namespace; 0 with "other".
     pub nsid: u32,
@@ -41,14 +39,14 @@ pub struct Operations {
     pub op: String,
     /// How many.
     pub commands: u64,
-    /// How many of them failed.
+    /// Failed commands.
     pub failures: u64,
-    /// Bytes that the others read or wrote.
+    /// Bytes read or written by commands that succeeded.
     pub bytes: u64,
-    /// How long they took.
+    /// Their latency.
     pub latency: Latency,
-    /// Where that time went, in the order of a command's life: `receive`, `wait`, `pull`, `disk`,
-    /// `push`, `reply`. The times of all stages are that of `latency`.
+    /// Latency by stage, in the order of a command: `receive`, `wait`, `pull`, `disk`, `push`,
+    /// `reply`. The times of all stages add up to that of `latency`.
     pub stages: Vec<StageLatency>,
 }
 
@@ -57,18 +55,18 @@ pub struct Operations {
 pub struct StageLatency {
     /// The stage.
     pub stage: String,
-    /// Its time, of all commands: those that did without it took no time.
+    /// Its time, of all commands; 0 for commands that skip it.
     pub latency: Latency,
 }
 
 /// Times of commands.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Latency {
-    /// All of them together, in nanoseconds.
+    /// Sum, in nanoseconds.
     pub time_ns: u64,
-    /// How they are distributed: pairs of a bound in nanoseconds and how many commands took less,
-    /// and not less than the bound before. Ascending, without those that are empty; 2^40 is the
-    /// bound of all that took longer than 69 s.
+    /// Distribution: pairs of a bound in nanoseconds and the number of commands below it and not
+    /// below the bound before. Ascending, without empty buckets; 2^40 is the bound of times above
+    /// 69 s.
     pub below: Vec<[u64; 2]>,
 }
 
@@ -77,13 +75,13 @@ pub struct Latency {
 pub struct Reactor {
     /// Its number.
     pub index: u32,
-    /// Turns of its loop.
+    /// Iterations of its loop.
     pub turns: u64,
-    /// Turns without anything to do, after which it looked again.
+    /// Idle iterations without sleep.
     pub spins: u64,
-    /// Times it slept.
+    /// Number of sleeps.
     pub sleeps: u64,
-    /// Nanoseconds in turns that had something to do.
+    /// Nanoseconds in busy iterations.
     pub busy_ns: u64,
     /// Queue pairs it serves.
     pub queues: u64,
@@ -101,41 +99,41 @@ pub struct Reactor {
     pub slow: u64,
     /// Hosts refused or lost, by cause.
     pub refusals: Vec<Count>,
-    /// What became of datagrams (provider `soft`).
+    /// Datagrams by result (provider `soft`).
     pub datagrams: Vec<Count>,
-    /// What connections have met, by the address at which hosts reached us (provider `soft`).
+    /// Errors of connections, by local address (provider `soft`).
     #[serde(default)]
     pub troubles: Vec<LinkErrors>,
 }
 
-/// Losses, and peers that were not ready, at an address of ours.
+/// Losses, and peers that were not ready, at a local address.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct LinkErrors {
     /// The address.
     pub address: String,
-    /// Packets sent again, timeouts, and acknowledgements that were none (NAK, RNR NAK), each way.
+    /// Retransmissions, timeouts, and negative acknowledgements (NAK, RNR NAK), each way.
     pub counts: Vec<Count>,
 }
 
-/// Something counted.
+/// A named counter.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Count {
-    /// What.
+    /// Name.
     pub name: String,
-    /// How often.
+    /// Value.
     pub count: u64,
 }
 
-/// A command that took long.
+/// A slow command.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SlowCommand {
-    /// When it was over, in milliseconds since 1970.
+    /// Completion time, in milliseconds since 1970.
     pub at_ms: u64,
-    /// The reactor that served it.
+    /// Its reactor.
     pub reactor: u32,
     /// The subsystem.
     pub subsystem: String,
-    /// The host, as it calls itself.
+    /// NQN of the host.
     pub host: String,
     /// Its queue.
     pub qid: u16,
@@ -145,13 +143,13 @@ pub struct SlowCommand {
     pub opcode: u8,
     /// Its namespace.
     pub nsid: u32,
-    /// Its first block, where it has one.
+    /// Its first block, if any.
     pub slba: u64,
-    /// Bytes that it read or wrote.
+    /// Bytes read or written.
     pub bytes: u64,
-    /// What it was answered.
+    /// Its status.
     pub status: String,
-    /// Time in all, in nanoseconds.
+    /// Total time, in nanoseconds.
     pub total_ns: u64,
     /// Time in each stage, in nanoseconds: `receive`, `wait`, `pull`, `disk`, `push`, `reply`.
     pub stages_ns: Vec<Count>,
@@ -172,14 +170,14 @@ impl Latency {
         self.below.iter().map(|[_, count]| count).sum()
     }
 
-    /// Their mean, in nanoseconds; none of no command.
+    /// Mean, in nanoseconds; absent without commands.
     #[must_use]
     pub fn mean_ns(&self) -> Option<u64> {
         self.time_ns.checked_div(self.commands())
     }
 
-    /// What a share of them (0 to 1) did not exceed, in nanoseconds, as if the times within a
-    /// bucket were spread evenly; none of no command.
+    /// Quantile for a share of the commands (0 to 1), in nanoseconds, as if the times within a
+    /// bucket were spread evenly; absent without commands.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -233,7 +231,7 @@ impl Latency {
 }
 
 impl Operations {
-    /// None yet, of this kind.
+    /// An empty entry of this kind.
     #[must_use]
     pub fn none(op: &str) -> Operations {
         Operations { op: op.to_owned(), ..Operations::default() }
@@ -274,13 +272,13 @@ impl Operations {
 }
 
 impl Row {
-    /// The commands of a kind.
+    /// Commands of a kind.
     #[must_use]
     pub fn op(&self, op: &str) -> Option<&Operations> {
         self.ops.iter().find(|own| own.op == op)
     }
 
-    /// Whether another is of the same subsystem, namespace and host.
+    /// Whether another row has the same subsystem, namespace and host.
     #[must_use]
     pub fn is_of(&self, other: &Row) -> bool {
         (&self.subsystem, self.nsid, &self.host) == (&other.subsystem, other.nsid, &other.host)
@@ -288,9 +286,9 @@ impl Row {
 }
 
 impl Stats {
-    /// What has happened since an earlier look: counts are differences, `at_us` is the time between,
-    /// and what stands (buffers, waiters) is as it is now. A daemon that has started again since is
-    /// told from its start.
+    /// Difference from an earlier snapshot: counts are differences, `at_us` is the period, and
+    /// levels (buffers, waiting commands) are current. After a restart of the daemon, totals since
+    /// then.
     #[must_use]
     pub fn since(&self, earlier: &Stats) -> Stats {
         if earlier.at_us > self.at_us {

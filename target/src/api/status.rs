@@ -10,38 +10,37 @@ use utoipa::ToSchema;
 pub struct Status {
     /// Version of the daemon.
     pub version: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Seconds since it began to serve.
+    /// Seconds since it started to serve.
     pub uptime_s: u64,
-    /// The configuration file that was declared.
+    /// The configuration file.
     pub config_file: String,
-    /// What moves the data: `verbs` or `soft`.
+    /// Fabric provider: `verbs` or `soft`.
     pub provider: String,
-    /// Threads that move data.
+    /// Reactors.
     pub reactors: u32,
     /// Registered memory of all reactors, in bytes.
     pub pool_bytes: u64,
-    /// Where hosts connect.
+    /// Listeners.
     pub listeners: Vec<Listener>,
-    /// How many subsystems are served.
+    /// Number of subsystems.
     pub subsystems: u32,
-    /// How many namespaces, of all subsystems.
+    /// Number of namespaces, of all subsystems.
     pub namespaces: u32,
-    /// How many controllers hosts have, those of discovery not counted.
+    /// Number of controllers, without those of discovery.
     pub controllers: u32,
-    /// Addresses and stores that are configured and not there yet, or there and damaged, a
-    /// sentence each.
+    /// Configured addresses and devices that are missing or damaged, a sentence each.
     pub pending: Vec<String>,
-    /// Namespaces whose store is not well, a sentence each.
+    /// Namespaces whose device is degraded, a sentence each.
     pub degraded: Vec<String>,
     /// Sections that were changed and take effect only after a restart.
     pub needs_restart: Vec<String>,
-    /// Changes that are in force and that the configuration file does not have.
+    /// Changes in force that the configuration file does not contain.
     pub unsaved_changes: u32,
-    /// Changes that do not fit the configuration file any more and are not in force.
+    /// Changes that no longer apply to the configuration file, and are not in force.
     pub set_aside_changes: u32,
-    /// What is configured but probably not meant, a sentence each.
+    /// Warnings about the configuration, a sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -54,8 +53,8 @@ pub struct Listener {
     pub address: String,
     /// ANA state of each group that is not `optimized` there, by its number (1 to 64).
     pub ana: BTreeMap<u32, String>,
-    /// The shortest keep alive timeout that its hosts get, in milliseconds; 0: as they ask.
+    /// The shortest keep alive timeout of its hosts, in milliseconds; 0: as requested.
     pub keep_alive_min_ms: u32,
-    /// Controllers that came through it, those of discovery not counted.
+    /// Controllers of its connections, without those of discovery.
     pub controllers: u32,
 }

@@ -14,7 +14,7 @@ pub struct Subsystem {
     pub serial: String,
     /// Model number.
     pub model: String,
-    /// Every host may connect; `hosts` says nothing then.
+    /// Every host may connect; `hosts` is ignored.
     pub allow_any_host: bool,
     /// Hosts that may connect.
     pub hosts: BTreeSet<String>,
@@ -41,21 +41,20 @@ pub struct Namespace {
     pub subsystem: String,
     /// Namespace id.
     pub nsid: u32,
-    /// Where its blocks are.
+    /// Its kind of backing store.
     pub kind: Kind,
-    /// The file or device that has them, where one does.
+    /// Its file or device, if any.
     pub path: Option<String>,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// Bytes of a logical block, as it is.
+    /// Bytes of a logical block.
     pub block_size_bytes: u32,
-    /// Bytes that file system and device below write whole or not at all when the power fails;
-    /// absent: nobody knows, or nothing outlasts that. A logical block that is larger may be torn.
+    /// Bytes that file system and device below write atomically in a power failure; absent:
+    /// unknown, or volatile. A larger logical block may be torn.
     pub power_fail_atomic_bytes: Option<u32>,
-    /// Bytes of a logical block that the configuration says and nobody heeds, because a host has
-    /// formatted it to others.
+    /// Configured bytes of a logical block, if a host has formatted it differently.
     pub unheeded_block_size_bytes: Option<u32>,
-    /// A host is formatting it: percent that are left, 1 to 100. There is no I/O meanwhile.
+    /// A host is formatting it: remaining percent, 1 to 100. There is no I/O meanwhile.
     pub format_left_percent: Option<u8>,
     /// UUID.
     pub uuid: String,
@@ -63,7 +62,7 @@ pub struct Namespace {
     pub nguid: String,
     /// EUI-64, where it has one: 16 hexadecimal digits.
     pub eui64: Option<String>,
-    /// The configuration says that hosts may not write.
+    /// It is configured as read-only.
     pub read_only: bool,
     /// A host has protected it from writes.
     pub write_protected: bool,
@@ -73,12 +72,12 @@ pub struct Namespace {
     pub ana_group: u32,
     /// The only hosts that see it; absent: all that may connect.
     pub hosts: Option<BTreeSet<String>>,
-    /// How its store fares.
+    /// State of its device.
     pub state: NamespaceState,
-    /// What is at the path of its store instead of it, which a later start would serve; absent: it
-    /// is there.
+    /// State of the path of its device, if it leads elsewhere or nowhere: a later start would serve
+    /// that.
     pub detached: Option<Detached>,
-    /// Operations that its store has failed.
+    /// Failed operations of its device.
     pub failures: u64,
 }
 
@@ -92,11 +91,11 @@ pub enum Kind {
     Ram,
     /// Nowhere.
     Null,
-    /// In a file that the daemon made for a host (Namespace Management).
+    /// In a file that a host created (Namespace Management).
     Managed,
 }
 
-/// State of the path of a served backing store that no longer leads to it.
+/// State of the path of a served device that no longer leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Detached {
@@ -106,28 +105,28 @@ pub enum Detached {
     Replaced,
 }
 
-/// State of the backing store of a namespace.
+/// State of the device of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NamespaceState {
-    /// It serves.
+    /// It is served.
     Serving,
-    /// A synchronisation has failed: what promises stable storage is answered with that failure,
-    /// until `nvmfctl namespace trust`.
+    /// A sync has failed: commands that promise stable storage fail, until `nvmfctl namespace
+    /// trust`.
     SyncFailed,
-    /// It is not there yet, or damaged: hosts see no such namespace.
+    /// It is missing or damaged: hosts see no such namespace.
     Pending,
-    /// It is gone or too short: hosts are told to come again.
+    /// It is missing or too short: commands fail with a retriable status.
     Down,
-    /// Its file was shortened, or it is gone and another file is at its path: hosts are told to come
-    /// again, until `nvmfctl namespace trust`.
+    /// Its file was shortened, or replaced by another one: commands fail with a retriable status,
+    /// until `nvmfctl namespace trust`.
     Untrusted,
-    /// A host has made it and its file is gone: hosts see no such namespace.
+    /// A host has created it and its file is missing: hosts see no such namespace.
     Lost,
 }
 
 impl NamespaceState {
-    /// All of them.
+    /// All states.
     pub const ALL: [NamespaceState; 6] = [
         NamespaceState::Serving,
         NamespaceState::SyncFailed,
@@ -137,7 +136,7 @@ impl NamespaceState {
         NamespaceState::Lost,
     ];
 
-    /// As JSON and metrics call it.
+    /// Name in JSON and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -151,14 +150,14 @@ impl NamespaceState {
     }
 }
 
-/// A host that the configuration names.
+/// A configured host.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Host {
     /// Its name.
     pub nqn: String,
-    /// Subsystems whose list of hosts has it.
+    /// Subsystems that allow it.
     pub subsystems: BTreeSet<String>,
-    /// It has a key, and so must prove who it is.
+    /// It has a key, and must authenticate.
     pub has_key: bool,
     /// With a key: the hashes that it may use to authenticate, best first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -166,6 +165,6 @@ pub struct Host {
     /// With a key: the DH groups that it may use to authenticate, best first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<String>,
-    /// Controllers that it has now, those of discovery not counted.
+    /// Its controllers, without those of discovery.
     pub controllers: u32,
 }

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Trust {
-    /// Only look whether there is something to trust.
+    /// Only report whether it applies.
     #[serde(default)]
     pub dry_run: bool,
 }

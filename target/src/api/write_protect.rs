@@ -7,13 +7,13 @@ use utoipa::ToSchema;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteProtection {
-    /// It is not.
+    /// Not protected.
     None,
-    /// Until a host, or somebody here, takes that back.
+    /// Protected until a host or an administrator clears it.
     Protected,
-    /// Until the daemon starts again; nobody takes it back before.
+    /// Protected until the daemon restarts; it cannot be cleared before.
     UntilPowerCycle,
-    /// For ever: nobody takes it back.
+    /// Protected for ever.
     Permanent,
 }
 
@@ -22,7 +22,7 @@ pub enum WriteProtection {
 pub struct Protect {
     /// The state.
     pub state: WriteProtection,
-    /// Only tell what would be different.
+    /// Only report the differences.
     #[serde(default)]
     pub dry_run: bool,
 }

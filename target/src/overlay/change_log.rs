@@ -11,12 +11,12 @@ use crate::api::{Changes, SetAside, UnsavedChange};
 use crate::blockdev::durable;
 use crate::state::atomic_file::{self, PreparedFile};
 
-/// Its name in the state directory.
+/// Name in the state directory.
 const NAME: &str = "changes.json";
 
-/// What its form is called.
+/// Version of the file.
 const FORM: u32 = 2;
-/// The one before it: without a checksum.
+/// The version before: without a checksum.
 const OLD_FORM: u32 = 1;
 
 /// The longest file, in bytes.
@@ -47,7 +47,7 @@ impl<'d> ChangeLog<'d> {
         matches!(found, Some(Err(error)) if error.kind() == ErrorKind::PermissionDenied)
     }
 
-    /// What was kept.
+    /// Loads the persisted changes.
     pub(super) fn read(&self) -> Result<Changes, String> {
         let Some(directory) = self.directory else { return Ok(Changes::default()) };
         let path = directory.join(NAME);
@@ -56,8 +56,8 @@ impl<'d> ChangeLog<'d> {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Changes::default()),
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
-        // Whoever was killed between giving it its name and the end of that has left a name that a
-        // power loss would take back, after hosts have seen what it says.
+        // A daemon that was killed between the rename and its sync has left a name that a power
+        // loss would revert, after hosts have seen the change.
         match durable::sync_directory(directory) {
             Err(error) if error.kind() != ErrorKind::PermissionDenied => {
                 return Err(format!("{}: {error}", directory.display()));
@@ -67,7 +67,7 @@ impl<'d> ChangeLog<'d> {
         parse(&bytes).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Writes and syncs changes beside those that are kept.
+    /// Writes and syncs changes beside the persisted ones.
     pub(super) fn prepare(&self, changes: &Changes) -> Result<PreparedChangeLog, String> {
         let Some(directory) = self.directory else { return Ok(PreparedChangeLog(None)) };
         let path = directory.join(NAME);
@@ -86,20 +86,20 @@ impl<'d> ChangeLog<'d> {
     }
 }
 
-/// Changes that are synced, and not those that are kept yet; none where they are kept nowhere, or
-/// as they are.
+/// Changes that are synced beside the persisted ones; `None` where nothing is persisted, or they
+/// are equal.
 #[derive(Debug)]
 pub(super) struct PreparedChangeLog(Option<(PathBuf, Next)>);
 
 #[derive(Debug)]
 enum Next {
     File(PreparedFile),
-    /// There are none any more.
+    /// The file is removed.
     Removal,
 }
 
 impl PreparedChangeLog {
-    /// Has them kept.
+    /// Makes them the persisted ones.
     pub(super) fn persist(self) -> Result<(), String> {
         let Some((path, next)) = self.0 else { return Ok(()) };
         let directory = path.parent().unwrap_or(Path::new("/"));
@@ -127,7 +127,7 @@ fn first_line(rest: &str) -> String {
     format!("{{\"form\": {FORM}, \"crc32\": \"{crc32:08x}\",")
 }
 
-/// What [`emit`] has written, or an older version without a checksum.
+/// Parses the output of [`emit`], or of an older version without a checksum.
 fn parse(bytes: &[u8]) -> Result<Changes, String> {
     let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let ChangeLogRecord { form, crc32, kept, set_aside } =

@@ -1,8 +1,7 @@
 //! Differences between two configurations, as text: `+` added, `-` removed, `~` changed.
 //!
-//! What has a name of its own (listeners, subsystems, their namespaces and hosts, keys of hosts) is
-//! told of as a thing. Everything else is compared key by key in the trees of both, so that no key
-//! can be forgotten here.
+//! Named objects (listeners, subsystems, their namespaces and hosts, keys of hosts) are compared as
+//! such. Everything else is compared key by key in the trees of both, so that no key can be missed.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -14,7 +13,7 @@ use crate::config::{
 };
 use crate::core::subsystem::ListenerConfig;
 
-/// One sentence for each difference; none where both are the same.
+/// One sentence for each difference.
 #[must_use]
 pub fn differences(old: &Config, new: &Config) -> Vec<String> {
     let mut lines = Vec::new();
@@ -61,7 +60,7 @@ fn subsystems(
     }
 }
 
-/// Keys of hosts, and what hosts with keys may use.
+/// Keys of hosts, and their hashes and groups.
 fn hosts_with_keys(
     lines: &mut Vec<String>,
     old: &AuthenticationConfig,
@@ -93,8 +92,8 @@ fn hosts_with_keys(
     }
 }
 
-/// Hosts that need not authenticate. Of those that come to have a key, or had one, the lines of
-/// their keys say so.
+/// Hosts that are exempt from authentication. For hosts whose key is added or removed, the line of
+/// the key says so.
 fn hosts_without_keys(
     lines: &mut Vec<String>,
     old: &AuthenticationConfig,
@@ -114,15 +113,15 @@ fn hosts_without_keys(
     }
 }
 
-/// What may be agreed on; whatever was agreed on before was allowed then.
+/// Keys that concern later authentications only.
 const ON_PROOF: [&str; 2] = ["~ authentication hashes ", "~ authentication groups "];
 
-/// From when on that holds.
+/// Suffix with the time when the change takes effect.
 const NEXT: &str = " (from the next authentication on)";
 
 type Tree = Map<String, Value>;
 
-/// Keys of a subsystem that a host is told when it connects, and that hold until it does so again.
+/// Keys of a subsystem that take effect when a host connects.
 const ON_CONNECT: [&str; 3] = ["queue_depth", "io_queues", "mdts"];
 
 fn subsystem(
@@ -196,7 +195,7 @@ fn of_sections(was: &[Value], is: &[Value]) -> bool {
     was.iter().chain(is).all(Value::is_object)
 }
 
-/// Sections of one title. Those that have a name are known by it.
+/// Sections of one title, identified by their names if any.
 fn sections(lines: &mut Vec<String>, title: &str, (was, is): (&[Value], &[Value])) {
     let name = |each: &Value| each["name"].as_str().map(str::to_owned);
     let same = |a: &Value, b: &Value| a == b || name(a).is_some() && name(a) == name(b);
@@ -271,7 +270,7 @@ fn compare<T: PartialEq + Display, K: Ord + Copy>(
     }
 }
 
-/// What both have under one key, by the order of the keys.
+/// Pairs of both sides, in the order of their keys.
 fn pairs<'t, T, K: Ord + Copy>(
     (old, new): (&'t [T], &'t [T]),
     key: impl Fn(&T) -> K,

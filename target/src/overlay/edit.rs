@@ -1,6 +1,6 @@
-//! Applies one change to the text of a configuration. Everything else of them stays as it is.
+//! Applies one change to the texts of a configuration. All other text is kept.
 //!
-//! What is there is changed where it stands. What is new goes into the first text.
+//! Existing sections are changed in place. New ones go into the first text.
 
 use std::collections::BTreeMap;
 
@@ -16,19 +16,19 @@ use crate::core::subsystem::ana::ANA_GROUPS;
 /// Reason why a change does not apply.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EditError {
-    /// What it names is not there.
+    /// A named object does not exist.
     #[error("{0}")]
     Missing(String),
-    /// What it adds is there.
+    /// An object to add exists.
     #[error("{0}")]
     Exists(String),
-    /// What comes out breaks a rule.
+    /// The result breaks a rule.
     #[error("{0}")]
     Wrong(String),
 }
 
 impl EditError {
-    /// Every mistake of a text, in one sentence, with the places that there are.
+    /// All errors of a text, in one sentence, with their places.
     pub(super) fn mistakes(errors: &ConfigErrors) -> EditError {
         let each = errors.mistakes.iter().map(|mistake| {
             let file = mistake.file.as_ref().or(errors.file.as_ref());
@@ -71,16 +71,16 @@ pub fn edit(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditE
     Ok(edited)
 }
 
-/// As [`edit`], for a change that may have been made in the texts by hand: what is there may be
-/// added once more, and what is gone be taken away. The listeners that it is about are found by
-/// their addresses where their numbers have become others.
+/// As [`edit`], for a change that may have been made in the texts by hand: existing objects may be
+/// added once more, and missing ones removed. Its listeners are found by their addresses if their
+/// numbers have changed.
 pub(super) fn again(
     sources: &ConfigFiles,
     kept: &mut UnsavedChange,
     found: &mut ListenerMap,
 ) -> Result<ConfigFiles, EditError> {
     let Err(misfit) = found.renumber(sources, kept) else { return redo(sources, &kept.change) };
-    // The files may have it, then the listener has its new address.
+    // The files may contain it, then the listener has its new address.
     match redo(sources, &kept.change) {
         Ok(same) if same == *sources => Ok(same),
         _ => Err(misfit),
@@ -103,7 +103,7 @@ fn redo(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditError
         _ => None,
     };
     match edit(sources, change) {
-        // Only if that changes nothing: another disk of the same number is another matter.
+        // Only without a change: another device under the same number is another namespace.
         Err(EditError::Exists(what)) => match twice.and_then(|twice| edit(sources, &twice).ok()) {
             Some(same) if same == *sources => Ok(same),
             _ => Err(EditError::Exists(what)),
@@ -217,7 +217,7 @@ fn set_host(roots: Vec<&mut Table>, nqn: &str, settings: &Settings) -> Result<()
     set(host, settings, &["nqn"])
 }
 
-/// A host that has had a key would be refused if nothing were said of it any more.
+/// Without an entry a host that has had a key would be refused.
 fn remove_host(roots: Vec<&mut Table>, nqn: &str) -> Result<(), EditError> {
     let is = |t: &Table| text(t, "nqn") == Some(nqn);
     let exempt = Settings::from_iter([("authenticate".to_owned(), false.into())]);
@@ -244,8 +244,7 @@ fn listener(roots: Vec<&mut Table>, id: u16) -> Result<&mut Table, EditError> {
     })
 }
 
-/// Gives each listener the number in writing that it has by its place: another's coming or going
-/// must not change it.
+/// Writes the number of each listener into its table: adding or removing others must not change it.
 fn number_listeners(mut roots: Vec<&mut Table>) -> Result<Vec<&mut Table>, EditError> {
     let mut at = 0i64;
     for root in roots.iter_mut().filter(|root| root.contains_key("listener")) {
@@ -271,7 +270,7 @@ fn is(table: &Table, nsid: u32) -> bool {
     number(table, "nsid") == Some(nsid.into())
 }
 
-/// The tables of one name, also where they are written inline.
+/// The tables of one name, also inline ones.
 fn tables<'t>(parent: &'t mut Table, key: &str) -> Result<&'t mut ArrayOfTables, EditError> {
     let item = parent.entry(key).or_insert_with(|| Item::ArrayOfTables(ArrayOfTables::new()));
     if item.is_value() {
@@ -282,7 +281,7 @@ fn tables<'t>(parent: &'t mut Table, key: &str) -> Result<&'t mut ArrayOfTables,
     item.as_array_of_tables_mut().ok_or_else(wrong)
 }
 
-/// The place of a table among those of one name, which stay as they are written.
+/// The place of a table among those of one name, which are kept as written.
 fn place(parent: &Table, key: &str, is: impl FnMut(&Table) -> bool) -> Option<usize> {
     let item = parent.get(key)?;
     match item.as_array_of_tables() {
@@ -291,7 +290,7 @@ fn place(parent: &Table, key: &str, is: impl FnMut(&Table) -> bool) -> Option<us
     }
 }
 
-/// The table of that name, in whichever text it is.
+/// The table of that name, in any text.
 fn find<'t>(
     parents: Vec<&'t mut Table>,
     key: &str,
@@ -307,7 +306,7 @@ fn find<'t>(
     Err(missing())
 }
 
-/// Adds a table, in the first text, that is in none.
+/// Adds a new table to the first text.
 fn add(
     parents: Vec<&mut Table>,
     key: &str,
@@ -360,7 +359,7 @@ fn set(table: &mut Table, settings: &Settings, fixed: &[&str]) -> Result<(), Edi
             Json::Null => drop(table.remove(key)),
             value => {
                 let new = written(value)?;
-                // What is the same stays as it was written.
+                // Equal values are kept as written.
                 let old = table.get(key).and_then(Item::as_value);
                 if old.is_none_or(|old| old.to_string().trim() != new.to_string().trim()) {
                     table[key.as_str()] = Item::Value(new);
@@ -381,7 +380,7 @@ fn set_ana(listener: &mut Table, group: Option<u32>, state: &str) -> Result<(), 
         listener.insert("ana", toml_edit::value(state));
         return Ok(());
     };
-    // One word for all groups becomes a word for each.
+    // One state for all groups becomes a state for each.
     if let Some(all) = text(listener, "ana").map(str::to_owned) {
         let mut groups = InlineTable::new();
         if all != "optimized" {

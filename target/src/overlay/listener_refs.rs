@@ -1,6 +1,6 @@
 //! References of unsaved changes to listeners. Changes name them by number, and a listener without
-//! `id` has its place as its number, which is another one when others come or go. So a kept change
-//! has their addresses as well, and is made again at the listeners that have these.
+//! `id` has its place as its number, which changes when others are added or removed. So a stored
+//! change has their addresses as well, and is applied again to the listeners with these.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,8 +10,8 @@ use super::EditError;
 use crate::api::{Change, UnsavedChange};
 use crate::config::ConfigFiles;
 
-/// The addresses of the listeners that a change is about: of the one that is changed itself, and of
-/// those at which a subsystem is offered, in their order.
+/// The addresses of the listeners of a change: of the one that is changed itself, and of those of a
+/// subsystem, in their order.
 pub(super) fn meant(sources: &ConfigFiles, change: &Change) -> (Option<String>, Vec<String>) {
     let offered = offered(change);
     if listener_of(change).is_none() && offered.is_empty() {
@@ -23,12 +23,12 @@ pub(super) fn meant(sources: &ConfigFiles, change: &Change) -> (Option<String>, 
     (listener_of(change).and_then(address), offered.unwrap_or_default())
 }
 
-/// The listeners that were found while changes are made again: their numbers then and now.
+/// Listeners that were found while changes are applied again: their old and new numbers.
 #[derive(Default)]
 pub(super) struct ListenerMap(Vec<(u16, u16)>);
 
 impl ListenerMap {
-    /// Has the change be about the listeners with the addresses that were meant.
+    /// Changes the numbers in a change to those of the listeners with the stored addresses.
     ///
     /// # Errors
     /// Such a listener is not there, and another one has its number.
@@ -57,7 +57,7 @@ impl ListenerMap {
     }
 
     fn find(&self, there: &[ConfiguredListener], id: u16, meant: &str) -> Result<u16, EditError> {
-        // Of two that have it for a moment, one has been changed before.
+        // Of two with the same address for a moment, one has been changed before.
         let is_other = |now: u16| self.0.iter().any(|(then, is)| *then != id && *is == now);
         let with = || there.iter().filter(|one| one.address == meant && !is_other(one.id));
         if let Some(found) = with().find(|one| one.id == id).or_else(|| with().next()) {
@@ -74,7 +74,7 @@ impl ListenerMap {
     }
 }
 
-/// A listener as it is written, in texts that may be no configuration.
+/// A listener in texts that may be invalid.
 struct ConfiguredListener {
     id: u16,
     address: String,
@@ -87,7 +87,7 @@ fn listeners(sources: &ConfigFiles) -> Vec<ConfiguredListener> {
         let Ok(document) = source.text.parse::<DocumentMut>() else { continue };
         let tables = document.get("listener").cloned().map(Item::into_array_of_tables);
         for table in tables.into_iter().filter_map(Result::ok).flatten() {
-            // A text that nobody has judged yet may have more than there are numbers.
+            // An unchecked text may have more listeners than numbers.
             place = place.saturating_add(1);
             all.extend(listener(&table, place));
         }
@@ -105,7 +105,7 @@ fn listener(table: &Table, place: u16) -> Option<ConfiguredListener> {
     Some(ConfiguredListener { id: number("id", place)?, address })
 }
 
-/// The number of the listener that a change expects.
+/// The number of the listener of a change.
 fn listener_of(change: &Change) -> Option<u16> {
     match change {
         Change::SetListener { id, .. }
@@ -127,7 +127,7 @@ fn set_listener(change: &mut Change, number: u16) {
 /// The key of a subsystem that names listeners.
 const OFFERED: &str = "listeners";
 
-/// The numbers of the listeners at which a change offers a subsystem.
+/// The numbers of the listeners of a subsystem in a change.
 fn offered(change: &Change) -> Vec<u16> {
     let (Change::AddSubsystem { settings, .. } | Change::SetSubsystem { settings, .. }) = change
     else {

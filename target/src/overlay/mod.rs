@@ -4,9 +4,9 @@
 //! nvmfd.toml, conf.d ──(kept changes, in order)──► the texts ──(the rules)──► what is served
 //! ```
 //!
-//! A change is an edit of the text. So there is one set of rules and of mistakes, comments survive,
-//! and `nvmfctl save` only has to write the text. Changes are kept in a file of the state directory
-//! before they are acknowledged.
+//! A change is an edit of the text. So there is one set of rules and errors, comments survive, and
+//! `nvmfctl save` only has to write the text. Changes are persisted in the state directory before
+//! they are acknowledged.
 
 mod change_log;
 pub mod diff;
@@ -24,18 +24,18 @@ use tracing::error;
 
 pub use edit::{EditError, edit};
 
-/// The longest text of a configuration that is taken, in bytes.
+/// The longest text of a configuration, in bytes.
 pub const MOST_TEXT_BYTES: usize = 512 << 10;
 
-/// The texts that are in force, and where they come from.
+/// The texts in force, and their origins.
 #[derive(Clone, Debug)]
 pub struct EffectiveConfig {
     file: PathBuf,
-    /// What the files said.
+    /// Texts of the files.
     read: ConfigFiles,
-    /// The files with all kept changes.
+    /// Texts of the files with all changes.
     sources: ConfigFiles,
-    /// Where the lines of those come from.
+    /// Origins of their lines.
     origins: Origins,
     config: Config,
     changes: Changes,
@@ -43,7 +43,7 @@ pub struct EffectiveConfig {
 }
 
 impl EffectiveConfig {
-    /// Reads the file, and the changes that were made since.
+    /// Reads the file, and the unsaved changes.
     ///
     /// # Errors
     /// Every mistake of the file; or the changes cannot be read.
@@ -64,7 +64,7 @@ impl EffectiveConfig {
         self.journal().is_denied()
     }
 
-    /// As [`EffectiveConfig::load`], where the service manager would give this as state directory.
+    /// As [`EffectiveConfig::load`], with the state directory of the service manager.
     ///
     /// # Errors
     /// As [`EffectiveConfig::load`].
@@ -83,7 +83,7 @@ impl EffectiveConfig {
         Ok(declared)
     }
 
-    /// Reads the same once more, also the changes.
+    /// Reads the file and the changes again.
     ///
     /// # Errors
     /// As [`EffectiveConfig::load`]; or the files name another `state_directory` by now.
@@ -116,7 +116,7 @@ impl EffectiveConfig {
         })
     }
 
-    /// The same files as they are now, with the changes that were made since.
+    /// Reads the files again, with the unsaved changes of this.
     ///
     /// # Errors
     /// Every mistake of the file.
@@ -132,13 +132,13 @@ impl EffectiveConfig {
         &self.file
     }
 
-    /// What it comes to.
+    /// The resulting configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What is allowed but probably not meant, one sentence each.
+    /// Warnings about valid settings, one sentence each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.read.warnings();
@@ -146,20 +146,19 @@ impl EffectiveConfig {
         warnings
     }
 
-    /// What differs from the file.
+    /// Unsaved changes.
     #[must_use]
     pub fn changes(&self) -> &Changes {
         &self.changes
     }
 
-    /// Whether changes outlast the daemon.
+    /// Whether changes survive a restart.
     #[must_use]
     pub fn keeps(&self) -> bool {
         self.config.state_directory.is_some()
     }
 
-    /// The same with more changes, in order; nothing is written yet. `origin`: when, in seconds
-    /// since 1970, and who.
+    /// Adds changes, in order; nothing is written yet. `origin`: seconds since 1970, and the user.
     ///
     /// # Errors
     /// The first change that does not fit, or what is wrong with what comes out.
@@ -187,7 +186,7 @@ impl EffectiveConfig {
             next.changes.kept.push(kept);
             next.origins = after(&next.origins, &next.sources, &sources, change);
             next.sources = sources;
-            // It is what the files say.
+            // It equals the files.
             if replaces(change) && next.sources == self.read {
                 next.changes.kept.clear();
                 next.origins = Origins::of(&self.read);
@@ -208,7 +207,7 @@ impl EffectiveConfig {
         Ok(next)
     }
 
-    /// The same, without the changes that do not fit any more.
+    /// Drops the changes that no longer apply.
     #[must_use]
     pub fn without_set_aside(&self) -> EffectiveConfig {
         let mut next = self.clone();
@@ -216,7 +215,7 @@ impl EffectiveConfig {
         next
     }
 
-    /// Has the changes outlast a power loss, where there is a state directory.
+    /// Persists the changes, if there is a state directory.
     ///
     /// # Errors
     /// What the system says, or that there is no room. What was kept before, is.
@@ -224,8 +223,7 @@ impl EffectiveConfig {
         self.journal().prepare(&self.changes)?.persist()
     }
 
-    /// Does what is needed to keep the changes as far as it may fail for want of room or rights.
-    /// Those that were kept before still are.
+    /// Writes the changes beside the persisted ones, which may fail for want of space or rights.
     ///
     /// # Errors
     /// What the system says, or that there is no room.
@@ -243,8 +241,8 @@ impl EffectiveConfig {
         Ok(config.or_state_directory(self.state_directory.clone()))
     }
 
-    /// Makes the changes again that the files do not have yet. Of those that were made at once, one
-    /// alone may be no configuration: then the next ones are made with it.
+    /// Applies the changes again that the files do not contain. Of changes made at once, one alone
+    /// may be invalid: then it is applied with the next ones.
     fn replay(&mut self, found: Changes) {
         self.changes.set_aside = found.set_aside;
         let mut left: Vec<UnsavedChange> = unsaved(&digest_all(&self.read), found.kept).collect();
@@ -257,7 +255,7 @@ impl EffectiveConfig {
             match redone {
                 Ok(Redone { config, sources, origins, kept }) => {
                     left.drain(..kept.len());
-                    // Unless the files have it.
+                    // Unless the files contain it.
                     if sources != self.sources {
                         (self.config, self.sources) = (config, sources);
                         self.origins = origins;
@@ -272,7 +270,7 @@ impl EffectiveConfig {
         }
     }
 
-    /// The digest of what the files said that a change replaces.
+    /// The digest of the texts that a change replaces.
     fn base(&self, change: &Change) -> String {
         let mut replaced = self.read.clone();
         if let Change::Replace { text: None, .. } = change {
@@ -284,14 +282,14 @@ impl EffectiveConfig {
         }
     }
 
-    /// Whether nothing of the changes before it is left: those in files that stay are.
+    /// Whether no earlier change is left: those in unchanged files are.
     fn replaces_all(&self, change: &Change, before: &ConfigFiles) -> bool {
         let Change::Replace { text, files } = change else { return false };
         (text.is_some() || before.main == self.read.main)
             && (files.is_some() || before.more == self.read.more)
     }
 
-    /// What comes of making these changes again, one after the other.
+    /// Applies these changes again, one after the other.
     fn again(&self, run: &[UnsavedChange]) -> Result<Redone, EditError> {
         let (mut sources, mut origins) = (self.sources.clone(), self.origins.clone());
         let mut run = run.to_vec();
@@ -308,7 +306,7 @@ impl EffectiveConfig {
         };
         let wrong = |what: &str| Err(EditError::Wrong(what.to_owned()));
         if sources == self.sources {
-            // Whatever else is so, nothing is to be changed.
+            // No other change may follow from it.
         } else if run.iter().any(is_old) {
             return wrong("the replaced object was changed afterwards");
         } else if config.state_directory != self.config.state_directory {
@@ -320,7 +318,7 @@ impl EffectiveConfig {
     }
 }
 
-/// What comes of changes that were made again.
+/// Result of applying changes again.
 struct Redone {
     config: Config,
     sources: ConfigFiles,
@@ -332,25 +330,25 @@ fn replaces(change: &Change) -> bool {
     matches!(change, Change::Replace { .. })
 }
 
-/// Where the lines come from after a change.
+/// Origins of the lines after a change.
 fn after(origins: &Origins, old: &ConfigFiles, new: &ConfigFiles, change: &Change) -> Origins {
     origins.after(old, new, &change.to_string(), replaces(change))
 }
 
-/// Changes that can be kept.
+/// Changes that are ready to be persisted.
 #[derive(Debug)]
 #[must_use]
 pub struct PreparedChanges(PreparedChangeLog);
 
 impl PreparedChanges {
-    /// Has them outlast a power loss in the place of those `before`.
+    /// Persists them in the place of those `before`.
     ///
     /// # Errors
     /// What the system says; those before are kept again. Where that fails as well, it is said: a
     /// restart may find either.
     pub fn persist(self, before: &EffectiveConfig) -> Result<(), String> {
         let Err(mut sentence) = self.0.persist() else { return Ok(()) };
-        // They may have the name already: what is refused must not be in force after a restart.
+        // The rename may have happened: a refused change must not be in force after a restart.
         if let Err(worse) = before.keep() {
             error!("a rejected change may take effect after a restart: {worse}");
             sentence += "; it may take effect after a restart";
@@ -359,7 +357,7 @@ impl PreparedChanges {
     }
 }
 
-/// The texts of configuration files with all kept changes.
+/// The texts of configuration files with all changes.
 ///
 /// # Errors
 /// The first change that does not fit, or what is wrong with what comes out.
@@ -375,14 +373,14 @@ pub fn merged(sources: &ConfigFiles, changes: &Changes) -> Result<ConfigFiles, E
     Ok(merged)
 }
 
-/// The changes that the files do not have: they are what they were after one of them when somebody
-/// has saved it.
+/// The changes that the files do not contain: a save of all changes up to one leaves the text after
+/// that one.
 fn unsaved(read: &str, kept: Vec<UnsavedChange>) -> impl Iterator<Item = UnsavedChange> + use<> {
     let held = kept.iter().rposition(|kept| kept.after == read);
     kept.into_iter().skip(held.map_or(0, |at| at + 1))
 }
 
-/// What several are known by, with their names; one alone as by [`digest`].
+/// Digest of several files with their names; of one alone as by [`digest`].
 fn digest_all(sources: &ConfigFiles) -> String {
     if sources.more.is_empty() {
         return digest(&sources.main.text);

@@ -14,7 +14,7 @@ use crate::core::poll_group::MOST_IN_VAIN;
 #[cfg(feature = "verbs")]
 use crate::core::qpair::SENDS_PER_RECEIVE;
 
-/// A provider that was decided upon.
+/// The chosen provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Choice {
     /// An RDMA device, through rdma-core.
@@ -32,8 +32,8 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What is to be used for these listeners, and why: a part of a sentence. `owns` says whether an
-/// RDMA device has an address.
+/// Chooses the provider for these listeners, with the reason as a part of a sentence. `owns`:
+/// whether an RDMA device has an address.
 pub(crate) fn choose(
     provider: Provider,
     listeners: &[SocketAddr],
@@ -42,7 +42,7 @@ pub(crate) fn choose(
     match provider {
         Provider::Verbs => (Choice::Verbs, "the configuration says so".to_owned()),
         Provider::Soft => (Choice::Soft, "the configuration says so".to_owned()),
-        // Whatever is added later is one of this machine.
+        // An address that is added later is one of this machine.
         Provider::Auto if listeners.is_empty() => {
             choose(provider, &[SocketAddr::from(([0, 0, 0, 0], 0))], owns)
         }
@@ -67,7 +67,7 @@ pub(crate) fn owns(at: &SocketAddr) -> bool {
     }
 }
 
-/// Begins the capture that the configuration wants.
+/// Starts the configured capture.
 pub(crate) fn capture(choice: Choice, config: &CaptureConfig) -> Result<Capture, FabricError> {
     let file = config.path.display();
     if choice != Choice::Soft {
@@ -82,8 +82,7 @@ pub(crate) fn capture(choice: Choice, config: &CaptureConfig) -> Result<Capture,
 }
 
 impl Choice {
-    /// Where the fabrics of so many reactors come from. They write their packets down if they can
-    /// and somebody wants it.
+    /// Creates the source of the fabrics of so many reactors, with a capture if configured.
     pub(crate) fn fabrics(
         self,
         reactors: usize,
@@ -103,7 +102,7 @@ impl Choice {
     }
 }
 
-/// Makes the fabrics of the reactors.
+/// Source of the fabrics of the reactors.
 #[derive(Debug)]
 pub(crate) enum Fabrics {
     Verbs,

@@ -1,13 +1,13 @@
 //! The reactor: one pinned thread with a ring, a fabric, a pool and its queue pairs
 //! (`poll_group/mod.rs` is the part without the thread).
 //!
-//! One turn: reap the ring, poll the fabric, step the queues, serve who waits for buffers, flush
-//! the fabric and submit to the ring. When nothing happened it spins for a budget, then sleeps in
-//! the ring: disk completions, the fabric's descriptor, the channel and the next deadline all end
+//! One iteration: reap the ring, poll the fabric, step the queues, serve commands that wait for
+//! buffers, flush the fabric and submit to the ring. When idle it spins for a budget, then sleeps
+//! in the ring: device completions, the fabric's descriptor, messages and the next deadline all end
 //! that sleep.
 //!
-//! A turn answers no more than the fabric sends at once. So the host has something to do while we do
-//! the rest, and what comes meanwhile fills the next sending.
+//! An iteration completes no more commands than the fabric sends at once. So the host can continue
+//! while the rest is processed, and events meanwhile fill the next transmission.
 
 pub(crate) mod fabric;
 
@@ -31,7 +31,7 @@ use crate::core::shared::Shared;
 use crate::core::stats::PollStats;
 use crate::core::stats::histogram::bump;
 
-/// Fabric events taken in one turn.
+/// Fabric events per iteration.
 const BATCH: usize = 256;
 
 const FABRIC: u32 = 0;
@@ -45,17 +45,17 @@ pub(crate) struct Parts {
     pub pool: Pool,
     /// Its connections.
     pub fabric: Box<dyn Fabric>,
-    /// Its letters.
+    /// Its messages.
     pub mailbox: Mailbox,
-    /// What it shares with the others.
+    /// State shared with the others.
     pub shared: Arc<Shared>,
-    /// Is told of addresses that are no longer listened at, as their device is gone.
+    /// Receives addresses of lost listeners, whose device was removed.
     pub on_lost_address: Box<dyn Fn(SocketAddr) + Send>,
-    /// What it promises to hosts.
+    /// Limits that are reported to hosts.
     pub limits: Limits,
     /// How long it spins before it sleeps.
     pub spin: SpinBudget,
-    /// What it counts.
+    /// Its counters.
     pub stats: Arc<PollStats>,
 }
 
@@ -66,20 +66,20 @@ pub(crate) struct Reactor {
     queues: PollGroup,
     events: Vec<Event>,
     reaped: Vec<IoCompletion>,
-    /// Reaped, and not yet dealt with.
+    /// Completions that were reaped, and not yet handled.
     done: VecDeque<IoCompletion>,
-    /// Some of these were too many for the last turn.
+    /// Completions are left from the last iteration.
     left: bool,
     woken: Vec<u32>,
 }
 
 impl Reactor {
-    /// Makes the ring; must run on the reactor's thread.
+    /// Creates the ring; must run on the reactor's thread.
     ///
     /// # Errors
     /// No ring to be had; the text says what to do.
     pub(crate) fn new(parts: Parts) -> io::Result<Reactor> {
-        // A slot has at most one disk operation under way, and there is a cell for each slot.
+        // A slot has at most one device operation in flight, and there is a cell for each slot.
         let ops = parts.pool.plan().cells;
         let ring =
             Ring::new(parts.pool.region().clone(), RingLimits { ops, backings: DeviceId::COUNT })?;
@@ -95,10 +95,10 @@ impl Reactor {
         })
     }
 
-    /// Turns until told to stop and everything is home.
+    /// Runs until it is stopped and all operations have completed.
     pub(crate) fn run(mut self) {
         let mut spinner = AdaptivePoller::new(self.parts.spin, Instant::now());
-        // The last turn, if it had something to do: it ends where the next begins.
+        // The last iteration, if it was busy: it ends where the next begins.
         let mut worked: Option<Instant> = None;
         while !(self.queues.is_stopping() && self.is_idle()) {
             let now = Instant::now();
@@ -120,7 +120,7 @@ impl Reactor {
         }
     }
 
-    /// One turn; true when anything happened.
+    /// One iteration; true if it was busy.
     fn turn(&mut self, now: Instant) -> bool {
         bump(&self.parts.stats.turns, 1);
         self.ring.watch(self.parts.mailbox.fd(), MAIL);
@@ -128,7 +128,7 @@ impl Reactor {
         if self.events.is_empty() {
             self.parts.fabric.poll(now, &mut self.events);
         }
-        // What was too little to be sent by itself waits once for what hosts have just asked for.
+        // A short batch waits once for requests that hosts have just sent.
         let wait = take(&mut self.left) && self.reaped.is_empty() && !self.events.is_empty();
         self.done.extend(self.reaped.drain(..));
         let nothing = self.done.is_empty() && self.woken.is_empty() && self.events.is_empty();
@@ -137,7 +137,7 @@ impl Reactor {
         if !wait {
             self.handle_completions(now);
         }
-        // After the events: what they tell of a queue pair comes before what letters do with it.
+        // After the events: those of a queue pair precede its messages.
         if self.woken.contains(&MAIL) {
             self.read_mail(now);
         }
@@ -178,9 +178,9 @@ impl Reactor {
         self.ring.sleep(Some(until), now);
     }
 
-    /// Until when to sleep; not at all when something has just come.
+    /// Deadline of the sleep; `None` if there are new events.
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
-        // Somebody may wait for a push or a response to come home; otherwise what was sent is reaped
+        // A command may wait for a push or a response to complete; otherwise sends are reaped
         // later.
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
@@ -188,13 +188,13 @@ impl Reactor {
             self.queues.before_sleep(now);
         }
         self.parts.fabric.arm(wake);
-        // What came in between arming and here would not wake us.
+        // Events between arming and here would not wake the reactor.
         self.parts.fabric.poll(now, &mut self.events);
         if !self.events.is_empty() {
             return None;
         }
         let tick = self.queues.next_tick();
-        // Asked for only now: the poll may have brought an earlier one.
+        // Computed after the poll, which may have set an earlier deadline.
         Some(self.parts.fabric.deadline().map_or(tick, |deadline| deadline.min(tick)))
     }
 
@@ -224,7 +224,7 @@ impl Reactor {
                 | Message::Stop => {}
             }
         }
-        // Somebody may have rung without a letter: look at what is shared.
+        // A notification may come without a message: check shared state.
         let (queues, mut lent) = self.split(now);
         queues.look(&mut lent);
     }

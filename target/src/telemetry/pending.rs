@@ -13,23 +13,23 @@ pub struct Pending(Mutex<PendingState>);
 #[derive(Debug, Default)]
 struct PendingState {
     sentences: Vec<String>,
-    /// What is there and cannot be served as it is, until a reload.
+    /// Devices that exist and cannot be served until a reload.
     held: Vec<String>,
-    /// Why what has come could not be served, as it was last told.
+    /// The last reported error of available devices.
     failure: String,
-    /// Addresses that are no longer listened at, as their device is gone.
+    /// Addresses of listeners whose device was removed.
     lost: Vec<SocketAddr>,
 }
 
 impl Pending {
-    /// What is awaited or held.
+    /// All pending and held devices and listeners.
     #[must_use]
     pub fn list(&self) -> Vec<String> {
         let state = self.lock();
         state.sentences.iter().chain(&state.held).cloned().collect()
     }
 
-    /// Sets what is awaited, and what is held; what differs is logged.
+    /// Sets pending and held devices and listeners; changes are logged.
     pub fn set(&self, sentences: Vec<String>, held: Vec<String>) {
         let mut state = self.lock();
         for sentence in held.iter().filter(|each| !state.held.contains(each)) {
@@ -45,22 +45,22 @@ impl Pending {
         *state = PendingState { sentences, held, failure, lost };
     }
 
-    /// This address is no longer listened at, as its device is gone.
+    /// Adds the address of a listener whose device was removed.
     pub(crate) fn add_lost(&self, at: SocketAddr) {
         self.lock().lost.push(at);
     }
 
-    /// This address is no longer to be listened at.
+    /// Removes the address of a listener.
     pub(crate) fn forget(&self, at: SocketAddr) {
         self.lock().lost.retain(|lost| *lost != at);
     }
 
-    /// The addresses that were lost since this was asked last.
+    /// Takes the addresses that were added since the last call.
     pub(crate) fn take_lost(&self) -> Vec<SocketAddr> {
         take(&mut self.lock().lost)
     }
 
-    /// What has come cannot be served; told once.
+    /// Logs an error of available devices, once.
     pub fn report_failure(&self, why: String) {
         let mut state = self.lock();
         if state.failure != why {

@@ -1,4 +1,4 @@
-//! A snapshot as OpenMetrics text, for Prometheus. Computed when somebody asks.
+//! A snapshot as OpenMetrics text, for Prometheus. Computed for each request.
 //!
 //! Series are bounded: a namespace has as many as there are states, rows are
 //! ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds of
@@ -15,10 +15,10 @@ use prometheus_client::registry::Registry;
 use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
 use crate::api::{Namespace, NamespaceState};
 
-/// What the text is, for HTTP.
+/// Content type of the text.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Bounds of the buckets that are told, in nanoseconds: from 16 us to 69 s.
+/// Bounds of the exported buckets, in nanoseconds: from 16 us to 69 s.
 const BOUNDS_NS: [u64; 12] = [
     1 << 14,
     1 << 16,
@@ -41,9 +41,9 @@ pub(crate) struct Availability {
     pub reload_refused: bool,
     /// Namespaces.
     pub namespaces: Vec<Namespace>,
-    /// Addresses of listeners, and whether they are listened at.
+    /// Addresses of listeners, and whether they are open.
     pub listeners: Vec<(String, bool)>,
-    /// Subsystems whose hosts may make namespaces, and whether the directory of those is there.
+    /// Subsystems with namespace management, and whether their directories are available.
     pub directories: Vec<(String, bool)>,
 }
 
@@ -91,8 +91,8 @@ impl Collector for Scrape {
     }
 }
 
-/// A state is told as one series for each that there is, of which one is 1: so what is asked for is
-/// there also while it is not so.
+/// A state is exported as one series for each possible state, of which one is 1: so each series
+/// always exists.
 fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let name = "nvmfd_namespace_state";
     let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, \
@@ -173,7 +173,7 @@ fn latencies(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
             one.encode_counter::<NoLabelSet, f64, f64>(&seconds(stage.latency.time_ns), None)?;
         }
     }
-    // By namespace and host this would be six times as many series: told of all together.
+    // By namespace and host this would be six times as many series: exported as a sum.
     let help = "Time of commands in each stage, of all namespaces and hosts";
     let name = "nvmfd_stage_latency_seconds";
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
@@ -193,7 +193,7 @@ fn latencies(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result 
     Ok(())
 }
 
-/// A figure of a reactor: its name, what it is, the value.
+/// A figure of a reactor: its name, description and value.
 type Figure = (&'static str, &'static str, fn(&Reactor) -> u64);
 
 fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -1,5 +1,5 @@
-//! A snapshot of everything that the reactors publish. Not on the reactors' threads; it takes their
-//! locks for as long as it takes to copy pointers.
+//! A snapshot of all counters of the reactors. Not on the reactors' threads; it takes their locks
+//! only while it copies pointers.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::core::stats::io_stats::{Kind, OpStats};
 use crate::core::stats::reactor_stats::{PollStats, ReactorStats};
 use crate::core::stats::stage_timer::Stage;
 
-/// What everyone without a row of their own is called.
+/// Name of the row for all others.
 const OTHER: &str = "other";
 
 /// All counts of all reactors, of a target that started then.
@@ -60,7 +60,7 @@ pub fn stats(
     }
 }
 
-/// The slow commands that are remembered, the latest first.
+/// The recorded slow commands, the latest first.
 #[must_use]
 pub fn slow(observers: &[Arc<ReactorStats>]) -> Vec<SlowCommand> {
     let (now, today) = (Instant::now(), SystemTime::now());

@@ -12,20 +12,20 @@ use crate::telemetry::pending::Pending;
 /// Read access to a running target.
 #[derive(Clone, Debug)]
 pub struct TargetView {
-    /// Who may connect to what, and who is.
+    /// Subsystems, hosts and controllers.
     pub registry: Arc<Registry>,
-    /// What its poll groups share.
+    /// State shared by its poll groups.
     pub shared: Arc<Shared>,
-    /// What is configured and not there yet.
+    /// Pending listeners, devices and directories.
     pub pending: Arc<Pending>,
-    /// Who looks after the stores.
+    /// Monitor of the devices.
     pub monitor: Option<Arc<DeviceMonitor>>,
-    /// What each reactor counts.
+    /// Counters of each reactor.
     pub reactors: Vec<Arc<PollStats>>,
-    /// What moves the data: `verbs` or `soft`.
+    /// Fabric provider: `verbs` or `soft`.
     pub provider: String,
     /// Registered memory of all reactors, in bytes.
     pub pool_bytes: u64,
-    /// Since when it is being looked at: its start.
+    /// Start time.
     pub started: Instant,
 }

@@ -1,12 +1,12 @@
 //! `nvmfctl import`: converts the saved configuration of another target to one of nvmfd.
 //!
-//! Pure functions: JSON text in, TOML text out, and a list of what has no counterpart here, which
-//! also ends the text as comments. What comes out is read by [`Config::parse`] before it is
-//! returned, so it has no mistakes; whether files and addresses exist, only the machine can tell.
+//! Pure functions: JSON text in, TOML text out, and a list of settings without a counterpart, which
+//! also ends the text as comments. The result is checked by [`Config::parse`], so it is valid;
+//! whether files and addresses exist, only the machine can tell.
 //!
-//! What hosts know a disk by (NQN, serial number, model, nsid, UUID, NGUID, EUI64) is carried over,
-//! so they find the same disks. Blocks must keep their size as well, or a host finds other
-//! contents; where the saved file does not say it, the caller's `look` does.
+//! Identifiers of disks (NQN, serial number, model, nsid, UUID, NGUID, EUI64) are kept, so hosts
+//! find the same disks. Block sizes must stay the same as well, or a host finds other contents;
+//! where the saved file does not have one, the caller's `look` provides it.
 
 mod builder;
 mod command;
@@ -25,12 +25,12 @@ use nvmfd::config::{Config, ConfigErrors};
 /// The logical block size in bytes of the block device at a path, if there is one.
 type BlockSizeOf<'l> = &'l dyn Fn(&Path) -> Option<u32>;
 
-/// A configuration that came from another target.
+/// An imported configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Imported {
     /// The text of an `nvmfd.toml`, without mistakes. Ends with `remarks` as comments.
     pub(crate) text: String,
-    /// What does not map and why, one sentence each, without control characters.
+    /// Settings without a counterpart and why, one sentence each, without control characters.
     pub(crate) remarks: Vec<String>,
 }
 
