@@ -611,7 +611,7 @@ mod tests {
         let nowhere: [String; 0] = [];
         assert_eq!(target.pending.list(), nowhere);
         target.pending.add_lost(at);
-        // Whoever has no such listener any more does not wait for it.
+        // A listener that was removed does not become pending.
         target.provisioner().unlisten(at);
         target.provisioner().add_lost_listeners();
         assert_eq!(target.pending.list(), nowhere);
@@ -783,7 +783,7 @@ mod tests {
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 
-    /// A change that cannot be persisted was never there, and while it is persisted nobody sees it.
+    /// A change that cannot be persisted has no effect, and is invisible until it is persisted.
     #[test]
     fn a_change_is_seen_only_when_it_was_persisted() {
         let directory = tempfile::tempdir().unwrap();
@@ -848,7 +848,7 @@ mod tests {
         let at_work = std::fs::read(&power).unwrap();
         let is_kept = move || usage.exists() && std::fs::read(&power).unwrap() != at_work;
         target.waiting = Some(RetryTask::at(move || {
-            // Comes back when the rest has stopped, or after long.
+            // Returns when the rest has stopped, or after a long time.
             let hopeless = Instant::now() + Duration::from_secs(30);
             let has_stopped =
                 || is_kept() && stats.iter().all(|each| each.ended.load(Ordering::Relaxed));

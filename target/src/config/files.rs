@@ -155,7 +155,7 @@ impl ConfigFiles {
         std::iter::once(&mut self.main).chain(&mut self.more)
     }
 
-    /// Warnings, a sentence each: files that everybody may write, and earlier names of keys.
+    /// Warnings, a sentence each: files that are writable for all users, and earlier names of keys.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let unfinished = self.unfinished.iter().map(|record| {

@@ -48,7 +48,7 @@ impl Saving {
     /// name that the daemon has for it.
     ///
     /// # Errors
-    /// A sentence: somebody else is at it, or a file cannot be written.
+    /// A sentence: another save is in progress, or a file cannot be written.
     pub fn begin(file: &Path) -> Result<Saving, String> {
         let directory = parent(file);
         let lock = File::open(directory).map_err(|error| cannot("open", directory, &error))?;
@@ -369,7 +369,7 @@ mod tests {
         const SAVER: u32 = 65_534;
         let directory = tempfile::tempdir().unwrap();
         if chown(directory.path(), None, Some(SAVER)).is_err() {
-            // Only root can be somebody else.
+            // Only root can become another user.
             return;
         }
         fs::set_permissions(directory.path(), Permissions::from_mode(0o2775)).unwrap();

@@ -160,7 +160,7 @@ mod tests {
     fn addresses_are_there_or_not() {
         assert_eq!(address([127, 0, 0, 1].into()), None);
         assert_eq!(address([0, 0, 0, 0].into()), None);
-        // Of the range for documentation: nobody has it.
+        // Of the range for documentation: unused.
         assert!(address([192, 0, 2, 77].into()).is_some());
     }
 }

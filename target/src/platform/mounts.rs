@@ -196,7 +196,7 @@ mod tests {
         let before = "91 44 8:1 / /srv/disks rw,relatime - ext4 /dev/sda1 rw\n\
                       92 91 8:1 / /srv/disks rw,relatime - ext4 /dev/sda1 rw\n";
         assert!(is_mounted("/srv/disks/a.img", fstab, before));
-        // One that only waits for somebody to look.
+        // An automount point, which is mounted on access.
         let asked = "91 44 0:40 / /srv/disks rw,relatime - autofs systemd-1 rw,fd=52\n";
         assert!(is_mounted("/srv/disks/a.img", fstab, asked));
     }

@@ -150,7 +150,7 @@ impl DeviceTable {
     /// are probed, since a probe may take long.
     ///
     /// # Errors
-    /// One sentence about the first store that cannot be served, and is not awaited either.
+    /// One sentence about the first store that cannot be served, and cannot be pending.
     pub fn next_or_wait(
         &self,
         subsystems: &[SubsystemConfig],
@@ -164,7 +164,7 @@ impl DeviceTable {
     /// probed, so none that fails or hangs prevents it.
     ///
     /// # Errors
-    /// One sentence about the first new store that cannot be served, and is not awaited either.
+    /// One sentence about the first new store that cannot be served, and cannot be pending.
     pub fn next_for_order(
         &self,
         subsystems: &[SubsystemConfig],
@@ -177,7 +177,7 @@ impl DeviceTable {
     /// namespaces differ.
     ///
     /// # Errors
-    /// One sentence about the first store that cannot be served, and is not awaited either.
+    /// One sentence about the first store that cannot be served, and cannot be pending.
     pub(crate) fn next_for_change(
         &self,
         served: &[SubsystemConfig],
@@ -425,7 +425,7 @@ impl DeviceTable {
             self.marked.forget(*uuid);
             self.reservations.forget(*uuid);
             self.protections.forget(*uuid);
-            // What stays is of no namespace: nobody will ask for it.
+            // Remains of a failed removal belong to no namespace, and are not used.
             let _ = self.trust.set(*uuid, Distrust::default());
             let _ = NamespaceFile::new(directory, *uuid).remove();
         }
@@ -723,7 +723,7 @@ pub(super) mod tests {
         let opened = next(&other, &[key]);
         assert_eq!((opened.pending().len(), ids(&opened)), (0, vec![0]));
         drop(opened);
-        // Who does not want to wait gets it, or hears why not.
+        // With `Missing::Fail` the result is the device, or an error.
         assert_eq!(ids(&carried.next(subsystems).unwrap()), [0]);
     }
 
@@ -749,7 +749,7 @@ pub(super) mod tests {
         until_come(&keys);
         let go_on = stores.opening.hang_at(&paths[0]);
         until_come(&keys[1..]);
-        // Whoever has it opened hears that, and does not wait either.
+        // A later attempt reports that, and does not wait either.
         let fresh = DeviceTable { pending: Vec::new(), ..stores.clone() };
         let next = fresh.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert!(next.why_pending(config.nqn, 1).unwrap().contains("does not answer"));
@@ -806,7 +806,7 @@ pub(super) mod tests {
         let mut stores = new().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert_eq!((ids(&stores).len(), stores.pending().len()), (1, 1));
         assert!(stores.why_pending(config.nqn, 1).unwrap().contains("a lock on it is held"));
-        // Neither while it is awaited nor by the next daemon.
+        // Neither while it is pending nor by the next daemon.
         stores.remember(subsystems);
         std::fs::rename(path(1), directory.path().join("aside")).unwrap();
         let due = [(config.nqn, 1)];
@@ -870,7 +870,7 @@ pub(super) mod tests {
         assert!(lines[0].contains("keeps its size") && lines[0].contains("whole number of blocks"));
         let backing = next.store(config.nqn, 1).unwrap().monitored.backing();
         assert_eq!(backing.size_bytes(), 1 << 20);
-        // Who asks for a size gets it, or hears why not.
+        // A configured size is set, or refused with the reason.
         config.namespaces[0].kind = of(Some(1 << 21));
         assert!(stores.next(&[config]).unwrap_err().contains("the configuration says"));
     }
@@ -975,8 +975,8 @@ pub(super) mod tests {
         assert!(third.store(config.nqn, 1).unwrap().protection.is_on(), "as the remedy says");
     }
 
-    /// A command of before is at its disk, or its order with the state worker, when its namespace
-    /// goes and comes back: what becomes of marks then is so for everybody, and in the file.
+    /// A command is at its device, or its request with the state worker, while its namespace is
+    /// removed and added again: its later changes of bad blocks are in force, and persisted.
     #[test]
     fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
         let (_directory, state, config) = one_with_state();

@@ -421,7 +421,7 @@ impl DeviceTable {
         let until = linger.map(|linger| Instant::now() + linger);
         let open = move |config: &BackingConfig| loop {
             let opened = BackingDevice::open_or_make(config, may_make).and_then(|backing| {
-                // After the time limit nobody uses the file.
+                // After the time limit the file is not used.
                 let made = CreatedFile::by_opening(&backing, config);
                 backing.prepare(rings)?;
                 Ok((backing, made))

@@ -101,8 +101,8 @@ impl Provisioner {
         let gone = Status::INVALID_NAMESPACE.with_dnr();
         let subsystem = self.registry.subsystem(&nqn).ok_or(gone)?;
         let store = self.stores.store(nqn, nsid).ok_or(gone)?.clone();
-        // A reload may have changed all of this since the order was given. What belongs to nobody
-        // just now, of those that hosts have made, is in no snapshot but theirs.
+        // A reload may have changed all of this since the request. A host-created namespace that is
+        // attached to no host is only in the list of allocated ones.
         let made = subsystem.management.as_ref().and_then(|m| m.allocated(nsid));
         let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
         let namespace = served.ok_or(gone)?;

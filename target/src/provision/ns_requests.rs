@@ -178,8 +178,8 @@ impl<'s> RequestRunner<'s> {
         match held.catalog_in(self.nqn, &self.directory) {
             Some(catalog) if kept || self.undoes => catalog.hold(record),
             Some(_) => {}
-            // A reload has taken the directory away meanwhile. Whoever finds it next finds this
-            // order not done.
+            // A reload has closed the directory meanwhile. The next catalog there is without this
+            // request.
             None => {
                 drop(held);
                 self.directory.restore(&before);
@@ -320,7 +320,7 @@ impl Provisioner {
     /// protected, or reserved against that host.
     ///
     /// # Errors
-    /// Somebody has, or it cannot be told.
+    /// The namespace is protected or reserved, or its state cannot be read.
     fn may_go(&self, place: Place, entry: &Entry, host: &HostId) -> Result<Held, Status> {
         let (nqn, nsid) = place;
         // What is declared under the same id is another one.

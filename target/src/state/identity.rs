@@ -36,8 +36,8 @@ impl DeviceIdentities {
     /// Loads the identities.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or is invalid. It is not passed over:
-    /// somebody may rely on what is kept under another name.
+    /// One sentence about a file that cannot be read or is invalid. It is not ignored:
+    /// hosts may rely on state under another UUID.
     pub(crate) fn load(directory: &Path) -> Result<DeviceIdentities, String> {
         Ok(StateDir(directory).load(FILE)?.unwrap_or_default())
     }

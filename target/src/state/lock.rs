@@ -115,7 +115,7 @@ mod tests {
         assert!(sentence.contains("cannot be locked"), "{sentence}");
     }
 
-    /// Nobody writes there, and who was served before is served again.
+    /// There no daemon can write, and served files stay known.
     #[test]
     fn only_a_read_only_file_system_needs_no_lock() {
         let path = Path::new("/state/lock");

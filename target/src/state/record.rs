@@ -112,7 +112,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Damages the only file of a directory in each of its bits, and cuts it off at each place:
-    /// whoever reads it must refuse that, with these words.
+    /// each has to be refused, with these words.
     pub(crate) fn damage(directory: &Path, refused: impl Fn() -> Option<String>) {
         let path = fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
         let good = fs::read(&path).unwrap();

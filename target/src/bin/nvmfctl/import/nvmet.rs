@@ -9,7 +9,7 @@ use super::builder::{BackingStore, ConfigBuilder, Namespace, Subsystem};
 use super::json::{at, flag, list, number, text};
 use super::{BlockSizeOf, ImportError};
 
-/// I/O queues that the kernel's target grants when nobody says.
+/// Default number of I/O queues of the kernel's target.
 const DEFAULT_QID_MAX: u64 = 128;
 
 pub(super) fn read(

@@ -26,7 +26,7 @@ struct Bdev {
 #[derive(Default)]
 struct Names {
     bdevs: BTreeMap<String, Bdev>,
-    /// Those of them the size of whose blocks nobody has said.
+    /// Those of them without a known block size.
     guessed: BTreeSet<String>,
     /// Those that cannot: what they are.
     strange: BTreeMap<String, String>,
@@ -305,7 +305,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut ConfigBuilder) {
     }
 }
 
-/// A host that sees a namespace which not everybody sees.
+/// A host that sees a namespace with restricted access.
 fn mask(params: &Value, draft: &mut ConfigBuilder) {
     let (nsid, host) = (number(params, "nsid"), text(params, "host"));
     let Some(subsystem) = of(params, draft) else { return };
