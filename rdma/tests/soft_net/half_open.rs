@@ -1,5 +1,7 @@
 //! Requests and messages that are not what they should be, and what their senders get.
 
+use rdma::limits::DISPLACEMENT;
+
 use super::*;
 
 #[test]
@@ -28,12 +30,41 @@ fn half_open_connections_are_bounded_and_shared_fairly() {
     };
     assert_eq!(ask(0, 6), (4, 4, 2), "what one source may have");
     assert_eq!(ask(2, 3), (3, 5, 2), "another takes the rest, and then its share of the first's");
-    assert_eq!(ask(0, 1), (1, 5, 2));
+    assert_eq!(ask(0, 1), (0, 5, 3), "of equals, the next one displaces later");
     // Nothing is answered to who does not get in: it asks again, when the others are through.
     let now = net.now();
     let waiting = net.node(0);
     assert!(waiting.events().is_empty());
     assert!(waiting.endpoint.poll_timeout().is_some_and(|at| at > now));
+}
+
+/// Else a busy target would displace connections before it reads that they were confirmed.
+#[test]
+fn sources_with_equal_shares_displace_at_a_bounded_rate() {
+    let limits = Config { half_open: 4, half_open_per_source: 4, ..Config::default() };
+    let mut net = two(1, Faults::NONE, false, open_config(), limits);
+    net.add(address(false, 3), open_config(), plan()).unwrap();
+    let to = SocketAddr::new(address(false, 2), PORT);
+    let mut held = Vec::new();
+    let mut ask = |node: usize, times: usize| {
+        for _ in 0..times {
+            let (now, from) = (net.now(), net.node(node).address);
+            net.node(node).endpoint.connect(now, from, to, &[], LIMITS).unwrap();
+        }
+        for _ in 0..times {
+            net.step();
+        }
+        let asked = net.node(1).events();
+        let count = asked.len();
+        held.extend(asked);
+        (count, net.now())
+    };
+    let (count, start) = ask(0, 4);
+    assert_eq!(count, 4, "all that there are");
+    assert_eq!(ask(2, 2).0, 2, "a source with fewer gets its share at once");
+    let (count, end) = ask(2, 20);
+    assert!(end - start < DISPLACEMENT, "{:?}", end - start);
+    assert_eq!(count, 1, "then one after the other");
 }
 
 /// Each would cost a question, and room that others want.

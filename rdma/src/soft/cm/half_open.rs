@@ -74,6 +74,15 @@ impl<V> PerSourceTable<V> {
         self.entries.len()
     }
 
+    pub(crate) fn is_full(&self) -> bool {
+        self.entries.len() >= self.limit
+    }
+
+    /// How many entries the source has that has the most.
+    pub(crate) fn largest_share(&self) -> usize {
+        self.ranks.last().map_or(0, |(count, ..)| *count)
+    }
+
     /// How many entries are of `source`.
     pub(crate) fn count_of(&self, source: Source) -> usize {
         self.counts.get(&source).copied().unwrap_or(0)

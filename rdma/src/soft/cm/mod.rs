@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use super::config::Config;
 use super::wire::psn::Qpn;
 use crate::Source;
+use crate::limits::DISPLACEMENT;
 use connection::{ConnectRequest, Connection, Phase};
 use half_open::{Key, PerSourceTable};
 use request_handle::{RequestState, RequestUpdates, Token};
@@ -106,6 +107,8 @@ pub(super) struct ConnectionManager {
     pub(super) claims: PerSourceTable<StaleCandidate>,
     /// Our names of connections that have had to make room and still have a queue pair.
     pub(super) displaced: Vec<u32>,
+    /// When a half-open connection may make room again for one of a source that has as many.
+    next_displacement: Option<Instant>,
     /// Connections that have ended of late.
     pub(super) ended: PerSourceTable<()>,
     /// Connections that came up of late at another endpoint, their requests having come to us.
@@ -137,6 +140,7 @@ impl ConnectionManager {
             challenges_by_name: BTreeMap::new(),
             claims: PerSourceTable::new(MOST_CLAIMS),
             displaced: Vec::new(),
+            next_displacement: None,
             ended: PerSourceTable::new(MOST_ENDED),
             elsewhere: PerSourceTable::new(MOST_ENDED),
             penalties: SourcePenalty::new(config.vain_per_source),
@@ -156,18 +160,43 @@ impl ConnectionManager {
         Some(half)
     }
 
-    /// Whether there is room for one more half-open connection of a source, if need be in place of
-    /// its oldest: somebody may use the source's address, and whose it is comes last.
+    /// Whether one more half-open connection of a source may begin, if need be in place of its
+    /// oldest: somebody may use the source's address, and whose it is comes last. Where one makes
+    /// room for another of a source that has as many, that is bounded in time: otherwise a busy
+    /// target displaces connections before it reads that they were confirmed, charges none of them
+    /// to its source, and is busy with making them.
+    pub(super) fn has_room(&self, now: Instant, source: Source, most: usize) -> bool {
+        let own = self.half_open.count_of(source);
+        if own < most && (!self.half_open.is_full() || self.is_balancing(source)) {
+            return true;
+        }
+        let oldest = self.half_open.oldest(source).and_then(|(_, half)| half.since);
+        self.next_displacement.is_none_or(|next| next <= now)
+            && (own < most || oldest.is_some_and(|since| since + UNDISTURBED <= now))
+    }
+
+    /// Whether another source still has more once one of its connections has made room for this one.
+    fn is_balancing(&self, source: Source) -> bool {
+        self.half_open.count_of(source) + 1 < self.half_open.largest_share()
+    }
+
+    /// Makes room for one more half-open connection of a source, if there may be one.
     pub(super) fn make_room(&mut self, now: Instant, source: Source, most: usize) -> bool {
-        if self.half_open.count_of(source) < most {
+        let has_share = self.half_open.count_of(source) >= most;
+        if !has_share && !self.half_open.is_full() {
             return true;
         }
         self.note_flood(now);
-        let oldest = self.half_open.oldest(source);
-        let old = |half: &HalfOpen| half.since.is_some_and(|since| since + UNDISTURBED <= now);
-        let Some((key, _)) = oldest.filter(|(_, half)| old(half)) else { return false };
-        let comm = self.forget_half_open(&key).and_then(|half| half.comm);
-        self.displaced.extend(comm);
+        if !self.has_room(now, source, most) {
+            return false;
+        }
+        if has_share || !self.is_balancing(source) {
+            self.next_displacement = Some(now + DISPLACEMENT);
+        }
+        if has_share && let Some((key, _)) = self.half_open.oldest(source) {
+            let comm = self.forget_half_open(&key).and_then(|half| half.comm);
+            self.displaced.extend(comm);
+        }
         true
     }
 

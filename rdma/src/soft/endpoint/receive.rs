@@ -243,11 +243,14 @@ impl Endpoint {
         request: ConnectRequest,
         private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
     ) -> DatagramOutcome {
+        let most = self.config.half_open_per_source;
+        if !self.manager.has_room(now, request.from.into(), most) {
+            self.manager.note_flood(now);
+            return DatagramOutcome::Crowded;
+        }
         if self.manager.unverified >= self.config.unverified {
             // Whose questions wait for answers will hardly answer more of them.
-            if self.manager.challenges.count_of(request.from.into())
-                >= self.config.half_open_per_source
-            {
+            if self.manager.challenges.count_of(request.from.into()) >= most {
                 self.manager.note_flood(now);
                 return DatagramOutcome::Crowded;
             }

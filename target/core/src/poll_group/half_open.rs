@@ -20,15 +20,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use nvme::cm;
-use rdma::{FabricHints, Incoming, Qp, Source, limits};
+use rdma::limits::{self, DISPLACEMENT};
+use rdma::{FabricHints, Incoming, Qp, Source};
 
 use super::{PollGroup, Resources};
 use crate::diag::cause::{Cause, DisconnectRecord};
 use crate::qpair::RECEIVES_FOR_ADMIN;
 
-/// How often one connection makes room for another, at most: to make and end them costs much more
-/// than to ask, and others want to be served meanwhile.
-const DISPLACEMENT: Duration = Duration::from_millis(1);
 /// How long the host of a connection has to confirm it before it may make room for another.
 const CONFIRMATION: Duration = Duration::from_millis(100);
 /// Connections that are opened within that time, at most: on an adapter each costs system calls, and
