@@ -68,6 +68,8 @@ format: # The code is formatted
 lint: packages # No warning, with and without rdma-core
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
+	@tree=$$($(CARGO) tree --workspace -e normal,build,features); \
+	  if grep -F 'feature "testing"' <<<"$$tree"; then echo "make: a program contains the feature testing" >&2; exit 1; fi
 
 unit: test-packages # Tests on this machine
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
