@@ -146,7 +146,7 @@ pub fn measure(args: &Args) -> Result<(Report, Option<Error>), Error> {
         for (_, _, go) in &threads {
             let _ = go.send(start);
         }
-        let mut told = Told::default();
+        let mut told = LiveLine::default();
         while !threads.iter().all(|(thread, ..)| thread.is_finished()) {
             let left = (args.ramp_time + args.runtime).saturating_sub(start.elapsed());
             if stop.wait(left.clamp(SOON, TELL_EVERY)) {
@@ -234,13 +234,13 @@ fn connect(args: &Args, n: u32) -> Result<Host, Error> {
 
 /// What the live line has said.
 #[derive(Default)]
-struct Told {
+struct LiveLine {
     at: Duration,
     read: (u64, u64),
     write: (u64, u64),
 }
 
-impl Told {
+impl LiveLine {
     fn tell(&mut self, progress: &Progress, live: &[Arc<Live>], start: Instant, ramp: Duration) {
         if !progress.is_seen() {
             return;
@@ -257,7 +257,7 @@ impl Told {
         };
         let phase = if elapsed < ramp { "ramp" } else { "run" };
         progress.tell(phase, elapsed, rate(read, self.read), rate(write, self.write));
-        *self = Told { at: elapsed, read, write };
+        *self = LiveLine { at: elapsed, read, write };
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) enum CloseState {
 }
 
 #[derive(Debug)]
-struct Command {
+struct OutstandingCommand {
     owner: Owner,
     what: &'static str,
     held: Held,
@@ -80,7 +80,7 @@ struct Command {
 struct Slot {
     /// How often it was used, modulo what fits in a command id.
     uses: u16,
-    command: Option<Command>,
+    command: Option<OutstandingCommand>,
 }
 
 /// Result of a command of this queue.
@@ -288,7 +288,7 @@ impl Queue {
         entry.uses = entry.uses.wrapping_add(1) & (u16::MAX >> SLOT_BITS);
         let cid = entry.uses << SLOT_BITS | slot;
         let what = sqe.name(self.qid);
-        entry.command = Some(Command { owner, what, held, sent: io.now, deadline });
+        entry.command = Some(OutstandingCommand { owner, what, held, sent: io.now, deadline });
         self.callers += u16::from(owner.is_caller());
         self.sends += 1;
         let bytes = sqe.with_cid(cid).with_sgl(sgl).emit();

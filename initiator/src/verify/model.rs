@@ -68,7 +68,7 @@ pub struct Op {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum OperationKind {
     Write { change: Change, durable: bool },
     Read,
     Flush,
@@ -76,7 +76,7 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    kind: Kind,
+    kind: OperationKind,
     start: u64,
     first: usize,
     blocks: usize,
@@ -176,14 +176,14 @@ impl Model {
                 _ => self.registers.begin_zeros(i, start, view),
             }
         }
-        self.begin(Pending { kind: Kind::Write { change, durable }, start, first, blocks })
+        self.begin(Pending { kind: OperationKind::Write { change, durable }, start, first, blocks })
     }
 
     /// A read is about to be submitted.
     pub fn read(&mut self, lbas: Range<u64>) -> Op {
         let (first, blocks) = self.locate(&lbas);
         let start = self.tick();
-        let op = self.begin(Pending { kind: Kind::Read, start, first, blocks });
+        let op = self.begin(Pending { kind: OperationKind::Read, start, first, blocks });
         self.watch(&op);
         op
     }
@@ -191,7 +191,7 @@ impl Model {
     /// A flush is about to be submitted.
     pub fn flush(&mut self) -> Op {
         let start = self.tick();
-        let op = self.begin(Pending { kind: Kind::Flush, start, first: 0, blocks: 0 });
+        let op = self.begin(Pending { kind: OperationKind::Flush, start, first: 0, blocks: 0 });
         self.watch(&op);
         op
     }
@@ -217,36 +217,36 @@ impl Model {
     pub fn done(&mut self, op: Op) {
         let pending = self.end(op);
         match pending.kind {
-            Kind::Write { change, durable } => {
+            OperationKind::Write { change, durable } => {
                 self.counts.writes += 1;
                 let sure = change != Change::Deallocate { sure: false };
                 self.end_write(pending, sure, durable);
             }
-            Kind::Flush => {
+            OperationKind::Flush => {
                 self.counts.flushes += 1;
                 self.flushed = self.flushed.max(pending.start);
             }
-            Kind::Read => {}
+            OperationKind::Read => {}
         }
     }
 
     /// An operation was answered with an error.
     pub fn failed(&mut self, op: Op) {
         let pending = self.end(op);
-        self.counts.failed += u64::from(pending.kind != Kind::Read);
-        if let Kind::Write { .. } = pending.kind {
+        self.counts.failed += u64::from(pending.kind != OperationKind::Read);
+        if let OperationKind::Write { .. } = pending.kind {
             self.end_write(pending, false, false);
         }
     }
 
     /// The association died before an answer. A write may be done, or not, or still be under way.
     pub fn lost(&mut self, op: Op) {
-        if let Kind::Write { .. } = self.pending(&op).kind {
+        if let OperationKind::Write { .. } = self.pending(&op).kind {
             self.counts.lost += 1;
             self.lost.push(op.slot);
         } else {
             let pending = self.end(op);
-            self.counts.lost += u64::from(pending.kind == Kind::Flush);
+            self.counts.lost += u64::from(pending.kind == OperationKind::Flush);
         }
     }
 

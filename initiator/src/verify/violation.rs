@@ -194,7 +194,7 @@ impl fmt::Display for Expected {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "LBA {}: {}", self.lba, self.kind)?;
-        writeln!(f, "  found     {}", Told(self.content))?;
+        writeln!(f, "  found     {}", ContentText(self.content))?;
         for (n, expected) in self.expected.iter().enumerate() {
             writeln!(f, "  {:9} {expected}", if n == 0 { "expected" } else { "or" })?;
         }
@@ -207,9 +207,9 @@ impl fmt::Display for Violation {
     }
 }
 
-struct Told(Content);
+struct ContentText(Content);
 
-impl fmt::Display for Told {
+impl fmt::Display for ContentText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let piece = match self.0 {
             Content::Whole(stamp) => return stamp.fmt(f),

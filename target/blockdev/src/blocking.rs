@@ -24,14 +24,14 @@ const IDLE: Duration = Duration::from_secs(10);
 /// The threads, and the tasks that wait for one.
 #[derive(Debug)]
 pub struct BlockingPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     /// Every task with a path waits for as many others as this says.
     #[cfg(any(test, feature = "testing"))]
     pub meet: Mutex<Option<Arc<std::sync::Barrier>>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct PoolShared {
     state: Mutex<PoolState>,
     wake: Condvar,
     threads_max: usize,
@@ -89,7 +89,7 @@ impl Default for BlockingPool {
 
 impl BlockingPool {
     fn bounded(threads_max: usize) -> BlockingPool {
-        let shared = Shared { state: Mutex::default(), wake: Condvar::new(), threads_max };
+        let shared = PoolShared { state: Mutex::default(), wake: Condvar::new(), threads_max };
         BlockingPool {
             shared: Arc::new(shared),
             #[cfg(any(test, feature = "testing"))]
@@ -227,14 +227,14 @@ impl<T> BlockingTask<'_, T> {
     }
 }
 
-impl Shared {
+impl PoolShared {
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has one more thread at work, if something may start and there may be one more. It runs from now
     /// on, also while its thread has not been given a CPU yet.
-    fn add_thread(self: &Arc<Shared>) -> io::Result<()> {
+    fn add_thread(self: &Arc<PoolShared>) -> io::Result<()> {
         let mut state = self.lock();
         if state.idle == 0 && state.threads >= self.threads_max {
             return Ok(());
@@ -302,7 +302,7 @@ impl Shared {
 
     /// Nobody waits for a task any more: what has not started never does, nor does what waits for the
     /// same path where this one hangs.
-    fn give_up(self: &Arc<Shared>, number: u64, hangs: bool) {
+    fn give_up(self: &Arc<PoolShared>, number: u64, hangs: bool) {
         let mut state = self.lock();
         let mut refused = Vec::from_iter(state.remove_from_queue(|job| job.number == number));
         if let Some(at) = state.running.iter().position(|(other, _)| *other == number) {

@@ -103,7 +103,7 @@ fn begun(process: u32) -> Option<u64> {
 
 /// What the file says.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Record {
+struct OwnerRecord {
     daemon: Daemon,
     /// Seconds since 1970.
     since: u64,
@@ -111,20 +111,20 @@ struct Record {
     number: u64,
 }
 
-impl record::Record for Record {
+impl record::Record for OwnerRecord {
     const KIND: &'static str = "owner";
     const REMEDY: &'static str = "remove it if nobody serves the image";
 
     fn emit(&self) -> String {
         let Daemon { machine, boot, process, begun, host } = &self.daemon;
-        let Record { since, number, .. } = self;
+        let OwnerRecord { since, number, .. } = self;
         format!(
             "machine {machine}\nboot {boot}\nprocess {process}\nbegun {begun}\nhost {host}\nsince \
              {since}\nnumber {number}\n"
         )
     }
 
-    fn parse(body: &str) -> Option<Record> {
+    fn parse(body: &str) -> Option<OwnerRecord> {
         let mut lines = body.lines();
         let mut field = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(' ');
         let daemon = Daemon {
@@ -135,7 +135,7 @@ impl record::Record for Record {
             host: field("host")?.to_owned(),
         };
         let (since, number) = (field("since")?.parse().ok()?, field("number")?.parse().ok()?);
-        Some(Record { daemon, since, number })
+        Some(OwnerRecord { daemon, since, number })
     }
 }
 
@@ -176,7 +176,7 @@ impl Owner {
         }
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let text = seal(&Record { daemon: daemon.clone(), since, number });
+        let text = seal(&OwnerRecord { daemon: daemon.clone(), since, number });
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o644);
         let mut file = match options.open(&path) {
@@ -239,7 +239,7 @@ fn foreign(path: &Path, daemon: &Daemon) -> Result<Option<String>, OpenError> {
         Err(error) if error.kind() == ErrorKind::InvalidData => String::new(),
         Err(error) => return Err(unusable(path, &error)),
     };
-    let Ok(record) = unseal::<Record>(text.as_bytes()) else {
+    let Ok(record) = unseal::<OwnerRecord>(text.as_bytes()) else {
         return Err(held(path, "some nvmfd (the file makes no sense)"));
     };
     let Daemon { machine, process, host, .. } = &record.daemon;

@@ -18,13 +18,13 @@ impl Report {
         serde_json::to_string_pretty(&whole).unwrap_or_default()
     }
 
-    fn job(&self) -> Job<'_> {
+    fn job(&self) -> FioJob<'_> {
         let wall_s = self.runtime.as_secs_f64().max(1e-9);
         let [nsec, usec, msec] = self.latency_classes().map(|class| {
             Pairs(class.ends.into_iter().map(|end| (end.name, end.percent)).collect())
         });
         let batches = ["0", "4", "8", "16", "32", "64", ">=64"];
-        Job {
+        FioJob {
             jobname: &self.name,
             groupid: 0,
             error: u32::from(self.failed) * libc::EIO.unsigned_abs(),
@@ -33,10 +33,10 @@ impl Report {
             options: Pairs(
                 self.options.iter().map(|(name, value)| ((*name).into(), value)).collect(),
             ),
-            read: Direction::new(&self.read, self.runtime.as_millis() as u64),
-            write: Direction::new(&self.write, self.runtime.as_millis() as u64),
-            trim: Direction::new(&Side::new(0), 0),
-            sync: Sync { total_ios: 0, lat_ns: Latency::default() },
+            read: FioDirection::new(&self.read, self.runtime.as_millis() as u64),
+            write: FioDirection::new(&self.write, self.runtime.as_millis() as u64),
+            trim: FioDirection::new(&Side::new(0), 0),
+            sync: Sync { total_ios: 0, lat_ns: FioLatency::default() },
             job_runtime: self.runtime.as_millis() as u64 * u64::from(self.threads),
             usr_cpu: 100.0 * self.cpu.user.as_secs_f64() / wall_s,
             sys_cpu: 100.0 * self.cpu.system.as_secs_f64() / wall_s,
@@ -81,11 +81,11 @@ struct Whole<'a> {
     version: &'static str,
     timestamp: u64,
     timestamp_ms: u64,
-    jobs: [Job<'a>; 1],
+    jobs: [FioJob<'a>; 1],
 }
 
 #[derive(Serialize)]
-struct Job<'a> {
+struct FioJob<'a> {
     jobname: &'a str,
     groupid: u32,
     error: u32,
@@ -93,9 +93,9 @@ struct Job<'a> {
     elapsed: u64,
     #[serde(rename = "job options")]
     options: Pairs<&'a String>,
-    read: Direction,
-    write: Direction,
-    trim: Direction,
+    read: FioDirection,
+    write: FioDirection,
+    trim: FioDirection,
     sync: Sync,
     job_runtime: u64,
     usr_cpu: f64,
@@ -119,11 +119,11 @@ struct Job<'a> {
 #[derive(Serialize)]
 struct Sync {
     total_ios: u64,
-    lat_ns: Latency,
+    lat_ns: FioLatency,
 }
 
 #[derive(Serialize)]
-struct Direction {
+struct FioDirection {
     io_bytes: u64,
     io_kbytes: u64,
     bw_bytes: u64,
@@ -135,9 +135,9 @@ struct Direction {
     total_ios: u64,
     short_ios: u64,
     drop_ios: u64,
-    slat_ns: Latency,
-    clat_ns: Latency,
-    lat_ns: Latency,
+    slat_ns: FioLatency,
+    clat_ns: FioLatency,
+    lat_ns: FioLatency,
     bw_min: u64,
     bw_max: u64,
     bw_agg: f64,
@@ -151,8 +151,8 @@ struct Direction {
     iops_samples: u64,
 }
 
-impl Direction {
-    fn new(side: &Side, runtime_ms: u64) -> Direction {
+impl FioDirection {
+    fn new(side: &Side, runtime_ms: u64) -> FioDirection {
         let used = side.ios() > 0;
         let seconds = (runtime_ms as f64 / 1000.0).max(1e-3);
         let bw_bytes = (side.bytes() as f64 / seconds) as u64;
@@ -161,10 +161,10 @@ impl Direction {
             true => (side.spread(|it| it.kib_per_s), side.spread(|it| it.iops)),
             false => (no_samples, no_samples),
         };
-        let latency = Latency::new(side.latency_ns());
+        let latency = FioLatency::new(side.latency_ns());
         let percentile = |&it: &f64| (format!("{it:.6}"), side.percentile_ns(it));
         let percentiles = used.then(|| Pairs(PERCENTILES.iter().map(percentile).collect()));
-        Direction {
+        FioDirection {
             io_bytes: side.bytes(),
             io_kbytes: side.bytes() / 1024,
             bw_bytes,
@@ -174,8 +174,8 @@ impl Direction {
             total_ios: side.ios(),
             short_ios: 0,
             drop_ios: 0,
-            slat_ns: Latency::default(),
-            clat_ns: Latency { percentile: percentiles, ..Latency::new(side.latency_ns()) },
+            slat_ns: FioLatency::default(),
+            clat_ns: FioLatency { percentile: percentiles, ..FioLatency::new(side.latency_ns()) },
             lat_ns: latency,
             bw_min: bw.min as u64,
             bw_max: bw.max as u64,
@@ -193,7 +193,7 @@ impl Direction {
 }
 
 #[derive(Serialize, Default)]
-struct Latency {
+struct FioLatency {
     min: u64,
     max: u64,
     mean: f64,
@@ -204,9 +204,9 @@ struct Latency {
     percentile: Option<Pairs<u64>>,
 }
 
-impl Latency {
-    fn new(spread: Spread) -> Latency {
+impl FioLatency {
+    fn new(spread: Spread) -> FioLatency {
         let Spread { min, max, mean, stddev, count } = spread;
-        Latency { min: min as u64, max: max as u64, mean, stddev, count, percentile: None }
+        FioLatency { min: min as u64, max: max as u64, mean, stddev, count, percentile: None }
     }
 }

@@ -10,11 +10,11 @@ pub(crate) struct PolledFds(Vec<Watch>);
 struct Watch {
     fd: RawFd,
     token: u32,
-    state: State,
+    state: PollState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum PollState {
     /// The entry is free.
     Free,
     /// Has fired, or was never armed.
@@ -43,16 +43,16 @@ impl PolledFds {
         let known = self.0.iter_mut().find(|watch| {
             watch.fd == fd
                 && watch.token == token
-                && matches!(watch.state, State::Idle | State::Wanted | State::Armed)
+                && matches!(watch.state, PollState::Idle | PollState::Wanted | PollState::Armed)
         });
         if let Some(watch) = known {
-            if watch.state == State::Idle {
-                watch.state = State::Wanted;
+            if watch.state == PollState::Idle {
+                watch.state = PollState::Wanted;
             }
             return;
         }
-        let watch = Watch { fd, token, state: State::Wanted };
-        match self.0.iter_mut().find(|watch| watch.state == State::Free) {
+        let watch = Watch { fd, token, state: PollState::Wanted };
+        match self.0.iter_mut().find(|watch| watch.state == PollState::Free) {
             Some(free) => *free = watch,
             None => self.0.push(watch),
         }
@@ -68,14 +68,16 @@ impl PolledFds {
 
     /// Whether the kernel has no part in any of them.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.iter().all(|watch| matches!(watch.state, State::Free | State::Idle | State::Wanted))
+        self.0.iter().all(|watch| {
+            matches!(watch.state, PollState::Free | PollState::Idle | PollState::Wanted)
+        })
     }
 
     /// The next thing to tell the kernel; it has been told once [`PolledFds::granted`] says so.
     pub(crate) fn wish(&self) -> Option<(usize, PollRequest)> {
         self.0.iter().enumerate().find_map(|(index, watch)| match watch.state {
-            State::Wanted => Some((index, PollRequest::Arm(watch.fd))),
-            State::Unwanted => Some((index, PollRequest::Cancel)),
+            PollState::Wanted => Some((index, PollRequest::Arm(watch.fd))),
+            PollState::Unwanted => Some((index, PollRequest::Cancel)),
             _ => None,
         })
     }
@@ -83,8 +85,8 @@ impl PolledFds {
     pub(crate) fn granted(&mut self, index: usize) {
         if let Some(watch) = self.0.get_mut(index) {
             watch.state = match watch.state {
-                State::Wanted => State::Armed,
-                State::Unwanted => State::Cancelled,
+                PollState::Wanted => PollState::Armed,
+                PollState::Unwanted => PollState::Cancelled,
                 other => other,
             };
         }
@@ -95,15 +97,15 @@ impl PolledFds {
     pub(crate) fn on_completion(&mut self, index: usize) -> Option<u32> {
         let watch = self.0.get_mut(index)?;
         match watch.state {
-            State::Armed => {
-                watch.state = State::Idle;
+            PollState::Armed => {
+                watch.state = PollState::Idle;
                 Some(watch.token)
             }
-            State::Unwanted | State::Cancelled => {
-                watch.state = State::Free;
+            PollState::Unwanted | PollState::Cancelled => {
+                watch.state = PollState::Free;
                 None
             }
-            State::Free | State::Idle | State::Wanted => None,
+            PollState::Free | PollState::Idle | PollState::Wanted => None,
         }
     }
 }
@@ -111,9 +113,9 @@ impl PolledFds {
 impl Watch {
     fn stop(&mut self) {
         self.state = match self.state {
-            State::Free | State::Idle | State::Wanted => State::Free,
-            State::Armed | State::Unwanted => State::Unwanted,
-            State::Cancelled => State::Cancelled,
+            PollState::Free | PollState::Idle | PollState::Wanted => PollState::Free,
+            PollState::Armed | PollState::Unwanted => PollState::Unwanted,
+            PollState::Cancelled => PollState::Cancelled,
         };
     }
 }

@@ -46,7 +46,7 @@ const MOST_ATTEMPTS: u8 = 3;
 
 /// Where the exchange of a queue is.
 #[derive(Debug)]
-enum Stage {
+enum ExchangeState {
     /// Nothing is under way; a Negotiate may come.
     Idle,
     /// A job is under way, or waits for others.
@@ -70,7 +70,7 @@ enum Stage {
 pub struct Exchange {
     host: Nqn,
     subsystem: Nqn,
-    stage: Stage,
+    stage: ExchangeState,
     authenticated: bool,
     /// An exchange has succeeded since somebody asked.
     succeeded: bool,
@@ -101,7 +101,7 @@ impl Exchange {
         Exchange {
             host,
             subsystem,
-            stage: Stage::Idle,
+            stage: ExchangeState::Idle,
             authenticated: false,
             succeeded: false,
             admitted: false,
@@ -132,7 +132,7 @@ impl Exchange {
     pub fn turn_away(&mut self, now: Instant) {
         self.excuse();
         self.authenticated = false;
-        self.stage = Stage::Idle;
+        self.stage = ExchangeState::Idle;
         self.deadline = Some(now);
     }
 
@@ -156,7 +156,7 @@ impl Exchange {
     /// Whether a job is under way.
     #[must_use]
     pub fn is_working(&self) -> bool {
-        matches!(self.stage, Stage::Working { .. })
+        matches!(self.stage, ExchangeState::Working { .. })
     }
 
     /// Whether the queue must close: the host took too long, or the exchange has failed.
@@ -169,7 +169,7 @@ impl Exchange {
     /// arithmetic for nothing.
     #[must_use]
     pub fn is_unfinished(&self) -> bool {
-        let told = matches!(self.stage, Stage::Failed { .. } | Stage::Over { .. });
+        let told = matches!(self.stage, ExchangeState::Failed { .. } | ExchangeState::Over { .. });
         self.attempts > 0 && !told
     }
 
@@ -231,7 +231,13 @@ impl Exchange {
         now: Instant,
     ) -> Option<DhComputation> {
         let result = match Kind::parse(bytes) {
-            _ if matches!(self.stage, Stage::Failed { .. } | Stage::Over { .. }) => return None,
+            _ if matches!(
+                self.stage,
+                ExchangeState::Failed { .. } | ExchangeState::Over { .. }
+            ) =>
+            {
+                return None;
+            }
             // Before the last one is answered; the job comes home to nobody.
             _ if self.is_working() => Err(Failure::INCORRECT_MESSAGE),
             Ok((Kind::Negotiate, _)) => self.on_negotiate(bytes, start, now),
@@ -244,7 +250,7 @@ impl Exchange {
         match result {
             Ok(job) => {
                 if job.is_some() {
-                    self.stage = Stage::Working { since: now };
+                    self.stage = ExchangeState::Working { since: now };
                 }
                 job
             }
@@ -257,14 +263,14 @@ impl Exchange {
 
     /// A job has been done.
     pub fn on_worked(&mut self, worked: DhResult, now: Instant) {
-        let Stage::Working { since } = self.stage else { return };
+        let ExchangeState::Working { since } = self.stage else { return };
         // The time was ours.
         let took = now.saturating_duration_since(since);
         self.deadline = self.deadline.map(|deadline| deadline + took);
         match worked {
-            DhResult::Challenge(round) => self.stage = Stage::Challenge(round),
+            DhResult::Challenge(round) => self.stage = ExchangeState::Challenge(round),
             DhResult::Verdict { t_id, digest_bytes, response: Ok(response) } => {
-                self.stage = Stage::Verdict { t_id, digest_bytes, response };
+                self.stage = ExchangeState::Verdict { t_id, digest_bytes, response };
             }
             DhResult::Verdict { t_id, response: Err(why), .. } => self.fail(t_id, why, now),
         }
@@ -282,23 +288,26 @@ impl Exchange {
     ) -> Result<usize, Status> {
         let due = matches!(
             self.stage,
-            Stage::Challenge(_) | Stage::Verdict { .. } | Stage::Failed { .. } | Stage::Over { .. }
+            ExchangeState::Challenge(_)
+                | ExchangeState::Verdict { .. }
+                | ExchangeState::Failed { .. }
+                | ExchangeState::Over { .. }
         );
         if !due {
             let t_id = match &self.stage {
-                Stage::Challenged(round) => round.t_id,
-                Stage::Content { t_id } => *t_id,
+                ExchangeState::Challenged(round) => round.t_id,
+                ExchangeState::Content { t_id } => *t_id,
                 _ => 0,
             };
             self.fail(t_id, Failure::INCORRECT_MESSAGE, now);
         }
         let written = match &self.stage {
-            Stage::Challenge(round) => round.challenge().emit(to),
-            Stage::Verdict { t_id, digest_bytes, response } => {
+            ExchangeState::Challenge(round) => round.challenge().emit(to),
+            ExchangeState::Verdict { t_id, digest_bytes, response } => {
                 let response = response.as_ref().map(Digest::as_bytes);
                 Success1 { t_id: *t_id, digest_bytes: *digest_bytes, response }.emit(to)
             }
-            Stage::Failed { t_id, why } | Stage::Over { t_id, why } => {
+            ExchangeState::Failed { t_id, why } | ExchangeState::Over { t_id, why } => {
                 Notice::Failure1(*why).emit(*t_id, to)
             }
             _ => None,
@@ -314,14 +323,16 @@ impl Exchange {
 
     /// The message that was due is on its way.
     fn fetched(&mut self) {
-        self.stage = match std::mem::replace(&mut self.stage, Stage::Idle) {
-            Stage::Challenge(round) => Stage::Challenged(round),
-            Stage::Verdict { t_id, response: Some(_), .. } => Stage::Content { t_id },
-            Stage::Verdict { response: None, .. } => {
-                self.succeed();
-                Stage::Idle
+        self.stage = match std::mem::replace(&mut self.stage, ExchangeState::Idle) {
+            ExchangeState::Challenge(round) => ExchangeState::Challenged(round),
+            ExchangeState::Verdict { t_id, response: Some(_), .. } => {
+                ExchangeState::Content { t_id }
             }
-            Stage::Failed { t_id, why } => Stage::Over { t_id, why },
+            ExchangeState::Verdict { response: None, .. } => {
+                self.succeed();
+                ExchangeState::Idle
+            }
+            ExchangeState::Failed { t_id, why } => ExchangeState::Over { t_id, why },
             other => other,
         };
     }
@@ -356,7 +367,9 @@ impl Exchange {
     }
 
     fn on_reply(&mut self, bytes: &[u8], t_id: u16) -> Result<Option<DhComputation>, Failure> {
-        let Stage::Challenged(round) = &self.stage else { return Err(Failure::INCORRECT_MESSAGE) };
+        let ExchangeState::Challenged(round) = &self.stage else {
+            return Err(Failure::INCORRECT_MESSAGE);
+        };
         if t_id != round.t_id {
             return Err(Failure::INCORRECT_PAYLOAD);
         }
@@ -366,20 +379,20 @@ impl Exchange {
         }
         round.check(&reply)?;
         // Used once, whatever comes of it: a second Reply finds no challenge.
-        match std::mem::replace(&mut self.stage, Stage::Idle) {
-            Stage::Challenged(round) => Ok(Some(DhComputation::verify(round, &reply)?)),
+        match std::mem::replace(&mut self.stage, ExchangeState::Idle) {
+            ExchangeState::Challenged(round) => Ok(Some(DhComputation::verify(round, &reply)?)),
             _ => Err(Failure::INCORRECT_MESSAGE),
         }
     }
 
     fn on_success2(&mut self, bytes: &[u8], t_id: u16) -> Result<Option<DhComputation>, Failure> {
-        let Stage::Content { t_id: due } = self.stage else {
+        let ExchangeState::Content { t_id: due } = self.stage else {
             return Err(Failure::INCORRECT_MESSAGE);
         };
         if t_id != due || Notice::parse(bytes)? != Notice::Success2 {
             return Err(Failure::INCORRECT_PAYLOAD);
         }
-        self.stage = Stage::Idle;
+        self.stage = ExchangeState::Idle;
         self.succeed();
         Ok(None)
     }
@@ -393,7 +406,7 @@ impl Exchange {
 
     fn fail(&mut self, t_id: u16, why: Failure, now: Instant) {
         self.authenticated = false;
-        self.stage = Stage::Failed { t_id, why };
+        self.stage = ExchangeState::Failed { t_id, why };
         let closing = now + FAREWELL;
         self.deadline = Some(self.deadline.map_or(closing, |deadline| deadline.min(closing)));
         self.news = Some(why);

@@ -14,7 +14,7 @@ use nvme::fabrics::{
 use nvme::{Nqn, NqnError, Status};
 use rdma::{Source, limits};
 
-use super::{ControllerTable, DuplicateHosts, Entry, Registry, bar};
+use super::{AssociationEntry, ControllerTable, DuplicateHosts, Registry, bar};
 use crate::auth::{Keys, Requirement};
 use crate::command::fabrics::ConnectError;
 use crate::controller::Limits;
@@ -103,7 +103,7 @@ impl Evictions {
 }
 
 /// How many associations there may be of some kind.
-struct Limit {
+struct AssociationLimit {
     most: usize,
     /// So many of them of hosts that have yet to prove themselves.
     claims: usize,
@@ -172,7 +172,7 @@ impl Registry {
             true => book.claims.note(source, visit.now),
             false => visit.now,
         };
-        let entry = Entry {
+        let entry = AssociationEntry {
             association: Arc::clone(&association),
             qids: BTreeSet::new(),
             authenticate,
@@ -207,7 +207,7 @@ impl Registry {
         let mut book = self.lock();
         let subnqn = book.canonical(name);
         book.exposed(&subnqn, &host, visit.local)?;
-        let known = |e: &&mut Entry| {
+        let known = |e: &&mut AssociationEntry| {
             let a = &e.association;
             // All queues of a controller are at one port.
             let here = a.local == visit.local;
@@ -291,7 +291,9 @@ impl Registry {
             if association.is_closed() {
                 return;
             }
-            if let Some(source) = book.associations.get(&association.id).map(Entry::source) {
+            if let Some(source) =
+                book.associations.get(&association.id).map(AssociationEntry::source)
+            {
                 book.claims.forget(source);
             }
             association.set_proved();
@@ -405,23 +407,23 @@ impl Registry {
     }
 }
 
-impl Limit {
+impl AssociationLimit {
     /// So many, and half as many claims.
-    fn to(most: usize, full: Cause) -> Limit {
-        Limit { most, claims: most.div_ceil(2), full }
+    fn to(most: usize, full: Cause) -> AssociationLimit {
+        AssociationLimit { most, claims: most.div_ceil(2), full }
     }
 
     /// Those of a subsystem.
-    fn of(subsystem: &Subsystem) -> impl Iterator<Item = Limit> {
+    fn of(subsystem: &Subsystem) -> impl Iterator<Item = AssociationLimit> {
         let own = subsystem.offer.controllers;
-        let own = own.map(|most| Limit::to(most.into(), Cause::SubsystemFull));
+        let own = own.map(|most| AssociationLimit::to(most.into(), Cause::SubsystemFull));
         let ids = subsystem.offer.cntlids.len();
-        let ids = Limit { most: ids, claims: usize::MAX, full: Cause::NoControllerId };
+        let ids = AssociationLimit { most: ids, claims: usize::MAX, full: Cause::NoControllerId };
         own.into_iter().chain([ids])
     }
 }
 
-impl Entry {
+impl AssociationEntry {
     /// Where its host is, as far as shares go.
     pub(super) fn source(&self) -> Source {
         self.source.into()
@@ -532,19 +534,21 @@ impl ControllerTable {
             }
             DuplicateHosts::Refuse => Vec::new(),
         };
-        let stays = |e: &&Entry| !replaced.iter().any(|old| old.id == e.association.id);
+        let stays = |e: &&AssociationEntry| !replaced.iter().any(|old| old.id == e.association.id);
         // Discovery controllers have a budget of their own: they must not keep disks away.
-        let alike = |e: &&Entry| e.view.is_none() == subsystem.is_none() && stays(e);
+        let alike = |e: &&AssociationEntry| e.view.is_none() == subsystem.is_none() && stays(e);
         let mut going: Vec<Arc<Association>> = Vec::new();
-        for limit in subsystem.iter().flat_map(|s| Limit::of(s)) {
-            let goes = |e: &&Entry| going.iter().any(|old| old.id == e.association.id);
-            let of = |e: &&Entry| e.association.subsystem == new.subsystem && stays(e) && !goes(e);
+        for limit in subsystem.iter().flat_map(|s| AssociationLimit::of(s)) {
+            let goes = |e: &&AssociationEntry| going.iter().any(|old| old.id == e.association.id);
+            let of = |e: &&AssociationEntry| {
+                e.association.subsystem == new.subsystem && stays(e) && !goes(e)
+            };
             let more = self.make_room(of, &limit, newcomer)?;
             going.extend(more);
         }
-        let goes = |e: &&Entry| going.iter().any(|old| old.id == e.association.id);
-        let rest = |e: &&Entry| alike(e) && !goes(e);
-        let all = Limit::to(controllers, Cause::TooManyControllers);
+        let goes = |e: &&AssociationEntry| going.iter().any(|old| old.id == e.association.id);
+        let rest = |e: &&AssociationEntry| alike(e) && !goes(e);
+        let all = AssociationLimit::to(controllers, Cause::TooManyControllers);
         let more = self.make_room(rest, &all, newcomer)?;
         going.extend(more);
         let (crowded, displaced) = going.into_iter().partition(|old| old.anonymous);
@@ -558,14 +562,14 @@ impl ControllerTable {
     /// would end each other.
     fn make_room(
         &self,
-        of: impl Fn(&&Entry) -> bool,
-        limit: &Limit,
+        of: impl Fn(&&AssociationEntry) -> bool,
+        limit: &AssociationLimit,
         newcomer: &Candidate,
     ) -> Result<Option<Arc<Association>>, ConnectError> {
-        let Limit { most, claims: most_claims, full } = *limit;
+        let AssociationLimit { most, claims: most_claims, full } = *limit;
         // Who has been ended is gone in a moment.
         let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
-        let claims: Vec<&Entry> = live.clone().filter(|e| e.is_claim()).collect();
+        let claims: Vec<&AssociationEntry> = live.clone().filter(|e| e.is_claim()).collect();
         let is_full = live.count() >= most;
         let is_crowded = newcomer.authenticate && claims.len() >= most_claims;
         if !is_full && !is_crowded {
@@ -577,7 +581,7 @@ impl ControllerTable {
         }
         let count_of = |source| counts.get(&source).copied().unwrap_or(0);
         let own = count_of(newcomer.source);
-        let may_go = |e: &&&Entry| {
+        let may_go = |e: &&&AssociationEntry| {
             let is_slow = newcomer.now.saturating_duration_since(e.claimed) >= PROOF;
             count_of(e.source()) > own + 1 || is_slow && count_of(e.source()) >= own
         };
@@ -602,12 +606,12 @@ impl ControllerTable {
     /// source that has more than half of all.
     fn least_missed(
         &self,
-        of: impl Fn(&&Entry) -> bool,
+        of: impl Fn(&&AssociationEntry) -> bool,
         most: usize,
         newcomer: &Candidate,
-    ) -> Option<&Entry> {
+    ) -> Option<&AssociationEntry> {
         let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
-        let idle: Vec<&Entry> = live.filter(|e| e.is_idle_stranger()).collect();
+        let idle: Vec<&AssociationEntry> = live.filter(|e| e.is_idle_stranger()).collect();
         let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
         for entry in &idle {
             *counts.entry(entry.source()).or_insert(0) += 1;
@@ -616,7 +620,7 @@ impl ControllerTable {
         let source = counts.keys().max_by_key(|source| rank(source)).copied()?;
         let is_half = counts.get(&source).is_some_and(|count| *count > most / 2);
         let hurries = source != newcomer.source && is_half;
-        let may_go = |e: &&Entry| {
+        let may_go = |e: &&AssociationEntry| {
             let has_time = e.view.is_some() && newcomer.now < e.kept_until;
             e.source() == source && (hurries || !has_time)
         };
@@ -645,8 +649,9 @@ impl ControllerTable {
         if subsystem.is_the_same_for_all() {
             return Arc::clone(subsystem);
         }
-        let of =
-            |e: &&Entry| e.association.subsystem == subsystem.nqn && e.association.host == *host;
+        let of = |e: &&AssociationEntry| {
+            e.association.subsystem == subsystem.nqn && e.association.host == *host
+        };
         let view = self.associations.values().find(of).and_then(|e| e.view.clone());
         view.unwrap_or_else(|| subsystem.seen_by(host))
     }
@@ -660,7 +665,7 @@ impl ControllerTable {
         range: RangeInclusive<u16>,
         displaced: &[Arc<Association>],
     ) -> Result<u16, ConnectError> {
-        let has_one = |e: &&Entry| {
+        let has_one = |e: &&AssociationEntry| {
             let a = &e.association;
             let ends = a.is_closed() || displaced.iter().any(|old| old.id == a.id);
             a.subsystem == *subnqn && !(ends && e.is_claim())

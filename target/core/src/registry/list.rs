@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Entry, Registry};
+use super::{AssociationEntry, Registry};
 use crate::controller::association::Association;
 use crate::diag::cause::Cause;
 use crate::subsystem::Subsystem;
@@ -70,7 +70,7 @@ impl Registry {
 }
 
 impl Controller {
-    fn of(entry: &Entry) -> Controller {
+    fn of(entry: &AssociationEntry) -> Controller {
         Controller {
             association: Arc::clone(&entry.association),
             source: entry.source,

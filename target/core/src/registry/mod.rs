@@ -80,7 +80,7 @@ struct ControllerTable {
     generation: u64,
     /// The target is about to stop: discovery tells of no subsystem.
     leaving: bool,
-    associations: HashMap<u64, Entry>,
+    associations: HashMap<u64, AssociationEntry>,
     hosts: Hosts,
     /// The controller id that each subsystem gave last.
     last_cntlids: BTreeMap<Nqn, u16>,
@@ -92,7 +92,7 @@ struct ControllerTable {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct AssociationEntry {
     association: Arc<Association>,
     qids: BTreeSet<u16>,
     /// Its host must prove itself.
@@ -299,7 +299,7 @@ impl Registry {
         let Some(subsystem) = book.subsystems.get(&reservation.subsystem) else { return };
         let Ok(namespace) = subsystem.namespace(reservation.nsid) else { return };
         if namespace.reservation == *reservation {
-            let of = |e: &&Entry| e.association.subsystem == subsystem.nqn;
+            let of = |e: &&AssociationEntry| e.association.subsystem == subsystem.nqn;
             let namespaces = std::slice::from_ref(namespace);
             book.associations.values().filter(of).for_each(|e| bar(&e.association, namespaces));
         }

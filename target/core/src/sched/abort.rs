@@ -12,10 +12,10 @@ use crate::sched::Waker;
 
 /// State of an Abort command. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct AbortRequest(Arc<Shared>);
+pub struct AbortRequest(Arc<AbortState>);
 
 #[derive(Debug)]
-struct Shared {
+struct AbortState {
     association: u64,
     sqid: u16,
     cid: u16,
@@ -27,7 +27,7 @@ struct Shared {
 
 /// On the way to a command, or kept with it.
 #[derive(Debug)]
-pub struct AbortToken(Arc<Shared>);
+pub struct AbortToken(Arc<AbortState>);
 
 impl AbortRequest {
     /// A wish of an association, by its [`crate::controller::association::Association::id`]: end the command
@@ -39,7 +39,7 @@ impl AbortRequest {
         cid: u16,
         home: Arc<dyn Waker>,
     ) -> (AbortRequest, AbortToken) {
-        let shared = Shared {
+        let shared = AbortState {
             association,
             sqid,
             cid,

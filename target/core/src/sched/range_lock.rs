@@ -80,7 +80,7 @@ pub struct RangeLocks {
 #[derive(Debug, Default)]
 struct Table {
     /// By ticket, which is the order in which they came.
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<u64, LockEntry>,
     /// The same, by their blocks: those of fused commands, of other changes, and what closed
     /// connections have left.
     alone: IntervalIndex,
@@ -97,7 +97,7 @@ struct Table {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct LockEntry {
     claim: RangeLock,
     granted: bool,
     left: bool,
@@ -152,7 +152,7 @@ impl RangeLocks {
         if !granted {
             table.waiting.insert(ticket, &claim);
         }
-        table.entries.insert(ticket, Entry { claim, granted, left: false });
+        table.entries.insert(ticket, LockEntry { claim, granted, left: false });
         (ticket, granted)
     }
 
@@ -168,7 +168,7 @@ impl RangeLocks {
     pub fn leave(&self, claim: RangeLock) -> u64 {
         let mut table = self.lock();
         let ticket = table.next_ticket();
-        table.entries.insert(ticket, Entry { claim, granted: true, left: true });
+        table.entries.insert(ticket, LockEntry { claim, granted: true, left: true });
         table.left.insert(ticket, &claim);
         self.note_left(claim.backing, &table);
         ticket
@@ -192,7 +192,9 @@ impl RangeLocks {
     /// Gives a claim up, granted or not.
     pub fn give_up(&self, ticket: u64) {
         let mut table = self.lock();
-        let Some(Entry { claim, granted, left }) = table.entries.remove(&ticket) else { return };
+        let Some(LockEntry { claim, granted, left }) = table.entries.remove(&ticket) else {
+            return;
+        };
         let spans = match (left, claim.alone) {
             (true, _) => &mut table.left,
             (false, true) => &mut table.alone,
@@ -274,12 +276,12 @@ impl RangeLocks {
     /// Grants those of these claims in whose way nothing is any more.
     fn grant(&self, waiting: Vec<u64>, table: &mut Table) {
         for ticket in waiting {
-            let Some(&Entry { claim, .. }) = table.entries.get(&ticket) else { continue };
+            let Some(&LockEntry { claim, .. }) = table.entries.get(&ticket) else { continue };
             if !table.is_free(ticket, &claim) {
                 continue;
             }
             table.waiting.remove(ticket, &claim);
-            table.entries.insert(ticket, Entry { claim, granted: true, left: false });
+            table.entries.insert(ticket, LockEntry { claim, granted: true, left: false });
             if let Some(reactor) = self.reactors.get(claim.reactor) {
                 reactor.wake();
             }

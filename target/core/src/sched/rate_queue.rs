@@ -26,7 +26,7 @@ const APART: usize = 8;
 #[derive(Debug, Default)]
 pub struct RateLimitQueue {
     /// By share ([`crate::sched::buffers::BufferScheduler::join`]).
-    lines: Vec<VecDeque<Entry>>,
+    lines: Vec<VecDeque<QueueEntry>>,
     /// Whose turn it is.
     turn: usize,
     count: usize,
@@ -36,7 +36,7 @@ pub struct RateLimitQueue {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct QueueEntry {
     key: u32,
     slot: u16,
     nsid: u32,
@@ -78,7 +78,7 @@ impl RateLimitQueue {
     /// Puts a command at the end of its line, with what it has booked.
     pub fn push(&mut self, share: u32, (key, slot): (u32, u16), nsid: u32, booked: Option<Grant>) {
         let Some(line) = self.lines.get_mut(share as usize) else { return };
-        line.push_back(Entry { key, slot, nsid, booked });
+        line.push_back(QueueEntry { key, slot, nsid, booked });
         self.count += 1;
         if let Some(Grant { start, .. }) = booked {
             self.due = Some(self.due.map_or(start, |due| due.min(start)));
@@ -151,7 +151,7 @@ impl RateLimitQueue {
         self.lines.iter().map(VecDeque::capacity)
     }
 
-    fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
+    fn retain(&mut self, mut keep: impl FnMut(&QueueEntry) -> bool) {
         if self.count > 0 {
             self.lines.iter_mut().for_each(|line| line.retain(&mut keep));
             self.count = self.lines.iter().map(VecDeque::len).sum();
@@ -162,7 +162,7 @@ impl RateLimitQueue {
 /// Takes out the first of a line that may begin; books for those who may. Without one, `due` is
 /// when there will be.
 fn first_of(
-    line: &mut VecDeque<Entry>,
+    line: &mut VecDeque<QueueEntry>,
     now: Instant,
     longest: &mut [Duration; LENGTHS],
     book: &mut impl FnMut(u32, u16) -> Option<Grant>,

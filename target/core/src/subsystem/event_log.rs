@@ -100,14 +100,14 @@ pub struct PersistentEventLog {
 #[derive(Debug, Default)]
 struct Events {
     /// The oldest first.
-    all: VecDeque<Event>,
+    all: VecDeque<LogEntry>,
     generation: u16,
     /// Not all of them are in the file.
     unsaved: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Event {
+struct LogEntry {
     kind: EventType,
     cntlid: u16,
     unix_ms: u64,
@@ -142,7 +142,7 @@ impl PersistentEventLog {
     pub fn note(&self, happening: PersistentEvent<'_>, power: &Power) {
         let (kind, cntlid, data) = describe(happening, power);
         let mut events = self.lock();
-        events.push(Event { kind, cntlid, unix_ms: power.unix_ms, data });
+        events.push(LogEntry { kind, cntlid, unix_ms: power.unix_ms, data });
         events.unsaved = true;
         drop(events);
         // Who has been woken already will find this as well.
@@ -202,11 +202,11 @@ impl PersistentEventLog {
 
 impl Events {
     /// Adds an event; of too many that are alike, the oldest goes.
-    fn push(&mut self, event: Event) {
+    fn push(&mut self, event: LogEntry) {
         let Some((_, most, _)) = KINDS.iter().find(|(kind, ..)| *kind == event.kind) else {
             return;
         };
-        let alike = |other: &Event| other.is_like(&event);
+        let alike = |other: &LogEntry| other.is_like(&event);
         if self.all.iter().filter(|other| alike(other)).count() >= *most
             && let Some(oldest) = self.all.iter().position(alike)
         {
@@ -216,10 +216,10 @@ impl Events {
     }
 }
 
-impl Event {
+impl LogEntry {
     /// Whether one may push out the other: resets, of which hosts can make many, no starts.
-    fn is_like(&self, other: &Event) -> bool {
-        let of_subsystem = |event: &Event| event.cntlid == NO_CONTROLLER;
+    fn is_like(&self, other: &LogEntry) -> bool {
+        let of_subsystem = |event: &LogEntry| event.cntlid == NO_CONTROLLER;
         self.kind == other.kind && of_subsystem(self) == of_subsystem(other)
     }
 
@@ -286,7 +286,7 @@ fn describe(happening: PersistentEvent<'_>, power: &Power) -> (EventType, u16, V
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SavedEvents {
     subsystem: Nqn,
-    events: VecDeque<Event>,
+    events: VecDeque<LogEntry>,
 }
 
 impl Record for SavedEvents {
@@ -295,7 +295,7 @@ impl Record for SavedEvents {
 
     fn emit(&self) -> String {
         let mut text = format!("subsystem {}\n", self.subsystem);
-        for Event { kind, cntlid, unix_ms, data } in &self.events {
+        for LogEntry { kind, cntlid, unix_ms, data } in &self.events {
             // Writing to a string does not fail.
             let _ = write!(text, "event {} {cntlid} {unix_ms} ", kind.0);
             for byte in data {
@@ -316,7 +316,7 @@ impl Record for SavedEvents {
             let (cntlid, unix_ms) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
             let data = digits(words.next()?)?;
             let known = KINDS.iter().any(|(k, _, bytes)| *k == kind && *bytes == data.len());
-            known.then(|| events.push(Event { kind, cntlid, unix_ms, data }))?;
+            known.then(|| events.push(LogEntry { kind, cntlid, unix_ms, data }))?;
         }
         Some(SavedEvents { subsystem, events: events.all })
     }

@@ -120,19 +120,19 @@ impl Eq for Progress {}
 pub struct Format {
     subsystem: Nqn,
     nsid: u32,
-    kept: Kept,
-    state: Mutex<State>,
+    kept: Persistence,
+    state: Mutex<FormatState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FormatState {
     block_size_bytes: Option<u32>,
     under_way: Option<Arc<Progress>>,
 }
 
 /// Where the size is kept.
 #[derive(Debug)]
-enum Kept {
+enum Persistence {
     /// Nowhere: it cannot change.
     Nowhere,
     /// As long as the store itself, which is memory.
@@ -145,13 +145,13 @@ impl Format {
     /// One that cannot change the size, because there is no place to keep it.
     #[must_use]
     pub fn fixed(subsystem: Nqn, nsid: u32) -> Arc<Format> {
-        Arc::new(Format { subsystem, nsid, kept: Kept::Nowhere, state: Mutex::default() })
+        Arc::new(Format { subsystem, nsid, kept: Persistence::Nowhere, state: Mutex::default() })
     }
 
     /// One that ends with the daemon, as the blocks of a store in memory do.
     #[must_use]
     pub fn volatile(subsystem: Nqn, nsid: u32) -> Arc<Format> {
-        Arc::new(Format { subsystem, nsid, kept: Kept::Memory, state: Mutex::default() })
+        Arc::new(Format { subsystem, nsid, kept: Persistence::Memory, state: Mutex::default() })
     }
 
     /// One that is kept in `file`; as it was left there. `store` is the path of the data.
@@ -167,15 +167,15 @@ impl Format {
     ) -> Result<Arc<Format>, String> {
         let (file, store): (Box<dyn Persist>, _) = (Box::new(file), format!("{store:?}"));
         let block_size_bytes = file.load()?.map(|chosen: ChosenFormat| chosen.block_size_bytes);
-        let kept = Kept::File { file, store };
-        let state = Mutex::new(State { block_size_bytes, under_way: None });
+        let kept = Persistence::File { file, store };
+        let state = Mutex::new(FormatState { block_size_bytes, under_way: None });
         Ok(Arc::new(Format { subsystem, nsid, kept, state }))
     }
 
     /// Whether a host can choose another block size.
     #[must_use]
     pub fn can_change(&self) -> bool {
-        !matches!(self.kept, Kept::Nowhere)
+        !matches!(self.kept, Persistence::Nowhere)
     }
 
     /// Bytes of a block, if a host has chosen.
@@ -213,7 +213,7 @@ impl Format {
     /// Internal Error when it cannot be kept, and is as before.
     pub fn choose(&self, block_size_bytes: u32) -> Result<(), Status> {
         let old = self.block_size_bytes();
-        if let Kept::File { file, store } = &self.kept {
+        if let Persistence::File { file, store } = &self.kept {
             let chosen =
                 |block_size_bytes| ChosenFormat { block_size_bytes, store: Some(store.clone()) };
             let replaced = file.replace(Some(&chosen(block_size_bytes)), old.map(chosen).as_ref());
@@ -233,7 +233,7 @@ impl Format {
     pub fn told(&self, configured_bytes: u32) -> Option<String> {
         let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
         let remedy = match &self.kept {
-            Kept::File { file, .. } => format!(
+            Persistence::File { file, .. } => format!(
                 "; to have the other, let a host format it again (or stop the daemon and remove \
                  {}, if neither data nor what else it says are needed)",
                 file.path().display()
@@ -247,7 +247,7 @@ impl Format {
         ))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FormatState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

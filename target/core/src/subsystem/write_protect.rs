@@ -38,12 +38,12 @@ pub struct Protection {
     state: AtomicU8,
     /// Somebody changes everything that is protected here: the state stays.
     held: Mutex<bool>,
-    kept: Kept,
+    kept: StatePersistence,
 }
 
 /// Where a state is kept.
 #[derive(Debug)]
-enum Kept {
+enum StatePersistence {
     /// Nowhere: there is only one.
     Nowhere,
     /// In memory alone.
@@ -57,14 +57,26 @@ impl Protection {
     #[must_use]
     pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
-        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Nowhere })
+        Arc::new(Protection {
+            subsystem,
+            nsid,
+            state,
+            held: Mutex::default(),
+            kept: StatePersistence::Nowhere,
+        })
     }
 
     /// One that lasts as long as whoever has it, for a simulated target.
     #[must_use]
     pub fn simulated(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
-        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept: Kept::Memory })
+        Arc::new(Protection {
+            subsystem,
+            nsid,
+            state,
+            held: Mutex::default(),
+            kept: StatePersistence::Memory,
+        })
     }
 
     /// One that is kept in `file`; as it was left there.
@@ -79,14 +91,14 @@ impl Protection {
     ) -> Result<Arc<Protection>, String> {
         let file: Box<dyn Persist> = Box::new(file);
         let state = file.load()?.unwrap_or(WriteProtectState::NONE);
-        let (state, kept) = (AtomicU8::new(state.0), Kept::File(file));
+        let (state, kept) = (AtomicU8::new(state.0), StatePersistence::File(file));
         Ok(Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept }))
     }
 
     /// Whether hosts can change it.
     #[must_use]
     pub fn is_supported(&self) -> bool {
-        !matches!(self.kept, Kept::Nowhere)
+        !matches!(self.kept, StatePersistence::Nowhere)
     }
 
     /// The state as it is now.
@@ -133,7 +145,7 @@ impl Protection {
         if *held {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
-        if let Kept::File(file) = &self.kept {
+        if let StatePersistence::File(file) = &self.kept {
             file.replace(lasting(&new), lasting(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
         }
         self.state.store(new.0, Ordering::Release);
