@@ -35,8 +35,8 @@ pub(crate) const SAMPLES: &[Sample] = &[
     Sample {
         script: "tests/bench/cost",
         variables: &["few=2", "many=5"],
-        input: "1,000 rdma::soft::send\n2,500 nvmfd::queue::turn\n",
-        output: "    1166.7 instructions a command, 833.3 of them in nvmfd, 333.3 in rdma\n     833.3 nvmfd::queue::turn\n     333.3 rdma::soft::send\n",
+        input: "1,000 rdma::soft::send\n2,500 nvmfd_core::queue::turn\n",
+        output: "    1166.7 instructions a command, 833.3 of them in nvmfd, 333.3 in rdma\n     833.3 nvmfd_core::queue::turn\n     333.3 rdma::soft::send\n",
         status: 0,
     },
     Sample {
