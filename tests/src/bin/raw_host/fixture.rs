@@ -55,7 +55,7 @@ pub(crate) enum Want {
 }
 
 impl Want {
-    fn is_met(&self, got: &Got) -> bool {
+    pub(crate) fn is_met(&self, got: &Got) -> bool {
         match (self, got) {
             (Want::Dropped, Got::Dropped) | (Want::Silence, Got::Silence) => true,
             (Want::Done, Got::Answer { status, .. }) => status.field() == 0,
