@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -21,7 +21,7 @@ use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, Spin, memory_estimate};
 use crate::core::controller::Limits;
-use crate::core::message::{Message, ReactorRings, mailbox};
+use crate::core::message::{Mailbox, Message, ReactorRings, Sender, mailbox};
 use crate::core::qpair::{DATA_FOR_ADMIN_BYTES, RECEIVES_FOR_ADMIN};
 use crate::core::registry::Registry;
 use crate::core::shared::Shared;
@@ -148,6 +148,12 @@ fn fabrics_of(config: &Config) -> Result<(Choice, Fabrics), Fatal> {
     Ok((provider, fabrics.map_err(|error| Fatal(error.to_string()))?))
 }
 
+/// One for each reactor.
+fn mailboxes(reactors: usize) -> Result<(Vec<Sender>, Vec<Mailbox>), Fatal> {
+    let boxes = (0..reactors).map(|_| mailbox()).collect::<io::Result<_>>();
+    boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))
+}
+
 impl RunningTarget {
     /// Starts the reactors, opens every device and listens.
     ///
@@ -162,10 +168,7 @@ impl RunningTarget {
         let stores = DeviceTable::new(directory, config.reactor.count());
         let pool = stores.opening();
         let next = Transition::open(&config, &stores, &Catalogs::new())?;
-        let boxes = (0..config.reactor.count()).map(|_| mailbox());
-        let boxes = boxes.collect::<io::Result<(Vec<_>, Vec<_>)>>();
-        let (senders, boxes) =
-            boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))?;
+        let (senders, boxes) = mailboxes(config.reactor.count())?;
         let receives = config.memory.receives.saturating_sub(RECEIVES_FOR_ADMIN);
         let monitor = DeviceMonitor::start(ReactorRings(senders.clone()), Arc::clone(&pool))
             .map_err(|error| Fatal(format!("no thread for the device monitor: {error}")))?;
@@ -177,7 +180,9 @@ impl RunningTarget {
         let usage = Arc::new(UsageStore::open(config.state_directory.as_deref(), power.meter));
         let workers = Workers::default().with_ns_state(worker.sender());
         let workers = workers.with_ns_management(ns_admin.sender());
-        let shared = Arc::new(Shared::new(Arc::clone(&registry), workers).with_power(power.meter));
+        let shared = Arc::new(
+            Shared::new(Arc::clone(&registry), workers, SystemTime::now).with_power(power.meter),
+        );
         registry.set_keyring(keyring);
         keep_keyed(&registry, config.state_directory.as_deref()).iter().for_each(|w| warn!("{w}"));
         let (provider, fabrics) = fabrics_of(&config)?;
@@ -438,12 +443,7 @@ impl RunningTarget {
         self.provisioner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn(
-        &mut self,
-        config: &Config,
-        index: usize,
-        mailbox: crate::core::message::Mailbox,
-    ) -> Result<(), Fatal> {
+    fn spawn(&mut self, config: &Config, index: usize, mailbox: Mailbox) -> Result<(), Fatal> {
         let plan = config.pool_plan();
         let least = u64::from(plan.largest_bytes) * 2 + DATA_FOR_ADMIN_BYTES;
         if plan.data_bytes < least {

@@ -111,6 +111,16 @@ fn the_daemon_stops_a_build_among_its_sources() {
     assert!(guard.contains("OUT_DIR") && guard.contains("exit(1)"));
 }
 
+/// A package's `clippy.toml` replaces that of the root.
+#[test]
+fn a_clippy_file_of_a_package_only_adds_to_that_of_the_root() {
+    let of_package = table("target/core/clippy.toml");
+    for (key, value) in table("clippy.toml") {
+        assert_eq!(of_package.get(&key), Some(&value), "{key} in target/core/clippy.toml");
+    }
+    assert!(of_package.contains_key("disallowed-methods"));
+}
+
 #[test]
 fn tokio_stays_in_the_control_plane() {
     let allowed = |name: &str| {

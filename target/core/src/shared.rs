@@ -1,7 +1,7 @@
 //! State shared by the poll groups of a target.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::diag::RecentDisconnects;
 use crate::message::Sender;
@@ -28,16 +28,21 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// What the reactors of a registry share. This is the first time that the target has power.
+    /// What the poll groups of `registry` share, with power counters of a first start. `clock` is
+    /// the machine's clock, which dates the records of disconnects.
     #[must_use]
-    pub fn new(registry: Arc<Registry>, offload: impl Offload + 'static) -> Shared {
+    pub fn new(
+        registry: Arc<Registry>,
+        offload: impl Offload + 'static,
+        clock: fn() -> SystemTime,
+    ) -> Shared {
         let reactors = registry.reactors();
         Shared {
             range_locks: RangeLocks::new(reactors.iter().map(Sender::waker).collect()),
             stats: reactors.iter().map(|_| Arc::default()).collect(),
             offload: Arc::new(offload),
             power: PowerMeter::default(),
-            disconnects: RecentDisconnects::default(),
+            disconnects: RecentDisconnects::new(clock),
             registry,
         }
     }

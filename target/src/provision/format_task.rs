@@ -61,7 +61,8 @@ pub(super) fn interrupt<'a>(gone: impl Iterator<Item = &'a ServedDevice>) {
     let under_way: Vec<_> = gone.filter_map(|store| store.format.under_way()).collect();
     under_way.iter().for_each(|progress| progress.stop());
     let deadline = Instant::now() + PATIENCE;
-    if !under_way.iter().all(|progress| progress.wait_until_idle(deadline)) {
+    let left = || deadline.saturating_duration_since(Instant::now());
+    if !under_way.iter().all(|progress| progress.wait_until_idle(left())) {
         warn!("a removed namespace is still being erased: its device does not respond");
     }
 }

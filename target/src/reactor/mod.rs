@@ -250,7 +250,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::net::SocketAddr;
     use std::sync::Mutex;
-    use std::time::Duration;
+    use std::time::{Duration, SystemTime};
 
     use nvme::cm;
     use rdma::{
@@ -335,7 +335,7 @@ mod tests {
             pool: Pool::new(plan).unwrap(),
             fabric: Box::new(Scripted(Arc::clone(&script))),
             mailbox,
-            shared: Arc::new(Shared::new(registry, Workers::default())),
+            shared: Arc::new(Shared::new(registry, Workers::default(), SystemTime::now)),
             on_lost_address: Box::new(drop),
             limits,
             spin: SpinBudget::default(),

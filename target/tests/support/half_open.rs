@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nvme::fabrics::{Connect, ConnectData};
 use nvme::{Sgl, cm};
@@ -135,7 +135,7 @@ impl World {
             largest_bytes: 1 << 16,
         };
         let registry = Arc::new(Registry::new(vec![mailbox().unwrap().0], controllers, for_io));
-        let shared = Arc::new(Shared::new(registry, Workers::default()));
+        let shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
         World {
             pool: Pool::new(plan).unwrap(),
             fabric: Recorder::default(),

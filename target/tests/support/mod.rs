@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use nvme::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, PropertySet};
 use nvme::property::Property;
@@ -156,7 +156,7 @@ impl Ram {
 
 /// What the reactors of a registry share.
 pub(crate) fn share(registry: Registry) -> Arc<Shared> {
-    Arc::new(Shared::new(Arc::new(registry), Workers::default()))
+    Arc::new(Shared::new(Arc::new(registry), Workers::default(), SystemTime::now))
 }
 
 /// One reactor's world around one queue at a time, and a host at the other end.
@@ -199,7 +199,7 @@ impl World {
     /// Another target, which hands jobs to these workers.
     pub(crate) fn replace(&mut self, registry: Registry, workers: Workers) {
         self.registry = Arc::new(registry);
-        self.shared = Arc::new(Shared::new(Arc::clone(&self.registry), workers));
+        self.shared = Arc::new(Shared::new(Arc::clone(&self.registry), workers, SystemTime::now));
     }
 
     /// One of several reactors.

@@ -11,7 +11,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use clap::Parser;
 use initiator::session::{self, Data, Phase, Request, Session};
@@ -104,7 +104,7 @@ impl Target {
             pool,
             disk: Quick::default(),
             done: VecDeque::new(),
-            shared: Shared::new(Arc::new(registry), Workers::default()),
+            shared: Shared::new(Arc::new(registry), Workers::default(), SystemTime::now),
             events: Vec::with_capacity(64),
         }
     }

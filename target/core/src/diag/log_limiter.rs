@@ -6,7 +6,7 @@
 
 use std::slice;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
@@ -56,7 +56,7 @@ impl CauseLog {
         if self.count(why.cause, now) {
             log(&why);
         }
-        book.note(why, SystemTime::now());
+        book.note(why);
     }
 
     /// Counts a cause. True: it is to be told now, by itself.
@@ -109,6 +109,8 @@ fn log(why: &DisconnectRecord) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use crate::diag::log_limiter::*;
 
     #[test]
@@ -143,8 +145,11 @@ mod tests {
 
     #[test]
     fn all_are_written_down_however_few_are_told() {
-        let (now, mut refusals, book) =
-            (Instant::now(), CauseLog::default(), RecentDisconnects::default());
+        let (now, mut refusals, book) = (
+            Instant::now(),
+            CauseLog::default(),
+            RecentDisconnects::new(|| SystemTime::UNIX_EPOCH),
+        );
         let at = ([192, 0, 2, 1], 4420).into();
         for _ in 0..100 {
             refusals.tell(DisconnectRecord::nameless(Cause::NoRoom, at, at), &book, now);

@@ -29,33 +29,38 @@ pub struct Record {
     pub number: u64,
 }
 
-/// The book of what hosts were refused or dropped for.
+/// Why hosts were refused or disconnected of late.
 #[derive(Debug)]
 pub struct RecentDisconnects {
-    recent: Mutex<Shelves>,
+    recent: Mutex<Recent>,
+    clock: fn() -> SystemTime,
     /// By cause, all that ever happened.
     counts: Vec<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
-struct Shelves {
+struct Recent {
     number: u64,
     latest: Vec<Record>,
     /// The last one of each host.
     of_hosts: Vec<Record>,
 }
 
-impl Default for RecentDisconnects {
-    fn default() -> RecentDisconnects {
-        let counts = Cause::ALL.iter().map(|_| AtomicU64::new(0)).collect();
-        RecentDisconnects { recent: Mutex::default(), counts }
-    }
-}
-
 impl RecentDisconnects {
-    /// Writes down what has happened just now. What is the same as before, but for the host's port
-    /// and queue, is counted. Locks: nothing of this is on the way of an I/O.
-    pub fn note(&self, why: DisconnectRecord, at: SystemTime) {
+    /// No records yet. `clock` is the machine's clock, which records of disconnects read.
+    #[must_use]
+    pub fn new(clock: fn() -> SystemTime) -> RecentDisconnects {
+        let counts = Cause::ALL.iter().map(|_| AtomicU64::new(0)).collect();
+        RecentDisconnects { recent: Mutex::default(), clock, counts }
+    }
+
+    /// Records a disconnect that happens now. One that differs from an earlier one in the host's
+    /// port and queue alone is counted. Takes a lock: no I/O comes here.
+    pub fn note(&self, why: DisconnectRecord) {
+        self.note_at(why, (self.clock)());
+    }
+
+    fn note_at(&self, why: DisconnectRecord, at: SystemTime) {
         self.counts[why.cause as usize].fetch_add(1, Ordering::Relaxed);
         let mut recent = self.lock();
         recent.number += 1;
@@ -97,7 +102,7 @@ impl RecentDisconnects {
         self.counts[cause as usize].load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shelves> {
+    fn lock(&self) -> MutexGuard<'_, Recent> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -134,6 +139,8 @@ fn put(records: &mut Vec<Record>, record: Record, most: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use crate::diag::recent::*;
 
     fn why(cause: Cause, last: u8, host: Option<&str>) -> DisconnectRecord {
@@ -145,15 +152,15 @@ mod tests {
 
     #[test]
     fn the_same_is_counted_and_another_is_a_record_of_its_own() {
-        let book = RecentDisconnects::default();
-        let at = |s| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(s);
+        let book = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);
+        let at = |s| SystemTime::UNIX_EPOCH + Duration::from_secs(s);
         for second in 0..5 {
             let mut why = why(Cause::WrongSecret, 1, Some("nqn.2026-11.host:a"));
             why.remote.set_port(1000 + second as u16);
-            book.note(why, at(second));
+            book.note_at(why, at(second));
         }
-        book.note(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:a")), at(7));
-        book.note(why(Cause::NoRoom, 2, None), at(8));
+        book.note_at(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:a")), at(7));
+        book.note_at(why(Cause::NoRoom, 2, None), at(8));
         let all = book.list(None);
         assert_eq!(all.len(), 3);
         assert_eq!(all[0].why.cause, Cause::NoRoom, "the latest first");
@@ -170,18 +177,18 @@ mod tests {
     /// A stranger with thousands of names, and thousands who have none.
     #[test]
     fn noise_pushes_out_nobody_elses_record_of_a_host() {
-        let book = RecentDisconnects::default();
-        let now = SystemTime::now();
-        book.note(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:quiet")), now);
+        let book = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);
+        let now = SystemTime::UNIX_EPOCH;
+        book.note_at(why(Cause::KeepAlive, 1, Some("nqn.2026-11.host:quiet")), now);
         for number in 0..2000 {
             let name = format!("nqn.2026-11.host:stranger{number}");
-            book.note(why(Cause::HostNotAllowed, 2, Some(&name)), now);
+            book.note_at(why(Cause::HostNotAllowed, 2, Some(&name)), now);
         }
         for number in 0..2000u32 {
             let mut nameless = why(Cause::NotNvme, 3, None);
             let [_, b, c, d] = number.to_be_bytes();
             nameless.remote.set_ip([10, b, c, d].into());
-            book.note(nameless, now);
+            book.note_at(nameless, now);
         }
         let quiet = "nqn.2026-11.host:quiet".parse().unwrap();
         let left = book.list(Some(&quiet));

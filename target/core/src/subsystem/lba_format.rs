@@ -19,7 +19,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::Duration;
 
 use nvme::{Nqn, Status};
 use tracing::info;
@@ -80,12 +80,11 @@ impl Progress {
         Erasing(self)
     }
 
-    /// Waits until nobody erases, no longer than until then. Whether that is so: after
-    /// [`Progress::stop`] it stays so.
+    /// Blocks until no erase runs, at most for `patience`. Whether none runs: after
+    /// [`Progress::stop`] none begins.
     #[must_use]
-    pub fn wait_until_idle(&self, deadline: Instant) -> bool {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let waited = self.idle.wait_timeout_while(self.busy(), left, |busy| *busy);
+    pub fn wait_until_idle(&self, patience: Duration) -> bool {
+        let waited = self.idle.wait_timeout_while(self.busy(), patience, |busy| *busy);
         let (busy, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !*busy
     }
@@ -280,7 +279,6 @@ impl Section for ChosenFormat {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use crate::subsystem::lba_format::*;
     use crate::subsystem::persistence::tests::MemorySections;
@@ -306,13 +304,13 @@ mod tests {
     #[test]
     fn who_has_stopped_it_can_wait_for_the_end_of_the_erasing() {
         let progress = Progress::none();
-        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(600));
-        assert!(progress.wait_until_idle(now), "nobody has begun");
+        let (at_once, patience) = (Duration::ZERO, Duration::from_secs(600));
+        assert!(progress.wait_until_idle(at_once), "nobody has begun");
         let erasing = progress.erasing();
         progress.stop();
-        assert!(progress.is_stopped() && !progress.wait_until_idle(now));
+        assert!(progress.is_stopped() && !progress.wait_until_idle(at_once));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| progress.wait_until_idle(later));
+            let waits = scope.spawn(|| progress.wait_until_idle(patience));
             drop(erasing);
             assert!(waits.join().unwrap());
         });

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -63,7 +63,7 @@ fn stage(management: &str) -> Stage {
     let registry = Arc::new(Registry::new(Vec::new(), 4, 64));
     let view = TargetView {
         monitor: None,
-        shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default())),
+        shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default(), SystemTime::now)),
         registry,
         pending: Arc::default(),
         reactors: Vec::new(),
@@ -434,13 +434,12 @@ fn why_a_host_was_refused_is_told_of_all_and_of_one() {
     let stage = stage("");
     let (remote, local) = (([192, 0, 2, 9], 4000).into(), ([192, 0, 2, 1], 4420).into());
     let book = &stage.managed.view().shared.disconnects;
-    let now = std::time::SystemTime::now();
-    book.note(DisconnectRecord::nameless(Cause::NoReads, remote, local), now);
+    book.note(DisconnectRecord::nameless(Cause::NoReads, remote, local));
     let host = Some("nqn.2026-11.org.example:h".parse().unwrap());
     let named =
         DisconnectRecord { host, ..DisconnectRecord::nameless(Cause::WrongSecret, remote, local) };
-    book.note(named.clone(), now);
-    book.note(named, now);
+    book.note(named.clone());
+    book.note(named);
     stage.visit(|socket| {
         let (status, all) = get(socket, "/v1/why");
         let causes: Vec<_> =

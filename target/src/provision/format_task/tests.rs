@@ -1,6 +1,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::{TempDir, tempdir};
 
@@ -48,7 +48,7 @@ fn config_of(directory: &Path, bytes: usize, block_size: u32, more: &str) -> Con
 /// What is served without a reactor; and what was told.
 fn provisioner(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
-    let shared = Arc::new(Shared::new(registry, Workers::default()));
+    let shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
     let monitor = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let stores = DeviceTable::new(config.state_directory.clone(), 0);
     let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
@@ -271,7 +271,7 @@ fn what_is_reserved_meanwhile_is_not_erased() {
         let formats = scope.spawn(|| format_to(&provisioner, 512));
         until_begun(&provisioner);
         let progress = store.format.under_way().unwrap();
-        while progress.wait_until_idle(Instant::now()) {
+        while progress.wait_until_idle(Duration::ZERO) {
             std::thread::yield_now();
         }
         let taken = store.reservation.carry_out(&[2; 16], &acquired());
@@ -412,7 +412,7 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
         let mut without = with("");
         without.subsystems[0].namespaces.clear();
         reload(&provisioner, without).unwrap();
-        assert!(progress.is_stopped() && progress.wait_until_idle(Instant::now()));
+        assert!(progress.is_stopped() && progress.wait_until_idle(Duration::ZERO));
         store.monitored.health().set_fault(crate::blockdev::InjectedFault::None);
         assert_eq!(formats.join().unwrap(), Err(0x00B));
     });

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nvme::NSID_ALL;
 use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
@@ -54,7 +54,7 @@ fn provisioner(config: &Config) -> Provisioner {
 /// Nothing is served yet.
 fn empty_provisioner(config: &Config, stores: DeviceTable) -> Provisioner {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
-    let shared = Arc::new(Shared::new(registry, Workers::default()));
+    let shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
     let monitor = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));
     Provisioner::new(config.clone(), stores, shared, monitor, usage_store, false)
