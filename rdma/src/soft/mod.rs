@@ -26,7 +26,6 @@ mod timer_heap;
 mod udp;
 pub mod wire;
 
-pub use cm::source_penalty::SourcePenalty;
 pub use config::Options;
 pub use provider::{Group, Soft};
 pub use udp::SocketBuffers;

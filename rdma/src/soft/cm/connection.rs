@@ -10,12 +10,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::half_open::Key;
 use super::mad::{MAD_BYTES, MadHeader};
 use super::message::{
     CmMessage, CmaHeader, DisconnectReply, DisconnectRequest, MessageReceipt, ReadyToUse, Reject,
     RejectReason, Reply, Request, service_id,
 };
+use super::request_key::RequestKey;
 use crate::soft::wire::header::DEFAULT_PKEY;
 use crate::soft::wire::psn::{Psn, Qpn};
 
@@ -87,9 +87,9 @@ pub struct ConnectRequest {
 
 impl ConnectRequest {
     /// What makes it the same request when it comes again.
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> RequestKey {
         let Request { ca_guid: guid, local_comm_id: comm, .. } = self.message;
-        Key { remote: self.from, local: self.to, guid, comm }
+        RequestKey { remote: self.from, local: self.to, guid, comm }
     }
 
     /// The question whether anybody is there who asks: a request to disconnect what there is not.
@@ -175,9 +175,9 @@ impl Connection {
     }
 
     /// The request that it comes from, if it was the peer that asked.
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> RequestKey {
         let Connection { remote, local, remote_guid: guid, remote_comm: comm, .. } = *self;
-        Key { remote, local, guid, comm }
+        RequestKey { remote, local, guid, comm }
     }
 
     /// The queue pair at the other end.

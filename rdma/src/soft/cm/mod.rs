@@ -3,12 +3,11 @@
 //! state is in `soft/endpoint`.
 
 pub mod connection;
-pub(super) mod half_open;
 pub mod mad;
 pub mod message;
 pub(super) mod request_handle;
+pub(super) mod request_key;
 pub(super) mod retransmit;
-pub(super) mod source_penalty;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -18,11 +17,11 @@ use super::config::Config;
 use super::wire::psn::Qpn;
 use crate::Source;
 use crate::limits::DISPLACEMENT;
+use crate::source::SourcePenalty;
 use connection::{ConnectRequest, Connection, Phase};
-use half_open::{Key, PerSourceTable};
 use request_handle::{RequestState, RequestUpdates, Token};
+use request_key::{RequestKey, RequestTable};
 use retransmit::CmRetransmitter;
-use source_penalty::SourcePenalty;
 
 /// Requests that wait until an old connection has had time to show that it lives, at most.
 const MOST_CLAIMS: usize = 256;
@@ -95,24 +94,24 @@ pub(super) struct StaleCandidate {
 pub(super) struct ConnectionManager {
     pub(super) listeners: Vec<SocketAddr>,
     /// Live connections that peers have asked for, by their requests.
-    pub(super) by_request: BTreeMap<Key, u32>,
+    pub(super) by_request: BTreeMap<RequestKey, u32>,
     /// Live connections by address, adapter and queue pair of the peer.
     pub(super) by_peer: BTreeMap<(IpAddr, u64, Qpn), u32>,
-    pub(super) half_open: PerSourceTable<HalfOpen>,
+    pub(super) half_open: RequestTable<HalfOpen>,
     /// How many of those are not proven.
     pub(super) unverified: usize,
-    pub(super) challenges: PerSourceTable<Challenge>,
-    pub(super) challenges_by_name: BTreeMap<u32, Key>,
+    pub(super) challenges: RequestTable<Challenge>,
+    pub(super) challenges_by_name: BTreeMap<u32, RequestKey>,
     /// Requests from queue pairs that have a connection.
-    pub(super) claims: PerSourceTable<StaleCandidate>,
+    pub(super) claims: RequestTable<StaleCandidate>,
     /// Our names of connections that have had to make room and still have a queue pair.
     pub(super) displaced: Vec<u32>,
     /// When a half-open connection may make room again for one of a source that has as many.
     next_displacement: Option<Instant>,
     /// Connections that have ended of late.
-    pub(super) ended: PerSourceTable<()>,
+    pub(super) ended: RequestTable<()>,
     /// Connections that came up of late at another endpoint, their requests having come to us.
-    pub(super) elsewhere: PerSourceTable<()>,
+    pub(super) elsewhere: RequestTable<()>,
     /// Penalties of sources whose connections were established and never used; their requests came
     /// to us.
     pub(super) penalties: SourcePenalty,
@@ -134,15 +133,15 @@ impl ConnectionManager {
             listeners: Vec::new(),
             by_request: BTreeMap::new(),
             by_peer: BTreeMap::new(),
-            half_open: PerSourceTable::new(config.half_open),
+            half_open: RequestTable::new(config.half_open),
             unverified: 0,
-            challenges: PerSourceTable::new(config.challenges),
+            challenges: RequestTable::new(config.challenges),
             challenges_by_name: BTreeMap::new(),
-            claims: PerSourceTable::new(MOST_CLAIMS),
+            claims: RequestTable::new(MOST_CLAIMS),
             displaced: Vec::new(),
             next_displacement: None,
-            ended: PerSourceTable::new(MOST_ENDED),
-            elsewhere: PerSourceTable::new(MOST_ENDED),
+            ended: RequestTable::new(MOST_ENDED),
+            elsewhere: RequestTable::new(MOST_ENDED),
             penalties: SourcePenalty::new(config.vain_per_source),
             barred: None,
             retries: CmRetransmitter::default(),
@@ -154,7 +153,7 @@ impl ConnectionManager {
     }
 
     /// Takes a connection off the list of those that are half open.
-    pub(super) fn forget_half_open(&mut self, key: &Key) -> Option<HalfOpen> {
+    pub(super) fn forget_half_open(&mut self, key: &RequestKey) -> Option<HalfOpen> {
         let half = self.half_open.remove(key)?;
         self.unverified -= usize::from(!half.proven);
         Some(half)
@@ -209,7 +208,7 @@ impl ConnectionManager {
     /// `patience` it is known what a repetition is about. Gives one that its user has lost.
     pub(super) fn follow(
         &mut self,
-        key: Key,
+        key: RequestKey,
         now: Instant,
         patience: Duration,
     ) -> Option<HalfOpen> {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::connection::ConnectRequest;
-use super::half_open::Key;
+use super::request_key::RequestKey;
 use crate::Incoming;
 
 /// State of a request.
@@ -30,7 +30,7 @@ pub(crate) enum RequestState {
 
 /// A request about which there is something new, and whether that is a connection that has come up and
 /// come to nothing.
-type RequestUpdate = (Key, bool);
+type RequestUpdate = (RequestKey, bool);
 
 /// Requests about which there is something new, so that the endpoint where they arrived need not look
 /// at all that it has. Nobody waits for its lock longer than to add or take a name,
@@ -66,13 +66,13 @@ pub(crate) struct Token(Arc<Told>);
 #[derive(Debug)]
 struct Told {
     stage: AtomicU8,
-    key: Key,
+    key: RequestKey,
     news: RequestUpdates,
 }
 
 impl Token {
     /// For a request of this name, whose endpoint listens to these news.
-    pub(crate) fn new(key: Key, news: RequestUpdates) -> Token {
+    pub(crate) fn new(key: RequestKey, news: RequestUpdates) -> Token {
         Token(Arc::new(Told { stage: AtomicU8::new(RequestState::Asked as u8), key, news }))
     }
 

@@ -9,14 +9,15 @@ use crate::soft::cm::HalfOpen;
 use crate::soft::cm::connection::{
     ConnectRequest, Connection, LocalParameters, Phase, is_marked_guid, mtu_bytes,
 };
-use crate::soft::cm::half_open::Key;
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::cm::message::RejectReason;
 use crate::soft::cm::request_handle::{RequestHandle, RequestState};
+use crate::soft::cm::request_key::RequestKey;
 use crate::soft::cm::retransmit::{Due, Retry};
 use crate::soft::config::{Path, ROCE_PORT};
 use crate::soft::qp::{QueuePair, Settings, ecn};
 use crate::soft::wire::psn::{Psn, Qpn};
+use crate::source::SourceKey;
 use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
 
 /// Disconnect requests that are repeated until they are answered, at most; more are sent once.
@@ -349,7 +350,12 @@ impl Endpoint {
     /// Sends a message to a peer that has not confirmed its connection, and so may be somebody who
     /// has never asked for it: in answer to one of at least its size, or otherwise few, and none in a
     /// flood.
-    pub(super) fn answer(&mut self, key: &Key, ends: (IpAddr, IpAddr), mad: [u8; MAD_BYTES]) {
+    pub(super) fn answer(
+        &mut self,
+        key: &RequestKey,
+        ends: (IpAddr, IpAddr),
+        mad: [u8; MAD_BYTES],
+    ) {
         let left = if self.manager.flood_until.is_some() { 0 } else { self.manager.unasked };
         if let Some(half) = self.manager.half_open.get_mut(key) {
             if half.credit == 0 && left == 0 {
@@ -362,7 +368,12 @@ impl Endpoint {
     }
 
     /// Lists a half-open connection; somebody may have to make room for it.
-    pub(super) fn add_half_open(&mut self, key: Key, half: HalfOpen, until: Option<Instant>) {
+    pub(super) fn add_half_open(
+        &mut self,
+        key: RequestKey,
+        half: HalfOpen,
+        until: Option<Instant>,
+    ) {
         self.manager.unverified += usize::from(!half.proven);
         if let Some((_, displaced)) = self.manager.half_open.insert(key, half, until) {
             self.manager.unverified -= usize::from(!displaced.proven);

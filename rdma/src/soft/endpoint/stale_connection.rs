@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use super::Endpoint;
 use crate::soft::cm::StaleCandidate;
 use crate::soft::cm::connection::{ConnectRequest, Phase};
-use crate::soft::cm::half_open::Key;
 use crate::soft::cm::message::RejectReason;
+use crate::soft::cm::request_key::RequestKey;
 use crate::soft::cm::retransmit::Retry;
 use crate::{Qp, Reason, Region};
 
@@ -51,7 +51,7 @@ impl Endpoint {
     }
 
     /// Whether a request waits for a sign of life of an old connection.
-    pub(super) fn is_contested(&self, key: &Key) -> bool {
+    pub(super) fn is_contested(&self, key: &RequestKey) -> bool {
         self.manager.claims.get(key).is_some()
     }
 

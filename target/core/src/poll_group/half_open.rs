@@ -10,7 +10,7 @@
 //! at a time: while it waits, others stand behind it in line, where each source has its turn, and
 //! nobody looks again before something has come home or a time has come. And a connection that its
 //! host has confirmed is closed before one that it has not, which has [`CONFIRMATION`] for that: only
-//! what was confirmed is charged to its source ([`rdma::soft::SourcePenalty`]), and a busy reactor would read
+//! what was confirmed is charged to its source ([`rdma::source::SourcePenalty`]), and a busy reactor would read
 //! too late that it was.
 //!
 //! Of connections that nobody has confirmed there may only be so many ([`limits`]), whatever they hold.

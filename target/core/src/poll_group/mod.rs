@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rdma::soft::SourcePenalty;
+use rdma::source::SourcePenalty;
 use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
 use tracing::{debug, warn};
 

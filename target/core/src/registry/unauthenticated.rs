@@ -1,10 +1,10 @@
 //! Deadlines of hosts that have connected and not authenticated, by source. Nobody gets the time
 //! for a proof anew by coming again.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rdma::Source;
+use rdma::source::PerSourceTable;
 
 /// How long a claim is remembered that has come to nothing.
 const MEMORY: Duration = Duration::from_secs(60);
@@ -12,35 +12,29 @@ const MEMORY: Duration = Duration::from_secs(60);
 /// Sources that are remembered.
 const MOST_SOURCES: usize = 1024;
 
-/// Unauthenticated hosts by source: since when, and when last.
-#[derive(Debug, Default)]
-pub(super) struct UnauthenticatedHosts(HashMap<Source, (Instant, Instant)>);
+/// Unauthenticated hosts by source: since when, until [`MEMORY`] after the last one.
+#[derive(Debug)]
+pub(super) struct UnauthenticatedHosts(PerSourceTable<Source, Instant>);
+
+impl Default for UnauthenticatedHosts {
+    fn default() -> UnauthenticatedHosts {
+        UnauthenticatedHosts(PerSourceTable::new(MOST_SOURCES))
+    }
+}
 
 impl UnauthenticatedHosts {
     /// A host claims a name: since when its source has done so and proved nothing.
     pub(super) fn note(&mut self, from: Source, now: Instant) -> Instant {
-        if self.0.len() >= MOST_SOURCES {
-            self.0.retain(|_, (_, last)| !is_forgotten(*last, now));
-        }
-        if self.0.len() >= MOST_SOURCES && !self.0.contains_key(&from) {
-            return now;
-        }
-        let (first, last) = self.0.entry(from).or_insert((now, now));
-        if is_forgotten(*last, now) {
-            *first = now;
-        }
-        *last = now;
-        *first
+        self.0.expire_all(now);
+        let first = self.0.get(&from).copied().unwrap_or(now);
+        self.0.insert(from, first, Some(now + MEMORY));
+        first
     }
 
     /// A host of this source has proved itself.
     pub(super) fn forget(&mut self, from: Source) {
         self.0.remove(&from);
     }
-}
-
-fn is_forgotten(last: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(last) >= MEMORY
 }
 
 #[cfg(test)]
@@ -57,10 +51,10 @@ mod tests {
         let at = |s| began + Duration::from_secs(s);
         assert_eq!(claims.note(here, at(0)), at(0));
         assert_eq!((claims.note(here, at(50)), claims.note(there, at(50))), (at(0), at(50)));
-        assert_eq!(claims.note(here, at(109)), at(0));
-        assert_eq!(claims.note(here, at(169)), at(169), "long ago");
-        claims.forget(here);
-        assert_eq!((claims.note(here, at(170)), claims.note(there, at(100))), (at(170), at(50)));
+        assert_eq!((claims.note(here, at(109)), claims.note(there, at(109))), (at(0), at(50)));
+        claims.forget(there);
+        assert_eq!((claims.note(here, at(110)), claims.note(there, at(110))), (at(0), at(110)));
+        assert_eq!(claims.note(here, at(170)), at(170), "long ago");
     }
 
     #[test]
@@ -70,7 +64,9 @@ mod tests {
             claims.note(IpAddr::from(n.to_be_bytes()).into(), now);
         }
         assert_eq!(claims.0.len(), MOST_SOURCES);
-        claims.note(Source::V4(Ipv4Addr::BROADCAST), now + MEMORY);
+        let (newest, later) = (Source::V4(Ipv4Addr::new(10, 0, 0, 1)), now + MEMORY / 2);
+        assert_eq!((claims.note(newest, now), claims.note(newest, later)), (now, now));
+        claims.note(Source::V4(Ipv4Addr::BROADCAST), now + MEMORY * 2);
         assert_eq!(claims.0.len(), 1);
     }
 }

@@ -1,7 +1,13 @@
 //! Source of a request, for fair shares and rate limits.
 
+mod penalty;
+mod per_source_table;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use penalty::SourcePenalty;
+pub use per_source_table::{PerSourceTable, SourceKey};
 
 /// A source in every per-source limit: an IPv4 address, or the first 64 bits of an IPv6 address.
 ///

@@ -6,13 +6,11 @@
 //! gets no further ones for a while. Only what a source has confirmed is charged to it, so nobody
 //! who forges it can run up its debt.
 //!
-//! A debt is the moment at which it will have been paid. Peers choose addresses, so everything is in
-//! ordered trees.
+//! A debt is the moment at which it will have been paid.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::Source;
+use super::{PerSourceTable, Source};
 
 /// How long it takes to pay for one: sixteen a second.
 const PRICE: Duration = Duration::from_micros(62_500);
@@ -25,8 +23,8 @@ const MOST: usize = 1024;
 pub struct SourcePenalty {
     /// How much a source may owe; none when nobody counts.
     credit: Option<Duration>,
-    until: BTreeMap<Source, Instant>,
-    order: BTreeSet<(Instant, Source)>,
+    /// An entry ends when its debt is paid.
+    debtors: PerSourceTable<Source, ()>,
 }
 
 impl SourcePenalty {
@@ -34,44 +32,25 @@ impl SourcePenalty {
     #[must_use]
     pub fn new(connections: Option<u32>) -> SourcePenalty {
         let credit = connections.map(|connections| PRICE.saturating_mul(connections));
-        SourcePenalty { credit, until: BTreeMap::new(), order: BTreeSet::new() }
+        SourcePenalty { credit, debtors: PerSourceTable::new(MOST + 1) }
     }
 
     /// Whether a source owes too much to be heard.
     #[must_use]
     pub fn bars(&self, now: Instant, source: Source) -> bool {
-        let until = self.until.get(&source);
-        until.zip(self.credit).is_some_and(|(until, credit)| *until > now + credit)
+        let until = self.debtors.until(&source);
+        until.zip(self.credit).is_some_and(|(until, credit)| until > now + credit)
     }
 
     /// Another connection of a source has come to nothing. What is owed stays below one and a half
     /// times the credit, so that soon after a flood it is heard again.
     pub fn charge(&mut self, now: Instant, source: Source) {
         let Some(credit) = self.credit else { return };
-        self.forgive(now);
-        let old = self.until.get(&source).copied();
-        let until = old.unwrap_or(now).max(now) + PRICE;
-        let until = until.min(now + credit + credit / 2);
-        if let Some(old) = old {
-            self.order.remove(&(old, source));
-        }
-        self.until.insert(source, until);
-        self.order.insert((until, source));
-        if self.until.len() > MOST {
-            self.forget_least();
-        }
-    }
-
-    /// Forgets what has been paid.
-    fn forgive(&mut self, now: Instant) {
-        while self.order.first().is_some_and(|(until, _)| *until <= now) {
-            self.forget_least();
-        }
-    }
-
-    fn forget_least(&mut self) {
-        if let Some((_, source)) = self.order.pop_first() {
-            self.until.remove(&source);
+        self.debtors.expire_all(now);
+        let until = self.debtors.until(&source).unwrap_or(now).max(now) + PRICE;
+        self.debtors.insert(source, (), Some(until.min(now + credit + credit / 2)));
+        if self.debtors.len() > MOST {
+            self.debtors.remove_next();
         }
     }
 }
@@ -80,7 +59,7 @@ impl SourcePenalty {
 mod tests {
     use proptest::prelude::*;
 
-    use crate::soft::cm::source_penalty::*;
+    use super::*;
 
     fn address(number: u32) -> Source {
         Source::V4((10 << 24 | number).into())
@@ -116,7 +95,7 @@ mod tests {
     fn nobody_counts_unless_asked_to() {
         let (mut penalties, now) = (SourcePenalty::new(None), Instant::now());
         (0..10_000).for_each(|_| penalties.charge(now, address(1)));
-        assert!(!penalties.bars(now, address(1)) && penalties.until.is_empty());
+        assert!(!penalties.bars(now, address(1)) && penalties.debtors.is_empty());
     }
 
     #[test]
@@ -124,15 +103,14 @@ mod tests {
         let (mut penalties, now) = (SourcePenalty::new(Some(1)), Instant::now());
         (0..2).for_each(|_| penalties.charge(now, address(0)));
         (1..10_000).for_each(|number| penalties.charge(now, address(number)));
-        assert_eq!(penalties.until.len(), MOST);
+        assert_eq!(penalties.debtors.len(), MOST);
         assert!(penalties.bars(now, address(0)));
         penalties.charge(now + Duration::from_secs(60), address(1));
-        assert_eq!(penalties.until.len(), 1, "the others have paid");
+        assert_eq!(penalties.debtors.len(), 1, "the others have paid");
     }
 
     proptest! {
-        /// Its two views agree, and it is what it says: a count for each address, less what time has
-        /// paid.
+        /// It is what it says: a count for each address, less what time has paid.
         #[test]
         fn debts_are_counted_and_paid(
             steps in proptest::collection::vec((0u32..3, 0u32..400), 0..300),
@@ -149,8 +127,6 @@ mod tests {
                 for (number, owed) in owed.iter().enumerate() {
                     prop_assert_eq!(penalties.bars(now, address(number as u32)), *owed > PRICE * 8);
                 }
-                let views = penalties.until.iter().map(|(address, until)| (*until, *address));
-                prop_assert_eq!(&views.collect::<BTreeSet<_>>(), &penalties.order);
             }
         }
     }

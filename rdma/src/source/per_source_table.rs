@@ -1,4 +1,4 @@
-//! A bounded table of half-open requests whose slots are shared fairly among sources.
+//! A bounded table whose slots are shared fairly among sources.
 //!
 //! When it is full, the oldest entry of the source that has the most makes room. So one source
 //! cannot keep others out, and when very many sources have one entry each, the newest are kept: an
@@ -8,26 +8,19 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::time::Instant;
 
-use crate::Source;
+use super::Source;
 
-/// Identity of a connection request, equal for its repetitions: between the same addresses, from
-/// the same adapter, with the same name.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Key {
-    // First what differs most, as they are compared in this order.
-    pub(crate) comm: u32,
-    pub(crate) guid: u64,
-    pub(crate) remote: IpAddr,
-    pub(crate) local: IpAddr,
+/// What finds an entry of a [`PerSourceTable`], and names its source.
+pub trait SourceKey: Copy + Ord {
+    /// The source whose share of the table the entry takes.
+    fn source(&self) -> Source;
 }
 
-impl Key {
-    /// Whose share the request takes of what is shared among sources.
-    pub(crate) fn source(&self) -> Source {
-        self.remote.into()
+impl SourceKey for Source {
+    fn source(&self) -> Source {
+        *self
     }
 }
 
@@ -44,21 +37,22 @@ type Rank = (usize, Reverse<u64>, Source);
 
 /// A bounded table whose slots are shared fairly among sources; see the module.
 #[derive(Debug)]
-pub(crate) struct PerSourceTable<V> {
+pub struct PerSourceTable<K, V> {
     limit: usize,
     /// (In boxes, because a tree moves what it has.)
-    entries: BTreeMap<Key, Box<Entry<V>>>,
+    entries: BTreeMap<K, Box<Entry<V>>>,
     /// Of each source the entries, oldest first.
-    by_source: BTreeMap<(Source, u64), Key>,
+    by_source: BTreeMap<(Source, u64), K>,
     counts: BTreeMap<Source, usize>,
     ranks: BTreeSet<Rank>,
-    expiry: BTreeSet<(Instant, Key)>,
+    expiry: BTreeSet<(Instant, K)>,
     next_age: u64,
 }
 
-impl<V> PerSourceTable<V> {
+impl<K: SourceKey, V> PerSourceTable<K, V> {
     /// For at most `limit` entries, at least one.
-    pub(crate) fn new(limit: usize) -> PerSourceTable<V> {
+    #[must_use]
+    pub fn new(limit: usize) -> PerSourceTable<K, V> {
         PerSourceTable {
             limit: limit.max(1),
             entries: BTreeMap::new(),
@@ -70,45 +64,57 @@ impl<V> PerSourceTable<V> {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    pub(crate) fn is_full(&self) -> bool {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether the next entry displaces one.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
         self.entries.len() >= self.limit
     }
 
     /// How many entries the source has that has the most.
-    pub(crate) fn largest_share(&self) -> usize {
+    #[must_use]
+    pub fn largest_share(&self) -> usize {
         self.ranks.last().map_or(0, |(count, ..)| *count)
     }
 
     /// How many entries are of `source`.
-    pub(crate) fn count_of(&self, source: Source) -> usize {
+    #[must_use]
+    pub fn count_of(&self, source: Source) -> usize {
         self.counts.get(&source).copied().unwrap_or(0)
     }
 
     /// The oldest entry of `source`.
-    pub(crate) fn oldest(&self, source: Source) -> Option<(Key, &V)> {
+    #[must_use]
+    pub fn oldest(&self, source: Source) -> Option<(K, &V)> {
         let (_, key) = self.oldest_of(source)?;
         Some((key, self.get(&key)?))
     }
 
-    pub(crate) fn get(&self, key: &Key) -> Option<&V> {
+    /// The value of an entry.
+    #[must_use]
+    pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|entry| &entry.value)
     }
 
-    pub(crate) fn get_mut(&mut self, key: &Key) -> Option<&mut V> {
+    /// The value of an entry, to change.
+    pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         self.entries.get_mut(key).map(|entry| &mut entry.value)
     }
 
-    /// Adds an entry, in place of an older one of the same key. Gives who had to make room.
-    pub(crate) fn insert(
-        &mut self,
-        key: Key,
-        value: V,
-        until: Option<Instant>,
-    ) -> Option<(Key, V)> {
+    /// Adds an entry, in place of an older one of the same key; it is removed at `until`, if that is
+    /// given. Returns the entry that was displaced.
+    pub fn insert(&mut self, key: K, value: V, until: Option<Instant>) -> Option<(K, V)> {
         self.remove(&key);
         let displaced = if self.entries.len() >= self.limit { self.displace() } else { None };
         let age = self.next_age;
@@ -123,7 +129,8 @@ impl<V> PerSourceTable<V> {
         displaced
     }
 
-    pub(crate) fn remove(&mut self, key: &Key) -> Option<V> {
+    /// Removes an entry.
+    pub fn remove(&mut self, key: &K) -> Option<V> {
         let entry = self.entries.remove(key)?;
         let source = key.source();
         self.rerank(source, |this, count| {
@@ -137,44 +144,62 @@ impl<V> PerSourceTable<V> {
     }
 
     /// Whether there are entries that do not stay until they are removed.
-    pub(crate) fn has_expiring(&self) -> bool {
+    #[must_use]
+    pub fn has_expiring(&self) -> bool {
         !self.expiry.is_empty()
     }
 
     /// Those entries.
-    pub(crate) fn expiring(&self) -> impl Iterator<Item = (Key, &V)> {
+    pub fn expiring(&self) -> impl Iterator<Item = (K, &V)> {
         self.expiry.iter().filter_map(|(_, key)| Some((*key, self.get(key)?)))
     }
 
     /// From now on the entry stays until it is removed.
-    pub(crate) fn keep(&mut self, key: &Key) {
+    pub fn keep(&mut self, key: &K) {
         let until = self.entries.get_mut(key).and_then(|entry| entry.until.take());
         if let Some(until) = until {
             self.expiry.remove(&(until, *key));
         }
     }
 
+    /// When an entry's time is over.
+    #[must_use]
+    pub fn until(&self, key: &K) -> Option<Instant> {
+        self.entries.get(key)?.until
+    }
+
     /// When the next one's time is over.
-    pub(crate) fn next(&self) -> Option<Instant> {
+    #[must_use]
+    pub fn next(&self) -> Option<Instant> {
         self.expiry.first().map(|(until, _)| *until)
     }
 
     /// Removes one whose time is over.
-    pub(crate) fn expire(&mut self, now: Instant) -> Option<(Key, V)> {
-        let (until, key) = *self.expiry.first()?;
-        if until > now {
+    pub fn expire(&mut self, now: Instant) -> Option<(K, V)> {
+        if self.next()? > now {
             return None;
         }
+        self.remove_next()
+    }
+
+    /// Removes all whose time is over.
+    pub fn expire_all(&mut self, now: Instant) {
+        while self.expire(now).is_some() {}
+    }
+
+    /// Removes the one whose time is over first.
+    pub fn remove_next(&mut self) -> Option<(K, V)> {
+        let (_, key) = *self.expiry.first()?;
         self.remove(&key).map(|value| (key, value))
     }
 
-    fn displace(&mut self) -> Option<(Key, V)> {
+    fn displace(&mut self) -> Option<(K, V)> {
         let (.., source) = *self.ranks.last()?;
         let (_, key) = self.oldest_of(source)?;
         self.remove(&key).map(|value| (key, value))
     }
 
-    fn oldest_of(&self, source: Source) -> Option<(u64, Key)> {
+    fn oldest_of(&self, source: Source) -> Option<(u64, K)> {
         let mut own = self.by_source.range((source, 0)..=(source, u64::MAX));
         own.next().map(|((_, age), key)| (*age, *key))
     }
@@ -200,15 +225,27 @@ impl<V> PerSourceTable<V> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
     use std::time::Duration;
 
     use proptest::prelude::*;
 
-    use crate::soft::cm::half_open::*;
+    use super::*;
+
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    struct Key {
+        comm: u32,
+        remote: IpAddr,
+    }
+
+    impl SourceKey for Key {
+        fn source(&self) -> Source {
+            self.remote.into()
+        }
+    }
 
     fn key(source: u8, comm: u32) -> Key {
-        let address = |last| IpAddr::from([10, 0, 0, last]);
-        Key { remote: address(source), local: address(1), guid: 7, comm }
+        Key { remote: [10, 0, 0, source].into(), comm }
     }
 
     #[test]
@@ -229,7 +266,7 @@ mod tests {
     #[test]
     fn addresses_of_one_ipv6_subnet_are_one_source() {
         let mut table = PerSourceTable::new(3);
-        let key = |remote: &str, comm| Key { remote: remote.parse().unwrap(), ..key(2, comm) };
+        let key = |remote: &str, comm| Key { remote: remote.parse().unwrap(), comm };
         table.insert(key("2001:db8::1", 1), 1, None);
         table.insert(key("2001:db8:0:1::1", 2), 2, None);
         table.insert(key("2001:db8:0:1::2", 3), 3, None);
