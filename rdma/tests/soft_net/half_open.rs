@@ -67,6 +67,37 @@ fn sources_with_equal_shares_displace_at_a_bounded_rate() {
     assert_eq!(count, 1, "then one after the other");
 }
 
+/// Else all that ask until the first has answered would be challenged for nothing.
+#[test]
+fn a_challenge_takes_the_turn_to_displace() {
+    let shares = Config { half_open: 4, half_open_per_source: 4, ..Config::default() };
+    let limits = Config { unverified: 0, ..shares };
+    let mut net = two(1, Faults::NONE, false, open_config(), limits);
+    net.add(address(false, 3), open_config(), plan()).unwrap();
+    let to = SocketAddr::new(address(false, 2), PORT);
+    let mut held = Vec::new();
+    let mut ask = |node: usize, times: usize, answers: usize| {
+        let (before, start) = (net.node(1).endpoint.counters(), net.now());
+        for _ in 0..times {
+            let (now, from) = (net.now(), net.node(node).address);
+            net.node(node).endpoint.connect(now, from, to, &[], LIMITS).unwrap();
+        }
+        // Of those that are challenged two datagrams more.
+        for _ in 0..times + 2 * answers {
+            net.step();
+        }
+        assert!(net.now() - start < DISPLACEMENT);
+        let after = net.node(1).endpoint.counters();
+        let asked = net.node(1).events();
+        let count = asked.len();
+        held.extend(asked);
+        (after[DatagramOutcome::Doubted] - before[DatagramOutcome::Doubted], count)
+    };
+    assert_eq!(ask(0, 4, 4), (4, 4), "room for all");
+    assert_eq!(ask(2, 2, 2), (2, 2), "its share");
+    assert_eq!(ask(2, 8, 1), (1, 1), "one displaces another");
+}
+
 /// Each would cost a question, and room that others want.
 #[test]
 fn who_owes_many_answers_is_asked_no_more() {

@@ -79,6 +79,18 @@ pub(super) struct Challenge {
     /// The names of the connection, at our side and at the peer's, that we ask about. There is no
     /// such connection, and only who gets the question can know them.
     pub(super) names: (u32, u32),
+    /// Its turn to displace another half-open connection is taken: were it taken when the answer
+    /// comes, all who are challenged until then would be challenged for nothing.
+    pub(super) reserved: bool,
+}
+
+/// How a half-open connection finds room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Room {
+    /// There is some, or a source with a larger share makes it.
+    Free,
+    /// In place of another, of a source that has no more than its own.
+    Displacing,
 }
 
 /// A request from a queue pair that has a connection.
@@ -159,44 +171,59 @@ impl ConnectionManager {
         Some(half)
     }
 
-    /// Whether one more half-open connection of a source may begin, if need be in place of its
-    /// oldest: somebody may use the source's address, and whose it is comes last. Where one makes
-    /// room for another of a source that has as many, that is bounded in time: otherwise a busy
-    /// target displaces connections before it reads that they were confirmed, charges none of them
-    /// to its source, and is busy with making them.
-    pub(super) fn has_room(&self, now: Instant, source: Source, most: usize) -> bool {
+    /// How one more half-open connection of a source finds room, if it does: if need be in place of
+    /// its oldest, as somebody may use the source's address, and whose it is comes last. Where one
+    /// makes room for another of a source that has as many, that is bounded in time: otherwise a
+    /// busy target displaces connections before it reads that they were confirmed, charges none of
+    /// them to its source, and is busy with making them.
+    pub(super) fn room(&self, now: Instant, source: Source, most: usize) -> Option<Room> {
         let own = self.half_open.count_of(source);
-        if own < most && (!self.half_open.is_full() || self.is_balancing(source)) {
-            return true;
+        // Another source still has more once one of its connections has made room for this one.
+        let is_balancing = own + 1 < self.half_open.largest_share();
+        if own < most && (!self.half_open.is_full() || is_balancing) {
+            return Some(Room::Free);
         }
+        let is_due = self.next_displacement.is_none_or(|next| next <= now);
+        (is_due && self.may_displace(now, source, most)).then_some(Room::Displacing)
+    }
+
+    fn may_displace(&self, now: Instant, source: Source, most: usize) -> bool {
         let oldest = self.half_open.oldest(source).and_then(|(_, half)| half.since);
-        self.next_displacement.is_none_or(|next| next <= now)
-            && (own < most || oldest.is_some_and(|since| since + UNDISTURBED <= now))
+        self.half_open.count_of(source) < most
+            || oldest.is_some_and(|since| since + UNDISTURBED <= now)
     }
 
-    /// Whether another source still has more once one of its connections has made room for this one.
-    fn is_balancing(&self, source: Source) -> bool {
-        self.half_open.count_of(source) + 1 < self.half_open.largest_share()
-    }
-
-    /// Makes room for one more half-open connection of a source, if there may be one.
-    pub(super) fn make_room(&mut self, now: Instant, source: Source, most: usize) -> bool {
+    /// Makes room for one more half-open connection of a source, if there may be one. `reserved`:
+    /// its turn to displace another was taken when it was challenged.
+    pub(super) fn make_room(
+        &mut self,
+        now: Instant,
+        source: Source,
+        most: usize,
+        reserved: bool,
+    ) -> bool {
         let has_share = self.half_open.count_of(source) >= most;
         if !has_share && !self.half_open.is_full() {
             return true;
         }
         self.note_flood(now);
-        if !self.has_room(now, source, most) {
-            return false;
-        }
-        if has_share || !self.is_balancing(source) {
-            self.next_displacement = Some(now + DISPLACEMENT);
+        match self.room(now, source, most) {
+            Some(room) => self.reserve(now, room),
+            None if reserved && self.may_displace(now, source, most) => {}
+            None => return false,
         }
         if has_share && let Some((key, _)) = self.half_open.oldest(source) {
             let comm = self.forget_half_open(&key).and_then(|half| half.comm);
             self.displaced.extend(comm);
         }
         true
+    }
+
+    /// Takes a turn to displace a connection, where that is needed: the next one is later.
+    pub(super) fn reserve(&mut self, now: Instant, room: Room) {
+        if room == Room::Displacing {
+            self.next_displacement = Some(now + DISPLACEMENT);
+        }
     }
 
     /// More ask than can be served at once.

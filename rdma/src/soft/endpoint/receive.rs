@@ -40,7 +40,7 @@ use crate::soft::cm::message::{
     Reply, service_port,
 };
 use crate::soft::cm::request_handle::{RequestHandle, RequestState};
-use crate::soft::cm::{Challenge, HalfOpen};
+use crate::soft::cm::{Challenge, HalfOpen, Room};
 use crate::soft::qp::Settings;
 use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::{Event, Incoming, Qp, Reason, Region};
@@ -148,11 +148,11 @@ impl Endpoint {
             return DatagramOutcome::Unknown;
         }
         self.manager.challenges_by_name.remove(&names.0);
-        let Some(Challenge { request, .. }) = self.manager.challenges.remove(&key) else {
+        let Some(Challenge { request, reserved, .. }) = self.manager.challenges.remove(&key) else {
             return DatagramOutcome::Unknown;
         };
         match self.check_request(&request) {
-            Ok(private) => self.announce(now, request, private, true),
+            Ok(private) => self.announce(now, request, private, Some(reserved)),
             Err(reason) => self.turn_away(&request, reason),
         }
     }
@@ -244,20 +244,20 @@ impl Endpoint {
         private: (CmaHeader, [u8; CmaHeader::USER_BYTES]),
     ) -> DatagramOutcome {
         let most = self.config.half_open_per_source;
-        if !self.manager.has_room(now, request.from.into(), most) {
+        let Some(room) = self.manager.room(now, request.from.into(), most) else {
             self.manager.note_flood(now);
             return DatagramOutcome::Crowded;
-        }
+        };
         if self.manager.unverified >= self.config.unverified {
             // Whose questions wait for answers will hardly answer more of them.
             if self.manager.challenges.count_of(request.from.into()) >= most {
                 self.manager.note_flood(now);
                 return DatagramOutcome::Crowded;
             }
-            self.challenge(now, request);
+            self.challenge(now, request, room);
             return DatagramOutcome::Doubted;
         }
-        self.announce(now, request, private, false)
+        self.announce(now, request, private, None)
     }
 
     pub(super) fn turn_away(
@@ -270,10 +270,12 @@ impl Endpoint {
     }
 
     /// Asks whether anybody is there.
-    fn challenge(&mut self, now: Instant, request: ConnectRequest) {
+    fn challenge(&mut self, now: Instant, request: ConnectRequest, room: Room) {
         self.manager.note_flood(now);
+        self.manager.reserve(now, room);
+        let reserved = room == Room::Displacing;
         let names = (self.random_comm(), self.random_comm());
-        let (key, challenge) = (request.key(), Challenge { request, names });
+        let (key, challenge) = (request.key(), Challenge { request, names, reserved });
         self.manager.challenges_by_name.insert(names.0, key);
         if let Some((_, displaced)) =
             self.manager.challenges.insert(key, challenge, Some(now + CHALLENGE_TIMEOUT))
@@ -283,22 +285,24 @@ impl Endpoint {
         self.tell(request.to, request.from, request.challenge(names));
     }
 
-    /// Lets the user know of a request.
+    /// Lets the user know of a request. `challenge`: it has answered one, for which a turn to displace
+    /// was reserved or not.
     fn announce(
         &mut self,
         now: Instant,
         request: ConnectRequest,
         (header, private_data): (CmaHeader, [u8; CmaHeader::USER_BYTES]),
-        proven: bool,
+        challenge: Option<bool>,
     ) -> DatagramOutcome {
         let source = request.from.into();
         if self.manager.penalties.bars(now, source) {
             return DatagramOutcome::Barred;
         }
-        if !self.manager.make_room(now, source, self.config.half_open_per_source) {
+        let (most, reserved) = (self.config.half_open_per_source, challenge == Some(true));
+        if !self.manager.make_room(now, source, most, reserved) {
             return DatagramOutcome::Crowded;
         }
-        let new = HalfOpen::new(&request, proven, &self.manager.news);
+        let new = HalfOpen::new(&request, challenge.is_some(), &self.manager.news);
         let half = HalfOpen { since: Some(now), ..new };
         let ticket = RequestHandle::new(request, half.token.clone());
         self.add_half_open(request.key(), half, Some(now + self.config.patience));
