@@ -247,7 +247,7 @@ impl World {
                 Event::Gone(qp, _) if host.qp == Some(qp) => {
                     (host.qp, host.up) = (None, false);
                     if let Some(exposed) = host.exposed.take() {
-                        let buf = node.endpoint.memory().conceal(exposed);
+                        let buf = node.endpoint.memory().revoke(exposed);
                         node.pool.give(buf);
                     }
                 }

@@ -101,7 +101,7 @@ impl Prey {
                 for _ in 0..at {
                     let old = memory.expose(buf, Rights::ALL).unwrap();
                     stale.push(old.remote().key);
-                    buf = memory.conceal(old);
+                    buf = memory.revoke(old);
                 }
                 let new = memory.expose(buf, rights).unwrap();
                 open.push(Open { key: new.remote().key, addr: new.remote().addr, rights });

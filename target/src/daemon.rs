@@ -408,7 +408,7 @@ impl RunningTarget {
     pub fn stop(mut self, deadline: Instant) {
         // A host's format would keep its reactor beyond any deadline.
         self.registry.halt();
-        self.monitor.tell_what_is_lost(deadline.min(Instant::now() + KEEPING));
+        self.monitor.report_detached(deadline.min(Instant::now() + KEEPING));
         // It may hang in a device: hosts and persistent state come first.
         self.waiting.iter_mut().for_each(RetryTask::cease);
         for index in 0..self.reactors.len() {

@@ -91,7 +91,7 @@ fn steady_io_allocates_nothing_at_either_end() {
         let after = dhat::HeapStats::get().total_blocks;
         for data in idle {
             let Data::Exposed { memory, .. } = data else { panic!("other data came home") };
-            host.conceal(memory);
+            host.revoke(memory);
         }
         assert_eq!(after - before, 0, "allocations in {MEASURED} commands: {what}");
     }

@@ -408,7 +408,7 @@ impl Host {
         match data {
             Data::None => {}
             Data::Buf(buf) => self.pool.give(buf),
-            Data::Exposed { memory, .. } => self.conceal(memory),
+            Data::Exposed { memory, .. } => self.revoke(memory),
         }
     }
 

@@ -243,7 +243,7 @@ impl Host {
         self.others.pop_front().or_else(|| self.session.next_done())
     }
 
-    /// Memory that the target may access until [`Host::conceal`], for `Data::Exposed`.
+    /// Memory that the target may access until [`Host::revoke`], for `Data::Exposed`.
     ///
     /// # Errors
     /// The pool has no such piece, or the fabric cannot expose it.
@@ -260,7 +260,7 @@ impl Host {
     }
 
     /// Takes the access away and the memory back.
-    pub fn conceal(&mut self, memory: RemoteRegion) {
+    pub fn revoke(&mut self, memory: RemoteRegion) {
         let buf = self.wire.fabric().deregister_remote(memory);
         self.pool.give(buf);
     }

@@ -365,6 +365,6 @@ fn give_back(client: &mut Client, data: Data) {
     match data {
         Data::None => {}
         Data::Buf(buf) => client.host.pool().give(buf),
-        Data::Exposed { memory, .. } => client.host.conceal(memory),
+        Data::Exposed { memory, .. } => client.host.revoke(memory),
     }
 }

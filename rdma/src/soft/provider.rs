@@ -68,9 +68,9 @@ impl Wire {
     }
 
     /// Takes over what other fabrics have changed in what they share.
-    fn follow(&mut self, endpoint: &mut Endpoint) {
+    fn apply_shared_state(&mut self, endpoint: &mut Endpoint) {
         if let Wire::Udp(udp) = self {
-            udp.follow(endpoint);
+            udp.apply_shared_state(endpoint);
         }
     }
 
@@ -281,7 +281,7 @@ impl Soft {
     }
 
     /// Whose host cannot connect, or sends what is checked less well, should find out why.
-    fn tell_troubles(&mut self, now: Instant) {
+    fn log_link_errors(&mut self, now: Instant) {
         if let Some(address) = self.endpoint.take_erratic() {
             tracing::warn!(
                 "IPv4 identifications of packets from {address} are not sequential: corruption is \
@@ -363,7 +363,7 @@ impl Fabric for Soft {
     }
 
     fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
-        self.wire.follow(&mut self.endpoint);
+        self.wire.apply_shared_state(&mut self.endpoint);
         if let Some(request) = ConnectRequest::of(&incoming) {
             let asked = mtu_bytes(request.message.path_mtu).unwrap_or_default();
             let (from, remote) = (request.to, request.from);
@@ -440,13 +440,13 @@ impl Fabric for Soft {
             batch.push(event);
         }
         self.deliver(end, batch);
-        self.wire.follow(&mut self.endpoint);
+        self.wire.apply_shared_state(&mut self.endpoint);
         let room = end - batch.len();
         let taken = self.wire.receive(now, &mut self.endpoint, &self.region, room);
         self.receiving = taken.bytes >= RECEIVING_BYTES;
         self.handle_timeout(now, taken.all);
-        self.endpoint.follow(now);
-        self.tell_troubles(now);
+        self.endpoint.apply_updates(now);
+        self.log_link_errors(now);
         self.deliver(end, batch);
         // A user whom nothing was told may go to sleep now, and owes us no flush.
         let waiting = self.wire.is_blocked() || self.endpoint.has_transmits();
@@ -517,7 +517,7 @@ impl Initiator for Soft {
 
     fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
         self.stay();
-        self.endpoint.memory().conceal(region)
+        self.endpoint.memory().revoke(region)
     }
 
     fn short_message_bytes(&self, qp: Qp) -> u32 {

@@ -37,14 +37,14 @@ impl SourcePenalty {
 
     /// Whether a source owes too much to be heard.
     #[must_use]
-    pub fn bars(&self, now: Instant, source: Source) -> bool {
+    pub fn is_blocked(&self, now: Instant, source: Source) -> bool {
         let until = self.debtors.until(&source);
         until.zip(self.credit).is_some_and(|(until, credit)| until > now + credit)
     }
 
     /// Another connection of a source has come to nothing. What is owed stays below one and a half
     /// times the credit, so that soon after a flood it is heard again.
-    pub fn charge(&mut self, now: Instant, source: Source) {
+    pub fn penalize(&mut self, now: Instant, source: Source) {
         let Some(credit) = self.credit else { return };
         self.debtors.expire_all(now);
         let until = self.debtors.until(&source).unwrap_or(now).max(now) + PRICE;
@@ -69,16 +69,19 @@ mod tests {
     fn an_address_that_owes_too_much_is_heard_again_soon() {
         let (mut penalties, now) = (SourcePenalty::new(Some(64)), Instant::now());
         for count in 1..=64 {
-            penalties.charge(now, address(1));
-            assert!(!penalties.bars(now, address(1)), "{count}");
+            penalties.penalize(now, address(1));
+            assert!(!penalties.is_blocked(now, address(1)), "{count}");
         }
-        penalties.charge(now, address(1));
-        assert!(penalties.bars(now, address(1)) && !penalties.bars(now, address(2)));
-        assert!(!penalties.bars(now + PRICE, address(1)), "one is paid");
+        penalties.penalize(now, address(1));
+        assert!(penalties.is_blocked(now, address(1)) && !penalties.is_blocked(now, address(2)));
+        assert!(!penalties.is_blocked(now + PRICE, address(1)), "one is paid");
         // However much there was, it is over soon: when the debt is back at the credit.
-        (0..10_000).for_each(|_| penalties.charge(now, address(1)));
+        (0..10_000).for_each(|_| penalties.penalize(now, address(1)));
         let late = now + PRICE * 32;
-        assert!(penalties.bars(late - PRICE, address(1)) && !penalties.bars(late, address(1)));
+        assert!(
+            penalties.is_blocked(late - PRICE, address(1))
+                && !penalties.is_blocked(late, address(1))
+        );
     }
 
     #[test]
@@ -86,26 +89,26 @@ mod tests {
         let (mut penalties, start) = (SourcePenalty::new(Some(1)), Instant::now());
         for count in 0..1000 {
             let now = start + PRICE * count;
-            assert!(!penalties.bars(now, address(1)));
-            penalties.charge(now, address(1));
+            assert!(!penalties.is_blocked(now, address(1)));
+            penalties.penalize(now, address(1));
         }
     }
 
     #[test]
     fn nobody_counts_unless_asked_to() {
         let (mut penalties, now) = (SourcePenalty::new(None), Instant::now());
-        (0..10_000).for_each(|_| penalties.charge(now, address(1)));
-        assert!(!penalties.bars(now, address(1)) && penalties.debtors.is_empty());
+        (0..10_000).for_each(|_| penalties.penalize(now, address(1)));
+        assert!(!penalties.is_blocked(now, address(1)) && penalties.debtors.is_empty());
     }
 
     #[test]
     fn of_too_many_debtors_the_least_is_forgotten() {
         let (mut penalties, now) = (SourcePenalty::new(Some(1)), Instant::now());
-        (0..2).for_each(|_| penalties.charge(now, address(0)));
-        (1..10_000).for_each(|number| penalties.charge(now, address(number)));
+        (0..2).for_each(|_| penalties.penalize(now, address(0)));
+        (1..10_000).for_each(|number| penalties.penalize(now, address(number)));
         assert_eq!(penalties.debtors.len(), MOST);
-        assert!(penalties.bars(now, address(0)));
-        penalties.charge(now + Duration::from_secs(60), address(1));
+        assert!(penalties.is_blocked(now, address(0)));
+        penalties.penalize(now + Duration::from_secs(60), address(1));
         assert_eq!(penalties.debtors.len(), 1, "the others have paid");
     }
 
@@ -123,9 +126,9 @@ mod tests {
                 owed.iter_mut().for_each(|owed| *owed = owed.saturating_sub(passed));
                 let own = &mut owed[number as usize];
                 *own = (*own + PRICE).min(PRICE * 12);
-                penalties.charge(now, address(number));
+                penalties.penalize(now, address(number));
                 for (number, owed) in owed.iter().enumerate() {
-                    prop_assert_eq!(penalties.bars(now, address(number as u32)), *owed > PRICE * 8);
+                    prop_assert_eq!(penalties.is_blocked(now, address(number as u32)), *owed > PRICE * 8);
                 }
             }
         }

@@ -135,7 +135,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
     for job in jobs {
         let Some(exposed) = job.exposed else { continue };
         let node = net.node(1 - job.node);
-        let buf = node.endpoint.memory().conceal(exposed);
+        let buf = node.endpoint.memory().revoke(exposed);
         prop_assert!(is_pattern(node.pool.bytes(&buf), job.seed), "memory of {}", job.seed);
         node.pool.give(buf);
     }

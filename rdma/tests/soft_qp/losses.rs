@@ -319,7 +319,7 @@ fn a_forgotten_key_does_not_matter_to_a_repeated_read_but_to_a_new_one() {
     let request = a.transmit().unwrap();
     b.handle(&request);
     assert_eq!(b.answers().len(), 1);
-    b.conceal(remote);
+    b.revoke(remote);
     b.handle(&request);
     assert!(b.answers().is_empty());
     assert_eq!(b.qp.state(), State::ReadyToSend);
@@ -334,7 +334,7 @@ fn memory_taken_away_under_a_read_ends_the_connection() {
     let remote = b.expose(2 * MTU, 3, Rights::READ);
     b.request(Opcode::ReadRequest, 0, reth(remote), &[]);
     assert!(b.transmit().is_some());
-    b.conceal(remote);
+    b.revoke(remote);
     assert_eq!(b.answers(), [(1, Opcode::Acknowledge, nak(Nak::RemoteAccess))]);
     assert_eq!(b.qp.state(), State::Error);
 }

@@ -122,14 +122,14 @@ impl End {
         self.exposed[self.exposed.len() - 1].remote()
     }
 
-    fn conceal(&mut self, remote: Remote) {
+    fn revoke(&mut self, remote: Remote) {
         let buf = self.concealed(remote);
         self.pool.give(buf);
     }
 
     fn concealed(&mut self, remote: Remote) -> Buf {
         let at = self.exposed.iter().position(|exposed| exposed.remote() == remote).unwrap();
-        self.memory.conceal(self.exposed.swap_remove(at))
+        self.memory.revoke(self.exposed.swap_remove(at))
     }
 
     /// The next datagram, whole; its CRC is made and checked on the way.

@@ -125,7 +125,7 @@ fn a_mere_acknowledgement_waits_for_company_but_not_long() {
     assert_eq!(b.answers(), [(4, Opcode::ReadResponseOnly, ACK)]);
     b.elapse(delay);
     assert_eq!((b.answers(), b.qp.poll_timeout()), (vec![], None));
-    b.conceal(remote);
+    b.revoke(remote);
     // Many have come.
     (5..36).for_each(|at| message(&mut b, at));
     assert_eq!(b.answers(), []);

@@ -86,7 +86,7 @@ proptest! {
         home.extend(end.completions().into_iter().map(|(tag, _)| tag));
         home.sort_unstable();
         prop_assert_eq!(home, (1..=posted).collect::<Vec<_>>());
-        end.conceal(remote);
+        end.revoke(remote);
         prop_assert!(end.pool.is_full());
     }
 

@@ -37,7 +37,7 @@ fn data_of_a_read_are_repeated_from_before_the_wrap_and_not_before_they_have_lef
     (0..2).for_each(|_| drop(end.transmit().unwrap()));
     end.request(Opcode::ReadRequest, 3, reth(begin(3)), &[]);
     assert_eq!(left(&mut end), [2, 3, 4]);
-    end.conceal(remote);
+    end.revoke(remote);
 }
 
 /// The last that came behind a gap was beyond the wrap, and what comes now is before it: the peer has
@@ -75,5 +75,5 @@ fn what_comes_before_a_read_is_acknowledged_when_it_is_repeated_alone_over_the_w
     // A peer that goes back repeats them in order, and the read after them.
     assert_eq!([repeat(1), repeat(2), repeat(3), repeat(4)], [0; 4]);
     assert_eq!(repeat(2), 1, "not so one that has gone back to before the wrap");
-    end.conceal(remote);
+    end.revoke(remote);
 }

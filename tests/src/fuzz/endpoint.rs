@@ -174,7 +174,7 @@ impl World {
             }
             _ => {
                 if bytes.u8() > 200 {
-                    self.conceal();
+                    self.revoke();
                 }
             }
         }
@@ -365,10 +365,10 @@ impl World {
     }
 
     /// The host's memory is its own again: only the window may have changed.
-    fn conceal(&mut self) {
+    fn revoke(&mut self) {
         let host = &mut self.nodes[1];
         let Some(exposed) = host.exposed.take() else { return };
-        let mut buf = host.endpoint.memory().conceal(exposed);
+        let mut buf = host.endpoint.memory().revoke(exposed);
         buf.select(0, 4096);
         let (start, end) = (WINDOW.0 as usize, (WINDOW.0 + WINDOW.1) as usize);
         let all = host.pool.bytes(&buf);
@@ -380,7 +380,7 @@ impl World {
     fn end(&mut self) {
         self.accepts = false;
         self.serve();
-        self.conceal();
+        self.revoke();
         for node in &mut self.nodes {
             for qp in std::mem::take(&mut node.qps) {
                 node.endpoint.disconnect(self.now, qp, node.pool.region());

@@ -233,7 +233,7 @@ impl ConnectionManager {
 
     /// Takes note of what has become of a request that came to us, unless it is ours to know. For
     /// `patience` it is known what a repetition is about. Gives one that its user has lost.
-    pub(super) fn follow(
+    pub(super) fn apply_updates(
         &mut self,
         key: RequestKey,
         now: Instant,

@@ -51,7 +51,7 @@ impl RequestUpdates {
         item
     }
 
-    fn tell(&self, item: RequestUpdate) {
+    fn send(&self, item: RequestUpdate) {
         let (any, items) = &*self.0;
         let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
         items.push_back(item);
@@ -88,7 +88,7 @@ impl Token {
     fn store(&self, stage: RequestState, unused: bool) {
         self.0.stage.store(stage as u8, Ordering::Relaxed);
         if !matches!(stage, RequestState::Asked | RequestState::Opened) {
-            self.0.news.tell((self.0.key, unused));
+            self.0.news.send((self.0.key, unused));
         }
     }
 

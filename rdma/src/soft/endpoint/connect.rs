@@ -92,13 +92,13 @@ impl Endpoint {
                 self.config.queue_pairs
             ))
         })?;
-        self.hold(&request, comm);
+        self.set_queue_pair(&request, comm);
         Ok(Qp(number))
     }
 
     /// The half-open connection of a request has a queue pair now. When it has had to make room
     /// meanwhile, or came through another endpoint, somebody makes room for it here.
-    fn hold(&mut self, request: &ConnectRequest, comm: u32) {
+    fn set_queue_pair(&mut self, request: &ConnectRequest, comm: u32) {
         let key = request.key();
         match self.manager.half_open.get_mut(&key) {
             Some(half) => {
@@ -157,23 +157,23 @@ impl Endpoint {
 
     fn refuse_request(&mut self, request: &ConnectRequest, why: RejectReason, private: &[u8]) {
         self.manager.forget_half_open(&request.key());
-        self.tell(request.to, request.from, request.reject(why, private));
+        self.send_mad(request.to, request.from, request.reject(why, private));
     }
 
     /// Takes note of what users, and other endpoints, have made of requests that came to us.
     /// Refuses what they have lost.
-    pub(crate) fn follow(&mut self, now: Instant) {
+    pub(crate) fn apply_updates(&mut self, now: Instant) {
         while let Some((key, charged)) = self.manager.news.next() {
             if charged {
-                self.manager.penalties.charge(now, key.source());
+                self.manager.penalties.penalize(now, key.source());
             }
-            if let Some(lost) = self.manager.follow(key, now, self.config.patience) {
+            if let Some(lost) = self.manager.apply_updates(key, now, self.config.patience) {
                 // Its user may have dropped it because it listens there no more.
-                let reason = match self.hears(&lost.request) {
+                let reason = match self.is_listening(&lost.request) {
                     true => RejectReason::CONSUMER,
                     false => RejectReason::INVALID_SERVICE,
                 };
-                self.tell(key.local, key.remote, lost.request.reject(reason, &[]));
+                self.send_mad(key.local, key.remote, lost.request.reject(reason, &[]));
             }
         }
     }
@@ -236,7 +236,7 @@ impl Endpoint {
             FabricError(format!("all {} queue pairs are in use", self.config.queue_pairs))
         })?;
         self.manager.retries.insert(comm, Retry::request(mad, ends, number, now));
-        self.tell(from, to.ip(), mad);
+        self.send_mad(from, to.ip(), mad);
         Ok(Qp(number))
     }
 
@@ -259,7 +259,7 @@ impl Endpoint {
             Phase::Established => {
                 let mad = connection.leave();
                 disconnect = Some(Retry::new(mad, ends, None, now));
-                self.tell(ends.0, ends.1, mad);
+                self.send_mad(ends.0, ends.1, mad);
             }
             Phase::Opened | Phase::ReplySent => {
                 let mad = connection.give_up(RejectReason::CONSUMER, guid);
@@ -267,7 +267,7 @@ impl Endpoint {
             }
             Phase::RequestSent => {
                 let mad = connection.give_up(RejectReason::TIMEOUT, guid);
-                self.tell(ends.0, ends.1, mad);
+                self.send_mad(ends.0, ends.1, mad);
             }
         }
         self.remove(now, qp.0, Reason::Local, region);
@@ -313,21 +313,21 @@ impl Endpoint {
 
     /// Messages that nobody has answered in time.
     pub(super) fn retry(&mut self, now: Instant, region: &Region) {
-        self.follow(now);
+        self.apply_updates(now);
         self.manager.expire(now);
-        self.settle_claims(now, region);
+        self.expire_candidates(now, region);
         while let Some(due) = self.manager.retries.take_due(now) {
             match due {
                 Due::Again(retry) => {
                     let mad = retry.mad;
-                    self.say(&retry, mad);
+                    self.send_retry(&retry, mad);
                 }
                 Due::GivenUp(retry) => {
                     let Some(number) = retry.slot else { continue };
                     let guid = self.config.guid;
                     let Some(slot) = self.live(Qp(number)) else { continue };
                     let mad = slot.connection.give_up(RejectReason::TIMEOUT, guid);
-                    self.say(&retry, mad);
+                    self.send_retry(&retry, mad);
                     self.remove(now, number, Reason::NotEstablished, region);
                 }
             }
@@ -335,7 +335,7 @@ impl Endpoint {
     }
 
     /// Sends a message that has not been asked for, at least not just now.
-    fn say(&mut self, retry: &Retry, mad: [u8; MAD_BYTES]) {
+    fn send_retry(&mut self, retry: &Retry, mad: [u8; MAD_BYTES]) {
         let ends = (retry.local, retry.remote);
         let slot = retry.slot.and_then(|number| self.live(Qp(number)));
         match slot.filter(|slot| slot.connection.phase == Phase::ReplySent) {
@@ -343,7 +343,7 @@ impl Endpoint {
                 let key = slot.connection.key();
                 self.answer(&key, ends, mad);
             }
-            None => self.tell(ends.0, ends.1, mad),
+            None => self.send_mad(ends.0, ends.1, mad),
         }
     }
 
@@ -364,7 +364,7 @@ impl Endpoint {
             self.manager.unasked -= u32::from(half.credit == 0);
             half.credit = half.credit.saturating_sub(1);
         }
-        self.tell(ends.0, ends.1, mad);
+        self.send_mad(ends.0, ends.1, mad);
     }
 
     /// Lists a half-open connection; somebody may have to make room for it.

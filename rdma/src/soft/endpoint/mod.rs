@@ -334,7 +334,8 @@ impl Endpoint {
             if let Err(outcome) = slot.check_port(flow.source.port(), packet) {
                 return outcome;
             }
-            match slot.judge(self.config.steer.1, verdict, self.pairs.clock_ms(now)) {
+            match slot.check_identification(self.config.steer.1, verdict, self.pairs.clock_ms(now))
+            {
                 Judgement::Plausible => {}
                 Judgement::Implausible => return DatagramOutcome::Implausible,
                 Judgement::Erratic => {
@@ -597,7 +598,7 @@ impl Endpoint {
 
     /// Queues a message of connection management. One about a connection leaves in its traffic class,
     /// so that the network does not lose it where it loses no data; no window heeds its marks.
-    pub(crate) fn tell(&mut self, from: IpAddr, to: IpAddr, mad: [u8; MAD_BYTES]) {
+    pub(crate) fn send_mad(&mut self, from: IpAddr, to: IpAddr, mad: [u8; MAD_BYTES]) {
         if self.messages.len() < MOST_MESSAGES {
             let number = self.by_comm.get(&local_comm_id(&mad)).copied();
             let slot = number.and_then(|number| self.slots.get(number as usize)?.as_ref());

@@ -182,7 +182,12 @@ impl QpContext {
     }
 
     /// Whether the peer may have sent a packet with this identification.
-    pub(super) fn judge(&mut self, endpoint: u32, verdict: Verdict, now_ms: u32) -> Judgement {
+    pub(super) fn check_identification(
+        &mut self,
+        endpoint: u32,
+        verdict: Verdict,
+        now_ms: u32,
+    ) -> Judgement {
         let fragmentable = matches!(verdict, Verdict::Fragmentable(_));
         let id = match verdict {
             Verdict::Solved(id) | Verdict::Fragmentable(id) if self.may_be(fragmentable) => id,
@@ -190,7 +195,7 @@ impl QpContext {
             _ => return Judgement::Implausible,
         };
         if !is_marked_guid(self.connection.remote_guid) {
-            return self.pair.judge(endpoint, &mut self.identification, id, now_ms);
+            return self.pair.check_identification(endpoint, &mut self.identification, id, now_ms);
         }
         // Our own kind: the place in a train.
         let right = usize::from(id) < MOST_SEGMENTS;

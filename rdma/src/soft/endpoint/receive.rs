@@ -67,7 +67,7 @@ impl Endpoint {
             let slot = this.live(Qp(number))?;
             let right = slot.connection.local == to && slot.connection.is_of(from, theirs);
             if right {
-                this.note_life(now, number);
+                this.on_alive(now, number);
             }
             right.then_some(number)
         };
@@ -105,7 +105,7 @@ impl Endpoint {
                     return DatagramOutcome::Unknown;
                 }
                 // While the connection is known, whose traffic class it leaves in.
-                self.tell(to, from, left(&message, transaction));
+                self.send_mad(to, from, left(&message, transaction));
                 self.on_disconnect(now, number, &message, (to, from), region);
                 number.map(drop)
             }
@@ -153,7 +153,7 @@ impl Endpoint {
         };
         match self.check_request(&request) {
             Ok(private) => self.announce(now, request, private, Some(reserved)),
-            Err(reason) => self.turn_away(&request, reason),
+            Err(reason) => self.reject_request(&request, reason),
         }
     }
 
@@ -191,7 +191,7 @@ impl Endpoint {
         match number {
             Some(number) => self.establish(number),
             None if self.by_comm.contains_key(&message.remote_comm_id) => {}
-            None => self.tell(ends.0, ends.1, unknown(message, transaction)),
+            None => self.send_mad(ends.0, ends.1, unknown(message, transaction)),
         }
     }
 
@@ -217,9 +217,9 @@ impl Endpoint {
         if matches!(request.from, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             return DatagramOutcome::LinkLocal;
         }
-        self.follow(now);
+        self.apply_updates(now);
         self.manager.expire(now);
-        if self.manager.penalties.bars(now, request.from.into()) {
+        if self.manager.penalties.is_blocked(now, request.from.into()) {
             self.manager.barred = Some(request.from);
             return DatagramOutcome::Barred;
         }
@@ -228,16 +228,16 @@ impl Endpoint {
         }
         let private = match self.check_request(&request) {
             Ok(private) => private,
-            Err(reason) => return self.turn_away(&request, reason),
+            Err(reason) => return self.reject_request(&request, reason),
         };
-        if self.contest(now, request) {
+        if self.check_stale(now, request) {
             return DatagramOutcome::Doubted;
         }
-        self.weigh(now, request, private)
+        self.admit_request(now, request, private)
     }
 
     /// Decides about a right request by how many others there are.
-    pub(super) fn weigh(
+    pub(super) fn admit_request(
         &mut self,
         now: Instant,
         request: ConnectRequest,
@@ -260,12 +260,12 @@ impl Endpoint {
         self.announce(now, request, private, None)
     }
 
-    pub(super) fn turn_away(
+    pub(super) fn reject_request(
         &mut self,
         request: &ConnectRequest,
         reason: RejectReason,
     ) -> DatagramOutcome {
-        self.tell(request.to, request.from, request.reject(reason, &[]));
+        self.send_mad(request.to, request.from, request.reject(reason, &[]));
         DatagramOutcome::Rejected
     }
 
@@ -282,7 +282,7 @@ impl Endpoint {
         {
             self.manager.challenges_by_name.remove(&displaced.names.0);
         }
-        self.tell(request.to, request.from, request.challenge(names));
+        self.send_mad(request.to, request.from, request.challenge(names));
     }
 
     /// Lets the user know of a request. `challenge`: it has answered one, for which a turn to displace
@@ -295,7 +295,7 @@ impl Endpoint {
         challenge: Option<bool>,
     ) -> DatagramOutcome {
         let source = request.from.into();
-        if self.manager.penalties.bars(now, source) {
+        if self.manager.penalties.is_blocked(now, source) {
             return DatagramOutcome::Barred;
         }
         let (most, reserved) = (self.config.half_open_per_source, challenge == Some(true));
@@ -337,14 +337,16 @@ impl Endpoint {
         }
         if let Some(challenge) = self.manager.challenges.get(&key) {
             let mad = request.challenge(challenge.names);
-            self.tell(ends.0, ends.1, mad);
+            self.send_mad(ends.0, ends.1, mad);
             return true;
         }
-        phase.is_some() || self.is_contested(&key) || self.manager.elsewhere.get(&key).is_some()
+        phase.is_some()
+            || self.is_stale_candidate(&key)
+            || self.manager.elsewhere.get(&key).is_some()
     }
 
     /// Whether somebody listens where a request goes.
-    pub(super) fn hears(&self, request: &ConnectRequest) -> bool {
+    pub(super) fn is_listening(&self, request: &ConnectRequest) -> bool {
         let Some(port) = service_port(request.message.service_id) else { return false };
         self.manager.listeners.iter().any(|listener| {
             listener.port() == port
@@ -359,7 +361,7 @@ impl Endpoint {
         request: &ConnectRequest,
     ) -> Result<(CmaHeader, [u8; CmaHeader::USER_BYTES]), RejectReason> {
         let message = &request.message;
-        let heard = self.hears(request);
+        let heard = self.is_listening(request);
         let private = CmaHeader::parse(&message.private_data).filter(|_| heard);
         let private = private.ok_or(RejectReason::INVALID_SERVICE)?;
         if message.transport != 0 || message.extended_transport != 0 {
@@ -411,7 +413,7 @@ impl Endpoint {
         if mine {
             let (local, remote) = slot.connection.ends();
             let mad = slot.connection.ready();
-            self.tell(local, remote, mad);
+            self.send_mad(local, remote, mad);
             self.mark_ready(number);
             if first {
                 self.events.push_back(Event::Established(Qp(number)));
@@ -517,7 +519,7 @@ mod tests {
                 endpoint.unlisten(at);
             }
             drop(incoming);
-            endpoint.follow(now);
+            endpoint.apply_updates(now);
             let said = endpoint.poll_transmit(now, pool.region()).unwrap();
             assert_eq!(endpoint.payload(&said, pool.region()), asked.reject(reason, &[]));
         }

@@ -37,7 +37,7 @@ const PROOF: Duration = Duration::from_millis(700);
 impl Endpoint {
     /// Lets a request wait until the connection of the same queue pair has had time to show that it
     /// lives; false when there is no such connection.
-    pub(super) fn contest(&mut self, now: Instant, request: ConnectRequest) -> bool {
+    pub(super) fn check_stale(&mut self, now: Instant, request: ConnectRequest) -> bool {
         let message = &request.message;
         let peer = (request.from, message.ca_guid, message.qpn);
         let Some(number) = self.manager.by_peer.get(&peer).copied() else { return false };
@@ -46,18 +46,18 @@ impl Endpoint {
         };
         let claim = StaleCandidate { request, old, since: now };
         self.manager.claims.insert(request.key(), claim, Some(now + PROOF));
-        self.ask_for_life(now, number);
+        self.probe(now, number);
         true
     }
 
     /// Whether a request waits for a sign of life of an old connection.
-    pub(super) fn is_contested(&self, key: &RequestKey) -> bool {
+    pub(super) fn is_stale_candidate(&self, key: &RequestKey) -> bool {
         self.manager.claims.get(key).is_some()
     }
 
     /// Sends our reply once more, unless that is being done. (The peer of a connection that we have
     /// asked for has none to repeat, and must speak for itself.)
-    fn ask_for_life(&mut self, now: Instant, number: u32) {
+    fn probe(&mut self, now: Instant, number: u32) {
         let Some(slot) = self.live(Qp(number)) else { return };
         let (up, settings) = (slot.connection.phase == Phase::Established, slot.settings);
         let offer = self.offer(&settings);
@@ -68,12 +68,12 @@ impl Endpoint {
         let asked_us = self.manager.by_request.get(&key) == Some(&number);
         if up && asked_us && self.manager.retries.get(comm).is_none() {
             self.manager.retries.insert(comm, Retry::question(mad, ends, now));
-            self.tell(ends.0, ends.1, mad);
+            self.send_mad(ends.0, ends.1, mad);
         }
     }
 
     /// The peer of a connection has been heard.
-    pub(super) fn note_life(&mut self, now: Instant, number: u32) {
+    pub(super) fn on_alive(&mut self, now: Instant, number: u32) {
         let Some(slot) = self.live(Qp(number)) else { return };
         slot.heard = Some(now);
         let (up, comm) = (slot.connection.phase == Phase::Established, slot.connection.local_comm);
@@ -83,7 +83,7 @@ impl Endpoint {
     }
 
     /// Time is up for connections that were to show that they live.
-    pub(super) fn settle_claims(&mut self, now: Instant, region: &Region) {
+    pub(super) fn expire_candidates(&mut self, now: Instant, region: &Region) {
         while let Some((_, claim)) = self.manager.claims.expire(now) {
             let StaleCandidate { request, old, since } = claim;
             if self.manager.retries.get(old).is_some_and(|question| question.slot.is_none()) {
@@ -93,7 +93,7 @@ impl Endpoint {
             let slot = number.and_then(|number| self.live(Qp(number)));
             let alive = slot.is_some_and(|slot| slot.heard.is_some_and(|heard| heard > since));
             if alive {
-                self.turn_away(&request, RejectReason::STALE);
+                self.reject_request(&request, RejectReason::STALE);
                 continue;
             }
             if let Some(number) = number {
@@ -101,8 +101,8 @@ impl Endpoint {
             }
             // It was counted when it came.
             match self.check_request(&request) {
-                Ok(private) => self.weigh(now, request, private),
-                Err(reason) => self.turn_away(&request, reason),
+                Ok(private) => self.admit_request(now, request, private),
+                Err(reason) => self.reject_request(&request, reason),
             };
         }
     }

@@ -105,7 +105,7 @@ impl Memory {
     }
 
     /// Lets peers into the window of `buf`. Only copies of these bytes may be taken until
-    /// [`Memory::conceal`]. Takes no allocation once the table has grown.
+    /// [`Memory::revoke`]. Takes no allocation once the table has grown.
     ///
     /// # Errors
     /// The table is full; the buffer comes back.
@@ -135,7 +135,7 @@ impl Memory {
     ///
     /// # Panics
     /// When it was exposed by another table, whose peers would still have access.
-    pub fn conceal(&mut self, exposed: RemoteRegion) -> Buf {
+    pub fn revoke(&mut self, exposed: RemoteRegion) -> Buf {
         let number = exposed.remote().key >> GENERATION_BITS;
         let slot = self.slots.get_mut(number as usize);
         let exposure = slot.and_then(|slot| slot.exposure.take());
@@ -165,7 +165,7 @@ impl Memory {
     }
 
     /// Takes the peers' access away, as a peer may ask for; the buffer waits for
-    /// [`Memory::conceal`].
+    /// [`Memory::revoke`].
     ///
     /// # Errors
     /// The key is not valid.
@@ -263,14 +263,14 @@ mod tests {
             assert_eq!(memory.place(key, addr, len, rights), Err(Denied));
         }
         assert_eq!(memory.exposed(), 1);
-        pool.give(memory.conceal(exposed));
+        pool.give(memory.revoke(exposed));
         assert_eq!(memory.exposed(), 0);
         assert_eq!(memory.place(key, addr, 1, Rights::READ), Err(Denied));
         let again = memory.expose(pool.take_cell().unwrap(), Rights::READ).unwrap();
         let key_again = again.remote().key;
         assert_eq!((key_again >> 8, key_again == key), (key >> 8, false));
         assert_eq!(memory.place(key, addr, 1, Rights::READ), Err(Denied));
-        pool.give(memory.conceal(again));
+        pool.give(memory.revoke(again));
         assert!(pool.is_full());
     }
 
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(memory.invalidate(remote.key), Ok(()));
         assert_eq!(memory.invalidate(remote.key), Err(Denied));
         assert_eq!(memory.place(remote.key, remote.addr, 1, Rights::READ), Err(Denied));
-        pool.give(memory.conceal(exposed));
+        pool.give(memory.revoke(exposed));
         assert!(pool.is_full());
     }
 
@@ -312,7 +312,7 @@ mod tests {
             memory
         });
         let mut memory = elsewhere.join().unwrap();
-        let buf = memory.conceal(exposed);
+        let buf = memory.revoke(exposed);
         assert_eq!(pool.bytes(&buf), [7; 64]);
         // Nothing is exposed any more, so it may go where it likes.
         assert!(std::thread::spawn(move || memory.is_home()).join().unwrap());
@@ -325,6 +325,6 @@ mod tests {
         let (mut pool, mut memory, mut other) = (pool(), Memory::new(1), Memory::new(1));
         let exposed = memory.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
         let _theirs = other.expose(pool.take_cell().unwrap(), Rights::ALL).unwrap();
-        let _ = other.conceal(exposed);
+        let _ = other.revoke(exposed);
     }
 }

@@ -155,17 +155,17 @@ impl Udp {
         endpoint: &mut Endpoint,
     ) -> Result<(), FabricError> {
         self.shared.listen(at)?;
-        self.follow(endpoint);
+        self.apply_shared_state(endpoint);
         Ok(())
     }
 
     pub(super) fn unlisten(&mut self, at: SocketAddr, endpoint: &mut Endpoint) {
         self.shared.unlisten(at);
-        self.follow(endpoint);
+        self.apply_shared_state(endpoint);
     }
 
     /// Takes over what any of the fabrics has changed.
-    pub(super) fn follow(&mut self, endpoint: &mut Endpoint) {
+    pub(super) fn apply_shared_state(&mut self, endpoint: &mut Endpoint) {
         self.tidy(endpoint);
         loop {
             let changes = self.shared.changes();
@@ -260,7 +260,7 @@ impl Udp {
                 from.ip()
             }
         };
-        self.follow(endpoint);
+        self.apply_shared_state(endpoint);
         let (_, link) = route(Some(from), to).map_err(failed)?;
         let mtu = payload_bytes(link, to.is_ipv6(), most).ok_or_else(|| {
             FabricError(format!("cannot connect to {to}: the link's MTU of {link} is too small"))
@@ -852,7 +852,7 @@ mod tests {
         let mut leave = |now, refused| {
             setsockopt(&*udp.sockets[0], NoCheck, &refused).unwrap();
             endpoint.forget_sent();
-            (0..4).for_each(|_| endpoint.tell(a, b, [0; MAD_BYTES]));
+            (0..4).for_each(|_| endpoint.send_mad(a, b, [0; MAD_BYTES]));
             udp.transmit(now, &mut endpoint, pool.region());
             let arrived = std::iter::from_fn(|| peer.recv(&mut [0; 1024]).ok()).count();
             (arrived, udp.singles.longest_train(now, a))

@@ -92,8 +92,8 @@ impl Trains {
         self.left.extend(0..items.len() as u16);
         while !self.left.is_empty() {
             self.train = self.train.wrapping_add(1);
-            let Some(first) = self.locomotive(items) else { break };
-            self.couple(items, first, most.min(MOST_SEGMENTS));
+            let Some(first) = self.take_first(items) else { break };
+            self.append(items, first, most.min(MOST_SEGMENTS));
             self.ends.push(self.order.len() as u16);
         }
     }
@@ -121,11 +121,11 @@ impl Trains {
     }
 
     /// The longest of the datagrams that are first of their queues: the earliest of these.
-    fn locomotive(&mut self, items: &[TrainItem]) -> Option<TrainItem> {
+    fn take_first(&mut self, items: &[TrainItem]) -> Option<TrainItem> {
         let mut best: Option<TrainItem> = None;
         for at in 0..self.left.len() {
             let item = items[usize::from(self.left[at])];
-            if self.is_shut(item.queue) {
+            if self.is_closed(item.queue) {
                 continue;
             }
             self.shut(item.queue);
@@ -138,7 +138,7 @@ impl Trains {
     }
 
     /// Takes what fits behind the first, and leaves the rest.
-    fn couple(&mut self, items: &[TrainItem], first: TrainItem, most: usize) {
+    fn append(&mut self, items: &[TrainItem], first: TrainItem, most: usize) {
         let start = self.order.len();
         let room = (MOST_BYTES / first.bytes.max(1)).min(most);
         let mut tail = None;
@@ -146,7 +146,7 @@ impl Trains {
         for at in 0..self.left.len() {
             let index = self.left[at];
             let item = items[usize::from(index)];
-            let free = !self.is_shut(item.queue) && self.order.len() - start < room;
+            let free = !self.is_closed(item.queue) && self.order.len() - start < room;
             if free && item.way == first.way && item.bytes == first.bytes {
                 self.order.push(index);
                 continue;
@@ -168,7 +168,7 @@ impl Trains {
         }
     }
 
-    fn is_shut(&self, queue: u32) -> bool {
+    fn is_closed(&self, queue: u32) -> bool {
         self.shut.get(queue as usize) == Some(&self.train)
     }
 

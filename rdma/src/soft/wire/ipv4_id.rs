@@ -140,7 +140,7 @@ impl Pair {
     }
 
     /// Judges a packet that has come to this endpoint, for a queue pair of which `own` was the last.
-    pub(crate) fn judge(
+    pub(crate) fn check_identification(
         &self,
         endpoint: u32,
         own: &mut Option<LastId>,

@@ -130,7 +130,7 @@ impl MonitoredDevice {
     }
 
     /// Says once what keeps it from being served.
-    fn tell(&self, why: &str) {
+    fn log_once(&self, why: &str) {
         let mut care = lock(&self.care);
         if care.told != why {
             warn!("{}: {why}", self.place);
@@ -153,7 +153,7 @@ impl MonitoredDevice {
     }
 
     /// At the end of the daemon: what is served is at no path that the next one will look at.
-    fn tell_what_is_lost(&self) {
+    fn report_detached(&self) {
         let backing = self.backing();
         if let Some(Some(detached)) = backing.detached(&self.config) {
             error!("{}: the daemon stops while {}", self.place, detachment(&backing, detached));
@@ -433,14 +433,14 @@ impl DeviceMonitor {
     }
 
     /// Tells which stores the next daemon will not find. Waits until the deadline at most.
-    pub fn tell_what_is_lost(&self, deadline: Instant) {
+    pub fn report_detached(&self, deadline: Instant) {
         let tended = lock(&self.shared.book).tended.clone();
         let detached = |it: &Arc<MonitoredDevice>| it.health.detached().is_some();
         let telling: Vec<_> = tended.into_iter().filter(detached).collect();
         if telling.is_empty() {
             return;
         }
-        let tell = move || telling.iter().for_each(|it| it.tell_what_is_lost());
+        let tell = move || telling.iter().for_each(|it| it.report_detached());
         if let Ok(told) = self.shared.pool.spawn(tell) {
             let _ = told.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
@@ -570,7 +570,7 @@ impl Shared {
         let moved = || backing.has_moved(&tended.config);
         match backing.inspect(thorough) {
             Condition::Sound if health.is_shortened() => {
-                return tended.tell(
+                return tended.log_once(
                     "is whole again, and waits for `nvmfctl namespace trust`: it was shortened \
                      meanwhile, so what hosts find there may not be what they have written",
                 );
@@ -606,7 +606,7 @@ impl Shared {
         }
         let elsewhere = backing.kind() == Kind::Device || moved() && !health.is_shortened();
         if elsewhere && let Err(why) = self.replace(tended, &backing) {
-            tended.tell(&why);
+            tended.log_once(&why);
         }
     }
 

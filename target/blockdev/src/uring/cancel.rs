@@ -45,13 +45,13 @@ impl Cancellations {
     }
 
     /// The next to ask for, and its index.
-    pub(crate) fn wish(&self) -> Option<(usize, Cancellation)> {
+    pub(crate) fn next_request(&self) -> Option<(usize, Cancellation)> {
         let index = *self.unasked.front()?;
         Some((index, self.entries.get(index).copied().flatten()?))
     }
 
-    /// The kernel has been asked for the one that [`Cancellations::wish`] has given.
-    pub(crate) fn asked(&mut self) {
+    /// The kernel has been asked for the one that [`Cancellations::next_request`] has given.
+    pub(crate) fn submitted(&mut self) {
         self.unasked.pop_front();
     }
 
@@ -104,13 +104,13 @@ mod tests {
         let mut recalls = Cancellations::default();
         push(&mut recalls, 10, 1);
         push(&mut recalls, 20, 2);
-        assert_eq!(recalls.wish(), Some((0, recall(10, 1))));
-        recalls.asked();
-        assert_eq!(recalls.wish(), Some((1, recall(20, 2))));
+        assert_eq!(recalls.next_request(), Some((0, recall(10, 1))));
+        recalls.submitted();
+        assert_eq!(recalls.next_request(), Some((1, recall(20, 2))));
         assert_eq!((recalls.answered(0), recalls.answered(0)), (Some(recall(10, 1)), None));
-        recalls.asked();
+        recalls.submitted();
         push(&mut recalls, 30, 3);
-        assert_eq!((recalls.len(), recalls.wish()), (2, Some((0, recall(30, 3)))));
+        assert_eq!((recalls.len(), recalls.next_request()), (2, Some((0, recall(30, 3)))));
         recalls.came_home_aborted(2);
         let aborted = Cancellation { aborted: true, ..recall(20, 2) };
         assert_eq!((recalls.answered(1), recalls.answered(7)), (Some(aborted), None));
@@ -123,16 +123,16 @@ mod tests {
         for order in [false, true] {
             (0..1000).for_each(|of| push(&mut recalls, 10_000 + of, of));
             for n in 0..1000 {
-                assert_eq!(recalls.wish(), Some((n, recall(10_000 + n as u64, n as u64))));
-                recalls.asked();
+                assert_eq!(recalls.next_request(), Some((n, recall(10_000 + n as u64, n as u64))));
+                recalls.submitted();
             }
-            assert_eq!((recalls.wish(), recalls.len()), (None, 1000));
+            assert_eq!((recalls.next_request(), recalls.len()), (None, 1000));
             for n in 0..1000 {
                 let index = if order { n } else { 999 - n };
                 assert_eq!(recalls.answered(index).map(|it| it.of), Some(index as u64));
             }
             assert_eq!((recalls.len(), recalls.places()), (0, 0));
-            assert_eq!((recalls.wish(), recalls.answered(0)), (None, None));
+            assert_eq!((recalls.next_request(), recalls.answered(0)), (None, None));
         }
     }
 }

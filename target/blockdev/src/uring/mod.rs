@@ -298,7 +298,7 @@ impl Ring {
 
     /// Writes entries for all that is to be done, as long as there is room.
     fn fill(&mut self) {
-        while let Some((index, wish)) = self.watches.wish() {
+        while let Some((index, wish)) = self.watches.next_request() {
             let user_data = WATCH | index as u64;
             let entry = match wish {
                 PollRequest::Arm(fd) => {
@@ -339,9 +339,9 @@ impl Ring {
             // a static; mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays
             // in the flight, and the flight in its slot, until this entry's completion.
             if !unsafe { self.push(&entry.user_data(ask.slot().into())) } {
-                return self.flights.not_asked(ask);
+                return self.flights.not_submitted(ask);
             }
-            self.flights.asked(ask);
+            self.flights.submitted(ask);
             match ask {
                 Submission::Pause(_) => {}
                 Submission::Step(_, Step::Sync) => self.stats.syncs += 1,

@@ -176,12 +176,12 @@ impl Flights {
     /// the slot. All of them come before any [`Flights::next_ask`]: a slot must not have become
     /// another one's.
     pub fn next_recall(&mut self) -> Option<(usize, u32)> {
-        while let Some((index, recall)) = self.recalls.wish() {
+        while let Some((index, recall)) = self.recalls.next_request() {
             let flight = self.slots[recall.slot as usize].as_ref();
             if flight.is_some_and(|flight| flight.tag() == recall.of) {
                 return Some((index, recall.slot));
             }
-            self.recalls.asked();
+            self.recalls.submitted();
             let (home, outcome) = (self.recalls.answered(index), Err(Status::INTERNAL_ERROR));
             self.ready.extend(home.map(|it| IoCompletion { tag: it.tag, buf: None, outcome }));
         }
@@ -190,26 +190,26 @@ impl Flights {
 
     /// The kernel has been asked what [`Flights::next_recall`] has said.
     pub fn recall_asked(&mut self) {
-        self.recalls.asked();
+        self.recalls.submitted();
     }
 
-    /// What to ask the kernel next. [`Flights::asked`] or [`Flights::not_asked`] follows.
+    /// What to ask the kernel next. [`Flights::submitted`] or [`Flights::not_submitted`] follows.
     pub fn next_ask(&mut self) -> Option<Submission> {
         loop {
             let slot = self.again.pop_front().or_else(|| self.take_slot())?;
-            if let Some(ask) = self.ask(slot) {
+            if let Some(ask) = self.next_submission(slot) {
                 return Some(ask);
             }
         }
     }
 
     /// The kernel has it.
-    pub fn asked(&mut self, _: Submission) {
+    pub fn submitted(&mut self, _: Submission) {
         self.in_kernel += 1;
     }
 
     /// There was no room for it: it is the next once more.
-    pub fn not_asked(&mut self, ask: Submission) {
+    pub fn not_submitted(&mut self, ask: Submission) {
         if let Submission::Step(slot, Step::Sync) = ask {
             self.take_sync_back(slot);
         }
@@ -261,7 +261,7 @@ impl Flights {
     }
 
     /// The next step of the flight in a slot; none when it waits for others, or is home.
-    pub(super) fn ask(&mut self, slot: u32) -> Option<Submission> {
+    pub(super) fn next_submission(&mut self, slot: u32) -> Option<Submission> {
         let flight = self.slots[slot as usize].as_mut()?;
         let backing = &self.attachments[flight.attachment as usize].as_ref()?.backing;
         let step = flight.step(backing);

@@ -74,7 +74,7 @@ impl PolledFds {
     }
 
     /// The next thing to tell the kernel; it has been told once [`PolledFds::granted`] says so.
-    pub(crate) fn wish(&self) -> Option<(usize, PollRequest)> {
+    pub(crate) fn next_request(&self) -> Option<(usize, PollRequest)> {
         self.0.iter().enumerate().find_map(|(index, watch)| match watch.state {
             PollState::Wanted => Some((index, PollRequest::Arm(watch.fd))),
             PollState::Unwanted => Some((index, PollRequest::Cancel)),

@@ -1217,7 +1217,9 @@ fn flags_told(entry: &squeue::Entry) -> (u8, u32) {
 
 /// What the kernel is to be asked for a slot, and how that is said.
 fn next_entry(ring: &mut Ring, slot: u32) -> (Step, squeue::Entry) {
-    let Some(Submission::Step(slot, step)) = ring.flights.ask(slot) else { panic!("nothing") };
+    let Some(Submission::Step(slot, step)) = ring.flights.next_submission(slot) else {
+        panic!("nothing")
+    };
     (step, ring.entry(slot, step).unwrap())
 }
 
@@ -1258,7 +1260,7 @@ fn the_kernel_is_told_to_synchronise_data_by_a_flush() {
     assert_eq!(step, Step::Sync);
     let datasync = io_uring::types::FsyncFlags::DATASYNC.bits();
     assert_eq!(flags_told(&entry), (opcode::Fsync::CODE, datasync));
-    bench.ring.flights.not_asked(Submission::Step(slot, step));
+    bench.ring.flights.not_submitted(Submission::Step(slot, step));
     assert_eq!(bench.await_done(1)[0].outcome, Ok(()));
     assert_eq!(bench.ring.stats().syncs, 1);
     assert_eq!(backing.health().failures(), 0);

@@ -129,7 +129,7 @@ impl Exchange {
     }
 
     /// The queue is not let in, whatever its host has proved: it closes.
-    pub fn turn_away(&mut self, now: Instant) {
+    pub fn reject(&mut self, now: Instant) {
         self.excuse();
         self.authenticated = false;
         self.stage = ExchangeState::Idle;

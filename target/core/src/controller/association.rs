@@ -292,7 +292,7 @@ pub struct Changes {
 
 impl Changes {
     /// Notes a namespace.
-    pub fn tell(&self, nsid: u32) {
+    pub fn insert(&self, nsid: u32) {
         self.nsids.lock().unwrap_or_else(PoisonError::into_inner).insert(nsid);
         self.news.store(true, Ordering::Release);
     }

@@ -52,7 +52,7 @@ struct Told {
 
 impl CauseLog {
     /// Writes down what has happened, and logs it unless the same cause was logged just before.
-    pub fn tell(&mut self, why: DisconnectRecord, book: &RecentDisconnects, now: Instant) {
+    pub fn record(&mut self, why: DisconnectRecord, book: &RecentDisconnects, now: Instant) {
         if self.count(why.cause, now) {
             log(&why);
         }
@@ -152,7 +152,7 @@ mod tests {
         );
         let at = ([192, 0, 2, 1], 4420).into();
         for _ in 0..100 {
-            refusals.tell(DisconnectRecord::nameless(Cause::NoRoom, at, at), &book, now);
+            refusals.record(DisconnectRecord::nameless(Cause::NoRoom, at, at), &book, now);
         }
         assert_eq!((book.count(Cause::NoRoom), book.list(None)[0].count), (100, 100));
         assert_eq!(refusals.overdue(now + QUIET), Some((Cause::NoRoom, 99)));

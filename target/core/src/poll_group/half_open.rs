@@ -226,7 +226,7 @@ impl PollGroup {
 
     /// Rejects a request: there is no room for it, and others need what comes free.
     pub(super) fn refuse(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
-        self.refused(
+        self.record_refusal(
             DisconnectRecord::nameless(Cause::NoRoom, incoming.remote, incoming.local),
             lent,
         );
@@ -261,7 +261,7 @@ impl PollGroup {
             return self.wait_for_room(until);
         }
         while let Some(incoming) = self.deferred.pop() {
-            if self.penalties.bars(lent.now, incoming.remote.ip().into()) {
+            if self.penalties.is_blocked(lent.now, incoming.remote.ip().into()) {
                 self.refuse(incoming, lent);
                 continue;
             }

@@ -223,7 +223,7 @@ impl PollGroup {
     /// back.
     pub fn on_message(&mut self, message: Message, lent: &mut Resources<'_>) -> Option<Message> {
         match message {
-            Message::Incoming(incoming) => self.ask(incoming, lent),
+            Message::Incoming(incoming) => self.on_connect_request(incoming, lent),
             Message::Subsystem(new) => {
                 let (now, queues) = (lent.now, &self.queues);
                 self.waiters.rate_limits.change(now, |key, slot, booking| {
@@ -245,10 +245,10 @@ impl PollGroup {
             Message::Stop => {
                 self.stopping = true;
                 while let Some(incoming) = self.deferred.pop() {
-                    self.turn_away(incoming, lent);
+                    self.reject(incoming, lent);
                 }
                 while let Some((incoming, _)) = self.pending.pop() {
-                    self.turn_away(incoming, lent);
+                    self.reject(incoming, lent);
                 }
                 self.each(lent, QueuePair::close);
             }
@@ -327,12 +327,12 @@ impl PollGroup {
         let index = lent.shared.registry.place();
         let (remote, local) = (incoming.remote, incoming.local);
         if index == self.index {
-            self.ask(incoming, lent);
+            self.on_connect_request(incoming, lent);
         } else if let Err(message) =
             lent.shared.registry.reactor(index).try_send(Message::Incoming(incoming))
         {
             drop(message);
-            self.refused(DisconnectRecord::nameless(Cause::Overloaded, remote, local), lent);
+            self.record_refusal(DisconnectRecord::nameless(Cause::Overloaded, remote, local), lent);
         }
     }
 
@@ -357,13 +357,13 @@ impl PollGroup {
         }
     }
 
-    fn refused(&mut self, why: DisconnectRecord, lent: &Resources<'_>) {
-        self.refusals.tell(why, &lent.shared.disconnects, lent.now);
+    fn record_refusal(&mut self, why: DisconnectRecord, lent: &Resources<'_>) {
+        self.refusals.record(why, &lent.shared.disconnects, lent.now);
     }
 
     /// Rejects a request because we are stopping.
-    fn turn_away(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
-        self.refused(
+    fn reject(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+        self.record_refusal(
             DisconnectRecord::nameless(Cause::Stopping, incoming.remote, incoming.local),
             lent,
         );
@@ -371,9 +371,9 @@ impl PollGroup {
     }
 
     /// Somebody asks to connect.
-    fn ask(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
+    fn on_connect_request(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         match self.stopping {
-            true => self.turn_away(incoming, lent),
+            true => self.reject(incoming, lent),
             false => self.ask_listener(incoming, lent.now + DECISION_LIMIT, lent),
         }
     }
@@ -381,7 +381,7 @@ impl PollGroup {
     /// Somebody asks to connect by a listener in force. Where others wait already, nobody looks for
     /// room for one more.
     fn admit(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
-        if self.penalties.bars(lent.now, incoming.remote.ip().into()) {
+        if self.penalties.is_blocked(lent.now, incoming.remote.ip().into()) {
             return self.refuse(incoming, lent);
         }
         if !self.deferred.is_empty() {
@@ -404,7 +404,7 @@ impl PollGroup {
         let (.., mut io) = self.split(lent);
         let mut queue = match QueuePair::open(at as u32, incoming, limits, &mut io) {
             Ok(queue) => queue,
-            Err(why) => return self.refused(*why, lent),
+            Err(why) => return self.record_refusal(*why, lent),
         };
         let qp = queue.qp().0 as usize;
         if self.by_qp.len() <= qp {
@@ -433,7 +433,7 @@ impl PollGroup {
             unadmitted.iter().for_each(|held| lent.shared.registry.queue_admitted(*held));
             lent.shared.registry.receives_returned(OpenQueue { reactor: self.index, receives });
             if in_vain {
-                self.penalties.charge(lent.now, source);
+                self.penalties.penalize(lent.now, source);
             }
         }
         self.reap(key, lent);

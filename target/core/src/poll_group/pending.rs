@@ -31,7 +31,7 @@ impl PollGroup {
             Reached::Prepared | Reached::Nobody => {
                 let why =
                     DisconnectRecord::nameless(Cause::NoListener, incoming.remote, incoming.local);
-                self.refused(why, lent);
+                self.record_refusal(why, lent);
                 // Only the fabric by which it came knows how nobody answers.
                 drop(incoming);
             }

@@ -200,7 +200,7 @@ impl Authentication {
         let job = offload::Job::Authenticate(AuthJob { source, ticket, run });
         let given = io.shared.offload.submit(job);
         if let (false, Some(exchange)) = (given, &mut self.exchange) {
-            exchange.turn_away(io.now);
+            exchange.reject(io.now);
         }
     }
 
@@ -272,7 +272,7 @@ impl Authentication {
                 Some(detail) => format!("{why}: {detail}"),
                 None => why.to_string(),
             };
-            conn.explain(cause, detail, io);
+            conn.record_end(cause, detail, io);
             return;
         }
         let association = conn.role.association();
@@ -295,7 +295,7 @@ impl Authentication {
                 if let Some((hash, group)) = exchange.agreed() {
                     info!(%remote, %host, %hash, %group, "host authenticated");
                 }
-                conn.tell_duplicate_host_id(io);
+                conn.record_duplicate_host_id(io);
             }
             QueueRole::Io { association, epoch, .. } => {
                 let (qid, held) = (conn.qid, conn.unadmitted);
@@ -306,8 +306,8 @@ impl Authentication {
                     }
                     Err(fabrics::ConnectError { status, cause, .. }) => {
                         // With the next tick: there may be an answer under way.
-                        exchange.turn_away(io.now);
-                        conn.explain(cause, status.to_string(), io);
+                        exchange.reject(io.now);
+                        conn.record_end(cause, status.to_string(), io);
                     }
                 }
             }

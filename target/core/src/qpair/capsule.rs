@@ -17,7 +17,7 @@ impl QueuePair {
     /// A capsule of `len` bytes has arrived, at `came_ns`.
     pub(super) fn on_capsule(&mut self, buf: Buf, len: u32, came_ns: u64, io: &mut Io<'_>) {
         let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
-            self.conn.explain(Cause::ShortCapsule, format!("{len} bytes"), io);
+            self.conn.record_end(Cause::ShortCapsule, format!("{len} bytes"), io);
             io.pool.give(buf);
             self.close(io);
             return;
@@ -51,7 +51,7 @@ impl QueuePair {
         }
         if !self.requests.claim_cid(sqe.cid) && !self.drop_parked(sqe.cid, io) {
             // An answer to either would be taken for the other's.
-            self.conn.explain(Cause::CommandIdInUse, format!("{:04X}h", sqe.cid), io);
+            self.conn.record_end(Cause::CommandIdInUse, format!("{:04X}h", sqe.cid), io);
             io.pool.give(buf);
             self.requests.give_free(slot);
             self.close(io);
@@ -210,7 +210,7 @@ impl QueuePair {
                 let plan = fabrics::first(sqe, received);
                 if let Err(status) = plan {
                     // The first command is not what it must be.
-                    conn.explain(Cause::BadConnect, status.to_string(), io);
+                    conn.record_end(Cause::BadConnect, status.to_string(), io);
                 }
                 plan
             }
@@ -237,7 +237,7 @@ impl QueuePair {
             }
         }
         if let Some(cause) = tells {
-            self.conn.tell(cause, "".into(), io);
+            self.conn.record(cause, "".into(), io);
         }
     }
 

@@ -170,7 +170,7 @@ fn begin_controller(
     let controller = Controller::new(of, kind, limits, local, kato, io.now);
     conn.role = QueueRole::Admin(Box::new(controller));
     if !auth.is_required() {
-        conn.tell_duplicate_host_id(io);
+        conn.record_duplicate_host_id(io);
     }
     association
 }

@@ -93,28 +93,28 @@ impl Connection {
     }
 
     /// The queue ends, or is refused, for this cause; what follows from it is not told again.
-    pub(super) fn explain(
+    pub(super) fn record_end(
         &mut self,
         cause: Cause,
         detail: impl Into<Cow<'static, str>>,
         io: &mut Io<'_>,
     ) {
         if !std::mem::replace(&mut self.explained, true) {
-            self.tell(cause, detail.into(), io);
+            self.record(cause, detail.into(), io);
         }
     }
 
     /// A cause that does not end the queue.
-    pub(super) fn tell(&self, cause: Cause, detail: Cow<'static, str>, io: &mut Io<'_>) {
+    pub(super) fn record(&self, cause: Cause, detail: Cow<'static, str>, io: &mut Io<'_>) {
         let association = self.role.association();
         let host = association.map(|association| association.host);
         let subsystem = association.map(|association| association.subsystem);
         let why = DisconnectRecord { host, subsystem, detail, ..self.nameless(cause) };
-        io.refusals.tell(why, &io.shared.disconnects, io.now);
+        io.refusals.record(why, &io.shared.disconnects, io.now);
     }
 
     /// The flush of a device has failed when its host shut the controller down.
-    pub(super) fn tell_unflushed(
+    pub(super) fn record_failed_flush(
         &self,
         backing: Option<DeviceId>,
         status: Status,
@@ -125,28 +125,28 @@ impl Connection {
         let of = namespaces.iter().find(|namespace| Some(namespace.backing) == backing);
         let nsid = of.map_or(0, |namespace| namespace.nsid);
         let detail = format!("namespace {nsid}: {status}");
-        self.tell(Cause::UnflushedShutdown, detail.into(), io);
+        self.record(Cause::UnflushedShutdown, detail.into(), io);
     }
 
     /// Tells of another host that cannot be told from this one. It is let in: who is in doubt may be
     /// the host of before under another name.
-    pub(super) fn tell_duplicate_host_id(&self, io: &mut Io<'_>) {
+    pub(super) fn record_duplicate_host_id(&self, io: &mut Io<'_>) {
         let QueueRole::Admin(controller) = &self.role else { return };
         if controller.is_discovery() {
             return;
         }
         if let Some(other) = io.shared.registry.twin(&controller.association) {
-            self.tell(Cause::SharedHostId, format!("the other one is {other}").into(), io);
+            self.record(Cause::SharedHostId, format!("the other one is {other}").into(), io);
         }
     }
 
     /// Its Connect has succeeded: from now on another cause may end it.
-    pub(super) fn forget_causes(&mut self) {
+    pub(super) fn reset_end_cause(&mut self) {
         self.explained = false;
     }
 
     /// Its Connect was refused.
-    pub(super) fn explain_connect(
+    pub(super) fn record_connect_error(
         &mut self,
         refusal: &fabrics::ConnectError,
         data: Option<&ConnectData>,
@@ -161,16 +161,21 @@ impl Connection {
         };
         let why = DisconnectRecord { host, subsystem, detail, ..self.nameless(*cause) };
         self.explained = true;
-        io.refusals.tell(why, &io.shared.disconnects, io.now);
+        io.refusals.record(why, &io.shared.disconnects, io.now);
     }
 
     /// Its work came back although nobody here had ended it.
-    pub(super) fn note_end(&mut self, is_admitted: bool) {
+    pub(super) fn set_end_cause(&mut self, is_admitted: bool) {
         self.end_cause = self.cause_of_end(is_admitted);
     }
 
     /// The queue pair is gone, for a reason that the fabric gives.
-    pub(super) fn explain_end(&mut self, reason: &Reason, is_admitted: bool, io: &mut Io<'_>) {
+    pub(super) fn record_disconnect(
+        &mut self,
+        reason: &Reason,
+        is_admitted: bool,
+        io: &mut Io<'_>,
+    ) {
         let (remote, qid) = (self.remote, self.qid);
         // Of those that nobody has named, anybody can make as many as they like.
         match self.is_connected() {
@@ -186,7 +191,7 @@ impl Connection {
             _ => self.end_cause,
         };
         if let Some(cause) = cause {
-            self.explain(cause, "", io);
+            self.record_end(cause, "", io);
         }
     }
 

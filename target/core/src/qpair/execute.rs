@@ -426,7 +426,7 @@ impl QueuePair {
 
     fn note_failed_shutdown_flush(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
         if let Some(backing) = unflushed::fail_shutdown(&mut self.requests[slot]) {
-            self.conn.tell_unflushed(backing, status, io);
+            self.conn.record_failed_flush(backing, status, io);
         }
     }
 

@@ -330,7 +330,7 @@ impl QueuePair {
         let Some(cause) = end.or_else(late) else { return self.raise_events(io) };
         if self.conn.is_open() {
             match cause {
-                Some(cause) => self.conn.explain(cause, "", io),
+                Some(cause) => self.conn.record_end(cause, "", io),
                 None => {
                     debug!(remote = %self.conn.remote, qid = self.conn.qid, "its controller went")
                 }
@@ -431,7 +431,7 @@ impl QueuePair {
                 if self.conn.role.is_io() {
                     self.begin_io(&association, io);
                 }
-                self.conn.forget_causes();
+                self.conn.reset_end_cause();
                 self.auth.mark_admitted(&self.conn, io);
                 let off = connect.cattr.disable_sq_flow_control();
                 // The Connect command itself was the first entry.
@@ -449,7 +449,7 @@ impl QueuePair {
                     io.fabric.admit(self.conn.qp);
                 }
                 debug!(remote = %self.conn.remote, qid = connect.qid, %status, dw0, "Connect refused");
-                self.conn.explain_connect(&refusal, data.as_ref(), io);
+                self.conn.record_connect_error(&refusal, data.as_ref(), io);
                 self.send_response(slot, status, dw0.into(), None, io);
             }
         }
@@ -489,7 +489,7 @@ impl QueuePair {
     /// Ends the connection so that another may have its room.
     pub fn displace(&mut self, io: &mut Io<'_>) {
         let cause = if self.is_admitted() { Cause::Crowded } else { Cause::Displaced };
-        self.conn.explain(cause, "", io);
+        self.conn.record_end(cause, "", io);
         self.close(io);
     }
 
@@ -511,7 +511,7 @@ impl QueuePair {
 
     /// The queue pair is gone, and all fabric work is home.
     pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
-        self.conn.explain_end(&reason, self.is_admitted(), io);
+        self.conn.record_disconnect(&reason, self.is_admitted(), io);
         if self.conn.is_open() {
             self.conn.link = Link::Closing;
             self.leave(io);
@@ -561,15 +561,15 @@ impl QueuePair {
         if controller.association.take_fatal_error() && controller.fail_fatally() {
             // Its I/O queues close.
             io.shared.registry.wake_reactors();
-            self.conn.tell(Cause::FailedOnPurpose, "".into(), io);
+            self.conn.record(Cause::FailedOnPurpose, "".into(), io);
         }
     }
 
     #[cold]
     fn end_for(&mut self, fault: Fault, io: &mut Io<'_>) {
         match Cause::of_fault(fault) {
-            Some(cause) => self.conn.explain(cause, fault.to_string(), io),
-            None => self.conn.note_end(self.is_admitted()),
+            Some(cause) => self.conn.record_end(cause, fault.to_string(), io),
+            None => self.conn.set_end_cause(self.is_admitted()),
         }
         self.close(io);
     }

@@ -287,7 +287,7 @@ impl Registry {
         for entry in self.lock().associations.values() {
             let sees = |view: &Arc<Subsystem>| view.namespace(nsid).is_ok();
             if entry.association.subsystem == *nqn && entry.view.as_ref().is_some_and(sees) {
-                entry.association.changes.tell(nsid);
+                entry.association.changes.insert(nsid);
             }
         }
         self.wake_reactors();

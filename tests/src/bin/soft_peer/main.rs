@@ -63,7 +63,7 @@ impl World {
         self.fabric.register_remote(qp, buf).expect("the memory is exposed")
     }
 
-    fn conceal(&mut self, exposed: RemoteRegion) {
+    fn revoke(&mut self, exposed: RemoteRegion) {
         let buf = self.fabric.deregister_remote(exposed);
         self.pool.give(buf);
     }

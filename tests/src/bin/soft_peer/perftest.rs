@@ -72,7 +72,7 @@ impl Control {
             let mut bytes = vec![0; MESSAGE_BYTES as usize];
             world.pool.copy_out(&memory, 0, &mut bytes);
             changed = bytes.iter().filter(|byte| **byte != BLANK).count();
-            world.conceal(memory);
+            world.revoke(memory);
         }
         (format!("perftest: {changed} bytes written"), true)
     }

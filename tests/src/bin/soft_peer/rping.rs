@@ -132,7 +132,7 @@ impl Client {
     pub(crate) fn end(self, world: &mut World) -> (String, bool) {
         let Client { rounds, bytes, finished, memory, .. } = self;
         for exposed in memory.into_iter().flat_map(<[RemoteRegion; 2]>::from) {
-            world.conceal(exposed);
+            world.revoke(exposed);
         }
         (format!("rping: {finished} rounds of {bytes} bytes, came back right"), finished == rounds)
     }

@@ -339,9 +339,9 @@ impl SimDevice {
         while let Some(ask) = self.rings[ring].next_ask() {
             // The queue may be full.
             if self.dice.per_mille(5) {
-                return self.rings[ring].not_asked(ask);
+                return self.rings[ring].not_submitted(ask);
             }
-            self.rings[ring].asked(ask);
+            self.rings[ring].submitted(ask);
             self.begin(ring, ask);
         }
     }

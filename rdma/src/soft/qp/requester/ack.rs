@@ -21,7 +21,7 @@ impl Requester {
         let Some(at) = self.outstanding(packet) else { return Ok(false) };
         let syndrome = packet.ext.aeth.map_or(Syndrome::ACK, |aeth| aeth.syndrome);
         if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = packet.ext.aeth {
-            self.credits.heard(msn, code);
+            self.credits.update(msn, code);
         }
         if packet.row().operation == Operation::Acknowledge {
             self.troubles.note_received(syndrome);
@@ -32,7 +32,7 @@ impl Requester {
             }
             (Operation::Acknowledge, Syndrome::Ack(_)) => {
                 self.board.execute(at + 1);
-                self.board.witness(at, Evidence::Report);
+                self.board.on_ack(at, Evidence::Report);
             }
             (Operation::Acknowledge, Syndrome::Rnr(timer)) => {
                 // A late one about what has been executed since, although data of a read before it
@@ -98,7 +98,7 @@ impl Requester {
             self.board.begin(at, first..end);
             self.board.execute(end);
         }
-        self.board.witness(at, Evidence::Data);
+        self.board.on_ack(at, Evidence::Data);
         self.settle(now, io);
         true
     }
@@ -131,7 +131,7 @@ impl Requester {
     /// The peer lacks packet `at`, and keeps those behind it whose bits are set.
     fn kept(&mut self, now: Instant, at: u64, held: u128) {
         let next = self.board.next();
-        self.board.lack(at, at + 1 + u64::from(u128::BITS));
+        self.board.on_gap(at, at + 1 + u64::from(u128::BITS));
         let mut rest = held;
         while rest != 0 {
             let kept = at + 1 + u64::from(rest.trailing_zeros());
@@ -139,7 +139,7 @@ impl Requester {
             if kept >= next {
                 break;
             }
-            self.board.witness(kept, Evidence::Report);
+            self.board.on_ack(kept, Evidence::Report);
             if let Some((_, when)) = self.timed.take_if(|(at, _)| *at == kept) {
                 self.trip.sample(now.saturating_duration_since(when));
             }
@@ -147,7 +147,7 @@ impl Requester {
                 self.board.finish(kept);
             } else if let Some(index) = self.item_of(kept) {
                 let (_, end) = self.works[index].piece(kept);
-                self.board.excuse(kept..end.min(next));
+                self.board.mark_deferred(kept..end.min(next));
             }
         }
     }
@@ -180,7 +180,7 @@ impl Requester {
         while self.reads.front().is_some_and(|end| *end <= una) {
             self.reads.pop_front();
         }
-        self.judge(now, None);
+        self.detect_loss(now, None);
     }
 
     /// The peer has been heard: its time begins anew. But who has been probed, and then was sent nothing
@@ -200,13 +200,13 @@ impl Requester {
 
     /// Gives up what is long overdue, or was so at an ordinal, and waits a moment for what is so of
     /// late.
-    pub(super) fn judge(&mut self, now: Instant, ordinal: Option<u64>) {
+    pub(super) fn detect_loss(&mut self, now: Instant, ordinal: Option<u64>) {
         let tolerance = if self.selective { TOLERANCE } else { 0 };
         let before = self.board.lost();
         if let Some(ordinal) = ordinal {
-            self.board.condemn(ordinal);
+            self.board.mark_lost(ordinal);
         }
-        let overdue = self.board.judge(tolerance);
+        let overdue = self.board.detect_loss(tolerance);
         let lost = self.board.lost() - before;
         self.overdue = match (overdue, self.overdue) {
             (false, _) => None,

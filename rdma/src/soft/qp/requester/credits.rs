@@ -31,7 +31,7 @@ impl CreditLimit {
 
     /// The peer has completed so many messages, and has room for more. Reports may be late, and
     /// receives are not taken back, so the highest counts.
-    pub(super) fn heard(&mut self, completed: Msn, code: Code) {
+    pub(super) fn update(&mut self, completed: Msn, code: Code) {
         let Some(more) = code.messages() else {
             self.limit = None;
             return;
@@ -53,20 +53,20 @@ mod tests {
         let mut credits = CreditLimit::default();
         assert!(credits.allow(), "nothing is known");
         (0..5).for_each(|_| credits.begin());
-        credits.heard(Msn::new(3), Code::new(2));
+        credits.update(Msn::new(3), Code::new(2));
         assert!(!credits.allow());
-        credits.heard(Msn::new(4), Code::new(2));
+        credits.update(Msn::new(4), Code::new(2));
         assert!(credits.allow());
         credits.begin();
         assert!(!credits.allow());
-        credits.heard(Msn::new(2), Code::new(0));
-        credits.heard(Msn::new(6), Code::new(3));
-        credits.heard(Msn::new(1), Code::new(1));
+        credits.update(Msn::new(2), Code::new(0));
+        credits.update(Msn::new(6), Code::new(3));
+        credits.update(Msn::new(1), Code::new(1));
         assert!(credits.allow(), "old reports change nothing");
         // More than has begun, which nobody can have completed.
-        credits.heard(Msn::new(7), Code::new(30));
+        credits.update(Msn::new(7), Code::new(30));
         assert_eq!(credits.limit, Some(9));
-        credits.heard(Msn::new(6), Code::UNLIMITED);
+        credits.update(Msn::new(6), Code::UNLIMITED);
         (0..100).for_each(|_| credits.begin());
         assert!(credits.allow());
     }
@@ -74,9 +74,9 @@ mod tests {
     #[test]
     fn the_number_of_completed_messages_wraps() {
         let mut credits = CreditLimit { begun: (1 << 24) + 2, limit: None };
-        credits.heard(Msn::new(0x00ff_ffff), Code::new(3));
+        credits.update(Msn::new(0x00ff_ffff), Code::new(3));
         assert_eq!((credits.limit, credits.allow()), (Some((1 << 24) + 2), false));
-        credits.heard(Msn::new(1), Code::new(2));
+        credits.update(Msn::new(1), Code::new(2));
         assert_eq!((credits.limit, credits.allow()), (Some((1 << 24) + 3), true));
     }
 }

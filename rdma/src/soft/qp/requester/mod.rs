@@ -274,7 +274,7 @@ impl Requester {
         }
         if let Some((_, ordinal)) = self.overdue.filter(|(until, _)| *until <= now) {
             self.overdue = None;
-            self.judge(now, Some(ordinal));
+            self.detect_loss(now, Some(ordinal));
         }
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             if self.end.is_some_and(|end| end <= now) {

@@ -246,7 +246,7 @@ impl Scoreboard {
     }
 
     /// The peer has answered this packet.
-    pub(super) fn witness(&mut self, at: u64, evidence: Evidence) {
+    pub(super) fn on_ack(&mut self, at: u64, evidence: Evidence) {
         let order = self.order[self.index(at)];
         self.seen = self.seen.max(order);
         if evidence == Evidence::Report {
@@ -255,13 +255,13 @@ impl Scoreboard {
     }
 
     /// The peer lacks a packet, and says which of those before `horizon` it keeps. It may keep more.
-    pub(super) fn lack(&mut self, hole: u64, horizon: u64) {
+    pub(super) fn on_gap(&mut self, hole: u64, horizon: u64) {
         (self.hole, self.horizon) = (hole, horizon);
     }
 
     /// The peer keeps the request of these packets of a read and has not executed it: they are not
     /// overdue.
-    pub(super) fn excuse(&mut self, packets: Range<u64>) {
+    pub(super) fn mark_deferred(&mut self, packets: Range<u64>) {
         for at in packets {
             self.set_lost(at, false);
             let index = self.index(at);
@@ -315,7 +315,7 @@ impl Scoreboard {
 
     /// Gives up what is long overdue; of requests, that are not reads, what as many as `tolerance`
     /// have not overtaken. True when something else is overdue.
-    pub(super) fn judge(&mut self, tolerance: u64) -> bool {
+    pub(super) fn detect_loss(&mut self, tolerance: u64) -> bool {
         let regular = self.done_count == 0 && self.lost_count == 0;
         if regular && (self.una == self.next || self.order[self.index(self.una)] >= self.seen) {
             return false;
@@ -333,7 +333,7 @@ impl Scoreboard {
     }
 
     /// Gives up what was sent before `ordinal` and is overdue, as time has passed.
-    pub(super) fn condemn(&mut self, ordinal: u64) {
+    pub(super) fn mark_lost(&mut self, ordinal: u64) {
         self.each_open(|board, at, order, seen, _| {
             if order < seen.min(ordinal) {
                 board.set_lost(at, true);

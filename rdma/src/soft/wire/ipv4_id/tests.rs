@@ -35,7 +35,7 @@ fn strict(linux: &mut Linux) -> (Pair, Option<LastId>) {
     let (pair, mut own) = (Pair::new(1), None);
     for _ in 0..=PROBATION + 1 {
         let (id, now_ms) = linux.send(0);
-        assert_eq!(pair.judge(0, &mut own, id, now_ms), Judgement::Plausible);
+        assert_eq!(pair.check_identification(0, &mut own, id, now_ms), Judgement::Plausible);
     }
     assert_eq!(pair.views[0].weight.load(Relaxed), STRICT);
     (pair, own)
@@ -58,7 +58,11 @@ fn a_sender_that_counts_is_never_dropped_however_long_it_pauses() {
                 linux.send(0);
             }
             let (id, now_ms) = linux.send(pause_ms);
-            assert_eq!(pair.judge(0, &mut own, id, now_ms), Judgement::Plausible, "seed {seed}");
+            assert_eq!(
+                pair.check_identification(0, &mut own, id, now_ms),
+                Judgement::Plausible,
+                "seed {seed}"
+            );
         }
     }
 }
@@ -72,7 +76,7 @@ fn packets_that_were_overtaken_are_plausible() {
         let (one, other) = (linux.dice.below(20) as usize, linux.dice.below(20) as usize);
         sent.swap(one, other);
         for (id, now_ms) in sent {
-            assert_eq!(pair.judge(0, &mut own, id, now_ms), Judgement::Plausible);
+            assert_eq!(pair.check_identification(0, &mut own, id, now_ms), Judgement::Plausible);
         }
     }
 }
@@ -85,10 +89,10 @@ fn queue_pairs_of_one_pair_share_a_counter_and_one_may_be_idle() {
     for _ in 0..100 {
         for _ in 0..5000 {
             let (id, now_ms) = linux.send(0);
-            assert_eq!(pair.judge(0, &mut busy, id, now_ms), Judgement::Plausible);
+            assert_eq!(pair.check_identification(0, &mut busy, id, now_ms), Judgement::Plausible);
         }
         let (id, now_ms) = linux.send(0);
-        assert_eq!(pair.judge(0, &mut idle, id, now_ms), Judgement::Plausible);
+        assert_eq!(pair.check_identification(0, &mut idle, id, now_ms), Judgement::Plausible);
     }
 }
 
@@ -102,12 +106,20 @@ fn endpoints_that_share_an_address_may_be_far_behind_each_other() {
         let (id, now_ms) = linux.send(u32::from(round % 500 == 0));
         let stalled = round % 100_000 > 60_000;
         if linux.dice.below(2) == 0 {
-            assert_eq!(pair.judge(0, &mut own[0], id, now_ms), Judgement::Plausible, "{round}");
+            assert_eq!(
+                pair.check_identification(0, &mut own[0], id, now_ms),
+                Judgement::Plausible,
+                "{round}"
+            );
         } else {
             waiting.push_back(id);
         }
         while !stalled && let Some(id) = waiting.pop_front() {
-            assert_eq!(pair.judge(1, &mut own[1], id, now_ms), Judgement::Plausible, "{round}");
+            assert_eq!(
+                pair.check_identification(1, &mut own[1], id, now_ms),
+                Judgement::Plausible,
+                "{round}"
+            );
         }
     }
     let weights = pair.views.iter().map(|view| view.weight.load(Relaxed));
@@ -121,11 +133,11 @@ fn adapters_may_send_a_constant_or_count_for_each_queue_pair() {
     for round in 0..50_000u32 {
         let which = (round.wrapping_mul(2_654_435_761) >> 16) as usize % 4;
         next[which] = next[which].wrapping_add(1);
-        let judgement = pair.judge(0, &mut own[which], next[which], round / 100 + 1);
+        let judgement = pair.check_identification(0, &mut own[which], next[which], round / 100 + 1);
         assert_eq!(judgement, Judgement::Plausible, "{round}");
     }
     let (pair, mut own) = (Pair::new(1), None);
-    let constant = (0..50_000).map(|round| pair.judge(0, &mut own, 0, round + 1));
+    let constant = (0..50_000).map(|round| pair.check_identification(0, &mut own, 0, round + 1));
     assert!(constant.eq(std::iter::repeat_n(Judgement::Plausible, 50_000)));
 }
 
@@ -138,7 +150,7 @@ fn a_sender_that_has_jumped_is_believed_when_four_in_a_row_agree() {
         let judged: Vec<_> = (0..50)
             .map(|_| {
                 let (id, now_ms) = linux.send(0);
-                pair.judge(0, &mut own, id, now_ms) == Judgement::Plausible
+                pair.check_identification(0, &mut own, id, now_ms) == Judgement::Plausible
             })
             .collect();
         assert_eq!(judged[..4], [false, false, false, true], "{jump}");
@@ -151,10 +163,14 @@ fn a_sender_that_cannot_be_foretold_is_believed_before_and_after_it_becomes_so()
     let mut dice = Rng::new(9);
     let (pair, mut own) = (Pair::new(1), None);
     for round in 0..10_000 {
-        assert_eq!(pair.judge(0, &mut own, dice.roll() as u16, round + 1), Judgement::Plausible);
+        assert_eq!(
+            pair.check_identification(0, &mut own, dice.roll() as u16, round + 1),
+            Judgement::Plausible
+        );
     }
     let (pair, mut own) = strict(&mut Linux::new(1, 250));
-    let judged = (0..10_000).map(|_| pair.judge(0, &mut own, dice.roll() as u16, 40));
+    let judged =
+        (0..10_000).map(|_| pair.check_identification(0, &mut own, dice.roll() as u16, 40));
     let judged: Vec<_> = judged.filter(|judgement| *judgement != Judgement::Plausible).collect();
     let (last, before) = judged.split_last().unwrap();
     assert_eq!(*last, Judgement::Erratic, "it is told");
@@ -174,12 +190,15 @@ fn damage_at_a_blind_spot_is_implausible_at_every_identification() {
     for change in changes {
         for round in 0..65_536u32 {
             let (id, now_ms) = linux.send(u32::from(round % 10_000 == 0));
-            let damaged = pair.judge(0, &mut own, id ^ change, now_ms);
+            let damaged = pair.check_identification(0, &mut own, id ^ change, now_ms);
             assert_eq!(damaged, Judgement::Implausible, "{id:04x} by {change:04x}");
             // Other packets are right, before and after.
             for _ in 0..5 {
                 let (id, now_ms) = linux.send(0);
-                assert_eq!(pair.judge(0, &mut own, id, now_ms), Judgement::Plausible);
+                assert_eq!(
+                    pair.check_identification(0, &mut own, id, now_ms),
+                    Judgement::Plausible
+                );
             }
         }
     }
@@ -224,7 +243,7 @@ fn of_real_sessions_no_packet_is_implausible() {
                     .store(LastId { count: id.into(), at_ms: now_ms }.pack(), Relaxed);
             }
             let own = owns.entry((&ip[12..20], &ip[33..36])).or_default();
-            let judgement = pair.judge(0, own, id, now_ms);
+            let judgement = pair.check_identification(0, own, id, now_ms);
             assert_eq!(judgement, Judgement::Plausible, "capture {nth}, {id:04x} at {now_ms}");
             judged += 1;
         }
