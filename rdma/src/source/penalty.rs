@@ -1,12 +1,12 @@
 //! Penalty for sources whose connections were established and ended before the host was admitted.
 //!
-//! To make a queue pair and to end it costs far more than to ask for one, so who has answered and
-//! then says nothing, over and over, from a few addresses, could keep everybody else waiting. Each
-//! such connection adds to the debt of its source, and time pays it off. Who owes more than a few may
-//! gets no further ones for a while. Only what a source has confirmed is charged to it, so nobody
-//! who forges it can run up its debt.
+//! To create and destroy a queue pair costs far more than to request one. Peers that confirm connections
+//! and never use them could keep everybody else waiting from a few addresses. Each such connection adds a
+//! fixed time to the penalty of its source, which passes with time; a source whose penalty exceeds the
+//! credit is not served for a while. Only confirmed connections count, so a forged address cannot be
+//! penalized.
 //!
-//! A debt is the moment at which it will have been paid.
+//! A penalty is stored as the moment at which it will have passed.
 
 use std::time::{Duration, Instant};
 

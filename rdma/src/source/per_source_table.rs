@@ -1,10 +1,10 @@
 //! A bounded table whose slots are shared fairly among sources.
 //!
-//! When it is full, the oldest entry of the source that has the most makes room. So one source
-//! cannot keep others out, and when very many sources have one entry each, the newest are kept: an
-//! honest peer, who does what is next within a round trip, is through before the flood has come
-//! round. Keys and sources are chosen by peers, so everything is in ordered trees, which have no
-//! worst case that somebody could aim at; every operation takes a logarithmic time.
+//! When it is full, the oldest entry of the source with the most entries is displaced. So one source
+//! cannot keep others out; and if very many sources have one entry each, the newest are kept: an honest
+//! peer completes its next step within a round trip, before it is displaced. Peers choose keys and sources,
+//! so all indexes are ordered trees, which have no worst case to aim at; each operation takes logarithmic
+//! time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

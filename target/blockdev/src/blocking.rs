@@ -1,9 +1,9 @@
-//! The threads for whatever may wait for a device or a server, perhaps for ever: one bounded pool.
+//! One bounded pool of threads for whatever may block on a device or a server, perhaps for ever.
 //!
-//! A task with a path ([`BlockingPool::begin`]) is awaited until a deadline. At most one runs for each
-//! path, so a path that hangs holds one thread, whoever asks for it; and `MOST_AT_WORK` run that have
-//! not been given up: the others wait for their turn. Tasks that nobody has to await
-//! ([`BlockingPool::spawn`]) start at once. All of them together have `THREADS_MAX` threads.
+//! A task with a path ([`BlockingPool::begin`]) is waited for until a deadline. At most one runs for each
+//! path, so a path that hangs holds one thread, however many ask for it; at most `MOST_AT_WORK` run that
+//! have not been given up, and the others are queued. Tasks without a waiter ([`BlockingPool::spawn`]) start
+//! at once. All together have at most `THREADS_MAX` threads.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,31 +1,31 @@
-//! Messages of connection management that an [`Endpoint`] receives. Nothing in them has
-//! been authenticated by anything but addresses and numbers that are hard to guess, so everything
-//! is bounded, and a message costs one of its own size, or none.
+//! Messages of connection management that an [`Endpoint`] receives. They are authenticated by nothing but
+//! addresses and numbers that are hard to guess, so everything is bounded, and a message causes at most one
+//! of its own size.
 //!
 //! # Floods
 //!
-//! A request to connect is cheap to make, and its sender's address easy to forge; but it costs the
-//! user a queue pair with receives. What becomes of it depends on how many connections are half
-//! open, which means asked for and not confirmed:
+//! A request to connect is cheap to send, and its source address easy to forge; but it costs the user a
+//! queue pair with receives. Its handling depends on the number of half-open connections, which are
+//! requested and not confirmed:
 //!
 //! ```text
-//! request ──┬─ few strangers ─────────────────────────► the user ──► reply ──► confirmed
-//!           └─ many: doubt, and a question ──answer──►     (each stage bounded)
+//! request ──┬─ few unverified ─────────────────────────► the user ──► reply ──► confirmed
+//!           └─ many: address challenge ───answer───────►     (each stage bounded)
 //! ```
 //!
-//! The question is a request to disconnect a connection that there is not. Every manager of
-//! connections answers that, without a further thought, by confirming; so after one round trip it is
-//! known that somebody lives at the address, and whoever forges addresses gets no further. Where
-//! there is no more room, the oldest of whoever has the most makes some (`table`); and where a source
-//! has its share, its own oldest does, so that nobody who uses another's address keeps that one out.
-//! An answer says that somebody lives there, not that it has asked.
+//! The challenge is a request to disconnect a connection that does not exist. Every connection manager
+//! confirms that without further checks; so after one round trip it is known that a peer has the address,
+//! and forged addresses get no further. Where there is no more room, the oldest entry of the source with
+//! the most entries is displaced (`PerSourceTable`); where a source has its share, its own oldest is, so
+//! that forged requests do not keep the owner of an address out. An answer proves that a peer has the
+//! address, not that it has sent the request.
 //!
-//! Who does confirm, and then is not let in, again and again, is passed over for a while (`penalties`):
-//! before anything else, as there may be tens of thousands a second.
+//! A source that confirms connections and is not admitted, again and again, is not served for a while
+//! (`penalties`): this is checked first, as there may be tens of thousands of requests a second.
 //!
-//! Bytes that go to a peer that has not confirmed are never more than came from it, but for one
-//! case: while there is no flood, a reply is repeated twice unasked, as it may have got lost; of those
-//! there are eight a second in all.
+//! A peer that has not confirmed is never sent more bytes than came from it, with one exception: while
+//! there is no flood, a reply is repeated twice unasked, as it may have been lost; eight times a second in
+//! all.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -1,24 +1,24 @@
 //! Stale connections: a peer requests a connection from a queue pair that already has one with this
-//! endpoint. Its machine has started anew, or somebody else forges the request, who wants that
-//! connection to end.
+//! endpoint. Either its machine has restarted, or another one forges the request in order to end that
+//! connection.
 //!
-//! Linux believes it at once, tells the peer of the old connection to leave, and refuses the request
-//! as stale (`cm_match_req` of its `ib_cm`). Here the old connection gets a little time to show that
-//! it lives, by any packet of its peer's. If it is quiet, its peer is asked: our reply to its request
-//! is sent once more. Who has the connection repeats its confirmation, as that may have got lost
-//! (Linux in `cm_dup_rep_handler`), and who has not is silent. The request waits meanwhile, so that a
-//! peer that did start anew need not ask again.
+//! Linux believes the request at once, tells the peer of the old connection to disconnect, and rejects the
+//! request as stale (`cm_match_req` of its `ib_cm`). Here the old connection gets a little time to show
+//! that it is alive, by any packet of its peer. If there is none, its peer is probed: our reply to its
+//! request is sent once more. A peer that has the connection repeats its confirmation, as that may have
+//! been lost (Linux in `cm_dup_rep_handler`); one that has not is silent. The request waits meanwhile, so
+//! that a peer that has restarted need not send it again.
 //!
-//! Who forges such a request (the GUID and queue pair of a Linux host can be guessed) ends a connection
-//! only if its host is silent for all of that time: one that is paused or stalled, which connects anew
-//! when it is back, as it would after Linux's answer. And to the forged address go, of one connection,
-//! three replies in that time, however many requests there are, and a refusal for each request: at most
-//! `MOST_CLAIMS` wait at once. To keep the refusal to ourselves would leave a host without an answer
-//! whose old connection lives by somebody else's packets.
+//! A forged request (GUID and queue pair of a Linux host can be guessed) ends a connection only if its host
+//! is silent for all of that time: a host that is paused or stalled, which reconnects when it continues, as
+//! it would after Linux's answer. The forged address is sent, for each connection, three replies in that
+//! time, however many requests there are, and one rejection for each request: at most `MOST_CLAIMS` wait at
+//! once. Without the rejection a host would get no answer whose old connection is kept alive by packets of
+//! another machine.
 //!
-//! Of several endpoints on one address only the one where the request arrives looks among its own
-//! connections. An old one at another is not found, and ends as any that has fallen silent does: by
-//! retries, or by its user's keep alive.
+//! Of several endpoints at one address only the one that receives the request looks among its own
+//! connections. An old connection at another endpoint ends as any silent one does: by retries, or by its
+//! user's keep alive.
 
 use std::time::{Duration, Instant};
 

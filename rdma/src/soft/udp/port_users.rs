@@ -1,14 +1,14 @@
 //! Other users of UDP port 4791 of an address, from the kernel's socket table.
 //!
 //! Fabrics of one group share the port (`SO_REUSEPORT`), and the kernel lets every process of the same
-//! user join: two groups at one address would get each other's datagrams. (Those of other users it
-//! keeps off.) So a group looks at the table of sockets before it binds, and once more when it has
-//! bound: whoever is later sees the other. No name or file says who has an address: anybody could take
-//! the one and keep us out, and the other may outlast its owner. What a user without privilege can take
-//! is the port itself, for whatever program; `nvmfd doctor` says who has it.
+//! user join: two groups at one address would receive each other's datagrams. (It refuses other users.) So
+//! a group reads the table of sockets before it binds, and once more afterwards: the later group sees the
+//! earlier one. No name or file claims an address: any user could create it and keep the daemon out, and a
+//! file may survive its owner. A user without privilege can take the port itself, with any program;
+//! `nvmfd doctor` names that program.
 //!
-//! Only sockets at just this address count: one at all addresses (a target) may be there beside one at
-//! a single one (a host on the same machine), and the kernel brings each what it is for.
+//! Only sockets at exactly this address count: one at all addresses (a target) may exist beside one at a
+//! single address (a host on the same machine), and the kernel delivers to the more specific one.
 
 use std::fs;
 use std::io;

@@ -1,10 +1,10 @@
-//! SO_REUSEPORT groups: one fabric per reactor, each with a socket of its own on every address that any of
-//! them listens on or connects from. The kernel brings each datagram to the socket of the fabric that it is
-//! for, by a program (`soft/udp/sockopt.rs`) that answers with the number of a socket in the order of
-//! binding. So all sockets of an address are bound at once, by whoever first wants it, and closed at once,
-//! when nobody uses any of them; each fabric fetches its own.
+//! SO_REUSEPORT groups: one fabric per reactor, each with a socket of its own at every address that any of
+//! them listens at or connects from. The kernel delivers each datagram to the socket of its fabric by a
+//! program (`soft/udp/sockopt.rs`) that returns the number of a socket in the order of binding. So all
+//! sockets of an address are bound together, by the first fabric that needs one, and closed together when
+//! no fabric uses them; each fabric takes its own.
 //!
-//! What keeps two groups off one address: `soft/udp/port_users.rs`.
+//! `soft/udp/port_users.rs` keeps two groups off one address.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};

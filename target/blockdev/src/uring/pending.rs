@@ -1,8 +1,8 @@
-//! `Flights`: what a ring knows of its operations, as a state machine without I/O.
+//! `Flights`: the operations of a ring, as a state machine without I/O.
 //!
-//! It never asks the kernel for anything. It says what the kernel is to be asked next, is told
-//! whether that was possible, and takes the answers. So the same code runs over io_uring
-//! ([`super::Ring`]) and over a simulated kernel.
+//! It makes no system call. It returns the next submission, is informed whether that was possible, and
+//! takes the completions. So the same code runs over io_uring ([`super::Ring`]) and over a simulated
+//! kernel.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Throttle of failed authentications. Guessing costs us arithmetic and fills the log, so whoever
-//! fails repeatedly is refused for a while, by name and address: a stranger elsewhere cannot lock a
-//! host out by failing in its name.
+//! Throttle of failed authentications. Guessing costs arithmetic and fills the log, so a host that fails
+//! repeatedly is refused for a while, by name and address: failures from elsewhere in a host's name do not
+//! lock that host out.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Fabrics commands: Connect, Property Get, Property Set. Who is admitted is the registry's
-//! business; what the command itself must look like is here.
+//! Fabrics commands: Connect, Property Get, Property Set: the format of the commands. The registry decides
+//! about admission.
 //!
 //! Source: NVMe Base Specification 2.0, "Fabrics Command Set".
 

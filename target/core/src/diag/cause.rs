@@ -1,7 +1,7 @@
-//! Disconnect causes: every one with a sentence for the event and a sentence for the remedy.
+//! Disconnect causes: each has a sentence for the event and a sentence for the remedy.
 //!
-//! Whoever refuses or drops a connection names a [`Cause`] (`diag/log_limiter.rs` writes it down and logs
-//! it); `RecentDisconnects` keeps the latest records for who asks. `docs/why.md` is the printed table.
+//! Code that refuses or closes a connection names a [`Cause`] (`diag/log_limiter.rs` records and logs it);
+//! `RecentDisconnects` keeps the latest records for `nvmfctl why`. `docs/why.md` is the printed table.
 
 use std::borrow::Cow;
 use std::fmt;

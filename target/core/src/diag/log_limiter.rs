@@ -1,8 +1,7 @@
 //! Rate-limited log of refused and disconnected hosts.
 //!
-//! Anybody can send requests that are refused, as fast as the network carries them, and must not
-//! fill the log that way. So the first of a cause is told at once, and those that follow within a
-//! second only as their number.
+//! Any peer can send requests that are refused, as fast as the network carries them, and must not fill
+//! the log. So the first of a cause is logged at once, and those within a second after it as a number.
 
 use std::slice;
 use std::sync::atomic::AtomicU64;

@@ -1,4 +1,4 @@
-//! Recent records of refused and disconnected hosts. Bounded, whoever connects.
+//! Recent records of refused and disconnected hosts, bounded per source.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,19 +1,18 @@
 //! Limits for connections without an admitted host: their share of a reactor, and eviction.
 //!
-//! Anybody can hold receives and a queue pair until the Connect deadline without a name, or for as
-//! long as it likes as a host of discovery or of a subsystem that admits any host. So what such
-//! connections hold of the room that hosts with a name leave is bounded: half for one source, three
-//! quarters for all. Where that is reached, the oldest of the source that holds the most is closed,
-//! so that who asks next, and goes on within a round trip, is served also amid a flood.
+//! Any peer can hold receives and a queue pair until the Connect deadline, or for as long as it likes as a
+//! host of discovery or of a subsystem that admits any host. So what such connections hold of the
+//! receives and queue pairs that named hosts leave is bounded: half for one source, three quarters for
+//! all. At that limit the oldest connection of the source that holds the most is closed, so that a host
+//! that completes its next step within a round trip is served amid a flood.
 //!
-//! What a request costs beyond that is bounded as well. Connections are counted only for one request
-//! at a time: while it waits, others stand behind it in line, where each source has its turn, and
-//! nobody looks again before something has come home or a time has come. And a connection that its
-//! host has confirmed is closed before one that it has not, which has [`CONFIRMATION`] for that: only
-//! what was confirmed is charged to its source ([`rdma::source::SourcePenalty`]), and a busy reactor would read
-//! too late that it was.
+//! The cost of a request is bounded as well. Connections are counted for one request at a time: the
+//! others wait in a fair queue over sources, and the count is repeated only when a connection has closed
+//! or a deadline has passed. A connection that its host has confirmed is closed before one that it has
+//! not, which has [`CONFIRMATION`] for that: only confirmed connections are charged to their source
+//! ([`rdma::source::SourcePenalty`]), and a busy reactor would read the confirmation too late.
 //!
-//! Of connections that nobody has confirmed there may only be so many ([`limits`]), whatever they hold.
+//! The number of connections without confirmation is bounded by [`limits`], whatever they hold.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -35,7 +34,7 @@ const MOST_OPENED: u32 = 8;
 /// Requests to connect that wait for room, at most.
 const MOST_DEFERRED: usize = 256;
 
-/// What the connections of one source hold that nobody vouches for.
+/// What the connections of one source without an admitted host hold.
 struct Share {
     held: u32,
     /// Of that, without those that are being closed.
@@ -45,7 +44,7 @@ struct Share {
     excess: u32,
     /// The first of them that is open: of those that are confirmed, if there is any.
     oldest: Option<Oldest>,
-    /// How many of them nobody has confirmed, and the first of those.
+    /// How many of them are not confirmed, and the first of those.
     half_open: usize,
     oldest_half_open: Option<Oldest>,
 }
@@ -234,7 +233,7 @@ impl PollGroup {
         lent.fabric.reject(incoming, &reject.emit());
     }
 
-    /// Nobody looks for room before this, unless something has come home.
+    /// No search for room before this, unless a connection has closed.
     pub(super) fn wait_for_room(&mut self, until: Instant) {
         self.full_until = Some(until);
         self.next_tick = self.next_tick.min(until);

@@ -1,7 +1,7 @@
 //! All queue pairs of one reactor, without its thread: dispatches completions, buffers and timers.
 //!
-//! Whoever drives them has a fabric, a disk, a pool and a clock, and lends them for every step:
-//! the reactor has real ones, a simulator need not.
+//! The driver owns fabric, devices, pool and clock, and lends them for every step: a reactor lends real
+//! ones, a simulator others.
 
 mod half_open;
 mod pending;
@@ -130,7 +130,7 @@ impl PollGroup {
         self.queues.iter().flatten().map(QueuePair::held_bytes).sum()
     }
 
-    /// Whether they have been told to end.
+    /// Whether a shutdown has been requested.
     #[must_use]
     pub fn is_stopping(&self) -> bool {
         self.stopping
@@ -192,7 +192,7 @@ impl PollGroup {
         self.run.end();
     }
 
-    /// A disk operation has come home.
+    /// A device operation has completed.
     pub fn on_disk(&mut self, done: IoCompletion, lent: &mut Resources<'_>) {
         let key = key_of(&done);
         let (_, queues, mut io) = self.split(lent);
@@ -201,7 +201,7 @@ impl PollGroup {
         }
     }
 
-    /// Takes what has come home from disks, until there is enough to send.
+    /// Takes completions of devices, until there is enough to send.
     pub fn on_disks(&mut self, done: &mut VecDeque<IoCompletion>, lent: &mut Resources<'_>) {
         while !done.is_empty() {
             let (_, queues, mut io) = self.split(lent);
@@ -276,7 +276,7 @@ impl PollGroup {
         worked
     }
 
-    /// Looks at the clock and at what is shared with other reactors, because somebody rang.
+    /// Looks at the clock and at what is shared with other reactors: the eventfd was signalled.
     pub fn look(&mut self, lent: &mut Resources<'_>) {
         let round = lent.shared.range_locks.round();
         if round != self.round {
@@ -370,7 +370,7 @@ impl PollGroup {
         lent.fabric.reject(incoming, &[]);
     }
 
-    /// Somebody asks to connect.
+    /// A connection request.
     fn on_connect_request(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         match self.stopping {
             true => self.reject(incoming, lent),
@@ -543,7 +543,7 @@ fn key_of(done: &IoCompletion) -> u32 {
     (done.tag >> 32) as u32
 }
 
-/// Steps a queue with what has come home from a disk. Whether nothing is left of the queue.
+/// Steps a queue with the completion of a device. Whether nothing is left of the queue.
 fn step(queues: &mut [Option<QueuePair>], done: IoCompletion, io: &mut Io<'_>) -> bool {
     let queue = queues.get_mut(key_of(&done) as usize).and_then(Option::as_mut);
     let Some(queue) = queue else { return false };

@@ -1,10 +1,10 @@
 //! Connection requests through a listener that is not active yet.
 //!
 //! A change of the configuration listens at its new addresses before it is committed, because that may
-//! fail. Who asks there meanwhile is held: when the change is in force it is asked on as if the request
-//! had come just then, and when the change is refused, or not decided in time, the request is dropped, and
-//! the provider refuses it as if nobody had listened. There are as many such requests as there may be
-//! half-open connections ([`limits`]).
+//! fail. A request that arrives meanwhile is held: when the change is in force it is handled as if it had
+//! just arrived; when the change is refused, or not decided in time, it is dropped, and the provider
+//! rejects it as at an address without listener. As many requests are held as there may be half-open
+//! connections ([`limits`]).
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::registry::Reached;
 pub(super) const DECISION_LIMIT: Duration = Duration::from_secs(5);
 
 impl PollGroup {
-    /// Somebody asks to connect, by a listener that may not be in force. Until then the request is held.
+    /// A connection request, through a listener that may not be in force. Until then it is held.
     pub(super) fn ask_listener(
         &mut self,
         incoming: Incoming,
@@ -32,7 +32,7 @@ impl PollGroup {
                 let why =
                     DisconnectRecord::nameless(Cause::NoListener, incoming.remote, incoming.local);
                 self.record_refusal(why, lent);
-                // Only the fabric by which it came knows how nobody answers.
+                // Only the fabric that received it can reject it as at an address without listener.
                 drop(incoming);
             }
         }

@@ -1,5 +1,5 @@
-//! Abort: commands end at their host's wish, when they have done nothing yet or a device gives them
-//! back. Whatever goes on is said to go on.
+//! Abort: ends commands that have changed nothing yet, or that a device returns. The response says of any
+//! other command that it was not aborted.
 
 use super::request::{Request, State, WaitReason};
 use super::requests::Requests;
@@ -13,7 +13,7 @@ const CANCEL: u64 = 1 << 16;
 /// What is done about a command that shall end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Aborting {
-    /// Nothing now: it goes on, or ends with its next step.
+    /// Nothing now: it continues, or ends with its next step.
     Nothing,
     /// It waits, and is completed.
     EndWaiting,
@@ -65,7 +65,7 @@ pub(super) fn on_cancelled(entry: &mut Request, is_cancelled: bool) {
     }
 }
 
-/// A request to cancel the operation of a command, which goes to its device now.
+/// A request to cancel the operation of a command, which is sent to its device now.
 pub(super) fn cancel(requests: &mut Requests, slot: u16) -> CancelRequest {
     let of = requests.tag(slot);
     requests[slot].cancelling = true;

@@ -121,7 +121,7 @@ impl QueuePair {
         if let Some(other) = self.requests[slot].fused_with() {
             buffers::lend_receive(&mut self.requests[other], io);
         }
-        // What needs no buffer takes none from those who wait.
+        // A command without data passes those that wait for buffers.
         let want = buffers::want(&self.requests, slot);
         let may_try = want.all_bytes == 0 || io.waiters.may_try(self.buffers.tenant, want.device);
         let tried = may_try.then(|| self.allocate(slot, want, false, io));

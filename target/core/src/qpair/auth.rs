@@ -1,4 +1,5 @@
-//! Authentication: what a queue pair lets through before it, its messages, and who does its work.
+//! Authentication: which commands a queue pair accepts before it, its messages, and the worker that
+//! computes them.
 
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ use crate::message::Message;
 use crate::registry::Admitted;
 use crate::sched::offload::{self, AuthJob};
 
-/// How the host of a queue pair proves who it is.
+/// Authentication of the host of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Authentication {
     /// Where it must.
@@ -95,7 +96,7 @@ impl Authentication {
         let exchange = self.exchange.as_ref()?;
         match &conn.role {
             QueueRole::Admin(controller) => controller.association.note_traffic(),
-            // Anybody can claim a queue of a controller; its host may be long dead.
+            // Any peer can claim a queue of a controller whose host no longer exists.
             QueueRole::Io { association, .. } if exchange.is_authenticated() => {
                 association.note_traffic();
             }
@@ -178,7 +179,7 @@ impl Authentication {
         Ok(false)
     }
 
-    /// The command waits until somebody else has done the computation.
+    /// The command waits until a worker has done the computation.
     fn compute(
         &mut self,
         slot: u16,
@@ -254,7 +255,7 @@ impl Authentication {
         }
     }
 
-    /// Tells of a success or a failure; `by_host`: of one that the host tells of.
+    /// Records a success or a failure; `by_host`: one that the host reports.
     fn note_outcome(
         &mut self,
         before: bool,

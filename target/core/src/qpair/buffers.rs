@@ -1,8 +1,8 @@
-//! The buffers of a command: what it wants of the pool, and for whom it is held. Who gets them is
-//! decided in `admit.rs`.
+//! Data buffers of a command: how many bytes it needs, and which association they are charged to. The
+//! allocation is in `admit.rs`.
 //!
-//! A queue that has no share of the data buffers is an admin queue, or any queue before its Connect.
-//! Anybody may have one, and its commands come before all I/O; so there is a limit to what it holds.
+//! A queue pair without a share of the data buffers is an admin queue, or any queue before its Connect.
+//! Any peer may have one, and its commands precede all I/O, so what it holds is limited.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -53,7 +53,7 @@ pub fn free_for_io(pool: &Pool) -> u64 {
     pool.free_for_all_bytes().saturating_sub(DATA_FOR_ADMIN_BYTES)
 }
 
-/// How things stand for those who wait for buffers of this pool.
+/// State of the queues for buffers of this pool.
 #[must_use]
 pub fn room(pool: &Pool, now: Instant) -> PoolState {
     let (whole_bytes, aside_bytes) = pool.whole_bytes();
@@ -199,7 +199,7 @@ pub(super) fn lend_receive(entry: &mut Request, io: &mut Io<'_>) {
     }
 }
 
-/// The receive of a command, if it was let go to the device, is home or never goes.
+/// The receive of a command, if it was lent to the device, is back or is not lent.
 #[inline]
 pub(super) fn return_receive(entry: &mut Request, io: &mut Io<'_>) {
     if std::mem::take(&mut entry.lends_receive)

@@ -23,7 +23,7 @@ impl QueuePair {
             return;
         };
         if self.disconnect_slot.is_some() {
-            // It was told to be the last command.
+            // Disconnect was the last command.
             io.pool.give(buf);
             return;
         }
@@ -106,7 +106,7 @@ impl QueuePair {
                         let entry = &mut self.requests[slot];
                         entry.enter(State::Waiting(WaitReason::FusedPartner));
                         entry.plan = plan;
-                        // Its end is told to the queue.
+                        // Its completion is reported to the queue.
                         entry.make_ext();
                         self.fused = FusedState::Held(slot);
                     }

@@ -192,7 +192,7 @@ impl QueuePair {
         }
     }
 
-    /// Data or a response that were posted have come home.
+    /// Posted data or a posted response have completed.
     pub(super) fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.posted -= 1;
@@ -268,7 +268,7 @@ impl QueuePair {
 
     fn log_error(&mut self, slot: u16, status: Status) -> Status {
         if !self.is_admitted() {
-            // The log is of a host that somebody else only claims to be.
+            // The name is only claimed: the log belongs to the host that has authenticated.
             return status;
         }
         let entry = &mut self.requests[slot];
@@ -341,7 +341,7 @@ impl QueuePair {
     /// An Abort command of the association looks for its command.
     pub fn on_abort(&mut self, token: &AbortToken, io: &mut Io<'_>) {
         let Some(association) = self.conn.role.association() else { return };
-        // Anybody can claim a queue of this number, and would answer for the host's own.
+        // Any peer can claim a queue of this number, and would answer for the host's own.
         let is_its_own = self.conn.is_open() && self.is_admitted();
         if !is_its_own || !token.is_for(association.id, self.conn.qid) {
             return;
@@ -369,7 +369,7 @@ impl QueuePair {
         }
     }
 
-    /// A device has heard the request to cancel an operation.
+    /// A device has received the request to cancel an operation.
     pub fn on_recalled(&mut self, slot: u16, outcome: Result<(), Status>, io: &mut Io<'_>) {
         self.requests.outstanding -= 1;
         abort::on_cancelled(&mut self.requests[slot], outcome.is_ok());
@@ -453,7 +453,7 @@ impl QueuePair {
         let alone = self.requests.numbered().all(|(slot, entry)| match entry.state() {
             state if slot == disconnect => state == State::Waiting(WaitReason::Event),
             State::Free => true,
-            // Of data in several places, the response goes with the last piece.
+            // Of data in several places, the response is sent with the last piece.
             State::Replying => !entry.is_in_pieces(),
             _ => false,
         });

@@ -63,7 +63,7 @@ pub(super) fn check_request(
     Ok((request, depth))
 }
 
-/// What a Connect command is told when another one was first.
+/// Status of a Connect command when another one was first.
 pub(super) const LOST: Status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
 
 /// Whether a keep alive timeout is one that we bear.

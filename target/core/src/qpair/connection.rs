@@ -1,5 +1,5 @@
-//! The connection of a queue pair: where its host is, what it serves, and why it ends. A cause is
-//! told once, where it is decided.
+//! The connection of a queue pair: addresses, role, and the cause of its end. A cause is recorded once,
+//! where it is decided.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -25,9 +25,9 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Link {
     Open,
-    /// Disconnecting: work is coming home.
+    /// Disconnecting: posted work is being returned.
     Closing,
-    /// The queue pair is gone; only devices still have work.
+    /// The queue pair is destroyed; only devices still have work.
     Gone,
 }
 
@@ -39,9 +39,9 @@ pub(super) struct Connection {
     pub(super) link: Link,
     /// Its host has confirmed the connection, so its address is not forged.
     pub(super) confirmed: bool,
-    /// Why it was refused or ends has been told.
+    /// The cause of its refusal or end is recorded.
     explained: bool,
-    /// What it was when its work came back although nobody here had ended it.
+    /// The cause found when its work was returned without a disconnect from here.
     end_cause: Option<Cause>,
     pub(super) role: QueueRole,
     pub(super) limits: Limits,
@@ -164,12 +164,12 @@ impl Connection {
         io.refusals.record(why, &io.shared.disconnects, io.now);
     }
 
-    /// Its work came back although nobody here had ended it.
+    /// Its work was returned without a disconnect from here.
     pub(super) fn set_end_cause(&mut self, is_admitted: bool) {
         self.end_cause = self.cause_of_end(is_admitted);
     }
 
-    /// The queue pair is gone, for a reason that the fabric gives.
+    /// The queue pair is destroyed, for a reason that the fabric gives.
     pub(super) fn record_disconnect(
         &mut self,
         reason: &Reason,
@@ -177,7 +177,7 @@ impl Connection {
         io: &mut Io<'_>,
     ) {
         let (remote, qid) = (self.remote, self.qid);
-        // Of those that nobody has named, anybody can make as many as they like.
+        // Any peer can make any number of connections without a host name.
         match self.is_connected() {
             true => info!(%remote, qid, ?reason, "queue closed"),
             false => debug!(%remote, ?reason, "queue closed before its Connect"),

@@ -238,7 +238,7 @@ impl QueuePair {
         }
     }
 
-    /// A device operation, or the job of a worker, has come home.
+    /// A device operation, or the job of a worker, has completed.
     pub fn on_disk(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
         self.requests.outstanding -= 1;
         let is_open = self.conn.is_open();
@@ -264,7 +264,7 @@ impl QueuePair {
         self.raise_events(io);
     }
 
-    /// What few commands have to do when an operation of theirs is home; whether that was all.
+    /// Further steps of rare commands when an operation has completed; whether those were all.
     fn on_ext_done(&mut self, slot: u16, outcome: Result<(), Status>, io: &mut Io<'_>) -> bool {
         if let Some(first) = fused::end_write(&mut self.requests, slot) {
             self.complete(first, Ok(0), io);
@@ -508,7 +508,7 @@ impl QueuePair {
         }
     }
 
-    /// Hands an operation to the device, as soon as nobody stands in its way.
+    /// Submits an operation to the device, as soon as no other command is in its way.
     #[inline]
     fn submit(&mut self, slot: u16, backing: DeviceId, op: Option<IoRequest>, io: &mut Io<'_>) {
         // Its buffers were allocated before, so there always is an operation.
@@ -518,7 +518,7 @@ impl QueuePair {
         self.submit_locked(slot, backing, op, None, io);
     }
 
-    /// The same; `exclusive`: nobody else may change these bytes meanwhile.
+    /// The same; `exclusive`: no other command may change these bytes meanwhile.
     #[inline]
     fn submit_locked(
         &mut self,

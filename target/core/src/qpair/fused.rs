@@ -1,8 +1,8 @@
-//! Fused commands: Compare and Write, two capsules one behind the other, carried out as one step.
+//! Fused commands: Compare and Write, two consecutive capsules, executed as one step.
 //!
-//! The first waits for the second. Then the data of both are pulled, the blocks are claimed, loaded
-//! and compared, and written when they are alike; nobody else changes them meanwhile. When one half
-//! fails before the write has begun, so does the other.
+//! The first waits for the second. Then the data of both are pulled, the blocks are locked, loaded and
+//! compared, and written if they are equal; no other command changes them meanwhile. If one half fails
+//! before the write has begun, the other fails as well.
 //!
 //! Source: NVMe Base Specification 2.0, "Fused Operation"; NVM Command Set Specification 1.0,
 //! "Fused Operation".
@@ -33,7 +33,7 @@ pub(super) const FAILED: Status = Status::ABORTED_FAILED_FUSED.with_dnr();
 /// What becomes of the other half of a fused command when one was completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Partner {
-    /// There is none, or it goes on alone.
+    /// There is none, or it continues alone.
     GoesOn,
     /// It fails.
     Fails(u16),
@@ -88,7 +88,7 @@ pub(super) fn check_first(sqe: &Sqe, plan: Plan, role: &QueueRole) -> Result<Pla
 /// Joins both halves; `plan` is that of the second.
 ///
 /// # Errors
-/// What each of them is told: they are no fused command.
+/// The status of each of them: they are no fused command.
 pub(super) fn join(
     requests: &mut Requests,
     first: u16,
@@ -105,7 +105,7 @@ pub(super) fn join(
         (Plan::Compare { backing, .. }, Ok(Plan::Store { backing: to, .. }))
             if backing != to && nsid == other =>
         {
-            // The namespace that the first half was for has gone: another one has its number now.
+            // The namespace of the first half was removed: another one has its number now.
             return Err((Status::INVALID_NAMESPACE.with_dnr(), FAILED));
         }
         (_, Ok(Plan::Store { .. })) => return Err((invalid, invalid)),

@@ -18,11 +18,11 @@ pub struct Io<'a> {
     pub fabric: &'a mut dyn Fabric,
     /// The backing stores.
     pub disk: &'a mut dyn BlockDevice,
-    /// Who may connect.
+    /// Subsystems, hosts and controllers, and what the poll groups share.
     pub shared: &'a Shared,
-    /// Who waits for buffers.
+    /// Queues for data buffers.
     pub waiters: &'a mut BufferScheduler,
-    /// Tells who is refused or dropped.
+    /// Log of refused and disconnected hosts.
     pub refusals: &'a mut CauseLog,
     /// Which of the reactors this is.
     pub reactor: usize,
@@ -30,7 +30,7 @@ pub struct Io<'a> {
     pub now: Instant,
     /// The same in nanoseconds since some moment, for the clocks of commands.
     pub now_ns: u64,
-    /// When pushes and responses that come home now have done so, likewise.
+    /// When pushes and responses that are reported now have completed, likewise.
     pub sent_ns: u64,
     /// Commands that are over and not counted yet.
     pub run: &'a mut CompletionBatch,

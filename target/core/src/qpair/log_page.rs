@@ -1,7 +1,6 @@
-//! Pages: data that are made for a command, of a log or of a structure. However much of a log a
-//! host asks for, its page goes in pieces through one small buffer. So nobody gets hold of many of
-//! the data buffers by asking for pages, and the few that are there for admin commands alone are
-//! enough for them when a disk has all others.
+//! Pages: data made for a command, of a log or of a structure. A page of any length is sent in pieces
+//! through one small buffer: a host cannot take many data buffers by requesting pages, and the few that
+//! are reserved for admin commands suffice when a device holds all others.
 
 use rdma::{Pool, Remote};
 

@@ -10,7 +10,7 @@
 //!   waits for does not stop there.
 //! * A command that a device cannot carry out alone is *Offloaded* instead of, before or after
 //!   *AtDevice*.
-//! * In-capsule data skip *Pulling*: the receive buffer itself goes to the device.
+//! * In-capsule data skip *Pulling*: the receive buffer itself is passed to the device.
 //! * The receive buffer is posted again before the response is sent, so a host that keeps to its
 //!   queue size always finds one.
 //!
@@ -171,7 +171,7 @@ impl QueuePair {
         self.conn.remote.ip()
     }
 
-    /// Whose it is; nobody's before its Connect.
+    /// Its association; none before its Connect.
     #[must_use]
     pub fn association(&self) -> Option<&Arc<Association>> {
         self.conn.role.association()
@@ -227,7 +227,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether it is being closed, or its queue pair is gone.
+    /// Whether it is being closed, or its queue pair is destroyed.
     #[must_use]
     pub fn is_closing(&self) -> bool {
         !self.conn.is_open()
@@ -263,13 +263,13 @@ impl QueuePair {
         self.conn.opened
     }
 
-    /// Whether nothing is left: the queue pair is gone and all work of devices is home.
+    /// Whether nothing is left: the queue pair is destroyed, all device operations have completed.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.conn.link == Link::Gone && self.requests.outstanding == 0
     }
 
-    /// A piece of fabric work has come home.
+    /// A piece of fabric work has completed.
     pub fn on_completion(&mut self, done: Completion, io: &mut Io<'_>) {
         let slot = done.tag as u16;
         let is_open = self.conn.is_open();
@@ -493,7 +493,7 @@ impl QueuePair {
         self.close(io);
     }
 
-    /// Ends the connection. Everything comes home, then the queue is finished.
+    /// Disconnects. All posted work is returned, then the queue is finished.
     pub fn close(&mut self, io: &mut Io<'_>) {
         if !self.conn.is_open() {
             return;
@@ -509,7 +509,7 @@ impl QueuePair {
         self.leave_devices(io);
     }
 
-    /// The queue pair is gone, and all fabric work is home.
+    /// The queue pair is destroyed, and all fabric work is returned.
     pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
         self.conn.record_disconnect(&reason, self.is_admitted(), io);
         if self.conn.is_open() {
@@ -574,7 +574,7 @@ impl QueuePair {
         self.close(io);
     }
 
-    /// This queue is closing: nobody waits for its commands any more, and the association learns it.
+    /// This queue is closing: its commands stop waiting, and the association is informed.
     fn leave(&mut self, io: &mut Io<'_>) {
         if let Some(slot) = self.auth.cancel(io) {
             self.release(slot, io);

@@ -25,7 +25,7 @@ pub(super) fn reservation(
 ) -> Result<Job, Status> {
     let Some(association) = role.association() else { return Err(Status::INTERNAL_ERROR) };
     if association.host == Nqn::UNNAMED {
-        // Nobody could say later whose reservation it is.
+        // The owner of the reservation could not be determined later.
         return Err(Status::OPERATION_DENIED.with_dnr());
     }
     let (reactor, tag) = (io.reactor, requests.tag(slot));

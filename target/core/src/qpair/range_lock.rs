@@ -1,5 +1,4 @@
-//! Operations that change blocks, and those who must not be disturbed meanwhile
-//! ([`crate::sched::range_lock`]).
+//! Operations that change blocks, and their range locks ([`crate::sched::range_lock`]).
 
 use super::Io;
 use super::bad_blocks;
@@ -16,9 +15,9 @@ pub(super) enum LockState {
     /// It changes none, or there is none.
     #[default]
     None,
-    /// It changes blocks, by byte offset and length, and nobody wanted to know.
+    /// It changes blocks, by byte offset and length, and holds no lock.
     Unclaimed(u64, u64),
-    /// The same, and a fused command waits until it is home.
+    /// The same, and a fused command waits until it has completed.
     Awaited(u64, u64),
     /// It has claimed them, by this ticket.
     Claimed(u64),

@@ -33,7 +33,7 @@ pub(super) enum State {
     Pulling,
     /// A device has an operation of it.
     AtDevice,
-    /// Somebody else carries out a part of it, and tells what came of that.
+    /// Another party executes a part of it, and reports the result.
     Offloaded,
     /// It was answered, and its data or its response are on their way to the host.
     Replying,
@@ -54,7 +54,7 @@ pub(super) enum WaitReason {
     FusedPartner,
     /// Its comparison has succeeded, and the write of the second half is not over.
     FusedWrite,
-    /// Something that the host wants to be told of.
+    /// An event that the host has asked for.
     Event,
 }
 
@@ -147,7 +147,7 @@ const SUCCESSORS: [u16; STATES.len()] = {
 #[repr(C)]
 pub(super) struct Request {
     state: State,
-    /// Work requests posted and not home.
+    /// Work requests posted and not completed.
     pub(super) posted: u8,
     /// It has something that few commands have.
     has_ext: bool,
@@ -165,9 +165,9 @@ pub(super) struct Request {
     pub(super) device: Option<DeviceSlot>,
     /// What completes it, until it was completed.
     reply: Option<Reply>,
-    /// The response's cell, at home.
+    /// The response's cell, while it is not posted.
     pub(super) cell: Option<Buf>,
-    /// Where its time goes.
+    /// Time spent in each stage.
     pub(super) clock: StageTimer,
     pub(super) sqe: Sqe,
     /// The data on their way between host and disk.
@@ -175,7 +175,7 @@ pub(super) struct Request {
     pub(super) plan: Plan,
     /// Progress of plans with several disk operations.
     pub(super) step: u32,
-    /// How it stands with others who change blocks.
+    /// Its range lock.
     pub(super) lock: LockState,
     /// The capsule's receive buffer, until it is posted again.
     pub(super) capsule: Option<Buf>,
@@ -205,7 +205,7 @@ pub(super) struct RequestExt {
     pub(super) second: Option<Buf>,
     /// Where the host has the data, when that is in several places.
     pub(super) pieces: SglSegments,
-    /// Those who wait until this command is over.
+    /// Commands that wait until this one is over.
     pub(super) barriers: Vec<Arc<DrainBarrier>>,
     /// The Abort commands that want it to end.
     pub(super) aborts: Vec<AbortToken>,
@@ -213,11 +213,11 @@ pub(super) struct RequestExt {
     pub(super) waiting_op: Option<(DeviceId, IoRequest)>,
     /// What becomes of unreadable blocks that it changes.
     pub(super) clears: ClearBadBlocks,
-    /// The block that it failed for, where its own fields do not tell.
+    /// The block that it failed for, where its own fields do not say.
     pub(super) failing_lba: Option<u64>,
 }
 
-/// Submission queue head as the host is told.
+/// Submission queue head as reported to the host.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Head {
     pub(super) at: u16,
@@ -273,7 +273,7 @@ impl Request {
         self.state
     }
 
-    /// It goes on to this state.
+    /// Changes to this state.
     ///
     /// # Panics
     /// The state does not follow from the one before: to go on could lose or overwrite data.
@@ -462,7 +462,7 @@ mod tests {
         for from in waiting.into_iter().chain(under_way) {
             assert!(from.may_become(Replying) && from.may_become(Free), "{from:?}");
         }
-        // What somebody else has comes home before anything else becomes of it.
+        // What a device or worker has is returned before the command changes.
         for from in [AtDevice, Offloaded, Waiting(RangeLock), Waiting(FusedWrite)] {
             assert!(!from.has_not_begun(), "{from:?}");
             assert!(!from.may_become(Pulling) && !from.may_become(Waiting(Buffers)), "{from:?}");

@@ -9,11 +9,11 @@ use super::request::{Request, SLOTS_PER_RECEIVE};
 /// Places for commands, by slot number.
 #[derive(Debug)]
 pub(super) struct Requests {
-    /// The number of the queue pair, by which those who carry out operations know it.
+    /// The number of the queue pair, which identifies it in operations of devices and workers.
     pub(super) key: u32,
     entries: Vec<Request>,
     free: Vec<u16>,
-    /// Operations that a device or a worker has, and requests to cancel some: each comes home.
+    /// Operations of devices and workers, and requests to cancel some: each completes.
     pub(super) outstanding: u16,
     /// Command ids that are outstanding, a bit each.
     cids: Box<[u64; 1024]>,

@@ -24,7 +24,7 @@ pub(super) enum QueueRole {
 }
 
 impl QueueRole {
-    /// Whose the queue is; nobody's before its Connect.
+    /// The association of the queue; none before its Connect.
     #[inline]
     pub(super) fn association(&self) -> Option<&Arc<Association>> {
         match self {
@@ -55,7 +55,7 @@ impl QueueRole {
         matches!(self, QueueRole::Io { .. })
     }
 
-    /// Whether this is an I/O queue whose controller was reset or is gone.
+    /// Whether this is an I/O queue whose controller was reset or no longer exists.
     #[inline]
     pub(super) fn is_stale(&self) -> bool {
         match self {

@@ -1,5 +1,5 @@
-//! Deadlines of hosts that have connected and not authenticated, by source. Nobody gets the time
-//! for a proof anew by coming again.
+//! Deadlines of hosts that have connected and not authenticated, by source. Connecting again does not
+//! extend the time to authenticate.
 
 use std::time::{Duration, Instant};
 

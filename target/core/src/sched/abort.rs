@@ -1,9 +1,9 @@
 //! Routes an Abort command to the command to abort, which may be on another reactor.
 //!
-//! The admin queue keeps a [`AbortRequest`]. Reactors are sent [`AbortToken`]s; the queue that has the
-//! command keeps one with it. Who ends the command at the host's wish says so; when the last errand
-//! is gone and nobody has, the command was not there, or went its own way. Either rings where the
-//! Abort command waits. So no letter goes back, and none can be lost.
+//! The admin queue keeps an [`AbortRequest`]. Each reactor receives an [`AbortToken`]; the queue pair that
+//! has the command keeps the token with it. A queue pair that aborts the command says so in the request.
+//! When the last token is dropped without that, the command was not found or has completed otherwise. Both
+//! wake the reactor on which the Abort command waits: there is no message back that could be lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,35 +1,36 @@
-//! Range locks: make fused Compare and Write atomic, and keep writes of closed connections from
+//! Range locks: make fused Compare and Write atomic, and keep late writes of closed connections from
 //! overwriting later ones.
 //!
-//! As long as nobody sends such a command, whoever changes blocks asks nobody, and only looks at a
-//! flag. The first of them raises it. From then on each change claims its blocks before it goes to
-//! a disk, and every reactor tells how many changes it has there that have not: when those are
-//! home, and nobody else has a claim to its blocks, the fused command has them to itself. After
-//! many changes without a fused command the flag comes down again.
+//! While no fused command is in progress, a command that changes blocks takes no lock and only reads a
+//! flag. The first fused command sets that flag. From then on each change locks its blocks before it is
+//! submitted to a device, and every reactor reports how many of its submitted changes hold no lock. When
+//! those have completed, and no other lock covers its blocks, the fused command has them exclusively.
+//! After many changes without a fused command the flag is cleared.
 //!
-//! A command that changes blocks which cannot be read ([`crate::subsystem::bad_blocks`]) claims them like a
-//! fused one, until the marks are gone: otherwise a write from before the marks, which they hide,
-//! could be carried out behind this one's and come to light.
+//! A command that changes blocks which cannot be read ([`crate::subsystem::bad_blocks`]) locks them like a
+//! fused one until their marks are removed: otherwise an older write, which the marks hide, could be
+//! executed after this one and become readable.
 //!
-//! # What closed connections have left
+//! # Late writes of closed connections
 //!
-//! A disk may keep a write for long, and then carry it out. A host that has given up comes again,
-//! writes what it had no answer for, is answered, and writes the next: if the old write landed then,
-//! it would bring back what is long overwritten, and nobody would know. So what a disk still has when
-//! a connection is closed keeps its blocks until it is home: later changes of them wait, also those
-//! of other hosts, and nothing else does. It raises a flag for its store alone.
+//! A device may delay a write for long and then execute it. A host that has given up reconnects, repeats
+//! the write that was not answered, receives its completion, and writes the next data: if the old write
+//! were executed then, it would silently bring back overwritten data. So operations that a device still
+//! has when their connection is closed keep their blocks locked until they complete: later changes of
+//! these blocks wait, also those of other hosts; all other commands proceed. A flag for that backing
+//! store alone is set.
 //!
-//! That begins when we learn that the connection is over. What comes by another path before, while
-//! we do not know, is as any two writes under way at once. (The kernel's target goes less far: it
-//! waits for its commands before it forgets a queue, but lets the host in again, and write, at
-//! once.) Reads do not wait. One may find what was there before, and a later one what the old write
-//! has left, as long as nobody has written since; a host that must know preempts and aborts.
+//! This begins when the target learns that the connection has ended. A write that arrives by another path
+//! before that moment is unordered, as any two writes in progress at once. (The kernel's target waits for
+//! its commands before it frees a queue, but admits the host, and its writes, at once.) Reads do not
+//! wait. One may return the earlier data, and a later one those of the late write, as long as nothing was
+//! written since; a host that must know preempts and aborts.
 //!
-//! # In which order
+//! # Order
 //!
-//! Claims are served in the order in which they came, so nobody waits for ever; and who has one
-//! waits for nothing but its disk and its marks, so nobody waits in a circle. A claim that was granted is not
-//! told by letter: the bell rings, and the reactor asks. So none can be lost.
+//! Locks are granted in the order of their requests, so every request is granted. A holder waits for its
+//! device and its marks only, so there is no deadlock. A grant carries no message: the eventfd of the
+//! reactor is signalled and the reactor looks, so no grant can be lost.
 
 use std::array;
 use std::collections::BTreeMap;

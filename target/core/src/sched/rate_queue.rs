@@ -1,9 +1,9 @@
 //! Queue of commands that wait for a rate limit on a reactor, in order of admission.
 //!
-//! Each association has a line. Of those in it that go to one namespace, the first ones book, and
-//! no more than a slice of the limited time at once; the next book when those have begun. So
-//! bookings of all who are at a limit come one behind the other, each a slice: they get equal
-//! shares, on whichever reactors they are, as long as each has a slice of commands waiting.
+//! Each association has a queue. Of its commands for one namespace the first ones book, at most a slice of
+//! the limited time at once; the next book when those have begun. So the bookings of all associations at a
+//! limit alternate in slices: they get equal shares, on whichever reactors they are, as long as each has a
+//! slice of commands waiting.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

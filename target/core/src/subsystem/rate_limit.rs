@@ -1,11 +1,10 @@
 //! Rate limits of operations and bytes per second: of a namespace, of hosts, of both together.
 //!
-//! A [`Limiter`] is a virtual schedule: whoever wants to begin a command books the time that it
-//! takes at the limited rate, behind all that is booked already, and begins when its time comes.
-//! One number for each rate, moved by one atomic operation, is all that reactors share. What is not
-//! used is kept for a while (the burst), so a reactor that comes late catches up.
+//! A [`Limiter`] is a virtual schedule: a command books the time that it takes at the limited rate, after
+//! all bookings so far, and begins when its time comes. Reactors share one number for each rate, which one
+//! atomic operation advances. Unused time is kept up to the burst, so a reactor that is late catches up.
 //!
-//! Who may book when is the business of [`crate::sched::rate_queue`]: that makes it fair.
+//! [`crate::sched::rate_queue`] decides which command books next, and makes that fair.
 //!
 //! This is the generic cell rate algorithm (ITU-T I.371), whose numbers are theoretical arrival
 //! times.

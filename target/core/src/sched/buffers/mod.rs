@@ -1,28 +1,26 @@
 //! The buffer scheduler: queues of requests for data buffers on a reactor, and buffers held by each
 //! host.
 //!
-//! Admin commands have a line of their own and come first: a slow disk must not lock a host out.
-//! I/O commands wait in a line for each association (a *share*), and the lines take turns, a
-//! command each time: who asks much waits behind itself, not others behind it.
+//! Admin commands have a queue of their own and come first: a slow device must not lock a host out.
+//! I/O commands wait in a queue for each association (a *share*). The queues take turns, one command each:
+//! an association with many requests delays its own only.
 //!
-//! A host that takes no data, or sends none, keeps the buffers that were taken for it until its
-//! connection is given up. So an association may hold `TIMES_FREE` times of what is free, and no
-//! more: one alone gets four fifths of the pool, and whoever comes then finds the rest.
+//! A host that does not receive data, or sends none, keeps the buffers of its commands until its connection
+//! is closed. So an association may hold `TIMES_FREE` times of what is free: a single one gets four fifths
+//! of the pool, and a later one finds the rest.
 //!
-//! A disk that hangs keeps the buffers of its commands as well. So of an association that has
-//! several namespaces, the commands of one may hold as much as is free, and no more; and in the
-//! line of the association, commands of others pass those that wait for that. What the namespace
-//! holds that holds most is not counted among what the association may hold, so that other hosts
-//! that are busy do not make it wait.
+//! A device that hangs keeps the buffers of its commands as well. So in an association with several
+//! namespaces the commands of one may hold as much as is free; in the queue of the association, commands of
+//! other namespaces pass those that wait for that. The namespace that holds the most is not counted in what
+//! the association may hold, so that other busy hosts do not make it wait.
 //!
-//! Several hosts may use one store, and one that has given up comes again, while the disk still has
-//! what it had. So what is held for a store is counted as well, over all associations and also
-//! those that have gone (`stores`): what others hold for it leaves as much free again.
+//! Several hosts may use one device, and one that has given up reconnects while the device still has its
+//! earlier commands. So what is held for a device is counted over all associations, closed ones included
+//! (`stores`): what others hold for it leaves as much free again.
 //!
-//! A command that lacks buffers is not overtaken, so that large commands get theirs among small
-//! ones; but not for ever, because a device that hangs may hold too much, or pieces of every large
-//! block. A starved command (`claims`) is overtaken by all others, and is served when there is
-//! enough.
+//! A command that lacks buffers is not overtaken, so that large commands are served among small ones; but
+//! not for ever, because a device that hangs may hold too much, or pieces of every large block. A starved
+//! command (`claims`) is overtaken by all others, and is served when there is enough.
 
 mod per_device;
 mod starvation;
