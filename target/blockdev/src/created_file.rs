@@ -1,14 +1,14 @@
 //! A file created for a namespace: removed again unless the change is committed.
 
-use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tracing::info;
 
-use super::device::{BackingConfig, BackingDevice, BackingKind};
-use super::open::Hold;
+use super::backing::{BackingConfig, BackingKind};
+use super::device::BackingDevice;
+use super::hold::{Hold, Stamp};
 
 /// A file that was made a moment ago and that nobody has been served. Unless it is kept, it goes when
 /// this is dropped, which may wait for a disk: if its path still leads to this very file, and
@@ -20,26 +20,6 @@ pub struct CreatedFile {
     is_kept: bool,
     /// Nobody else serves it before it is gone.
     _hold: Arc<Hold>,
-}
-
-/// Which file it is, and what of it changes with whatever is done to it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Stamp {
-    file: (u64, u64),
-    extent: (u64, u64, u64),
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    pub(super) fn of(meta: &Metadata) -> Stamp {
-        Stamp {
-            file: (meta.dev(), meta.ino()),
-            extent: (meta.len(), meta.blocks(), meta.nlink()),
-            modified: (meta.mtime(), meta.mtime_nsec()),
-            changed: (meta.ctime(), meta.ctime_nsec()),
-        }
-    }
 }
 
 impl CreatedFile {

@@ -1,9 +1,5 @@
 //! `BackingDevice`: an opened backing store, shared by all reactors.
 //!
-//! Opening is where a store can still be refused with a sentence that a person can act upon, so
-//! everything that can be found out beforehand is found out here: direct I/O, the alignment it
-//! wants (by trying it), the size, and that no other daemon serves the same bytes.
-//!
 //! # Two kinds that are no disk
 //!
 //! *RAM* is a memory file of the kernel, which the ring copies to and from: page cache speed,
@@ -13,104 +9,20 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nvme::status::Status;
 
-use super::created_file::Stamp;
+use super::backing::{BackingConfig, BackingKind, Condition, Geometry, Kind, Space};
 use super::errno::{OpKind, status_of};
 use super::health::{Detached, Health};
-use super::open::Was::{Expected, Lost, New};
-use super::open::{self, Hold};
+use super::hold::{Hold, Stamp};
+use super::open_error::OpenError;
 use crate::durable;
-
-/// What to open, and how.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BackingConfig {
-    /// Which store.
-    pub kind: BackingKind,
-    /// Bytes of a logical block: 512 or 4096.
-    pub block_size_bytes: u32,
-    /// Refuse everything that changes data; the store is opened for reading only.
-    pub read_only: bool,
-    /// Other daemons may serve it as well, if they say so too.
-    pub shared: bool,
-}
-
-/// Which store, and where it is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum BackingKind {
-    /// A regular file or a block device.
-    File {
-        /// Where it is. Symbolic links are followed.
-        path: PathBuf,
-        /// Its size in bytes: a missing file is created, sparse, with it; an existing file or
-        /// device must have it.
-        size: Option<u64>,
-    },
-    /// Memory of the kernel; lost when the daemon ends.
-    Ram {
-        /// Its size in bytes.
-        size: u64,
-    },
-    /// Nothing: for measuring.
-    Null {
-        /// Its size in bytes.
-        size: u64,
-    },
-}
-
-/// What a [`BackingDevice`] turned out to be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// A regular file.
-    File,
-    /// A block device.
-    Device,
-    /// Memory of the kernel.
-    Ram,
-    /// Nothing.
-    Null,
-}
-
-/// Why a store cannot be served, as one sentence for a person: what was tried, what the system
-/// said, what to do about it.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{sentence}")]
-pub struct OpenError {
-    /// The sentence.
-    pub sentence: String,
-    /// Whether the cause may end without anybody correcting what the configuration says: a disk
-    /// that reports errors or is not attached, a lock that is held, another user of a device.
-    pub may_pass: bool,
-}
-
-impl OpenError {
-    /// What stays so until somebody corrects it.
-    pub(super) fn new(sentence: String) -> OpenError {
-        OpenError { sentence, may_pass: false }
-    }
-}
-
-/// Sizes that a store works best with. Hints for Identify; zero means "not known".
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Geometry {
-    /// Smaller writes make the store read, change and write back.
-    pub physical_block_bytes: u32,
-    /// The preferred transfer.
-    pub optimal_io_bytes: u32,
-    /// The unit in which space can be given up.
-    pub discard_granularity_bytes: u32,
-    /// Transfers that cross a multiple of this are slower: stripes of a RAID.
-    pub boundary_bytes: u32,
-    /// What is written whole or not at all when the power fails: see [`super::Below`].
-    pub power_fail_atomic_bytes: u32,
-}
 
 /// An opened store: what every reactor's ring operates on, through an `Arc`.
 #[derive(Debug)]
@@ -146,7 +58,7 @@ pub struct BackingDevice {
     pub(super) geometry: Geometry,
     /// Modes of fallocate that the store has refused: bits of [`Space`]. Written once or never, so
     /// relaxed does: a reactor that learns a moment later only asks the system once more.
-    refused: AtomicU8,
+    pub(super) refused: AtomicU8,
     pub(super) health: Arc<Health>,
 }
 
@@ -156,69 +68,8 @@ struct SyncFiles {
     given: usize,
 }
 
-/// What a closer look at a store has found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Condition {
-    /// It is as long as it should be, and could be read where that was tried.
-    Sound,
-    /// It ends here, inside the namespace. A device that is gone ends at 0.
-    Shortened(u64),
-    /// The system fails it with this errno.
-    Failing(i32),
-}
-
-/// The two ways to act on space without moving data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Space {
-    /// `FALLOC_FL_PUNCH_HOLE`: give the space up; the range reads as zeros.
-    Punch = 1,
-    /// `FALLOC_FL_ZERO_RANGE`: keep the space; the range reads as zeros.
-    ZeroRange = 2,
-}
-
 impl BackingDevice {
-    /// Opens a store, creating a missing file when its size is given.
-    ///
-    /// # Errors
-    /// One sentence: what was tried, what the system said, what to do.
-    pub fn open(config: &BackingConfig) -> Result<BackingDevice, OpenError> {
-        BackingDevice::open_or_make(config, true)
-    }
-
-    /// The same, but where `may_make` is false a missing file is not created: it was there a moment
-    /// ago, and an empty one must not take its place.
-    ///
-    /// # Errors
-    /// As [`BackingDevice::open`].
-    pub fn open_or_make(
-        config: &BackingConfig,
-        may_make: bool,
-    ) -> Result<BackingDevice, OpenError> {
-        match &config.kind {
-            BackingKind::File { path, size } => {
-                open::open_path(path, *size, config, if may_make { New } else { Expected })
-            }
-            BackingKind::Ram { size } => {
-                let name = format!("ram ({size} bytes)");
-                open::check_shape(&name, *size, config.block_size_bytes)?;
-                let file = memory_file(*size).map_err(|errno| {
-                    OpenError::new(format!(
-                        "cannot create a memory file of {size} bytes: {}; choose a smaller size \
-                         or free memory",
-                        errno.desc()
-                    ))
-                })?;
-                Ok(BackingDevice::assemble(Kind::Ram, Some(Arc::new(file)), name, *size, config))
-            }
-            BackingKind::Null { size } => {
-                let name = format!("null ({size} bytes)");
-                open::check_shape(&name, *size, config.block_size_bytes)?;
-                Ok(BackingDevice::assemble(Kind::Null, None, name, *size, config))
-            }
-        }
-    }
-
-    fn found_bytes(&self) -> u64 {
+    pub(super) fn found_bytes(&self) -> u64 {
         self.found_bytes.load(Ordering::Relaxed)
     }
 
@@ -226,54 +77,6 @@ impl BackingDevice {
     pub(super) fn is_long(&self, bytes: u64) {
         if bytes >= self.size_bytes() {
             self.found_bytes.store(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Opens what is at the path of a store now, because what was there is gone. The health stays
-    /// the same. Nothing is created; nature and length must be what they were, or the length just
-    /// what is served. A file must be the same one unless the administrator has `trusted` what is
-    /// there. May wait for disks.
-    ///
-    /// # Errors
-    /// One sentence: what was tried, what the system said, what to do.
-    pub fn open_again(
-        &self,
-        config: &BackingConfig,
-        trusted: bool,
-    ) -> Result<BackingDevice, OpenError> {
-        let BackingKind::File { path, .. } = &config.kind else {
-            return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
-        };
-        let mut fresh =
-            open::open_path(path, Some(self.size_bytes()), config, Lost(self.found_bytes()))?;
-        if fresh.kind != self.kind {
-            return Err(OpenError::new(format!(
-                "{} is now of another nature than it was: remove the namespace, reload, add it, \
-                 reload",
-                self.name
-            )));
-        }
-        self.is_the_device(&fresh)?;
-        if !trusted {
-            self.is_the_file(&fresh)?;
-        }
-        fresh.health = Arc::clone(&self.health);
-        if !fresh.allows(Space::Punch) {
-            fresh.health.note_kept_space();
-        }
-        Ok(fresh)
-    }
-
-    /// Whatever has the right length may be half restored, or older.
-    fn is_the_file(&self, fresh: &BackingDevice) -> Result<(), OpenError> {
-        let id = |backing: &BackingDevice| backing.hold.as_ref().map(|hold| hold.id);
-        match self.kind != Kind::File || id(self) == id(fresh) {
-            true => Ok(()),
-            false => Err(OpenError::new(format!(
-                "{} is another file than the one that was served: when it has what hosts are to \
-                 find, `nvmfctl namespace trust`",
-                self.name
-            ))),
         }
     }
 
@@ -289,29 +92,6 @@ impl BackingDevice {
         }
     }
 
-    /// The same store through fresh descriptors, which remember no failure of the past. May wait
-    /// for disks.
-    ///
-    /// # Errors
-    /// One sentence: what was tried, what the system said, what to do.
-    pub fn renewed(&self, config: &BackingConfig) -> Result<BackingDevice, OpenError> {
-        let Some(hold) = &self.hold else {
-            return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
-        };
-        let file = Arc::new(hold.another(&self.name, self.read_only)?);
-        let (name, size) = (self.name.clone(), self.size_bytes());
-        let mut fresh = BackingDevice::assemble(self.kind, Some(file), name, size, config);
-        fresh.is_long(self.found_bytes());
-        fresh.hold = Some(Arc::clone(hold));
-        fresh.place = self.place;
-        fresh.identity.clone_from(&self.identity);
-        fresh.geometry = self.geometry;
-        fresh.smallest_block_bytes = self.smallest_block_bytes;
-        fresh.refused = AtomicU8::new(self.refused.load(Ordering::Relaxed));
-        fresh.health = Arc::clone(&self.health);
-        Ok(fresh)
-    }
-
     /// The number of the file system or device that it is on: where one store hangs, others of the
     /// same number probably do. Memory has none, 0.
     #[must_use]
@@ -323,9 +103,19 @@ impl BackingDevice {
     /// be read. May wait for disks.
     #[must_use]
     pub fn inspect(&self, thorough: bool) -> Condition {
-        match &self.hold {
-            Some(hold) => hold.inspect(self, thorough),
-            None => Condition::Sound,
+        let Some(hold) = &self.hold else { return Condition::Sound };
+        let look = || -> std::io::Result<u64> {
+            let (bytes, size_bytes) = (hold.len_bytes(self.kind)?, self.size_bytes());
+            self.is_long(bytes);
+            if !thorough || bytes < size_bytes {
+                return Ok(bytes);
+            }
+            Ok(hold.probe_ends(size_bytes, self.block_size_bytes())?.unwrap_or(bytes))
+        };
+        match look() {
+            Ok(bytes) if bytes < self.size_bytes() => Condition::Shortened(bytes),
+            Ok(_) => Condition::Sound,
+            Err(error) => Condition::Failing(error.raw_os_error().unwrap_or(libc::EIO)),
         }
     }
 
@@ -372,19 +162,6 @@ impl BackingDevice {
         let files = files.collect::<Result<Vec<_>, _>>()?;
         self.sync_files.lock().unwrap_or_else(PoisonError::into_inner).made.extend(files);
         Ok(())
-    }
-
-    /// A store with nothing behind it that is served as a file is: for a driver that plays the
-    /// kernel itself.
-    ///
-    /// # Errors
-    /// The block size is not supported, or the size is out of range or no multiple of it.
-    pub fn simulated(size_bytes: u64, block_size_bytes: u32) -> Result<BackingDevice, OpenError> {
-        let name = format!("simulated ({size_bytes} bytes)");
-        open::check_shape(&name, size_bytes, block_size_bytes)?;
-        let kind = BackingKind::Null { size: size_bytes };
-        let config = BackingConfig { kind, block_size_bytes, read_only: false, shared: false };
-        Ok(BackingDevice::assemble(Kind::File, None, name, size_bytes, &config))
     }
 
     pub(super) fn assemble(
@@ -618,10 +395,4 @@ impl BackingDevice {
             tracing::error!("{}: {why}; hosts get Namespace Not Ready", self.name);
         }
     }
-}
-
-fn memory_file(size: u64) -> Result<File, Errno> {
-    let file = File::from(memfd_create("nvmfd-ram", MFdFlags::MFD_CLOEXEC)?);
-    file.set_len(size).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))?;
-    Ok(file)
 }

@@ -10,9 +10,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nvme::status::Status;
 
+use super::backing::{Kind, Space};
 use super::block_sizes::BlockSizes;
 use super::crash_point::crash_point;
-use super::device::{BackingDevice, Kind, Space};
+use super::device::BackingDevice;
 use super::errno::OpKind;
 use super::fault_injection::Verdict;
 use super::request::Step;
@@ -218,7 +219,7 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use super::super::device::{BackingConfig, BackingKind};
+    use super::super::backing::{BackingConfig, BackingKind};
     use super::super::fault_injection::InjectedFault;
     use crate::erase::*;
 

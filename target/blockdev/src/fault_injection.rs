@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::request::Step;
+use super::step::Step;
 
 /// What a store is told to do wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,6 +1,7 @@
 //! The block device interface: operations that a queue pair submits to the backing store of a
 //! namespace.
 
+mod backing;
 mod block_sizes;
 pub mod blocking;
 pub mod crash_point;
@@ -11,13 +12,16 @@ mod erase;
 mod errno;
 pub(crate) mod fault_injection;
 mod health;
+mod hold;
 mod media_properties;
 pub mod monitor;
 mod open;
+mod open_error;
 mod owner_file;
 pub mod record;
 pub mod request;
 mod resize;
+mod step;
 mod sysfs;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -25,16 +29,16 @@ pub mod testing;
 mod tests;
 pub mod uring;
 
+pub use backing::{BackingConfig, BackingKind, Condition, Geometry, Kind, Space};
 pub use block_sizes::{BlockSizes, SHIFTS};
 pub use created_file::CreatedFile;
-pub use device::{
-    BackingConfig, BackingDevice, BackingKind, Condition, Geometry, Kind, OpenError, Space,
-};
+pub use device::BackingDevice;
 pub use errno::{OpKind, status_of};
 pub use fault_injection::InjectedFault;
 pub use health::{Detached, Health};
 pub use media_properties::Below;
 pub use media_properties::Torn;
+pub use open_error::OpenError;
 pub use owner_file::another_machine;
 
 use nvme::status::Status;

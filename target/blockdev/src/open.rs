@@ -1,135 +1,161 @@
-//! Opens files and devices; errors as sentences.
+//! Opens backing stores.
+//!
+//! Here a store can still be refused with a sentence that a person can act upon, so everything that can
+//! be found out beforehand is found out: direct I/O, the alignment it wants (by trying it), the size,
+//! and that no other daemon serves the same bytes.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::process;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use nix::sys::stat::{major, minor};
+use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use tracing::warn;
 
-use super::created_file::Stamp;
-use super::device::{BackingConfig, BackingDevice, Condition, Geometry, Kind, OpenError, Space};
-use super::health::Detached;
+use super::backing::{BackingConfig, BackingKind, Geometry, Kind, Space};
+use super::device::BackingDevice;
+use super::hold::{Hold, Stamp, claim_device, is_same, lock, read_block, shares};
 use super::media_properties::Below;
+use super::open_error::{OpenError, failed, place, refused};
 use super::owner_file::{self, Daemon, Owner};
 use super::sysfs::Device;
 use crate::durable;
 
 /// Files and devices are named by a C `off_t`.
 const MAX_BYTES: u64 = i64::MAX as u64;
-/// As large as any logical block, and what buffers are aligned to.
-const PAGE_BYTES: usize = 4096;
-
-/// What keeps others from serving a store: a lock on it and, on a device, a claim.
-///
-/// A kernel may keep a file that was registered with a ring for a second or so after everyone has
-/// closed it (6.1 does). So the lock is given up here and not left to the last close, and the claim
-/// is a descriptor of its own: a store can be reopened at once.
-#[derive(Debug)]
-pub(super) struct Hold {
-    locked: Arc<File>,
-    /// Which file it is: device and inode.
-    pub(super) id: (u64, u64),
-    _claim: Option<File>,
-    /// Keeps other machines out, where the lock does not.
-    owner: Option<Owner>,
-}
-
-impl Hold {
-    /// One more open file of the same store, with a memory of failures of its own.
-    pub(super) fn another(&self, name: &str, read_only: bool) -> Result<File, OpenError> {
-        OpenOptions::new()
-            .read(true)
-            .write(!read_only)
-            .custom_flags(libc::O_DIRECT)
-            .open(format!("/proc/self/fd/{}", self.locked.as_raw_fd()))
-            .map_err(|error| failed(&format!("cannot open {name} once more"), &error))
-    }
-
-    /// See [`BackingDevice::inspect`].
-    pub(super) fn inspect(&self, backing: &BackingDevice, thorough: bool) -> Condition {
-        match self.look(backing, thorough) {
-            Ok(bytes) if bytes < backing.size_bytes() => Condition::Shortened(bytes),
-            Ok(_) => Condition::Sound,
-            Err(error) => Condition::Failing(error.raw_os_error().unwrap_or(libc::EIO)),
-        }
-    }
-
-    /// The size in bytes; the ends are read when it is not too short.
-    fn look(&self, backing: &BackingDevice, thorough: bool) -> io::Result<u64> {
-        let bytes = match backing.kind {
-            Kind::Device => (&*self.locked).seek(SeekFrom::End(0))?,
-            _ => self.locked.metadata()?.len(),
-        };
-        backing.is_long(bytes);
-        if !thorough || bytes < backing.size_bytes() {
-            return Ok(bytes);
-        }
-        let block = backing.block_size_bytes();
-        let last = backing.size_bytes() - u64::from(block);
-        for at in [0, last] {
-            if read_block(&self.locked, at, block)? == 0 {
-                return Ok(at);
-            }
-        }
-        Ok(bytes)
-    }
-
-    /// What is at a path instead of this, if it does not lead here. A device may have another node
-    /// there, as long as that stands for it.
+impl BackingDevice {
+    /// Opens a store, creating a missing file when its size is given.
     ///
     /// # Errors
-    /// Nobody knows.
-    pub(super) fn detached_from(&self, path: &Path) -> io::Result<Option<Detached>> {
-        let here = self.locked.metadata()?;
-        let is_same = |there: &Metadata| match here.file_type().is_block_device() {
-            true => there.rdev() == here.rdev() && there.file_type().is_block_device(),
-            false => (there.dev(), there.ino()) == (here.dev(), here.ino()),
-        };
-        match fs::metadata(path) {
-            Ok(there) if is_same(&there) => Ok(None),
-            Ok(_) => Ok(Some(Detached::Replaced)),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                Ok(Some(Detached::Removed))
+    /// One sentence: what was tried, what the system said, what to do.
+    pub fn open(config: &BackingConfig) -> Result<BackingDevice, OpenError> {
+        BackingDevice::open_or_make(config, true)
+    }
+
+    /// The same, but where `may_make` is false a missing file is not created: it was there a moment
+    /// ago, and an empty one must not take its place.
+    ///
+    /// # Errors
+    /// As [`BackingDevice::open`].
+    pub fn open_or_make(
+        config: &BackingConfig,
+        may_make: bool,
+    ) -> Result<BackingDevice, OpenError> {
+        match &config.kind {
+            BackingKind::File { path, size } => {
+                open_path(path, *size, config, if may_make { Was::New } else { Was::Expected })
             }
-            Err(error) => Err(error),
+            BackingKind::Ram { size } => {
+                let name = format!("ram ({size} bytes)");
+                check_shape(&name, *size, config.block_size_bytes)?;
+                let file = memory_file(*size).map_err(|errno| {
+                    OpenError::new(format!(
+                        "cannot create a memory file of {size} bytes: {}; choose a smaller size \
+                         or free memory",
+                        errno.desc()
+                    ))
+                })?;
+                Ok(BackingDevice::assemble(Kind::Ram, Some(Arc::new(file)), name, *size, config))
+            }
+            BackingKind::Null { size } => {
+                let name = format!("null ({size} bytes)");
+                check_shape(&name, *size, config.block_size_bytes)?;
+                Ok(BackingDevice::assemble(Kind::Null, None, name, *size, config))
+            }
         }
     }
 
-    /// How it can be read as long as the daemon runs, wherever its path leads.
-    pub(super) fn own_path(&self) -> String {
-        format!("/proc/{}/fd/{}", process::id(), self.locked.as_raw_fd())
+    /// Opens what is at the path of a store now, because what was there is gone. The health stays
+    /// the same. Nothing is created; nature and length must be what they were, or the length just
+    /// what is served. A file must be the same one unless the administrator has `trusted` what is
+    /// there. May wait for disks.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the system said, what to do.
+    pub fn open_again(
+        &self,
+        config: &BackingConfig,
+        trusted: bool,
+    ) -> Result<BackingDevice, OpenError> {
+        let BackingKind::File { path, .. } = &config.kind else {
+            return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
+        };
+        let mut fresh =
+            open_path(path, Some(self.size_bytes()), config, Was::Lost(self.found_bytes()))?;
+        if fresh.kind != self.kind {
+            return Err(OpenError::new(format!(
+                "{} is now of another nature than it was: remove the namespace, reload, add it, \
+                 reload",
+                self.name
+            )));
+        }
+        self.is_the_device(&fresh)?;
+        if !trusted {
+            self.is_the_file(&fresh)?;
+        }
+        fresh.health = Arc::clone(&self.health);
+        if !fresh.allows(Space::Punch) {
+            fresh.health.note_kept_space();
+        }
+        Ok(fresh)
     }
 
-    /// Whether a path leads here. A device that came back has the number of the one that went, so
-    /// for devices this says little.
-    pub(super) fn is_at(&self, path: &Path) -> bool {
-        fs::metadata(path).is_ok_and(|there| is_same(&there, &self.locked))
+    /// Whatever has the right length may be half restored, or older.
+    fn is_the_file(&self, fresh: &BackingDevice) -> Result<(), OpenError> {
+        let id = |backing: &BackingDevice| backing.hold.as_ref().map(|hold| hold.id);
+        match self.kind != Kind::File || id(self) == id(fresh) {
+            true => Ok(()),
+            false => Err(OpenError::new(format!(
+                "{} is another file than the one that was served: when it has what hosts are to \
+                 find, `nvmfctl namespace trust`",
+                self.name
+            ))),
+        }
     }
-}
 
-impl Drop for Hold {
-    fn drop(&mut self) {
-        // Whoever gets the lock next looks for the file.
-        drop(self.owner.take());
-        let _ = self.locked.unlock();
+    /// The same store through fresh descriptors, which remember no failure of the past. May wait
+    /// for disks.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the system said, what to do.
+    pub fn renewed(&self, config: &BackingConfig) -> Result<BackingDevice, OpenError> {
+        let Some(hold) = &self.hold else {
+            return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
+        };
+        let file = Arc::new(hold.another(&self.name, self.read_only)?);
+        let (name, size) = (self.name.clone(), self.size_bytes());
+        let mut fresh = BackingDevice::assemble(self.kind, Some(file), name, size, config);
+        fresh.is_long(self.found_bytes());
+        fresh.hold = Some(Arc::clone(hold));
+        fresh.place = self.place;
+        fresh.identity.clone_from(&self.identity);
+        fresh.geometry = self.geometry;
+        fresh.smallest_block_bytes = self.smallest_block_bytes;
+        fresh.refused = AtomicU8::new(self.refused.load(Ordering::Relaxed));
+        fresh.health = Arc::clone(&self.health);
+        Ok(fresh)
     }
-}
 
-fn is_same(there: &Metadata, file: &File) -> bool {
-    let identity = |meta: &Metadata| (meta.dev(), meta.ino(), meta.rdev());
-    file.metadata().is_ok_and(|here| identity(there) == identity(&here))
+    /// A store with nothing behind it that is served as a file is: for a driver that plays the
+    /// kernel itself.
+    ///
+    /// # Errors
+    /// The block size is not supported, or the size is out of range or no multiple of it.
+    pub fn simulated(size_bytes: u64, block_size_bytes: u32) -> Result<BackingDevice, OpenError> {
+        let name = format!("simulated ({size_bytes} bytes)");
+        check_shape(&name, size_bytes, block_size_bytes)?;
+        let kind = BackingKind::Null { size: size_bytes };
+        let config = BackingConfig { kind, block_size_bytes, read_only: false, shared: false };
+        Ok(BackingDevice::assemble(Kind::File, None, name, size_bytes, &config))
+    }
 }
 
 /// What is known of a path before it is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Was {
+enum Was {
     /// It may be missing: then its file is created.
     New,
     /// It was there a moment ago.
@@ -141,7 +167,7 @@ pub(super) enum Was {
 /// Opens a store at a path. A missing file is created where nothing was, and a store may also be
 /// longer than `size`, as a namespace is that was made smaller while it was served: the rest is not.
 /// What takes the place of a store that was lost has its size, or the length that was found before.
-pub(super) fn open_path(
+fn open_path(
     path: &Path,
     size: Option<u64>,
     config: &BackingConfig,
@@ -199,8 +225,7 @@ pub(super) fn open_path(
             let meta = file
                 .metadata()
                 .map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
-            let id = (meta.dev(), meta.ino());
-            let hold = Hold { locked: Arc::clone(&file), id, _claim: claim, owner };
+            let hold = Hold::new(Arc::clone(&file), &meta, claim, owner);
             let mut backing = finish(kind, Arc::clone(&file), name, bytes, config)?;
             backing.hold = Some(Arc::new(hold));
             backing.made_as = file.metadata().ok().filter(|_| created).map(|meta| Stamp::of(&meta));
@@ -239,14 +264,6 @@ pub(super) fn check_shape(name: &str, size: u64, block: u32) -> Result<(), OpenE
         )));
     }
     Ok(())
-}
-
-/// Claims a block device, so that it is neither mounted nor part of something else meanwhile.
-fn claim_device(path: &Path, meta: &Metadata) -> io::Result<Option<File>> {
-    if !meta.file_type().is_block_device() {
-        return Ok(None);
-    }
-    OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path).map(Some)
 }
 
 fn open_existing(
@@ -425,62 +442,6 @@ fn finish(
     Ok(backing)
 }
 
-/// One daemon a store: a lock that ends with the descriptor. Readers share it, and those that are
-/// told that others serve it as well.
-fn lock(file: &File, name: &str, config: &BackingConfig) -> Result<(), OpenError> {
-    let locked = if shares(config) { file.try_lock_shared() } else { file.try_lock() };
-    match locked {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
-            let holder =
-                lock_holder(file).map_or_else(String::new, |pid| format!(" (process {pid})"));
-            let sentence = format!(
-                "{name} is in use by another nvmfd{holder}, or by another namespace of this one: \
-                 a lock on it is held; serve it from one place only, or say `shared = true` at \
-                 each"
-            );
-            Err(OpenError { sentence, may_pass: true })
-        }
-        Err(TryLockError::Error(error)) => Err(failed(
-            &format!("cannot lock {name}, which guards it against being served twice"),
-            &error,
-        )),
-    }
-}
-
-/// Whether others may have it as well that say the same.
-fn shares(config: &BackingConfig) -> bool {
-    config.read_only || config.shared
-}
-
-/// The process that holds the lock on this file: one that `/proc/locks` lists and that has the file
-/// open. (The inode numbers listed there are not those that btrfs and overlays show.)
-/// `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
-fn lock_holder(file: &File) -> Option<u32> {
-    // What the list leaves out while others change it, it has the next time.
-    (0..3).find_map(|_| listed_holder(file))
-}
-
-fn listed_holder(file: &File) -> Option<u32> {
-    let ours = Path::new("/proc").join(process::id().to_string()).join("fd");
-    let ours = ours.join(file.as_raw_fd().to_string());
-    let path = fs::read_link(&ours).ok()?;
-    let has_it = |pid: &u32| {
-        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        open.map(|fd| fd.path())
-            .any(|fd| fd != ours && fs::read_link(fd).is_ok_and(|each| each == path))
-    };
-    // Where a read ends, the kernel goes on by number, and passes over a lock when one before it is
-    // given up. So there is room for all of them from the first read on.
-    let mut locks = String::with_capacity(1 << 16);
-    File::open("/proc/locks").and_then(|mut list| list.read_to_string(&mut locks)).ok()?;
-    let pids = locks.lines().filter_map(|line| {
-        let mut words = line.split_whitespace().skip_while(|word| *word != "FLOCK");
-        words.nth(3)?.parse().ok()
-    });
-    pids.into_iter().find(has_it)
-}
-
 /// Tries a direct read of one block: the one question whose answer holds for every file system,
 /// device and kernel. (`statx` knows the alignment since 6.1, for some file systems.)
 fn probe_alignment(
@@ -508,125 +469,8 @@ fn probe_alignment(
     }
 }
 
-/// Reads a block past the page cache; how many bytes there were.
-fn read_block(file: &File, at: u64, block: u32) -> io::Result<usize> {
-    let mut scratch = vec![0u8; 2 * PAGE_BYTES];
-    let start = scratch.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
-    file.read_at(&mut scratch[start..start + block as usize], at)
-}
-
-/// Opening failed. EINVAL is how a file system says that it has no direct I/O.
-fn refused(path: &Path, name: &str, dev: u64, error: &io::Error) -> OpenError {
-    match error.raw_os_error() {
-        Some(libc::EINVAL | libc::EOPNOTSUPP) => OpenError::new(format!(
-            "cannot open {name} for direct I/O (O_DIRECT): the {} refuses it: {error}; put the \
-             file on ext4, XFS or btrfs, or serve a block device",
-            place(path, dev)
-        )),
-        _ => failed(&format!("cannot open {name}"), error),
-    }
-}
-
-/// Where a path lives, in words.
-fn place(path: &Path, dev: u64) -> String {
-    if fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device()) {
-        return "device".to_owned();
-    }
-    match file_system(dev) {
-        Some(kind) => format!("file system ({kind})"),
-        None => "file system".to_owned(),
-    }
-}
-
-/// The type of the file system that is mounted from device `dev`:
-/// `36 35 98:0 /root /mount rw shared:1 - ext4 /dev/sda rw`.
-fn file_system(dev: u64) -> Option<String> {
-    let wanted = format!("{}:{}", major(dev), minor(dev));
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    mounts.lines().find_map(|line| {
-        let (mount, source) = line.split_once(" - ")?;
-        let matches = mount.split(' ').nth(2) == Some(wanted.as_str());
-        matches.then(|| source.split(' ').next().map(str::to_owned))?
-    })
-}
-
-/// What was tried, what the system said, what to do.
-fn failed(tried: &str, error: &io::Error) -> OpenError {
-    let remedy = match error.raw_os_error().unwrap_or(0) {
-        libc::EACCES => "give the user of nvmfd the right to it and to the directories above it",
-        // Of a device, what keeps it away is no permission of the device itself.
-        libc::EPERM => {
-            "a unit or container lets nvmfd have the devices only that it names, and that were \
-             there when it was started: name it (systemd: DeviceAllow=), and restart nvmfd. A file \
-             may be immutable (lsattr)"
-        }
-        libc::ENOENT | libc::ENOTDIR => "create the directory first, or correct the path",
-        libc::EROFS => {
-            "where the file system itself can be written, the unit forbids it: name the directory \
-             (systemd: ReadWritePaths=), and restart nvmfd"
-        }
-        libc::EBUSY => "it is mounted or in use elsewhere: unmount it or choose another",
-        libc::ETXTBSY => "it is in use as a program or for swapping: choose another",
-        libc::ENOSPC | libc::EDQUOT => "free space on the file system, or choose another",
-        libc::EFBIG => "choose a smaller size: the file system cannot hold such a file",
-        libc::EMFILE | libc::ENFILE => "raise the limit of open files (systemd: LimitNOFILE=)",
-        libc::ELOOP => "correct the symbolic links on the path",
-        libc::ENXIO | libc::ENODEV => "there is no device behind it: check that it is attached",
-        libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS => {
-            "use a file system that supports locks, or a block device"
-        }
-        libc::EIO => "the disk reports an error: see the kernel log",
-        libc::EBADE => {
-            "another initiator has reserved the device (Persistent Reservations: `nvme resv-report`, \
-             `sg_persist -r`): have the reservation released or preempted"
-        }
-        _ => "see the kernel log for more",
-    };
-    OpenError { sentence: format!("{tried}: {error}; {remedy}"), may_pass: may_pass(error) }
-}
-
-/// Whether it may be over without anybody correcting the configuration: the disk has errors, is not
-/// there, does not answer, or somebody else has it.
-fn may_pass(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error().unwrap_or(0),
-        libc::EIO
-            | libc::ENXIO
-            | libc::ENODEV
-            | libc::EBUSY
-            // The block layer's words for errors of the medium and of its integrity, for paths that
-            // fail and for a reservation of somebody else; and a file of a server that is gone.
-            | libc::ENODATA
-            | libc::EILSEQ
-            | libc::ENOMEDIUM
-            | libc::ETIMEDOUT
-            | libc::ENOLINK
-            | libc::EBADE
-            | libc::ESTALE
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::open::*;
-
-    #[test]
-    fn a_device_that_another_initiator_has_reserved_is_awaited() {
-        let refused = failed("cannot read /a", &io::Error::from_raw_os_error(libc::EBADE));
-        assert!(refused.may_pass && refused.sentence.contains("has reserved"), "{refused}");
-    }
-
-    #[test]
-    fn what_a_unit_denies_is_told_with_what_helps_there() {
-        let told = |errno| failed("cannot open /a", &io::Error::from_raw_os_error(errno)).sentence;
-        for (errno, remedy) in [
-            (libc::EPERM, "DeviceAllow="),
-            (libc::EROFS, "ReadWritePaths="),
-            (libc::EACCES, "the user of nvmfd"),
-        ] {
-            let sentence = told(errno);
-            // Hosts may have mounted what is on it, and are not to find it read-only.
-            assert!(sentence.contains(remedy) && !sentence.contains("read_only"), "{sentence}");
-        }
-    }
+fn memory_file(size: u64) -> Result<File, Errno> {
+    let file = File::from(memfd_create("nvmfd-ram", MFdFlags::MFD_CLOEXEC)?);
+    file.set_len(size).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(0)))?;
+    Ok(file)
 }

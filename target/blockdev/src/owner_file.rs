@@ -20,7 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nix::sys::statfs::fstatfs;
 use tracing::{info, warn};
 
-use super::device::OpenError;
+use super::open_error::OpenError;
 use crate::durable;
 use crate::record::{self, seal, unseal};
 

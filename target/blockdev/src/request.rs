@@ -7,59 +7,18 @@
 use nvme::status::Status;
 use rdma::{Buf, Tag};
 
-use super::device::{BackingDevice, Kind, Space};
+use super::backing::{Kind, Space};
+use super::device::BackingDevice;
 use super::errno::OpKind;
 use super::fault_injection::Verdict;
 use super::health::Health;
+pub use super::step::Step;
 use super::{IoCompletion, IoRequest};
 
 /// The most that one write of zeros moves: the size of the ring's zeroed buffer.
 pub const ZEROS_BYTES: u32 = 256 * 1024;
 /// How often in a row the kernel may ask to come again before the host is told.
 const TRIES: u8 = 32;
-
-/// What the kernel shall do next. Bounds have been checked against the backing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
-    /// Fill `len` bytes of the buffer, `skip` bytes into its window, from `at`.
-    Read {
-        /// Byte offset.
-        at: u64,
-        /// Bytes of the window that are filled already.
-        skip: u32,
-        /// Bytes.
-        len: u32,
-    },
-    /// Store `len` bytes of the buffer, `skip` bytes into its window, at `at`.
-    Write {
-        /// Byte offset.
-        at: u64,
-        /// Bytes of the window that are stored already.
-        skip: u32,
-        /// Bytes.
-        len: u32,
-        /// Answer only when they are on stable storage.
-        durable: bool,
-    },
-    /// Store `len` zeros (at most [`ZEROS_BYTES`]) at `at`.
-    Zeros {
-        /// Byte offset.
-        at: u64,
-        /// Bytes.
-        len: u32,
-    },
-    /// Act on space.
-    Space {
-        /// In which way.
-        how: Space,
-        /// Byte offset.
-        at: u64,
-        /// Bytes.
-        len: u64,
-    },
-    /// Make everything durable.
-    Sync,
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Task {

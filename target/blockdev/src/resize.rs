@@ -8,8 +8,10 @@ use std::io::{self, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use super::device::{BackingDevice, BackingKind, Kind, OpenError};
+use super::backing::{BackingKind, Kind};
+use super::device::BackingDevice;
 use super::open::check_shape;
+use super::open_error::OpenError;
 use crate::durable;
 
 impl BackingDevice {
@@ -98,7 +100,7 @@ impl BackingDevice {
 mod tests {
     use std::fs::File;
 
-    use super::super::device::BackingConfig;
+    use super::super::backing::BackingConfig;
     use crate::durable::testing::calls;
     use crate::resize::*;
 
