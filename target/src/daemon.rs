@@ -36,6 +36,7 @@ use crate::provision::{PATIENCE, Provisioner, Transition};
 use crate::reactor::fabric::{self, Choice, Fabrics, choose, owns};
 use crate::reactor::{Parts, Reactor};
 use crate::state::power::PowerLog;
+use crate::state::record::StateDir;
 use crate::state::revoked_hosts;
 use crate::state::usage::{UsageStore, UsageWriter};
 use crate::telemetry::pending::Pending;
@@ -512,7 +513,11 @@ impl RunningTarget {
 fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
     let Some(directory) = directory else { return Ok(None) };
     match std::fs::metadata(directory) {
-        Ok(found) if found.is_dir() => Ok(Some(directory.to_owned())),
+        Ok(found) if found.is_dir() => {
+            let failed = |error| format!("{} cannot be synced: {error}", directory.display());
+            StateDir(directory).sync_names().map_err(|error| Fatal(failed(error)))?;
+            Ok(Some(directory.to_owned()))
+        }
         Ok(_) => Err(Fatal(format!("state_directory {} is no directory", directory.display()))),
         Err(error) => {
             Err(Fatal(format!("state_directory {} cannot be used: {error}", directory.display())))
@@ -586,9 +591,20 @@ fn will_own(at: &SocketAddr) -> bool {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use crate::blockdev::durable::testing::calls;
     use crate::config::NamespaceKind;
     use crate::daemon::*;
     use crate::state::ns_catalog::RECORD;
+
+    /// What a start finds would be served, and reverted by the next power loss.
+    #[test]
+    fn a_start_makes_the_names_of_records_durable_that_a_killed_daemon_has_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = directory.path().file_name().unwrap().to_str().unwrap();
+        let (found, did) = calls(|| checked(Some(directory.path())));
+        assert_eq!(found.unwrap().as_deref(), Some(directory.path()));
+        assert_eq!(did, [format!("sync directory {name}")]);
+    }
 
     /// A target that listens nowhere: its address is one of documentation.
     fn config(directory: &Path) -> Config {

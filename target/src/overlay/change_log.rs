@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::api::{Changes, SetAside, UnsavedChange};
-use crate::blockdev::durable;
 use crate::state::atomic_file::{self, PreparedFile};
+use crate::state::record::StateDir;
 
 /// Name in the state directory.
 const NAME: &str = "changes.json";
@@ -56,14 +56,9 @@ impl<'d> ChangeLog<'d> {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Changes::default()),
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
-        // A daemon that was killed between the rename and its sync has left a name that a power
-        // loss would revert, after hosts have seen the change.
-        match durable::sync_directory(directory) {
-            Err(error) if error.kind() != ErrorKind::PermissionDenied => {
-                return Err(format!("{}: {error}", directory.display()));
-            }
-            _ => {}
-        }
+        StateDir(directory)
+            .sync_names()
+            .map_err(|error| format!("{}: {error}", directory.display()))?;
         parse(&bytes).map_err(|error| format!("{}: {error}", path.display()))
     }
 

@@ -64,6 +64,7 @@ impl Catalog {
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
+        StateDir(directory).sync_names().map_err(failed)?;
         let record =
             StateDir(directory).load(RECORD)?.unwrap_or_else(|| NamespaceCatalogRecord::new(nqn));
         if record.subsystem != nqn {

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use tracing::warn;
 
+use crate::blockdev::durable;
 use crate::blockdev::record::{Record, seal, unseal};
 use crate::state::atomic_file::{self, PreparedFile};
 
@@ -20,6 +21,19 @@ const BYTES_MAX: u64 = 16 << 20;
 pub(crate) struct StateDir<'d>(pub(crate) &'d Path);
 
 impl StateDir<'_> {
+    /// Makes the names of all records durable, before any is read: a daemon that was killed between
+    /// a rename and the sync of the directory has left names that a power loss would revert, after
+    /// hosts have seen what the records say. Does nothing where directories cannot be synced.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn sync_names(self) -> io::Result<()> {
+        use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+        let synced = durable::sync_directory(self.0);
+        let denied = |kind| matches!(kind, InvalidInput | PermissionDenied | Unsupported);
+        synced.or_else(|error| if denied(error.kind()) { Ok(()) } else { Err(error) })
+    }
+
     /// The record of this name; `None` if there is no such file.
     ///
     /// # Errors

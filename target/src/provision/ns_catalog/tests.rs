@@ -1,3 +1,4 @@
+use crate::blockdev::durable::testing::calls;
 use crate::provision::ns_catalog::*;
 use crate::state::ns_catalog::tests::sample;
 
@@ -24,6 +25,18 @@ fn what_is_kept_is_found_and_what_was_half_done_is_cleared_away() {
     assert!(made.iter().all(|path| path.exists()) && foreign.exists());
     assert_eq!(lines.len(), 1);
     assert!(lines[0].contains("other.img belongs to no namespace"), "{}", lines[0]);
+}
+
+/// Namespaces that a start finds are served, and must not be reverted by a power loss.
+#[test]
+fn the_names_that_a_start_finds_are_durable_before_they_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().file_name().unwrap().to_str().unwrap();
+    opened(directory.path()).0.keep(sample()).unwrap();
+    // Nothing is unfinished after this.
+    drop(opened(directory.path()));
+    let (_, did) = calls(|| opened(directory.path()));
+    assert_eq!(did, [format!("sync directory {name}")]);
 }
 
 #[test]

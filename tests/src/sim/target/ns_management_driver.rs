@@ -267,6 +267,8 @@ impl Target {
     /// The record is invalid, or a file is missing.
     pub(super) fn open_made(&mut self, disk: &mut SimDevice) -> Result<(), String> {
         let ns_admin = &mut self.ns_admin;
+        // A start syncs the directory before it reads the record.
+        ns_admin.directory.durable = ns_admin.directory.now.clone();
         ns_admin.record = match &ns_admin.directory.now.record {
             Some(bytes) => unseal(bytes)?,
             None => NamespaceCatalogRecord::new(subnqn()),
