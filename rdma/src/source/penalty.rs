@@ -12,45 +12,45 @@ use std::time::{Duration, Instant};
 
 use super::{PerSourceTable, Source};
 
-/// How long it takes to pay for one: sixteen a second.
-const PRICE: Duration = Duration::from_micros(62_500);
-/// Debtors that are remembered, at most. Of more, who owes the least is forgotten.
-const MOST: usize = 1024;
+/// Penalty of one connection: it expires at sixteen a second.
+const PENALTY: Duration = Duration::from_micros(62_500);
+/// Penalized sources, at most. Of more, the one whose penalty expires first is removed.
+const MAX_SOURCES: usize = 1024;
 
 /// Penalties of sources whose connections were established and never used: each may have a number
 /// of those at once, and sixteen a second.
 #[derive(Debug)]
 pub struct SourcePenalty {
-    /// How much a source may owe; none when nobody counts.
+    /// Penalty up to which a source is served; none when penalties are off.
     credit: Option<Duration>,
-    /// An entry ends when its debt is paid.
-    debtors: PerSourceTable<Source, ()>,
+    /// Each entry ends when its penalty expires.
+    penalized: PerSourceTable<Source, ()>,
 }
 
 impl SourcePenalty {
     /// Each source may have so many such connections at once.
     #[must_use]
     pub fn new(connections: Option<u32>) -> SourcePenalty {
-        let credit = connections.map(|connections| PRICE.saturating_mul(connections));
-        SourcePenalty { credit, debtors: PerSourceTable::new(MOST + 1) }
+        let credit = connections.map(|connections| PENALTY.saturating_mul(connections));
+        SourcePenalty { credit, penalized: PerSourceTable::new(MAX_SOURCES + 1) }
     }
 
-    /// Whether a source owes too much to be heard.
+    /// Whether requests of a source are dropped.
     #[must_use]
     pub fn is_blocked(&self, now: Instant, source: Source) -> bool {
-        let until = self.debtors.until(&source);
+        let until = self.penalized.until(&source);
         until.zip(self.credit).is_some_and(|(until, credit)| until > now + credit)
     }
 
-    /// Another connection of a source has come to nothing. What is owed stays below one and a half
-    /// times the credit, so that soon after a flood it is heard again.
+    /// Adds one connection that was never used to the penalty of its source, which is one and a half times
+    /// the credit at most, so that the source is served again soon after a flood.
     pub fn penalize(&mut self, now: Instant, source: Source) {
         let Some(credit) = self.credit else { return };
-        self.debtors.expire_all(now);
-        let until = self.debtors.until(&source).unwrap_or(now).max(now) + PRICE;
-        self.debtors.insert(source, (), Some(until.min(now + credit + credit / 2)));
-        if self.debtors.len() > MOST {
-            self.debtors.remove_next();
+        self.penalized.expire_all(now);
+        let until = self.penalized.until(&source).unwrap_or(now).max(now) + PENALTY;
+        self.penalized.insert(source, (), Some(until.min(now + credit + credit / 2)));
+        if self.penalized.len() > MAX_SOURCES {
+            self.penalized.remove_next();
         }
     }
 }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_owes_too_much_is_heard_again_soon() {
+    fn a_blocked_source_is_served_again_soon() {
         let (mut penalties, now) = (SourcePenalty::new(Some(64)), Instant::now());
         for count in 1..=64 {
             penalties.penalize(now, address(1));
@@ -74,61 +74,61 @@ mod tests {
         }
         penalties.penalize(now, address(1));
         assert!(penalties.is_blocked(now, address(1)) && !penalties.is_blocked(now, address(2)));
-        assert!(!penalties.is_blocked(now + PRICE, address(1)), "one is paid");
-        // However much there was, it is over soon: when the debt is back at the credit.
+        assert!(!penalties.is_blocked(now + PENALTY, address(1)), "one has expired");
+        // However many there were, the source is served when its penalty is back at the credit.
         (0..10_000).for_each(|_| penalties.penalize(now, address(1)));
-        let late = now + PRICE * 32;
+        let late = now + PENALTY * 32;
         assert!(
-            penalties.is_blocked(late - PRICE, address(1))
+            penalties.is_blocked(late - PENALTY, address(1))
                 && !penalties.is_blocked(late, address(1))
         );
     }
 
     #[test]
-    fn who_comes_to_nothing_now_and_then_is_never_barred() {
+    fn a_source_below_the_rate_is_never_blocked() {
         let (mut penalties, start) = (SourcePenalty::new(Some(1)), Instant::now());
         for count in 0..1000 {
-            let now = start + PRICE * count;
+            let now = start + PENALTY * count;
             assert!(!penalties.is_blocked(now, address(1)));
             penalties.penalize(now, address(1));
         }
     }
 
     #[test]
-    fn nobody_counts_unless_asked_to() {
+    fn without_a_credit_nothing_is_counted() {
         let (mut penalties, now) = (SourcePenalty::new(None), Instant::now());
         (0..10_000).for_each(|_| penalties.penalize(now, address(1)));
-        assert!(!penalties.is_blocked(now, address(1)) && penalties.debtors.is_empty());
+        assert!(!penalties.is_blocked(now, address(1)) && penalties.penalized.is_empty());
     }
 
     #[test]
-    fn of_too_many_debtors_the_least_is_forgotten() {
+    fn of_too_many_sources_the_smallest_penalty_is_removed() {
         let (mut penalties, now) = (SourcePenalty::new(Some(1)), Instant::now());
         (0..2).for_each(|_| penalties.penalize(now, address(0)));
         (1..10_000).for_each(|number| penalties.penalize(now, address(number)));
-        assert_eq!(penalties.debtors.len(), MOST);
+        assert_eq!(penalties.penalized.len(), MAX_SOURCES);
         assert!(penalties.is_blocked(now, address(0)));
         penalties.penalize(now + Duration::from_secs(60), address(1));
-        assert_eq!(penalties.debtors.len(), 1, "the others have paid");
+        assert_eq!(penalties.penalized.len(), 1, "the others have expired");
     }
 
     proptest! {
-        /// It is what it says: a count for each address, less what time has paid.
+        /// The model: a penalty for each address, less the time that has passed.
         #[test]
-        fn debts_are_counted_and_paid(
+        fn penalties_add_up_and_expire(
             steps in proptest::collection::vec((0u32..3, 0u32..400), 0..300),
         ) {
             let (mut penalties, mut now) = (SourcePenalty::new(Some(8)), Instant::now());
-            let mut owed = [Duration::ZERO; 3];
+            let mut penalty = [Duration::ZERO; 3];
             for (number, millis) in steps {
                 let passed = Duration::from_millis(millis.saturating_sub(300).into());
                 now += passed;
-                owed.iter_mut().for_each(|owed| *owed = owed.saturating_sub(passed));
-                let own = &mut owed[number as usize];
-                *own = (*own + PRICE).min(PRICE * 12);
+                penalty.iter_mut().for_each(|penalty| *penalty = penalty.saturating_sub(passed));
+                let own = &mut penalty[number as usize];
+                *own = (*own + PENALTY).min(PENALTY * 12);
                 penalties.penalize(now, address(number));
-                for (number, owed) in owed.iter().enumerate() {
-                    prop_assert_eq!(penalties.is_blocked(now, address(number as u32)), *owed > PRICE * 8);
+                for (number, penalty) in penalty.iter().enumerate() {
+                    prop_assert_eq!(penalties.is_blocked(now, address(number as u32)), *penalty > PENALTY * 8);
                 }
             }
         }

@@ -23,20 +23,18 @@ use request_handle::{RequestState, RequestUpdates, Token};
 use request_key::{RequestKey, RequestTable};
 use retransmit::CmRetransmitter;
 
-/// Requests that wait until an old connection has had time to show that it lives, at most.
-const MOST_CLAIMS: usize = 256;
+/// Requests that wait until an old connection has had time to show that it is alive, at most.
+const MAX_STALE_CANDIDATES: usize = 256;
 /// Connections whose end is remembered, so that a late request is not taken for a new one.
-const MOST_ENDED: usize = 1024;
-/// How long a half-open connection is left alone by those that come after it from the same source:
-/// several times what a peer in the same building takes to confirm. So no source makes more than
-/// some thousands a second.
+const MAX_ENDED: usize = 1024;
+/// How long a half-open connection is not displaced by later ones of the same source: several round
+/// trips of a local network. So no source creates more than some thousands a second.
 const UNDISTURBED: Duration = Duration::from_millis(20);
-/// Messages that go unasked to peers that have not confirmed, at most, and the time in which there
-/// is one more. They may be people who have never asked for a connection, so all of them together
-/// get no more than that.
-const MOST_UNASKED: u32 = 32;
-const UNASKED_INTERVAL: Duration = Duration::from_millis(125);
-/// How long after the last sign of a flood nothing is said to unconfirmed peers unasked.
+/// Unsolicited messages to unconfirmed peers, at most, and the interval at which one more is allowed.
+/// Their addresses may be forged, so the limit is for all of them together.
+const MAX_UNSOLICITED: u32 = 32;
+const UNSOLICITED_INTERVAL: Duration = Duration::from_millis(125);
+/// How long after a flood no unsolicited message is sent to unconfirmed peers.
 const FLOOD_MEMORY: Duration = Duration::from_secs(10);
 
 /// A connection that a peer has asked for and not confirmed.
@@ -44,52 +42,56 @@ const FLOOD_MEMORY: Duration = Duration::from_secs(10);
 pub(super) struct HalfOpen {
     /// Our name of it, once the user has made a queue pair.
     pub(super) comm: Option<u32>,
-    /// The peer has answered a message of ours: somebody is there.
+    /// The peer has answered a message, so its address is not forged.
     pub(super) proven: bool,
     /// When it began here; none before its user has answered, when it came through another
     /// endpoint.
     pub(super) since: Option<Instant>,
     /// Messages of the peer less messages to it. In a flood, nothing is sent that is not covered.
     pub(super) credit: u32,
-    /// What the user does with the request.
+    /// State of the request at its user.
     pub(super) token: Token,
-    /// What is refused when the user has lost it.
+    /// To be rejected when the user has dropped it.
     pub(super) request: ConnectRequest,
 }
 
 impl HalfOpen {
-    /// Of a request, which may be answered. (So may the answer to a question of ours, but that is
-    /// spent on the question.)
-    pub(super) fn new(request: &ConnectRequest, proven: bool, news: &RequestUpdates) -> HalfOpen {
+    /// Of a request, which earns one message. (So does an answer to a challenge, which paid for the
+    /// challenge.)
+    pub(super) fn new(
+        request: &ConnectRequest,
+        proven: bool,
+        updates: &RequestUpdates,
+    ) -> HalfOpen {
         HalfOpen {
             comm: None,
             proven,
             since: None,
             credit: 1,
-            token: Token::new(request.key(), news.clone()),
+            token: Token::new(request.key(), updates.clone()),
             request: *request,
         }
     }
 }
 
-/// A request whose sender is asked for a sign of life before it gets any further.
+/// A request whose sender has to answer a message first.
 #[derive(Debug)]
 pub(super) struct Challenge {
     pub(super) request: ConnectRequest,
-    /// The names of the connection, at our side and at the peer's, that we ask about. There is no
-    /// such connection, and only who gets the question can know them.
+    /// Communication ids, ours and the peer's, of the connection in the challenge. It does not exist, and
+    /// only a receiver of the challenge knows them.
     pub(super) names: (u32, u32),
-    /// Its turn to displace another half-open connection is taken: were it taken when the answer
-    /// comes, all who are challenged until then would be challenged for nothing.
-    pub(super) reserved: bool,
+    /// Reserved with the challenge: were the turn to displace a connection taken with the answer, all
+    /// requests challenged before the first answer would be challenged in vain.
+    pub(super) room: Room,
 }
 
-/// How a half-open connection finds room.
+/// Room for a half-open connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Room {
-    /// There is some, or a source with a larger share makes it.
+    /// The table has room, or displaces an entry of a source with a larger share.
     Free,
-    /// In place of another, of a source that has no more than its own.
+    /// In place of a connection of a source that has no larger share.
     Displacing,
 }
 
@@ -115,28 +117,28 @@ pub(super) struct ConnectionManager {
     pub(super) challenges: RequestTable<Challenge>,
     pub(super) challenges_by_name: BTreeMap<u32, RequestKey>,
     /// Requests from queue pairs that have a connection.
-    pub(super) claims: RequestTable<StaleCandidate>,
-    /// Our names of connections that have had to make room and still have a queue pair.
+    pub(super) stale_candidates: RequestTable<StaleCandidate>,
+    /// Our communication ids of displaced connections that still have a queue pair.
     pub(super) displaced: Vec<u32>,
-    /// When a half-open connection may make room again for one of a source that has as many.
+    /// When a half-open connection may next be displaced for a source with an equal share.
     next_displacement: Option<Instant>,
-    /// Connections that have ended of late.
+    /// Connections that ended recently.
     pub(super) ended: RequestTable<()>,
-    /// Connections that came up of late at another endpoint, their requests having come to us.
+    /// Connections that were established recently at other endpoints, by requests that arrived here.
     pub(super) elsewhere: RequestTable<()>,
-    /// Penalties of sources whose connections were established and never used; their requests came
-    /// to us.
+    /// Penalties of sources whose connections were established and never used, by requests that arrived
+    /// here.
     pub(super) penalties: SourcePenalty,
-    /// Whose request was passed over last because of that.
+    /// Source address of the last request that was dropped because of a penalty.
     pub(super) barred: Option<IpAddr>,
     pub(super) retries: CmRetransmitter,
-    /// Of half-open connections whose requests users have, here or elsewhere.
-    pub(super) news: RequestUpdates,
-    /// Too many have asked of late.
+    /// Updates of half-open connections whose requests users hold, here or at other endpoints.
+    pub(super) updates: RequestUpdates,
+    /// End of the flood, at the latest.
     pub(super) flood_until: Option<Instant>,
-    /// Messages that may still go unasked to peers that have not confirmed, and since when.
-    pub(super) unasked: u32,
-    unasked_since: Option<Instant>,
+    /// Unsolicited messages that may still be sent to unconfirmed peers, and since when.
+    pub(super) unsolicited: u32,
+    unsolicited_since: Option<Instant>,
 }
 
 impl ConnectionManager {
@@ -149,33 +151,32 @@ impl ConnectionManager {
             unverified: 0,
             challenges: RequestTable::new(config.challenges),
             challenges_by_name: BTreeMap::new(),
-            claims: RequestTable::new(MOST_CLAIMS),
+            stale_candidates: RequestTable::new(MAX_STALE_CANDIDATES),
             displaced: Vec::new(),
             next_displacement: None,
-            ended: RequestTable::new(MOST_ENDED),
-            elsewhere: RequestTable::new(MOST_ENDED),
+            ended: RequestTable::new(MAX_ENDED),
+            elsewhere: RequestTable::new(MAX_ENDED),
             penalties: SourcePenalty::new(config.vain_per_source),
             barred: None,
             retries: CmRetransmitter::default(),
-            news: RequestUpdates::default(),
+            updates: RequestUpdates::default(),
             flood_until: None,
-            unasked: MOST_UNASKED,
-            unasked_since: None,
+            unsolicited: MAX_UNSOLICITED,
+            unsolicited_since: None,
         }
     }
 
-    /// Takes a connection off the list of those that are half open.
+    /// Removes a connection from the half-open ones.
     pub(super) fn forget_half_open(&mut self, key: &RequestKey) -> Option<HalfOpen> {
         let half = self.half_open.remove(key)?;
         self.unverified -= usize::from(!half.proven);
         Some(half)
     }
 
-    /// How one more half-open connection of a source finds room, if it does: if need be in place of
-    /// its oldest, as somebody may use the source's address, and whose it is comes last. Where one
-    /// makes room for another of a source that has as many, that is bounded in time: otherwise a
-    /// busy target displaces connections before it reads that they were confirmed, charges none of
-    /// them to its source, and is busy with making them.
+    /// Room for one more half-open connection of a source, if need be in place of its oldest: those
+    /// before may be forged, and the owner of the address may be the last to connect. Displacements
+    /// among sources with equal shares are bounded in time: otherwise a busy target displaces
+    /// connections before it reads their confirmations, and so penalizes none of their sources.
     pub(super) fn room(&self, now: Instant, source: Source, most: usize) -> Option<Room> {
         let own = self.half_open.count_of(source);
         // Another source still has more once one of its connections has made room for this one.
@@ -193,14 +194,14 @@ impl ConnectionManager {
             || oldest.is_some_and(|since| since + UNDISTURBED <= now)
     }
 
-    /// Makes room for one more half-open connection of a source, if there may be one. `reserved`:
-    /// its turn to displace another was taken when it was challenged.
+    /// Makes room for one more half-open connection of a source; false when there is none.
+    /// `reserved`: the room that was reserved when its request was challenged.
     pub(super) fn make_room(
         &mut self,
         now: Instant,
         source: Source,
         most: usize,
-        reserved: bool,
+        reserved: Option<Room>,
     ) -> bool {
         let has_share = self.half_open.count_of(source) >= most;
         if !has_share && !self.half_open.is_full() {
@@ -209,7 +210,7 @@ impl ConnectionManager {
         self.note_flood(now);
         match self.room(now, source, most) {
             Some(room) => self.reserve(now, room),
-            None if reserved && self.may_displace(now, source, most) => {}
+            None if reserved == Some(Room::Displacing) && self.may_displace(now, source, most) => {}
             None => return false,
         }
         if has_share && let Some((key, _)) = self.half_open.oldest(source) {
@@ -219,27 +220,27 @@ impl ConnectionManager {
         true
     }
 
-    /// Takes a turn to displace a connection, where that is needed: the next one is later.
+    /// Takes the turn to displace a connection, if that is needed; the next turn is later.
     pub(super) fn reserve(&mut self, now: Instant, room: Room) {
         if room == Room::Displacing {
             self.next_displacement = Some(now + DISPLACEMENT);
         }
     }
 
-    /// More ask than can be served at once.
+    /// Records that there are more requests than can be served at once.
     pub(super) fn note_flood(&mut self, now: Instant) {
         self.flood_until = Some(now + FLOOD_MEMORY);
     }
 
-    /// Takes note of what has become of a request that came to us, unless it is ours to know. For
-    /// `patience` it is known what a repetition is about. Gives one that its user has lost.
+    /// Records the new state of a request that arrived here and whose queue pair is elsewhere, for
+    /// `patience`, so that repetitions are recognized. Returns a request that its user has dropped.
     pub(super) fn apply_updates(
         &mut self,
         key: RequestKey,
         now: Instant,
         patience: Duration,
     ) -> Option<HalfOpen> {
-        // Of several with one name, the last is meant; it may be a new one, with no news yet.
+        // Of several with one name, the last is meant; it may be a new one, without an update yet.
         let half = self.half_open.get(&key).filter(|half| half.comm.is_none())?;
         let stage = half.token.stage();
         if matches!(stage, RequestState::Asked | RequestState::Opened) {
@@ -254,8 +255,7 @@ impl ConnectionManager {
         half.filter(|_| stage == RequestState::Lost)
     }
 
-    /// Whether anything is said from this address of ours, or asked there; of an unspecified one,
-    /// from any.
+    /// Whether a local address is in use: messages are repeated from it, or requests to it are open.
     pub(super) fn uses(&self, covered: impl Fn(IpAddr) -> bool) -> bool {
         self.retries.iter().any(|retry| covered(retry.local))
             || self.half_open.expiring().any(|(key, half)| {
@@ -264,13 +264,17 @@ impl ConnectionManager {
             })
     }
 
-    /// When something has waited too long that others notice: a message is due, a request keeps its
-    /// address in use.
+    /// Next deadlines that are visible outside: a message is due, or a request keeps its address in use.
     pub(super) fn deadlines(&self) -> [Option<Instant>; 4] {
-        [self.retries.next(), self.claims.next(), self.half_open.next(), self.challenges.next()]
+        [
+            self.retries.next(),
+            self.stale_candidates.next(),
+            self.half_open.next(),
+            self.challenges.next(),
+        ]
     }
 
-    /// Forgets what has waited too long.
+    /// Removes expired entries.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some((_, half)) = self.half_open.expire(now) {
             self.unverified -= usize::from(!half.proven);
@@ -281,21 +285,21 @@ impl ConnectionManager {
         while self.ended.expire(now).is_some() {}
         while self.elsewhere.expire(now).is_some() {}
         self.flood_until = self.flood_until.filter(|until| *until > now);
-        self.allow_unasked(now);
+        self.allow_unsolicited(now);
     }
 
-    /// Time allows for more unasked messages.
-    fn allow_unasked(&mut self, now: Instant) {
-        let since = *self.unasked_since.get_or_insert(now);
+    /// Allows for more unsolicited messages as time passes.
+    fn allow_unsolicited(&mut self, now: Instant) {
+        let since = *self.unsolicited_since.get_or_insert(now);
         let passed = now.saturating_duration_since(since).as_millis();
-        let more = (passed / UNASKED_INTERVAL.as_millis()).min(MOST_UNASKED.into()) as u32;
+        let more = (passed / UNSOLICITED_INTERVAL.as_millis()).min(MAX_UNSOLICITED.into()) as u32;
         if more > 0 {
-            self.unasked = (self.unasked + more).min(MOST_UNASKED);
-            self.unasked_since = Some(now);
+            self.unsolicited = (self.unsolicited + more).min(MAX_UNSOLICITED);
+            self.unsolicited_since = Some(now);
         }
     }
 
-    /// Takes note of a live connection's peer, once it is known.
+    /// Records the peer of a live connection, once it is known.
     pub(super) fn index(&mut self, connection: &Connection, number: u32) {
         self.by_peer.insert(connection.peer(), number);
         if connection.phase == Phase::Opened {

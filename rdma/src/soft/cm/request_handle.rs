@@ -14,32 +14,30 @@ use crate::Incoming;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum RequestState {
-    /// The user still thinks about it.
+    /// Pending at the user.
     Asked,
-    /// The user has lost it, and nobody has answered the peer.
+    /// Dropped by the user without an answer.
     Lost,
-    /// The peer has been refused.
+    /// Rejected.
     Refused,
     /// There is a queue pair, and perhaps a reply.
     Opened,
-    /// The connection is up.
+    /// The connection is established.
     Up,
-    /// It has ended, or never came up.
+    /// The connection has ended, or was never established.
     Ended,
 }
 
-/// A request about which there is something new, and whether that is a connection that has come up and
-/// come to nothing.
+/// A request whose state has changed, and whether its connection was established and never used.
 type RequestUpdate = (RequestKey, bool);
 
-/// Requests about which there is something new, so that the endpoint where they arrived need not look
-/// at all that it has. Nobody waits for its lock longer than to add or take a name,
-/// and nobody takes it but to set up or end a connection.
+/// Requests whose state has changed, for the endpoint where they arrived, which so need not scan all
+/// of its requests. The lock is held to add or take an entry only, when a connection is set up or ends.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct RequestUpdates(Arc<(AtomicBool, Mutex<VecDeque<RequestUpdate>>)>);
 
 impl RequestUpdates {
-    /// The request that has waited longest.
+    /// Removes the oldest entry.
     pub(crate) fn next(&self) -> Option<RequestUpdate> {
         let (any, items) = &*self.0;
         if !any.load(Ordering::Acquire) {
@@ -61,26 +59,31 @@ impl RequestUpdates {
 
 /// State of a request, shared by both endpoints.
 #[derive(Clone, Debug)]
-pub(crate) struct Token(Arc<Told>);
+pub(crate) struct Token(Arc<SharedState>);
 
 #[derive(Debug)]
-struct Told {
+struct SharedState {
     stage: AtomicU8,
     key: RequestKey,
-    news: RequestUpdates,
+    updates: RequestUpdates,
 }
 
 impl Token {
-    /// For a request of this name, whose endpoint listens to these news.
-    pub(crate) fn new(key: RequestKey, news: RequestUpdates) -> Token {
-        Token(Arc::new(Told { stage: AtomicU8::new(RequestState::Asked as u8), key, news }))
+    /// For a request whose endpoint reads `updates`.
+    pub(crate) fn new(key: RequestKey, updates: RequestUpdates) -> Token {
+        Token(Arc::new(SharedState {
+            stage: AtomicU8::new(RequestState::Asked as u8),
+            key,
+            updates,
+        }))
     }
 
     pub(crate) fn set(&self, stage: RequestState) {
         self.store(stage, false);
     }
 
-    /// The connection has ended, or never came up; `unused`: it came up, and its peer was never let in.
+    /// The connection has ended, or was never established; `unused`: it was established, and its host
+    /// was never admitted.
     pub(crate) fn end(&self, unused: bool) {
         self.store(RequestState::Ended, unused);
     }
@@ -88,7 +91,7 @@ impl Token {
     fn store(&self, stage: RequestState, unused: bool) {
         self.0.stage.store(stage as u8, Ordering::Relaxed);
         if !matches!(stage, RequestState::Asked | RequestState::Opened) {
-            self.0.news.send((self.0.key, unused));
+            self.0.updates.send((self.0.key, unused));
         }
     }
 
@@ -125,7 +128,7 @@ impl RequestHandle {
 
 impl Drop for RequestHandle {
     fn drop(&mut self) {
-        // An answered one has left this stage, and nobody else moves it out.
+        // Only an answer ends this state.
         if self.token.stage() == RequestState::Asked {
             self.token.set(RequestState::Lost);
         }

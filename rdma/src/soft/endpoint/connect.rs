@@ -106,7 +106,7 @@ impl Endpoint {
                 self.manager.half_open.keep(&key);
             }
             None => {
-                let new = HalfOpen::new(request, true, &self.manager.news);
+                let new = HalfOpen::new(request, true, &self.manager.updates);
                 let half = HalfOpen { comm: Some(comm), ..new };
                 self.add_half_open(key, half, None);
             }
@@ -163,7 +163,7 @@ impl Endpoint {
     /// Takes note of what users, and other endpoints, have made of requests that came to us.
     /// Refuses what they have lost.
     pub(crate) fn apply_updates(&mut self, now: Instant) {
-        while let Some((key, charged)) = self.manager.news.next() {
+        while let Some((key, charged)) = self.manager.updates.next() {
             if charged {
                 self.manager.penalties.penalize(now, key.source());
             }
@@ -356,12 +356,12 @@ impl Endpoint {
         ends: (IpAddr, IpAddr),
         mad: [u8; MAD_BYTES],
     ) {
-        let left = if self.manager.flood_until.is_some() { 0 } else { self.manager.unasked };
+        let left = if self.manager.flood_until.is_some() { 0 } else { self.manager.unsolicited };
         if let Some(half) = self.manager.half_open.get_mut(key) {
             if half.credit == 0 && left == 0 {
                 return;
             }
-            self.manager.unasked -= u32::from(half.credit == 0);
+            self.manager.unsolicited -= u32::from(half.credit == 0);
             half.credit = half.credit.saturating_sub(1);
         }
         self.send_mad(ends.0, ends.1, mad);

@@ -148,11 +148,11 @@ impl Endpoint {
             return DatagramOutcome::Unknown;
         }
         self.manager.challenges_by_name.remove(&names.0);
-        let Some(Challenge { request, reserved, .. }) = self.manager.challenges.remove(&key) else {
+        let Some(Challenge { request, room, .. }) = self.manager.challenges.remove(&key) else {
             return DatagramOutcome::Unknown;
         };
         match self.check_request(&request) {
-            Ok(private) => self.announce(now, request, private, Some(reserved)),
+            Ok(private) => self.announce(now, request, private, Some(room)),
             Err(reason) => self.reject_request(&request, reason),
         }
     }
@@ -212,7 +212,7 @@ impl Endpoint {
         }
     }
 
-    /// Somebody asks to connect.
+    /// A peer requests a connection.
     fn on_request(&mut self, now: Instant, request: ConnectRequest) -> DatagramOutcome {
         if matches!(request.from, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
             return DatagramOutcome::LinkLocal;
@@ -236,7 +236,7 @@ impl Endpoint {
         self.admit_request(now, request, private)
     }
 
-    /// Decides about a right request by how many others there are.
+    /// Admits, challenges or drops a valid request by the number of others.
     pub(super) fn admit_request(
         &mut self,
         now: Instant,
@@ -249,7 +249,7 @@ impl Endpoint {
             return DatagramOutcome::Crowded;
         };
         if self.manager.unverified >= self.config.unverified {
-            // Whose questions wait for answers will hardly answer more of them.
+            // A source that leaves so many challenges unanswered will not answer more of them.
             if self.manager.challenges.count_of(request.from.into()) >= most {
                 self.manager.note_flood(now);
                 return DatagramOutcome::Crowded;
@@ -269,13 +269,12 @@ impl Endpoint {
         DatagramOutcome::Rejected
     }
 
-    /// Asks whether anybody is there.
+    /// Sends a message that only the owner of the source address can answer.
     fn challenge(&mut self, now: Instant, request: ConnectRequest, room: Room) {
         self.manager.note_flood(now);
         self.manager.reserve(now, room);
-        let reserved = room == Room::Displacing;
         let names = (self.random_comm(), self.random_comm());
-        let (key, challenge) = (request.key(), Challenge { request, names, reserved });
+        let (key, challenge) = (request.key(), Challenge { request, names, room });
         self.manager.challenges_by_name.insert(names.0, key);
         if let Some((_, displaced)) =
             self.manager.challenges.insert(key, challenge, Some(now + CHALLENGE_TIMEOUT))
@@ -285,24 +284,23 @@ impl Endpoint {
         self.send_mad(request.to, request.from, request.challenge(names));
     }
 
-    /// Lets the user know of a request. `challenge`: it has answered one, for which a turn to displace
-    /// was reserved or not.
+    /// Reports a request to the user. `reserved`: the room that was reserved with the challenge that its
+    /// peer has answered.
     fn announce(
         &mut self,
         now: Instant,
         request: ConnectRequest,
         (header, private_data): (CmaHeader, [u8; CmaHeader::USER_BYTES]),
-        challenge: Option<bool>,
+        reserved: Option<Room>,
     ) -> DatagramOutcome {
         let source = request.from.into();
         if self.manager.penalties.is_blocked(now, source) {
             return DatagramOutcome::Barred;
         }
-        let (most, reserved) = (self.config.half_open_per_source, challenge == Some(true));
-        if !self.manager.make_room(now, source, most, reserved) {
+        if !self.manager.make_room(now, source, self.config.half_open_per_source, reserved) {
             return DatagramOutcome::Crowded;
         }
-        let new = HalfOpen::new(&request, challenge.is_some(), &self.manager.news);
+        let new = HalfOpen::new(&request, reserved.is_some(), &self.manager.updates);
         let half = HalfOpen { since: Some(now), ..new };
         let ticket = RequestHandle::new(request, half.token.clone());
         self.add_half_open(request.key(), half, Some(now + self.config.patience));

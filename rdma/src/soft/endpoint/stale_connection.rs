@@ -12,7 +12,7 @@
 //! A forged request (GUID and queue pair of a Linux host can be guessed) ends a connection only if its host
 //! is silent for all of that time: a host that is paused or stalled, which reconnects when it continues, as
 //! it would after Linux's answer. The forged address is sent, for each connection, three replies in that
-//! time, however many requests there are, and one rejection for each request: at most `MOST_CLAIMS` wait at
+//! time, however many requests there are, and one rejection for each request: at most `MAX_STALE_CANDIDATES` wait at
 //! once. Without the rejection a host would get no answer whose old connection is kept alive by packets of
 //! another machine.
 //!
@@ -44,15 +44,15 @@ impl Endpoint {
         let Some(old) = self.live(Qp(number)).map(|slot| slot.connection.local_comm) else {
             return false;
         };
-        let claim = StaleCandidate { request, old, since: now };
-        self.manager.claims.insert(request.key(), claim, Some(now + PROOF));
+        let candidate = StaleCandidate { request, old, since: now };
+        self.manager.stale_candidates.insert(request.key(), candidate, Some(now + PROOF));
         self.probe(now, number);
         true
     }
 
     /// Whether a request waits for a sign of life of an old connection.
     pub(super) fn is_stale_candidate(&self, key: &RequestKey) -> bool {
-        self.manager.claims.get(key).is_some()
+        self.manager.stale_candidates.get(key).is_some()
     }
 
     /// Sends our reply once more, unless that is being done. (The peer of a connection that we have
@@ -84,8 +84,8 @@ impl Endpoint {
 
     /// Time is up for connections that were to show that they live.
     pub(super) fn expire_candidates(&mut self, now: Instant, region: &Region) {
-        while let Some((_, claim)) = self.manager.claims.expire(now) {
-            let StaleCandidate { request, old, since } = claim;
+        while let Some((_, candidate)) = self.manager.stale_candidates.expire(now) {
+            let StaleCandidate { request, old, since } = candidate;
             if self.manager.retries.get(old).is_some_and(|question| question.slot.is_none()) {
                 self.manager.retries.remove(old);
             }
