@@ -104,10 +104,10 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
 /// Makes durable what somebody else has made: content and size of an open file, and the directory
 /// entries that lead to it, also where `path` is a link. May wait long for a device.
 pub(crate) fn sync_with_entries(file: &File, path: &Path) -> io::Result<()> {
-    // Some file systems that nobody writes to know no synchronisation of a file. And who may look
-    // files up in a directory may not be allowed to read it.
+    // Some read-only file systems cannot sync a file. And a directory that may be searched may not be
+    // readable.
     let or_all = |outcome: io::Result<()>, path: &Path| match outcome {
-        Err(error) if is_not_to_be_had(&error) => sync_file_system(file, path),
+        Err(error) if cannot_be_synced(&error) => sync_file_system(file, path),
         outcome => outcome,
     };
     or_all(sync(file, path), path)?;
@@ -118,7 +118,9 @@ pub(crate) fn sync_with_entries(file: &File, path: &Path) -> io::Result<()> {
     or_all(sync_directory(&real), &real)
 }
 
-fn is_not_to_be_had(error: &io::Error) -> bool {
+/// Whether an error of a sync says that the file system has none for such a file, or that this user may not
+/// open it, rather than that data is lost.
+pub fn cannot_be_synced(error: &io::Error) -> bool {
     use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
 }

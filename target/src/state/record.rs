@@ -28,10 +28,10 @@ impl StateDir<'_> {
     /// # Errors
     /// What the system says.
     pub(crate) fn sync_names(self) -> io::Result<()> {
-        use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
-        let synced = durable::sync_directory(self.0);
-        let denied = |kind| matches!(kind, InvalidInput | PermissionDenied | Unsupported);
-        synced.or_else(|error| if denied(error.kind()) { Ok(()) } else { Err(error) })
+        match durable::sync_directory(self.0) {
+            Err(error) if durable::cannot_be_synced(&error) => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// The record of this name; `None` if there is no such file.
