@@ -25,6 +25,7 @@ wire! {
 
 impl Cqe {
     /// Completion of command `cid` with `status`; the other fields are zero.
+    #[inline]
     pub fn new(cid: u16, status: Status) -> Self {
         Self { cid, status, ..Self::default() }
     }

@@ -211,6 +211,7 @@ impl Sqe {
     }
 
     /// The data descriptor, or the status that refuses its type.
+    #[inline]
     pub fn sgl(&self) -> Result<Sgl, Status> {
         Sgl::parse(&self.dptr)
     }

@@ -259,6 +259,7 @@ impl Buf {
     ///
     /// # Panics
     /// When that leaves the buffer: a mistake of the caller, who chose the buffer by this length.
+    #[inline]
     pub fn select(&mut self, start: u32, len: u32) {
         assert!(
             start.checked_add(len).is_some_and(|end| end <= self.capacity),
@@ -438,6 +439,7 @@ impl Pool {
     }
 
     /// Resets a receive buffer's window to what [`Pool::take_receive`] gave.
+    #[inline]
     pub fn rewind(&self, buf: &mut Buf) {
         if buf.class == Class::Receive {
             let len = self.plan.lead_bytes + self.plan.tail_bytes;
@@ -455,6 +457,7 @@ impl Pool {
     }
 
     /// The window's bytes, to change.
+    #[inline]
     #[must_use]
     pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
         self.region.bytes_mut(buf)

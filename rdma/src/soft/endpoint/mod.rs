@@ -294,13 +294,13 @@ impl Endpoint {
         self.counters.received += 1;
         self.counters.marked += u64::from(ecn::is_marked(tos));
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
-        let outcome = match Packet::parse(datagram) {
+        let outcome = match &Packet::parse(datagram) {
             Err(_) => DatagramOutcome::Malformed,
             Ok(_) if is_broadcast(to.ip()) => DatagramOutcome::Broadcast,
             Ok(packet) if packet.bth.destination == Qpn::GSI => {
-                self.handle_management(now, &flow, &packet, datagram, region)
+                self.handle_management(now, &flow, packet, datagram, region)
             }
-            Ok(packet) => self.handle_packet(now, &flow, tos, &packet, datagram, region),
+            Ok(packet) => self.handle_packet(now, &flow, tos, packet, datagram, region),
         };
         self.counters.count(outcome);
     }
@@ -334,7 +334,8 @@ impl Endpoint {
             if let Err(outcome) = slot.check_port(flow.source.port(), packet) {
                 return outcome;
             }
-            match slot.check_identification(self.config.steer.1, verdict, self.pairs.clock_ms(now))
+            match slot
+                .check_identification(self.config.steer.1, verdict, || self.pairs.clock_ms(now))
             {
                 Judgement::Plausible => {}
                 Judgement::Implausible => return DatagramOutcome::Implausible,
@@ -413,7 +414,9 @@ impl Endpoint {
         region: &Region,
         open: impl Fn(IpAddr) -> bool,
     ) -> Option<Transmit> {
-        self.end_displaced(now, region);
+        if !self.manager.displaced.is_empty() {
+            self.end_displaced(now, region);
+        }
         if let Some(message) = self.messages.get(self.messages_sent) {
             let mut bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, self.gsi_psn);
             bth.ack_request = true;

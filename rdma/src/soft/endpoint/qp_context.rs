@@ -186,7 +186,7 @@ impl QpContext {
         &mut self,
         endpoint: u32,
         verdict: Verdict,
-        now_ms: u32,
+        now_ms: impl FnOnce() -> u32,
     ) -> Judgement {
         let fragmentable = matches!(verdict, Verdict::Fragmentable(_));
         let id = match verdict {
@@ -195,7 +195,12 @@ impl QpContext {
             _ => return Judgement::Implausible,
         };
         if !is_marked_guid(self.connection.remote_guid) {
-            return self.pair.check_identification(endpoint, &mut self.identification, id, now_ms);
+            return self.pair.check_identification(
+                endpoint,
+                &mut self.identification,
+                id,
+                now_ms(),
+            );
         }
         // Our own kind: the place in a train.
         let right = usize::from(id) < MOST_SEGMENTS;

@@ -192,6 +192,7 @@ impl QueuePair {
     }
 
     /// Takes work. It comes home exactly once, in an event.
+    #[inline(always)] // for each work request, from one place
     pub fn post(&mut self, tag: Tag, work: Work, io: &mut Io<'_>) {
         match work {
             work if self.state == State::Error => io.done(tag, work, Err(Fault::Flushed)),
@@ -214,7 +215,7 @@ impl QueuePair {
         if self.sends.is_empty() && self.reads.is_empty() {
             return;
         }
-        for (tag, work) in self.sends.drain(..).chain(self.reads.drain(..)) {
+        while let Some((tag, work)) = self.sends.pop_front().or_else(|| self.reads.pop_front()) {
             self.requester.post(tag, work);
         }
     }
@@ -295,12 +296,14 @@ impl QueuePair {
 
     /// The next datagram to send: answers first, then requests; but a mere acknowledgement last,
     /// where it can be the short end of a train. To be called until there is none.
+    #[inline(always)] // for each packet, from one place
     pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
         let outgoing = self.next_transmit(now, io);
         self.spoke = outgoing.is_some();
         outgoing
     }
 
+    #[inline(always)] // as above
     fn next_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
         if self.state == State::Init {
             return None;
@@ -376,6 +379,7 @@ impl QueuePair {
     }
 
     /// The same bytes where they lie; see [`Memory::bytes`] for what must not happen meanwhile.
+    #[inline(always)] // for each packet, from one place
     pub(crate) fn payload<'a>(
         &'a self,
         outgoing: &TxPacket,

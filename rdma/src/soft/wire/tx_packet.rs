@@ -1,7 +1,7 @@
 //! An outgoing datagram: headers, payload (in the pool), and padding with the invariant CRC.
 
 use super::PrefixCache;
-use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, padding};
+use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, RequestExt, padding};
 use super::icrc::{Flow, Icrc};
 
 /// Bytes of exposed memory that an access was found to be allowed to.
@@ -61,6 +61,13 @@ impl TxPacket {
     pub fn new(bth: Bth, ext: &Extended, payload: Payload, payload_bytes: u32) -> TxPacket {
         let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
         TxPacket { header: HeaderBytes::emit(&bth, ext), payload, payload_bytes }
+    }
+
+    /// A datagram of a send, write or read.
+    #[must_use]
+    pub fn request(bth: Bth, ext: RequestExt, payload: Payload, payload_bytes: u32) -> TxPacket {
+        let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
+        TxPacket { header: HeaderBytes::request(&bth, ext), payload, payload_bytes }
     }
 
     /// The headers.

@@ -44,7 +44,7 @@ use std::time::{Duration, Instant};
 use super::responder::packets_of;
 use super::{Io, Settings};
 use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
-use crate::soft::wire::header::{Bth, Extended, Reth};
+use crate::soft::wire::header::{Bth, RequestExt, Reth};
 use crate::soft::wire::opcode::Opcode;
 use crate::soft::wire::psn::{Psn, Qpn};
 use crate::soft::wire::tx_packet::{Payload, TxPacket};
@@ -406,6 +406,7 @@ impl Requester {
     }
 
     /// How many new packets the next datagram stands for, or 0 when none may leave now.
+    #[inline(always)] // for each packet
     fn sendable(&self) -> u64 {
         let Some(item) = self.works.get(self.cursor) else { return 0 };
         let room = self.board.next() - self.board.una();
@@ -445,11 +446,11 @@ impl Requester {
             Work::Write { to, .. } => (Opcode::WriteOnly, memory_of(to.addr, to.key, offset, len)),
             Work::Send { invalidate, .. } => {
                 let last = at + 1 == item.end();
-                let ext = Extended { invalidate: *invalidate, ..Extended::default() };
+                let ext = invalidate.map_or(RequestExt::None, RequestExt::Invalidate);
                 (send_opcode(at == item.first, last, invalidate.is_some()), ext)
             }
             // Receives are the responder's; the queue pair posts none here.
-            Work::Recv(_) => (Opcode::SendOnly, Extended::default()),
+            Work::Recv(_) => (Opcode::SendOnly, RequestExt::None),
         };
         let (payload, payload_bytes) = match is_read || len == 0 {
             true => (Payload::None, 0),
@@ -461,7 +462,7 @@ impl Requester {
             bth.ack_request = true;
             (self.silent, self.asked) = (0, at + packets);
         }
-        TxPacket::new(bth, &ext, payload, payload_bytes)
+        TxPacket::request(bth, ext, payload, payload_bytes)
     }
 
     /// Packets without a request for an acknowledgement, at most: a fraction of the window, so that
@@ -480,6 +481,7 @@ impl Requester {
     }
 
     /// The buffer of a posted work, by the number that [`Payload::Posted`] has.
+    #[inline(always)] // for each packet
     pub(crate) fn buf(&self, work: u64) -> Option<&Buf> {
         let index = usize::try_from(work.checked_sub(self.done)?).ok()?;
         self.works.get(index).map(|item| item.work.buf())
@@ -499,9 +501,9 @@ impl Requester {
     }
 }
 
-fn memory_of(base: u64, key: u32, offset: u32, length: u32) -> Extended {
+fn memory_of(base: u64, key: u32, offset: u32, length: u32) -> RequestExt {
     let address = base.wrapping_add(u64::from(offset));
-    Extended { reth: Some(Reth { address, key, length }), ..Extended::default() }
+    RequestExt::Memory(Reth { address, key, length })
 }
 
 fn send_opcode(first: bool, last: bool, invalidate: bool) -> Opcode {
