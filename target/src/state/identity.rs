@@ -231,10 +231,8 @@ mod tests {
             fs::write(at.join(FILE), &good[..cut]).unwrap();
             assert!(DeviceIdentities::load(at).is_err(), "{cut} bytes of it");
             protect(at, true);
-            assert!(
-                DeviceIdentities::prepare(at, BTreeMap::new()).unwrap().is_none(),
-                "nor written over"
-            );
+            let served = BTreeMap::from([(NEW, "\"/b\"".to_owned())]);
+            assert!(DeviceIdentities::prepare(at, served).unwrap().is_none(), "nor written over");
             protect(at, false);
         }
     }
