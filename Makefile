@@ -133,7 +133,7 @@ SECONDS_OF_FLOOD ?= 60
 hostile: build test-packages ## Twenty million mutated packets, five million messages, and floods, in memory and on sockets: some minutes
 	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
 	  --test soft_malformed -- --nocapture --test-threads 1
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ENEMY="$(BUILD)"/release/flood FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ENEMY="$(BUILD)"/release/flood SLOW="$(BUILD)"/release/slow_hosts FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
 
 HOURS ?= 2
 torture: build test-packages ## Every guarantee of docs/reliability.md at full size, then a soak: make torture HOURS=12

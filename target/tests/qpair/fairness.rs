@@ -64,6 +64,46 @@ fn a_host_that_sends_no_data_does_not_keep_others_waiting() {
     assert!(world.pool.is_full(), "{:?}", world.pool.free());
 }
 
+/// A host that took a second to send data holds a third of the buffers, beside one that sends at once.
+#[test]
+fn a_slow_host_leaves_two_thirds_of_the_buffers_to_prompt_ones() {
+    let mut world = World::new();
+    let (mut slow, slow_admin, slow_admin_posted) = io_queue(&mut world);
+    world.send(&mut slow, &write(0), &[]);
+    world.now_ns += 1_000_000_000;
+    world.run(&mut slow);
+    let slow_posted = take(&mut world.fabric.posted);
+
+    world.key = 1;
+    let (mut prompt, prompt_admin, prompt_admin_posted) = io_queue(&mut world);
+    assert!(world.ask(&mut prompt, &write(0), &[]).status.is_success());
+    let prompt_posted = replace(&mut world.fabric.posted, slow_posted);
+
+    world.key = 0;
+    for cid in 1..16 {
+        world.send(&mut slow, &write(cid), &[]);
+    }
+    // 256 KiB for data: as much as half of what is free then, and the rest of its own waits.
+    assert_eq!(world.waiters.len(), 15 - 5);
+    world.run(&mut slow);
+    assert!(world.waiters.is_empty());
+    assert_eq!(world.completions.drain(..).filter(|cqe| cqe.status.is_success()).count(), 16);
+
+    let slow_posted = take(&mut world.fabric.posted);
+    for (mut queue, posted) in [
+        (slow, slow_posted),
+        (prompt, prompt_posted),
+        (slow_admin, slow_admin_posted),
+        (prompt_admin, prompt_admin_posted),
+    ] {
+        world.fabric.posted = posted;
+        world.flush_and_go(&mut queue);
+        assert!(queue.is_finished());
+        queue.finish(&mut world.io());
+    }
+    assert!(world.pool.is_full(), "{:?}", world.pool.free());
+}
+
 /// A world whose subsystem has a second namespace, on a disk of its own.
 fn two_namespaces() -> World {
     let mut subsystem = subsystem();

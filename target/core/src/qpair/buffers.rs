@@ -1,8 +1,8 @@
 //! Data buffers of a command: how many bytes it needs, and which association they are charged to. The
 //! allocation is in `admit.rs`.
 //!
-//! A queue pair without a share of the data buffers is an admin queue, or any queue before its Connect.
-//! Any peer may have one, and its commands precede all I/O, so what it holds is limited.
+//! A queue pair without a share of the data buffers is an admin queue, or any queue before its Connect. Any
+//! peer can open one, and its commands precede all I/O, so the bytes that it may hold are limited.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -24,36 +24,36 @@ pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
 /// Bytes that the commands of a queue without a share may hold together. One alone may hold more.
 const MOST_HELD_BYTES: u64 = log_page::AT_ONCE_BYTES as u64;
 
-/// What a command wants of the pool.
+/// Buffers that a command needs from the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     /// Bytes of its first and second data buffer; 0: it needs none.
     pub(super) first: u32,
     pub(super) second: u32,
-    /// Bytes that are taken for them.
+    /// Bytes that are allocated for them.
     pub(super) own_bytes: u32,
-    /// The same, with the other half of a fused command.
+    /// The same, including the other half of a fused command.
     pub(super) all_bytes: u64,
-    /// The device that it is for.
+    /// The device that it accesses.
     pub(super) device: Option<DeviceSlot>,
 }
 
-/// For whom the commands of a queue pair hold buffers.
+/// Share to which the buffers of a queue pair's commands are charged.
 #[derive(Debug, Default)]
 pub(super) struct BufferShare {
-    /// Of an I/O queue, what its association holds of the data buffers.
+    /// Index of its association's share of the data buffers; only of an I/O queue.
     pub(super) tenant: Option<u32>,
-    /// Of a queue without a share, slots of commands that wait until others of its own are over.
+    /// Slots of commands that wait for other commands of a queue without a share to end.
     deferred: VecDeque<u16>,
 }
 
-/// Bytes of data buffers that are free for I/O commands.
+/// Returns the bytes of data buffers that are free for I/O commands.
 #[must_use]
 pub fn free_for_io(pool: &Pool) -> u64 {
     pool.free_for_all_bytes().saturating_sub(DATA_FOR_ADMIN_BYTES)
 }
 
-/// State of the queues for buffers of this pool.
+/// Returns the state of the pool for the buffer scheduler.
 #[must_use]
 pub fn room(pool: &Pool, now: Instant) -> PoolState {
     let (whole_bytes, aside_bytes) = pool.whole_bytes();
@@ -64,27 +64,27 @@ pub fn room(pool: &Pool, now: Instant) -> PoolState {
 }
 
 impl BufferShare {
-    /// Whether a queue without a share may take so many bytes more.
+    /// Whether a queue without a share may hold so many more bytes.
     pub(super) fn may_hold(requests: &Requests, wanted_bytes: u64) -> bool {
         let held: u64 = requests.iter().map(|entry| u64::from(entry.charged_bytes)).sum();
         held == 0 || held.saturating_add(wanted_bytes) <= MOST_HELD_BYTES
     }
 
-    /// A command waits until others of its queue are over, and stands in no line meanwhile: it
-    /// keeps nobody else waiting.
+    /// Defers a command until others of its queue have ended. It is in no wait queue meanwhile, so
+    /// that it delays no other host.
     pub(super) fn defer(&mut self, requests: &mut Requests, slot: u16, io: &mut Io<'_>) {
         io.waiters.behind_sent += 1;
         self.deferred.push_back(slot);
         requests[slot].enter(State::Waiting(WaitReason::AdminCap));
     }
 
-    /// Whether some command waits for others of its queue.
+    /// Whether a command waits for others of its queue.
     #[inline]
     pub(super) fn has_deferred(&self) -> bool {
         !self.deferred.is_empty()
     }
 
-    /// The command that has waited for others the longest; `over`: that is over itself.
+    /// Returns the command that has been deferred the longest; `over` has ended itself.
     pub(super) fn next_deferred(&mut self, over: Option<u16>, io: &mut Io<'_>) -> Option<u16> {
         let before = self.deferred.len();
         self.deferred.retain(|slot| Some(*slot) != over);
@@ -92,14 +92,14 @@ impl BufferShare {
         self.deferred.front().copied()
     }
 
-    /// The command that has waited the longest waits no longer.
+    /// Removes the command that has been deferred the longest.
     pub(super) fn end_deferred(&mut self, io: &mut Io<'_>) {
         self.deferred.pop_front();
         io.waiters.behind_sent -= 1;
     }
 
-    /// The queue has a share from now on, and what its commands take is charged to that. What was
-    /// put off are other Connect commands, which have lost.
+    /// Assigns a share to the queue, to which its buffers are charged from now on. The deferred
+    /// commands are other Connect commands, which fail.
     pub(super) fn begin(&mut self, tenant: u32, requests: &mut Requests, io: &mut Io<'_>) {
         self.tenant = Some(tenant);
         requests.iter_mut().for_each(|entry| entry.charged_bytes = 0);
@@ -107,8 +107,8 @@ impl BufferShare {
         self.deferred.clear();
     }
 
-    /// A command is done with its device: a host that takes no data keeps nothing from those that use
-    /// it as well.
+    /// Discharges a command from its device, which it no longer needs: a host that does not receive
+    /// its data must not withhold buffers from other hosts of the device.
     #[inline]
     pub(super) fn leave_device(&self, entry: &mut Request, io: &mut Io<'_>) {
         if let (Some(tenant), Some(device)) = (self.tenant, entry.device.take()) {
@@ -116,7 +116,7 @@ impl BufferShare {
         }
     }
 
-    /// A command is over, and holds nothing any more.
+    /// Discharges a command that has ended and holds nothing any more.
     #[inline]
     pub(super) fn discharge(&self, entry: &mut Request, io: &mut Io<'_>) {
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
@@ -126,7 +126,15 @@ impl BufferShare {
         }
     }
 
-    /// How a command stands in line.
+    /// Records how long the host of a command that has ended held its buffers.
+    #[inline]
+    pub(super) fn note_hold(&self, entry: &Request, io: &mut Io<'_>) {
+        if let (Some(tenant), 1..) = (self.tenant, entry.charged_bytes) {
+            io.waiters.note_hold(tenant, entry.clock.at_host_ns(io.now_ns));
+        }
+    }
+
+    /// Returns the wait queue entry of a command.
     pub(super) fn waiter(
         requests: &Requests,
         slot: u16,
@@ -141,7 +149,8 @@ impl BufferShare {
     }
 }
 
-/// Bytes of all buffers that these commands have in hand: neither at the fabric nor at a device.
+/// Returns the bytes of all buffers that these commands own, without those posted to the fabric or
+/// submitted to a device.
 pub(super) fn held_bytes(requests: &Requests) -> u64 {
     let in_slots = requests
         .iter()
@@ -153,7 +162,7 @@ pub(super) fn held_bytes(requests: &Requests) -> u64 {
     in_slots.chain(in_ext).map(|buf| u64::from(buf.capacity())).sum()
 }
 
-/// What a command wants, with what the other half of a fused one does.
+/// Returns the buffers that a command needs, including those of the other half of a fused command.
 #[inline]
 pub(super) fn want(requests: &Requests, slot: u16) -> Want {
     let entry = &requests[slot];
@@ -174,7 +183,8 @@ pub(super) fn want_alone(entry: &Request) -> Want {
     Want { first, second, own_bytes, all_bytes: own_bytes.into(), device }
 }
 
-/// The namespace of a command, when its host has several: only then is there one to protect.
+/// Returns the namespace of a command if its host has several: only then is one protected from
+/// others.
 #[inline]
 pub(super) fn lane(entry: &Request, role: &QueueRole) -> Option<NsIndex> {
     match role {
@@ -185,12 +195,13 @@ pub(super) fn lane(entry: &Request, role: &QueueRole) -> Option<NsIndex> {
     }
 }
 
-/// Lets the receive of a command go to the device, or has its data copied when its device has enough
-/// receives: a device that hangs keeps what it has, and others shall be able to connect. It counts
-/// from now on: many may be let pass before the first of them is at the device.
+/// Passes the receive of a command to the device, or has its data copied if the device already has
+/// its limit of receives: a device that hangs keeps them, and other hosts must be able to connect.
+/// It is counted from now on, because many commands may be admitted before the first one is
+/// submitted.
 #[inline]
 pub(super) fn lend_receive(entry: &mut Request, io: &mut Io<'_>) {
-    // What does not begin on a page is copied in any case.
+    // Data that are not page-aligned are copied in any case.
     let Plan::Store { from: Source::Capsule { .. }, backing, .. } = entry.plan else { return };
     if needs(entry) == (0, 0) && !entry.lends_receive {
         let (device, receives) = (DeviceSlot::of(backing), io.pool.plan().receives);
@@ -199,7 +210,8 @@ pub(super) fn lend_receive(entry: &mut Request, io: &mut Io<'_>) {
     }
 }
 
-/// The receive of a command, if it was lent to the device, is back or is not lent.
+/// Stops counting the receive of a command that the device has returned, or that is not passed to
+/// it.
 #[inline]
 pub(super) fn return_receive(entry: &mut Request, io: &mut Io<'_>) {
     if std::mem::take(&mut entry.lends_receive)
@@ -209,8 +221,8 @@ pub(super) fn return_receive(entry: &mut Request, io: &mut Io<'_>) {
     }
 }
 
-/// Bytes of a free block that suffices for all buffers of a command, or of several of the
-/// largest size: buffers are powers of two, so they fill it without gaps.
+/// Returns the bytes of a free block that suffices for all buffers of a command, or of several of
+/// the largest size: buffers are powers of two, so they fill it without gaps.
 fn block_bytes(requests: &Requests, slot: u16, largest_bytes: u32) -> u32 {
     let entry = &requests[slot];
     let other = entry.fused_with().map(|other| needs(&requests[other]));
@@ -224,13 +236,13 @@ fn block_bytes(requests: &Requests, slot: u16, largest_bytes: u32) -> u32 {
     }
 }
 
-/// Bytes that are taken of the pool for so many; for none, none.
+/// Returns the bytes that the pool allocates for `len` bytes; 0 for 0.
 #[inline]
 fn taken_bytes(len: u32) -> u32 {
     if len == 0 { 0 } else { capacity_for(len) }
 }
 
-/// Bytes of the first and second data buffer that a command needs from the pool.
+/// Returns the bytes of the first and second data buffer that a command needs from the pool.
 #[inline]
 fn needs(entry: &Request) -> (u32, u32) {
     let pulled = |from: &Source| match *from {

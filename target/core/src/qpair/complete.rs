@@ -1,5 +1,5 @@
-//! Completion: data pushed, the response sent, failures logged, buffers given back; and commands
-//! that end before they are done.
+//! Completion: data pushed, the response sent, failures logged, buffers freed; and commands that end before
+//! they are done.
 
 use std::sync::Arc;
 
@@ -20,7 +20,8 @@ use crate::sched::abort::AbortToken;
 use crate::stats::Stage;
 
 impl QueuePair {
-    /// Completes a command; a failure is logged for the host and says so (More).
+    /// Completes a command; a failure is recorded in the error log of the host, and its status has
+    /// More set.
     #[inline]
     pub(super) fn complete(&mut self, slot: u16, outcome: Result<u64, Status>, io: &mut Io<'_>) {
         match outcome {
@@ -38,8 +39,8 @@ impl QueuePair {
         self.send_response(slot, status, 0, None, io);
     }
 
-    /// Whether a command that has done all it should waits for the worker that keeps the list of bad
-    /// blocks from now on.
+    /// Whether a command whose operations are done now waits for the worker that maintains the list
+    /// of bad blocks.
     fn clears_bad_blocks(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
         if !self.conn.is_open() {
             return false;
@@ -51,8 +52,8 @@ impl QueuePair {
         true
     }
 
-    /// Pushes the command's data to the host and completes it right behind: on a reliable connection
-    /// the response cannot overtake the data.
+    /// Pushes the command's data to the host and posts the response directly behind: on a reliable
+    /// connection it cannot overtake the data.
     #[inline]
     pub(super) fn push_and_complete(&mut self, slot: u16, to: Remote, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
@@ -82,7 +83,7 @@ impl QueuePair {
         }
     }
 
-    /// A piece that is not the last one was pushed.
+    /// Handles the completion of a pushed piece that is not the last one.
     pub(super) fn on_piece_pushed(
         &mut self,
         slot: u16,
@@ -103,8 +104,8 @@ impl QueuePair {
         }
     }
 
-    /// Sends the response of a command, behind its data if it has some: its state is Replying from
-    /// now on, and what it holds beside them is given back.
+    /// Sends the response of a command, behind its data if it has any: its state is Replying from
+    /// now on, and all else that it holds is released.
     pub(super) fn send_response(
         &mut self,
         slot: u16,
@@ -157,7 +158,7 @@ impl QueuePair {
         }
     }
 
-    /// Posts a response: the command has none any more, and the host may use its id again.
+    /// Posts the response of a command, after which the host may reuse the command id.
     #[inline]
     fn post_response(
         &mut self,
@@ -180,7 +181,7 @@ impl QueuePair {
         }
     }
 
-    /// One half of a fused command was completed.
+    /// Handles the other half of a fused command after one was completed.
     fn end_partner(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
         match self.fused.part(&mut self.requests, slot, status) {
             Partner::GoesOn => {}
@@ -192,22 +193,22 @@ impl QueuePair {
         }
     }
 
-    /// Posted data or a posted response have completed.
+    /// Handles the completion of posted data or of a posted response.
     pub(super) fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.posted -= 1;
         if entry.posted == 0 && entry.state() == State::Replying {
             let entry = &self.requests[slot];
             self.stats.observe(entry, self.requests.key, &self.conn, io);
-            // The response has reached its host. If the command was aborted, its Abort commands are
-            // completed from now on: on another queue, and so on another connection, nothing else
-            // keeps their responses from overtaking.
+            // The host has received the response. If the command was aborted, its Abort commands
+            // are completed only now: on another queue, and so on another connection, nothing else
+            // keeps their responses from overtaking this one.
             if let Some(ext) = self.requests[slot].ext_mut() {
                 ext.aborts.drain(..).for_each(AbortToken::succeed);
             }
             self.set_free(slot, io);
             if self.disconnect_slot == Some(slot) {
-                // The host has its answer.
+                // The host has received the response.
                 return self.close(io);
             }
         }
@@ -222,7 +223,7 @@ impl QueuePair {
         }
     }
 
-    /// Gives back all that a command holds, without a response.
+    /// Releases all that a command holds, without a response.
     pub(super) fn release(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         range_lock::unlock(entry, io);
@@ -240,10 +241,11 @@ impl QueuePair {
         }
     }
 
-    /// A command is over, and holds nothing any more.
+    /// Frees the slot of a command that has ended and holds nothing any more.
     fn set_free(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.enter(State::Free);
+        self.buffers.note_hold(entry, io);
         self.buffers.discharge(entry, io);
         self.requests.give_free(slot);
         if self.buffers.has_deferred() {
@@ -251,8 +253,8 @@ impl QueuePair {
         }
     }
 
-    /// A status with the delay after which the command is worth a retry, for a host that heeds it
-    /// ("Host Behavior Support", ACRE); for any other without.
+    /// Returns a status with the delay before a retry, for a host that supports it ("Host Behavior
+    /// Support", ACRE); without it for any other.
     fn delayed(&self, status: Status) -> Status {
         const SOON: u8 = 1;
         let passing =
@@ -268,14 +270,14 @@ impl QueuePair {
 
     fn log_error(&mut self, slot: u16, status: Status) -> Status {
         if !self.is_admitted() {
-            // The name is only claimed: the log belongs to the host that has authenticated.
+            // The host name is not authenticated: the log belongs to the host that is.
             return status;
         }
         let entry = &mut self.requests[slot];
         let sqe = entry.sqe;
         if sqe.is_fabrics() {
-            // Asking for properties that are not there is no error worth a place in the log, and
-            // a status with More set is not what `nvme show-regs` takes for "not there".
+            // A Property Get of an unsupported property is not worth an entry in the log, and `nvme
+            // show-regs` does not take a status with More set for "not supported".
             return status;
         }
         let (sqid, role) = (self.conn.qid, &self.conn.role);
@@ -291,10 +293,10 @@ impl QueuePair {
 
     // ---- events
 
-    /// Completes what waits for something to happen, as far as that has.
+    /// Completes commands that wait for an event, if it has occurred.
     #[inline]
     pub(super) fn raise_events(&mut self, io: &mut Io<'_>) {
-        // An I/O queue has a Disconnect command at most.
+        // On an I/O queue only a Disconnect command can wait for an event.
         if self.disconnect_slot.is_some() || !self.conn.role.is_io() {
             self.complete_waiting(io);
         }
@@ -322,8 +324,8 @@ impl QueuePair {
 
     // ---- commands that end before they are done
 
-    /// An Abort command begins. It waits until the command that it names has ended or is known to
-    /// go on.
+    /// Begins an Abort command. It waits until the command to abort has ended or is known to
+    /// continue.
     pub(super) fn abort(&mut self, slot: u16, sqid: u16, cid: u16, io: &mut Io<'_>) {
         let QueueRole::Admin(controller) = &mut self.conn.role else {
             return self.complete(slot, Err(Status::INVALID_OPCODE.with_dnr()), io);
@@ -335,13 +337,13 @@ impl QueuePair {
             true => self.on_abort(&token, io),
             false => io.shared.registry.send_abort(token),
         }
-        // Whatever is known already is completed with the events.
+        // If the outcome is known already, it is completed with the events.
     }
 
-    /// An Abort command of the association looks for its command.
+    /// Looks for the command that an Abort command of the association names.
     pub fn on_abort(&mut self, token: &AbortToken, io: &mut Io<'_>) {
         let Some(association) = self.conn.role.association() else { return };
-        // Any peer can claim a queue of this number, and would answer for the host's own.
+        // Any peer can claim a queue with this id, and would answer in place of the host's own.
         let is_its_own = self.conn.is_open() && self.is_admitted();
         if !is_its_own || !token.is_for(association.id, self.conn.qid) {
             return;
@@ -369,20 +371,20 @@ impl QueuePair {
         }
     }
 
-    /// A device has received the request to cancel an operation.
+    /// Handles the answer of a device to the request to cancel an operation.
     pub fn on_recalled(&mut self, slot: u16, outcome: Result<(), Status>, io: &mut Io<'_>) {
         self.requests.outstanding -= 1;
         abort::on_cancelled(&mut self.requests[slot], outcome.is_ok());
         self.raise_events(io);
     }
 
-    /// Whether a tag of this queue's is about a request to cancel, not about the operation.
+    /// Whether a tag of this queue identifies a request to cancel rather than an operation.
     #[must_use]
     pub fn is_about_recall(tag: u64) -> bool {
         abort::is_about_cancel(tag)
     }
 
-    /// Completes the Abort commands of which it is known what they have come to.
+    /// Completes the Abort commands whose outcome is known.
     fn complete_aborts(&mut self, io: &mut Io<'_>) {
         while let QueueRole::Admin(controller) = &mut self.conn.role
             && let Some(at) =
@@ -393,9 +395,9 @@ impl QueuePair {
         }
     }
 
-    /// Hosts were preempted, or namespaces write protected, and commands shall end: what has not
-    /// begun ends here, what is under way holds the barrier until it is home. Nothing is recalled
-    /// from a device.
+    /// Applies a drain barrier, after hosts were preempted or namespaces write protected: commands
+    /// that have not begun end here, those in progress hold the barrier until they complete.
+    /// Nothing is recalled from a device.
     pub fn on_fence(&mut self, barrier: &Arc<DrainBarrier>, io: &mut Io<'_>) {
         let is_admin = matches!(self.conn.role, QueueRole::Admin(_));
         let Some(association) = self.conn.role.association() else { return };
@@ -409,7 +411,7 @@ impl QueuePair {
             if matches!(entry.state(), State::Free | State::Replying) {
                 continue;
             }
-            // A fabrics command names no namespace: its type lies where others have one.
+            // A fabrics command has no namespace: its type is in the bytes of the NSID.
             if entry.sqe.is_fabrics() || !barrier.ends(entry.plan.io_class(), entry.sqe.nsid) {
                 continue;
             }
@@ -423,9 +425,9 @@ impl QueuePair {
         }
     }
 
-    /// A Disconnect command begins: the host deletes the queue. What has not begun ends, what has is
-    /// outwaited; the response to Disconnect is the last one, and then the connection goes
-    /// ("Disconnect command").
+    /// Begins a Disconnect command: the host deletes the queue. Commands that have not begun are
+    /// aborted, the others are waited for; the response to Disconnect is the last one, and then the
+    /// connection is closed ("Disconnect command").
     pub(super) fn disconnect(&mut self, disconnect: u16, io: &mut Io<'_>) {
         self.disconnect_slot = Some(disconnect);
         for slot in 0..self.requests.count() {
@@ -442,18 +444,18 @@ impl QueuePair {
                 _ => self.requests[slot].make_ext().is_deleted = true,
             }
         }
-        // Whatever came behind it is not looked at.
+        // Capsules behind it are dropped.
         self.drop_backlog(io);
-        // It is completed with the events, when it is alone.
+        // It is completed with the events, when no other command is left.
     }
 
-    /// Completes a Disconnect command when every other command has been.
+    /// Completes a Disconnect command when every other command is completed.
     fn complete_disconnect(&mut self, io: &mut Io<'_>) {
         let Some(disconnect) = self.disconnect_slot.filter(|_| self.conn.is_open()) else { return };
         let alone = self.requests.numbered().all(|(slot, entry)| match entry.state() {
             state if slot == disconnect => state == State::Waiting(WaitReason::Event),
             State::Free => true,
-            // Of data in several places, the response is sent with the last piece.
+            // Of data in several pieces, the response is sent with the last one.
             State::Replying => !entry.is_in_pieces(),
             _ => false,
         });

@@ -108,6 +108,16 @@ impl StageTimer {
         stages_ns
     }
 
+    /// How long the host of a command that is over at `end_ns` has taken to send its data, and to
+    /// acknowledge what was sent to it.
+    #[inline]
+    #[must_use]
+    pub fn at_host_ns(&self, end_ns: u64) -> u64 {
+        let [_, _, pull_ns, disk_ns, push_ns, reply_ns] = self.began_ns;
+        let pulled_ns = if disk_ns == NEVER { 0 } else { disk_ns.saturating_sub(pull_ns) };
+        pulled_ns.saturating_add(end_ns.saturating_sub(push_ns.min(reply_ns)))
+    }
+
     /// The same in all.
     #[inline]
     #[must_use]

@@ -6,7 +6,7 @@
 //! an association with many requests delays its own only.
 //!
 //! A host that does not receive data, or sends none, keeps the buffers of its commands until its connection
-//! is closed. So an association may hold `TIMES_FREE` times of what is free: a single one gets four fifths
+//! is closed; a slow one keeps them longer than others (`hold_time`). So an association may hold `TIMES_FREE` times of what is free: a single one gets four fifths
 //! of the pool, and a later one finds the rest.
 //!
 //! A device that hangs keeps the buffers of its commands as well. So in an association with several
@@ -22,7 +22,9 @@
 //! not for ever, because a device that hangs may hold too much, or pieces of every large block. A starved
 //! command (`claims`) is overtaken by all others, and is served when there is enough.
 
+mod hold_time;
 mod per_device;
+mod round_robin;
 mod starvation;
 mod tenant;
 
@@ -32,17 +34,19 @@ use std::time::Instant;
 
 use crate::sched::rate_queue::RateLimitQueue;
 use crate::subsystem::rate_limit::Grant;
+use hold_time::HoldTimes;
 use per_device::DeviceShares;
 pub use per_device::DeviceSlot;
+use round_robin::{Round, RoundRobin};
 pub use starvation::Starved;
 use starvation::{Claimant, StarvationGuard};
 use tenant::Tenant;
 
-/// Namespaces of an association that are counted apart, by their ids, and stores likewise; of more,
-/// some share a count.
+/// Namespaces of an association that are counted separately, by their ids, and devices likewise; of
+/// more, some share a count.
 const LANES: usize = u64::BITS as usize;
 
-/// A command that stands in line.
+/// A queued command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuedCommand {
     /// Its queue.
@@ -51,7 +55,7 @@ pub struct QueuedCommand {
     pub slot: u16,
     /// Its namespace, where its association has several.
     pub lane: Option<NsIndex>,
-    /// The store that it is for; none: for none.
+    /// The device that it accesses, if any.
     pub store: Option<DeviceSlot>,
     /// Bytes of buffers that it needs.
     pub wanted_bytes: u32,
@@ -70,7 +74,7 @@ pub struct PoolState {
     pub all_free_bytes: u64,
     /// Bytes of the largest free block, or of several of the largest size.
     pub whole_bytes: u64,
-    /// The same of what is set aside for the one that [`BufferScheduler::claim`] names.
+    /// The same of the part set aside for the command that [`BufferScheduler::claim`] selects.
     pub aside_bytes: u64,
     /// Bytes of the largest buffer that there is.
     pub largest_bytes: u64,
@@ -79,7 +83,7 @@ pub struct PoolState {
 }
 
 impl PoolState {
-    /// Whether a command surely finds buffers.
+    /// Whether buffers for a command are certainly free.
     fn has(&self, waiter: &QueuedCommand, is_admin: bool) -> bool {
         let whole_bytes =
             if is_admin { self.whole_bytes.max(self.aside_bytes) } else { self.whole_bytes };
@@ -88,12 +92,12 @@ impl PoolState {
     }
 }
 
-/// A namespace, among those of an association.
+/// Index of a namespace among those of an association.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NsIndex(u8);
 
 impl NsIndex {
-    /// That of the namespace with this id.
+    /// Returns the index of the namespace with this id.
     #[must_use]
     pub fn of(nsid: u32) -> NsIndex {
         NsIndex((nsid % LANES as u32) as u8)
@@ -105,7 +109,7 @@ impl NsIndex {
 pub struct BufferDemand {
     /// Its namespace, where its association has several.
     pub lane: Option<NsIndex>,
-    /// The store that it is for; none: for none.
+    /// The device that it accesses, if any.
     pub store: Option<DeviceSlot>,
     /// Bytes of buffers that it needs.
     pub wanted_bytes: u64,
@@ -122,11 +126,11 @@ pub struct PickedCommand {
     pub key: u32,
     /// Its slot.
     pub slot: u16,
-    /// It may take of what is set aside.
+    /// It may allocate from the part set aside.
     pub aside: bool,
-    /// The share that it waits for; none: an admin command.
+    /// The share in whose queue it waits; none: an admin command.
     share: Option<u32>,
-    /// How it stood in its line.
+    /// Its queue entry.
     waiter: QueuedCommand,
 }
 
@@ -137,69 +141,70 @@ pub enum TryAlloc {
     Done,
     /// There are too few.
     Short,
-    /// Its host holds too many, or those of its namespace or its store do.
+    /// Its host holds too many, or those of its namespace or its device do.
     Over,
 }
 
-/// The lines. Bounded by the slots of all queues: a queue that closes takes its entries out.
+/// The wait queues. Bounded by the slots of all queue pairs: the entries of one that closes are
+/// removed.
 #[derive(Debug, Default)]
 pub struct BufferScheduler {
     admin: VecDeque<QueuedCommand>,
     /// How many commands of queues without a share can wait at once.
     admin_room: usize,
     shares: Vec<Tenant>,
-    /// The shares in whose line somebody waits, the next one first.
-    turns: VecDeque<u32>,
-    /// Shares in a row whose turn brought nothing, because they hold too much.
+    /// The shares with queued commands, the next one first.
+    turns: RoundRobin,
+    /// Consecutive shares that got nothing in their turn, because they hold too much.
     passed: usize,
-    /// The command whose turn it is waits for buffers: nobody may overtake it.
+    /// The command whose turn it is waits for buffers: no other may overtake it.
     short: bool,
     claims: StarvationGuard,
     stores: DeviceShares,
-    /// How many in all lines claim.
+    hold_times: HoldTimes,
+    /// Number of starved commands in all wait queues.
     claiming: usize,
-    /// Who waits for limits, before it waits for buffers.
+    /// Commands that wait for limits, before they wait for buffers.
     pub rate_limits: RateLimitQueue,
-    /// What waits for a push or a response to come home, in all queues, other than for its buffer:
-    /// capsules for a slot, pieces of data for the one before, and commands for others of theirs.
+    /// Entries in all queue pairs that wait for a push or a response to complete, other than for
+    /// its buffer: capsules for a slot, pieces of data for the previous one, and deferred commands.
     pub behind_sent: usize,
 }
 
 impl BufferScheduler {
-    /// Whether nobody waits.
+    /// Whether no command waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.admin.is_empty() && self.turns.is_empty()
     }
 
-    /// Whether nobody is to be asked, and nobody is held up.
+    /// Whether no command waits, and none is held back.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.is_empty() && !self.short
     }
 
-    /// How many wait.
+    /// Returns the number of waiting commands.
     #[must_use]
     pub fn len(&self) -> usize {
         self.admin.len() + self.shares.iter().map(|share| share.line.len()).sum::<usize>()
     }
 
-    /// A queue begins that is of no association yet, or an admin queue for good. So many of its
-    /// commands can wait at once: as many as it has receives, because each that waits keeps the one
-    /// that it came in. There is room for all from now on, so that nothing is allocated when they
-    /// do.
+    /// Adds a queue that belongs to no association yet, or stays an admin queue. So many of its
+    /// commands can wait at once: as many as it has receives, because each that waits keeps its
+    /// own. Memory for all of them is reserved here, so that nothing is allocated when they wait.
     pub fn open(&mut self, commands: u16) {
         self.admin_room += usize::from(commands);
         self.admin.reserve_exact(self.admin_room.saturating_sub(self.admin.len()));
     }
 
-    /// Such a queue ends, or joins an association.
+    /// Removes such a queue, which ends or joins an association.
     pub fn close(&mut self, commands: u16) {
         self.admin_room = self.admin_room.saturating_sub(commands.into());
     }
 
-    /// A queue of an association begins, of which so many commands can wait at once
-    /// ([`BufferScheduler::open`]): the share of that association.
+    /// Adds a queue of an association, of which so many commands can wait at once
+    /// ([`BufferScheduler::open`]); returns the share of the association.
     pub fn join(&mut self, owner: u64, commands: u16) -> u32 {
         let own = self.shares.iter().position(|share| share.owner == Some(owner));
         let vacant = || self.shares.iter().position(|share| share.owner.is_none());
@@ -218,26 +223,27 @@ impl BufferScheduler {
         at as u32
     }
 
-    /// The connection of a queue is closed. What its commands still hold is at disks, and comes
-    /// home when these please.
+    /// Records that the connection of a queue is closed. Its commands hold only buffers that are at
+    /// devices, which may return them late.
     pub fn abandon(&mut self, share: u32) {
         if let Some(share) = self.shares.get_mut(share as usize) {
             share.open = share.open.saturating_sub(1);
         }
     }
 
-    /// A queue ends, of which so many commands could wait; none of them waits or holds anything.
+    /// Removes a queue, of which so many commands could wait; none of them waits or holds anything.
     pub fn leave(&mut self, share: u32, commands: u16) {
         let Some(left) = self.shares.get_mut(share as usize) else { return };
         left.queues = left.queues.saturating_sub(1);
         left.room = left.room.saturating_sub(commands.into());
         if left.queues == 0 {
+            self.hold_times.leave(left.promptness, left.held_bytes);
             *left = Tenant::default();
             self.rate_limits.leave(share);
         }
     }
 
-    /// Whether a new command may try to take buffers at once.
+    /// Whether a new command may try to allocate buffers at once.
     #[must_use]
     pub fn may_try(&self, share: Option<u32>, store: Option<DeviceSlot>) -> bool {
         let Some(share) = share else { return true };
@@ -247,15 +253,36 @@ impl BufferScheduler {
         !self.short && nobody() && is_open() && admin()
     }
 
-    /// Whether a share allows to take what a command wants.
+    /// Whether a share permits the buffers that a command needs.
     #[inline]
     #[must_use]
     pub fn allows(&self, share: u32, wish: &BufferDemand) -> bool {
-        self.has_much_free(share, wish) || self.allows_little(share, wish)
+        !self.is_limited(share, wish.wanted_bytes, wish.free_bytes)
+            && (self.has_much_free(share, wish) || self.allows_little(share, wish))
     }
 
-    /// Whether so much is free, beside what the share holds and what is held for the store, that no
-    /// rule forbids anything: as a rule it is so.
+    /// Whether a share is slow, and slow ones hold as much as they may.
+    #[inline]
+    fn is_limited(&self, share: u32, wanted_bytes: u64, free_bytes: u64) -> bool {
+        let share = self.shares.get(share as usize);
+        share.is_some_and(|share| share.promptness.is_slow())
+            && self.hold_times.limit_slow(wanted_bytes, free_bytes)
+    }
+
+    /// Records that the host of a command that has ended held its buffers for `hold_ns`.
+    #[inline]
+    pub fn note_hold(&mut self, number: u32, hold_ns: u64) {
+        let Some(share) = self.shares.get_mut(number as usize) else { return };
+        let (of, held_bytes) = (share.promptness, share.held_bytes);
+        let Some(changed) = self.hold_times.note(of, held_bytes, hold_ns) else { return };
+        share.promptness = changed;
+        if of.is_slow() && !changed.is_slow() {
+            self.turns.promote(number);
+        }
+    }
+
+    /// Whether so much is free, compared with the bytes of the share and the device, that no rule
+    /// forbids anything: the usual case.
     #[inline]
     fn has_much_free(&self, share: u32, wish: &BufferDemand) -> bool {
         let BufferDemand { store, wanted_bytes, free_bytes, .. } = *wish;
@@ -276,22 +303,23 @@ impl BufferScheduler {
             })
     }
 
-    /// Lets the receive of a command go to the disk of a store, of so many receives that there are;
-    /// or not.
+    /// Passes the receive of a command to its device, if the limit for so many receives permits it.
     #[must_use]
     pub fn keep_receive(&mut self, store: DeviceSlot, receives: u32) -> bool {
         self.stores.keep_receive(store, receives)
     }
 
-    /// It is home, whether its connection is still there or not; or it has not gone.
+    /// Stops counting a receive that was returned, whether its connection still exists or not, or
+    /// that was not submitted.
     pub fn return_receive(&mut self, store: DeviceSlot) {
         self.stores.return_receive(store);
     }
 
-    /// A command has taken so many bytes, for a namespace and a store.
+    /// Charges the bytes of a command to its share, namespace and device.
     pub fn charge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         share.held_bytes += u64::from(bytes);
+        self.hold_times.charge(share.promptness, bytes.into());
         share.by_lane[usize::from(lane.0)] += u64::from(bytes);
         if let Some(store) = store {
             share.by_store[store.index() % LANES] += u64::from(bytes);
@@ -299,8 +327,8 @@ impl BufferScheduler {
         }
     }
 
-    /// A command that has taken so many bytes needs its store no more: what it still holds is on
-    /// its way to the host.
+    /// Discharges the bytes of a command from its device, which it no longer needs: it is sending
+    /// its data to the host.
     pub fn discharge_store(&mut self, share: u32, store: DeviceSlot, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let held = &mut share.by_store[store.index() % LANES];
@@ -308,10 +336,12 @@ impl BufferScheduler {
         self.stores.discharge(store, bytes);
     }
 
-    /// A command that had taken so many bytes is over; `store`: and needed that until now.
+    /// Discharges the bytes of a command that has ended; `store`: the device, if it needed that
+    /// until now.
     pub fn discharge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let less = |held: &mut u64| *held = held.saturating_sub(bytes.into());
+        self.hold_times.discharge(share.promptness, share.held_bytes.min(bytes.into()));
         less(&mut share.held_bytes);
         less(&mut share.by_lane[usize::from(lane.0)]);
         if let Some(store) = store {
@@ -320,7 +350,7 @@ impl BufferScheduler {
         }
     }
 
-    /// Puts a command at the end of its line; of one that has just tried, what has come of it.
+    /// Appends a command to its wait queue; `tried`: the result of its attempt, if it has made one.
     pub fn push(&mut self, share: Option<u32>, waiter: QueuedCommand, tried: Option<TryAlloc>) {
         self.claiming += usize::from(waiter.claims);
         let Some(number) = share else {
@@ -328,21 +358,21 @@ impl BufferScheduler {
         };
         let Some(share) = self.shares.get_mut(number as usize) else { return };
         if share.line.is_empty() {
-            self.turns.push_back(number);
+            self.turns.push_back(number, share.promptness.is_slow());
         }
         share.stand(waiter, false);
         self.short |= tried == Some(TryAlloc::Short);
     }
 
-    /// A queue closes: none of its commands waits any more. What they have booked at limits is
-    /// given back by `refund`.
+    /// Removes the commands of a queue pair that closes. Their bookings at limits are refunded by
+    /// `refund`.
     pub fn forget(&mut self, key: u32, refund: impl FnMut(u16, &Grant)) {
         self.retain(|waiter| waiter.0 != key);
         self.rate_limits.forget(key, refund);
     }
 
-    /// A command ends before its turn. Gives what it has booked at limits, which is to be given
-    /// back.
+    /// Removes a command that ends before its turn. Returns its booking at limits, which is to be
+    /// refunded.
     pub fn remove(&mut self, key: u32, slot: u16) -> Option<Grant> {
         self.retain(|waiter| waiter != (key, slot));
         self.rate_limits.remove(key, slot)
@@ -362,8 +392,8 @@ impl BufferScheduler {
         self.claims.look(now, next)
     }
 
-    /// An admin command that claims, or one of the next share behind the last that would be let
-    /// have buffers.
+    /// Returns a starved admin command, or a starved command of the next share after the last one
+    /// that would be permitted buffers.
     fn next_claimant(&self, room: &PoolState) -> Option<Claimant> {
         if let Some(waiter) = self.admin.iter().find(|it| it.claims) {
             return Some((None, *waiter));
@@ -374,9 +404,12 @@ impl BufferScheduler {
         let mut numbers = (from..from + count).map(|number| number % count);
         numbers.find_map(|number| {
             let (share, number) = (&self.shares[number], number as u32);
+            if share.is_limited(&self.hold_times, room.all_free_bytes) {
+                return None;
+            }
             let mut claiming = share.line.iter().filter(|it| it.claims);
             let first = claiming.next()?;
-            // Where all are for one store, no other fares better.
+            // If all are for one device, the others are not permitted either.
             let others = claiming.take_while(|_| share.mixed);
             let mut all = once(first).chain(others);
             let waiter = all.find(|waiter| self.would_allow(number, waiter, room))?;
@@ -384,7 +417,7 @@ impl BufferScheduler {
         })
     }
 
-    /// Whether a command would be let have buffers, of all that are free.
+    /// Whether a command would be permitted buffers, of all that are free.
     fn would_allow(&self, share: u32, waiter: &QueuedCommand, room: &PoolState) -> bool {
         let QueuedCommand { lane, store, wanted_bytes, .. } = *waiter;
         let (free_bytes, largest_bytes) = (room.all_free_bytes, room.largest_bytes);
@@ -392,8 +425,8 @@ impl BufferScheduler {
         self.allows(share, &BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes })
     }
 
-    /// The command whose turn it is, out of its line, of those whose namespaces and stores do not
-    /// hold too much. What comes of it goes to [`BufferScheduler::settle`].
+    /// Removes and returns the command whose turn it is, of those whose namespaces and devices do
+    /// not hold too much. The result goes to [`BufferScheduler::settle`].
     pub fn next_turn(&mut self, room: &PoolState) -> Option<PickedCommand> {
         let turn = self.take_turn(room);
         match &turn {
@@ -427,24 +460,33 @@ impl BufferScheduler {
             return Some(turn(None, waiter, false));
         }
         let mut most = None;
-        for _ in 0..self.turns.len() {
-            let Some(number) = self.turns.pop_front() else { break };
+        let mut round = self.turns.round();
+        while let Some(number) = self.next_share(&mut round, room) {
             let first = self.first(number, room, &mut most);
             let Some(share) = self.shares.get_mut(number as usize) else { continue };
             if let Some(waiter) = first.and_then(|at| share.line.remove(at)) {
                 return Some(turn(Some(number), waiter, false));
             }
             if !share.line.is_empty() {
-                self.turns.push_back(number);
+                self.turns.push_back(number, share.promptness.is_slow());
             }
         }
         None
     }
 
-    /// Where the first command stands in line that its namespace and its store let pass. Nobody
-    /// passes one of its own namespace, however little it wants, unless that lets everybody pass:
-    /// else a large one would wait for ever. `most` is what the share holds for a store that holds
-    /// most, of the last one that was asked about.
+    /// Removes the next share with queued commands from its list.
+    fn next_share(&mut self, round: &mut Round, room: &PoolState) -> Option<u32> {
+        let BufferScheduler { turns, shares, hold_times, .. } = self;
+        turns.next(round, |number| {
+            let share = shares.get(number as usize);
+            share.is_some_and(|share| share.is_limited(hold_times, room.free_bytes))
+        })
+    }
+
+    /// Returns the position of the first queued command that its namespace and its device permit.
+    /// No command overtakes one of its own namespace, however little it needs, unless that one is
+    /// starved: otherwise a large one would wait for ever. `most` is the most that a connected
+    /// share holds for the last device that was checked.
     fn first(
         &mut self,
         number: u32,
@@ -476,7 +518,7 @@ impl BufferScheduler {
             match is_let {
                 true if !it.claims || room.has(it, false) => return Some(at),
                 true => {}
-                // All are for this namespace and this store, and that may hang for long.
+                // All are for this namespace and this device, which may hang for long.
                 false if !share.mixed => return None,
                 false => closed |= bit,
             }
@@ -484,13 +526,13 @@ impl BufferScheduler {
         None
     }
 
-    /// Puts a command back that has got nothing. Whether anybody else may get something now.
+    /// Puts a command back that has got nothing. Returns whether another may get something now.
     pub fn settle(&mut self, turn: PickedCommand, take: TryAlloc, now: Instant) -> bool {
         let PickedCommand { aside, share, mut waiter, .. } = turn;
         let (mut held_up, mut goes_on) = (false, take == TryAlloc::Done);
         match take {
             TryAlloc::Done => self.claims.served(&waiter),
-            // It has been tried with what is set aside; the next one is.
+            // It was tried with the part set aside; the next starved command gets that.
             _ if aside => self.claims.give_up(),
             TryAlloc::Short if !waiter.claims => {
                 held_up = self.claims.holds_up(now);
@@ -503,19 +545,20 @@ impl BufferScheduler {
             if take != TryAlloc::Done {
                 self.admin.push_front(waiter);
             }
-            // Admin commands first: I/O takes nothing while one of them is waited for.
+            // Admin commands first: I/O gets nothing while one of them waits.
             return goes_on || aside;
         };
         let share = &mut self.shares[number as usize];
+        let is_slow = share.promptness.is_slow();
         if take != TryAlloc::Done {
             share.stand(waiter, !aside);
         }
         if aside {
-            // Its line has kept its place among the turns.
+            // Its share has kept its place in `turns`.
             match share.line.is_empty() {
-                true => self.turns.retain(|turn| *turn != number),
-                false if self.turns.contains(&number) => {}
-                false => self.turns.push_back(number),
+                true => self.turns.retain(|turn| turn != number),
+                false if self.turns.contains(number) => {}
+                false => self.turns.push_back(number, is_slow),
             }
             return true;
         }
@@ -523,9 +566,9 @@ impl BufferScheduler {
         match held_up {
             true => self.turns.push_front(number),
             false if share.line.is_empty() => {}
-            false => self.turns.push_back(number),
+            false => self.turns.push_back(number, is_slow),
         }
-        // Who claims from now on lets others of its line pass.
+        // A command starved from now on lets others of its queue pass.
         self.passed = if goes_on || held_up { 0 } else { self.passed + 1 };
         let all_passed = self.passed > 0 && self.passed >= self.turns.len();
         if all_passed {
@@ -544,7 +587,7 @@ impl BufferScheduler {
         for share in &mut self.shares {
             share.line.retain(|waiter| keep((waiter.key, waiter.slot)));
         }
-        self.turns.retain(|share| !self.shares[*share as usize].line.is_empty());
+        self.turns.retain(|share| !self.shares[share as usize].line.is_empty());
         self.claims.retain(keep);
         if self.claiming > 0 {
             let lines = self.shares.iter().flat_map(|share| &share.line);
@@ -553,7 +596,7 @@ impl BufferScheduler {
     }
 }
 
-/// Bytes that the connected share holds for a store that holds most.
+/// Returns the bytes held for a device by the connected share that holds the most for it.
 fn most_bytes(shares: &[Tenant], store: DeviceSlot) -> u64 {
     let connected = shares.iter().filter(|share| share.open > 0);
     connected.map(|share| share.held_for(store)).max().unwrap_or(0)
@@ -571,7 +614,7 @@ mod tests {
     use nvmfd_blockdev::DeviceId;
 
     thread_local! {
-        /// Waiters that have been looked at.
+        /// Number of queued commands that were checked.
         pub(super) static LOOKED: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -597,7 +640,7 @@ mod tests {
         }
     }
 
-    /// What a command for no store wants of what is free.
+    /// Demand of a command for no device, with so many free bytes.
     fn wish(lane: Option<NsIndex>, wanted_bytes: u64, free_bytes: u64) -> BufferDemand {
         BufferDemand { lane, store: None, wanted_bytes, free_bytes, largest_bytes: 1 }
     }
@@ -648,7 +691,8 @@ mod tests {
         assert!(waiters.is_empty() && waiters.may_try(Some(b), None));
     }
 
-    /// All commands of all queues wait, for limits and for buffers, and no line takes more memory.
+    /// All commands of all queues wait, for limits and for buffers, and no wait queue allocates
+    /// memory.
     #[test]
     fn nothing_is_allocated_when_all_wait() {
         let mut waiters = BufferScheduler::default();
@@ -680,7 +724,7 @@ mod tests {
         }
         assert_eq!(waiters.len(), usize::from(commands) * (hosts * (queues + 1)) as usize);
         assert_eq!(taken(&waiters), before);
-        // A queue that comes again takes the room of the one that went.
+        // A queue that reconnects uses the memory of the one that closed.
         for _ in 0..100 {
             waiters.forget(0, |_, _| {});
             waiters.leave(0, commands);
@@ -710,7 +754,7 @@ mod tests {
         assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Over, now())), (1, true));
         let turn = waiters.next_turn(&room(100)).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Done, now())), (2, true));
-        // Nobody else is left, so there is an end to asking; and others need not wait for it.
+        // No other is left, so the round ends; and other hosts need not wait for it.
         let turn = waiters.next_turn(&room(100)).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Over, now())), (1, false));
         assert!(waiters.may_try(Some(b), None) && !waiters.may_try(Some(a), None));
@@ -813,7 +857,7 @@ mod tests {
         }
     }
 
-    /// No large buffer is free, and what is held for the store endangers nobody.
+    /// No large buffer is free, and the bytes held for the device endanger no host.
     #[test]
     fn hosts_that_share_a_store_hold_little_for_it_where_little_is_free() {
         let (mut waiters, a, b) = waiters();
@@ -827,7 +871,7 @@ mod tests {
         waiters.charge(b, NsIndex::of(1), store, 4096);
         assert!(waiters.allows(a, &page(900 << 10)) && waiters.allows(b, &page(900 << 10)));
         assert!(waiters.allows(a, &page(5 * 4096)) && !waiters.allows(a, &page(5 * 4096 - 1)));
-        // Of much, a large buffer stays free.
+        // If much is held, a large buffer stays free.
         waiters.charge(a, NsIndex::of(1), store, 1 << 20);
         waiters.charge(b, NsIndex::of(1), store, 1 << 20);
         let enough = 4096 + (2 << 20);
@@ -854,11 +898,11 @@ mod tests {
         }
     }
 
-    /// They may be thousands, and there is a turn every few microseconds.
+    /// There may be thousands, and there is a turn every few microseconds.
     #[test]
     fn of_those_who_wait_for_one_closed_store_only_the_first_is_looked_at() {
         looked_at(None);
-        // The same where the host has other namespaces, of which nobody waits.
+        // The same if the host has other namespaces, for which no command waits.
         looked_at(Some(NsIndex::of(1)));
     }
 
@@ -883,10 +927,10 @@ mod tests {
             )
         };
         assert_eq!(look(&mut waiters), (None, 1));
-        // Its namespace has another store by now: those who came for that do not wait.
+        // Its namespace has another device by now: commands for that do not wait.
         waiters.push(Some(a), QueuedCommand { store: well, ..waiter(1, 1000) }, None);
         assert_eq!(look(&mut waiters), (Some(1000), 1001));
-        // Nor does who needs none, wherever it stands.
+        // Nor does a command that needs none, wherever it is queued.
         waiters.push(Some(a), QueuedCommand { store: None, ..waiter(1, 1001) }, None);
         waiters.push(Some(a), QueuedCommand { store: hung, ..waiter(1, 1002) }, None);
         assert_eq!(look(&mut waiters).0, Some(1001));
@@ -914,7 +958,7 @@ mod tests {
             "of another it may"
         );
         assert_eq!(waiters.next_turn(&room(70)), None);
-        // A little comes home: the large one is next, however often others have come.
+        // A little is returned: the large one is next, however many have arrived since.
         waiters.discharge(a, NsIndex::of(1), None, 10);
         assert_eq!(order(&mut waiters), [(1, 0), (1, 1)]);
     }
@@ -965,12 +1009,12 @@ mod tests {
         }
         assert_eq!((waiters.next_turn(&room), waiters.len()), (None, 1));
         assert!(waiters.may_try(Some(b), None), "and nobody waits for it any more");
-        // Another one that lacks the same is not waited for: it is known what comes of it.
+        // Others do not wait for another one that lacks the same: the outcome is known.
         waiters.push(Some(b), QueuedCommand { key: 2, ..large }, Some(TryAlloc::Short));
         let turn = waiters.next_turn(&room).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Short, room.now)), (2, true));
         assert_eq!(waiters.next_turn(&room), None);
-        // Of what is set aside, first the one and then the other.
+        // From the part set aside, first the one and then the other.
         for (key, aside_bytes) in [(1, 8), (2, 16)] {
             assert_eq!(waiters.claim(room.now, || room), Starved::First(8));
             assert_eq!(waiters.claim(room.now, || room), Starved::Stay);
@@ -984,7 +1028,7 @@ mod tests {
         assert!(waiters.turns.is_empty());
     }
 
-    /// It would have the part to itself again and again, and could not use it.
+    /// It would get the part again and again, and could not use it.
     #[test]
     fn nothing_is_set_aside_for_a_store_that_holds_too_much() {
         let (mut waiters, a, b) = waiters();
@@ -1005,15 +1049,15 @@ mod tests {
         assert_eq!(claimant(&mut waiters, 0), (Starved::None, None));
         waiters.push(Some(a), QueuedCommand { slot: 3, store: well, ..large }, None);
         assert_eq!(claimant(&mut waiters, 0), (Starved::First(8), Some(3)));
-        // Its own store hangs as well, meanwhile: it keeps the part until its turn is over.
+        // Its own device hangs as well, meanwhile: it keeps the part until its turn is over.
         waiters.charge(a, NsIndex::of(1), well, 1);
         waiters.charge(b, NsIndex::of(1), well, 60);
         assert_eq!(claimant(&mut waiters, 100), (Starved::Stay, Some(3)));
         assert_eq!(claimant(&mut waiters, 1000), (Starved::None, None));
-        // The first disk is back.
+        // The first device works again.
         waiters.discharge(b, NsIndex::of(1), hung, 60);
         assert_eq!(claimant(&mut waiters, 1000), (Starved::First(8), Some(0)));
-        // An admin command is for no store.
+        // An admin command is for no device.
         waiters.remove(1, 0);
         waiters.push(None, QueuedCommand { slot: 4, ..large }, None);
         assert_eq!(claimant(&mut waiters, 1000), (Starved::First(8), Some(4)));

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::hold_time::{HoldTimes, Promptness};
 use super::{DeviceSlot, LANES, NsIndex, QueuedCommand};
 
 /// An association may hold this many times the bytes that are free.
@@ -10,9 +11,9 @@ const TIMES_FREE: u64 = 4;
 /// Buffers and queue of one association on this reactor.
 #[derive(Debug)]
 pub(super) struct Tenant {
-    /// Whose it is ([`crate::controller::association::Association::id`]); none: nobody's.
+    /// The association that owns it ([`crate::controller::association::Association::id`]), if any.
     pub(super) owner: Option<u64>,
-    /// Its queues here.
+    /// Its queues on this reactor.
     pub(super) queues: u32,
     /// Those whose connections have not been closed.
     pub(super) open: u32,
@@ -22,10 +23,12 @@ pub(super) struct Tenant {
     pub(super) held_bytes: u64,
     /// The same by namespace.
     pub(super) by_lane: [u64; LANES],
-    /// The same by store.
+    /// The same by device.
     pub(super) by_store: [u64; LANES],
+    /// How soon its host returns them.
+    pub(super) promptness: Promptness,
     pub(super) line: VecDeque<QueuedCommand>,
-    /// Not all of them wait for one store. May be true for longer than it is so.
+    /// Not all of them are for one namespace and device. May stay true after that has ended.
     pub(super) mixed: bool,
 }
 
@@ -39,6 +42,7 @@ impl Default for Tenant {
             open: 0,
             room: 0,
             held_bytes: 0,
+            promptness: Promptness::default(),
             by_lane,
             by_store,
             line,
@@ -48,7 +52,7 @@ impl Default for Tenant {
 }
 
 impl Tenant {
-    /// One more stands in line.
+    /// Queues one more command.
     pub(super) fn stand(&mut self, waiter: QueuedCommand, in_front: bool) {
         let unlike = |it: &QueuedCommand| (it.lane, it.store) != (waiter.lane, waiter.store);
         self.mixed = self.line.front().is_some_and(|it| self.mixed || unlike(it));
@@ -58,25 +62,34 @@ impl Tenant {
         }
     }
 
-    /// Whether an association may take so many bytes more. What one of several namespaces holds
-    /// does not count: it is bounded by itself, and may be at a disk that hangs.
+    /// Whether it is slow, and slow ones hold too much for its first queued command.
+    pub(super) fn is_limited(&self, hold_times: &HoldTimes, free_bytes: u64) -> bool {
+        self.promptness.is_slow()
+            && self
+                .line
+                .front()
+                .is_some_and(|it| hold_times.limit_slow(it.wanted_bytes.into(), free_bytes))
+    }
+
+    /// Whether an association may hold so many more bytes. The bytes of one of several namespaces
+    /// do not count: they have a limit of their own, and may be at a device that hangs.
     pub(super) fn allows(&self, lane: Option<NsIndex>, wanted_bytes: u64, free_bytes: u64) -> bool {
         let most = free_bytes.saturating_mul(TIMES_FREE);
         let fits = |held: u64| held == 0 || held.saturating_add(wanted_bytes) <= most;
         let held = self.held_bytes;
-        // Only who would wait looks at all its namespaces.
+        // All namespaces are checked only if the command would wait otherwise.
         fits(held)
             || lane.is_some_and(|_| {
                 fits(held.saturating_sub(self.by_lane.iter().copied().max().unwrap_or(0)))
             })
     }
 
-    /// Bytes that its commands hold for a store, or for several that share a count.
+    /// Returns the bytes that its commands hold for a device, or for several that share a count.
     pub(super) fn held_for(&self, store: DeviceSlot) -> u64 {
         self.by_store[store.index() % LANES]
     }
 
-    /// Whether so many bytes more may be taken for a namespace.
+    /// Whether so many more bytes may be held for a namespace.
     pub(super) fn lets_pass(
         &self,
         lane: Option<NsIndex>,
