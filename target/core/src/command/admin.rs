@@ -1,7 +1,7 @@
 //! Admin commands other than Fabrics: which are allowed in which state, and their dispatch.
 //!
-//! Source: NVMe Base Specification 2.0, "Admin Command Set" and "Controller Architecture". The
-//! order of checks is the one that surprises least: flags, life, opcode, namespace, fields, SGL.
+//! Source: NVMe Base Specification 2.0, "Admin Command Set" and "Controller Architecture". The order of
+//! checks is the least surprising one: flags, controller state, opcode, namespace, fields, SGL.
 
 use std::time::Instant;
 
@@ -11,19 +11,19 @@ use super::{CapsuleInfo, Plan, features, format_nvm, identify, log_page, no_data
 use crate::controller::{ABORTS, Controller, ControllerState, discovery};
 use crate::subsystem::power::Power;
 
-/// State that the admin queue lends to a command: everything that is not the controller's own.
+/// State that the admin queue lends to a command: all that is not part of the controller.
 pub struct AdminContext<'a> {
     /// The queue slot that holds the command.
     pub slot: u16,
-    /// What the transport says of the capsule.
+    /// Transport properties of the capsule.
     pub received: CapsuleInfo,
     /// The time of this turn.
     pub now: Instant,
-    /// How long the target has had power, and how it lost it.
+    /// Power-on time of the target, and how it lost power.
     pub power: Power,
-    /// Asks the registry: generation counter, and the records that this host may see.
+    /// Queries the registry: generation counter, and the records that this host may see.
     pub discovery: &'a dyn Fn() -> (u64, Vec<discovery::Record>),
-    /// Asks the registry: the live controllers of the subsystem, ascending, with their hosts.
+    /// Queries the registry: the live controllers of the subsystem, ascending, with their hosts.
     pub controllers: &'a dyn Fn() -> Vec<(u16, Nqn)>,
 }
 
@@ -55,7 +55,7 @@ pub fn plan(
     }
 }
 
-/// Carries out a Set Features command whose data were pulled ("Set Features command").
+/// Executes a Set Features command whose data were pulled ("Set Features command").
 ///
 /// # Errors
 /// The status to answer with; the controller is unchanged then.
@@ -64,13 +64,13 @@ pub fn set_feature_with_data(
     data: &[u8],
     controller: &mut Controller,
 ) -> Result<u64, Status> {
-    // The controller may have been reset while the data were under way.
+    // The controller may have been reset during the transfer of the data.
     check_life(sqe.admin_opcode(), controller.life())?;
     features::set_with_data(sqe, data, controller)
 }
 
-/// Only a ready controller takes commands; one that was shut down is still kept alive, so that the
-/// host can look at its status for as long as it wants ("Keep Alive", "Controller Shutdown").
+/// Checks that the controller is ready; one that was shut down still accepts Keep Alive, so that
+/// the host can read its status for as long as it needs ("Keep Alive", "Controller Shutdown").
 fn check_life(opcode: AdminOpcode, life: ControllerState) -> Result<(), Status> {
     match (life, opcode) {
         (ControllerState::Ready, _)
@@ -82,7 +82,7 @@ fn check_life(opcode: AdminOpcode, life: ControllerState) -> Result<(), Status> 
     }
 }
 
-/// Keep Alive: that it arrived is all; the queue notes traffic of any kind ("Keep Alive command").
+/// Keep Alive: its arrival suffices; the queue records traffic of any kind ("Keep Alive command").
 fn keep_alive(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     if controller.kato_ms() == 0 {
         return Err(Status::KEEP_ALIVE_INVALID.with_dnr());
@@ -91,7 +91,7 @@ fn keep_alive(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     Ok(Plan::Reply(0))
 }
 
-/// Asynchronous Event Request: held until there is something to tell ("Asynchronous Event Request
+/// Asynchronous Event Request: held until there is an event to report ("Asynchronous Event Request
 /// command").
 fn async_event_request(sqe: &Sqe, controller: &mut Controller, slot: u16) -> Result<Plan, Status> {
     no_data(sqe)?;
@@ -101,7 +101,7 @@ fn async_event_request(sqe: &Sqe, controller: &mut Controller, slot: u16) -> Res
     Ok(Plan::Park)
 }
 
-/// Abort: best effort by definition, and the answer tells what it came to ("Abort command").
+/// Abort: best effort by definition, and the response reports the outcome ("Abort command").
 fn abort(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     no_data(sqe)?;
     if controller.aborts.len() == ABORTS {
@@ -173,7 +173,7 @@ pub(crate) mod tests {
         )))))
     }
 
-    /// With nothing to discover, and a queue slot that is 9.
+    /// With no discovery records, and queue slot 9.
     pub(crate) fn ask(sqe: Sqe, controller: &mut Controller) -> Result<Plan, Status> {
         let discovery = || (1, Vec::new());
         let now = Instant::now();
@@ -186,7 +186,7 @@ pub(crate) mod tests {
         plan(&sqe, controller, &env)
     }
 
-    /// The code of a refusal; every one of ours says do not retry.
+    /// The code of a rejection; each has do not retry set.
     #[track_caller]
     pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> u16 {
         let status = result.expect_err("refused");
@@ -194,7 +194,7 @@ pub(crate) mod tests {
         status.code()
     }
 
-    /// What the host finds in its memory.
+    /// The contents of the host's memory.
     #[track_caller]
     pub(crate) fn given(result: Result<Plan, Status>) -> Vec<u8> {
         let Ok(Plan::Give { mut page, to }) = result else { panic!("{result:?}") };
@@ -328,7 +328,7 @@ pub(crate) mod tests {
         assert_eq!(given(ask(log(keyed(4096)), &mut controller)).len(), 512, "cut");
     }
 
-    /// Any bytes at all, and bytes that come near to commands.
+    /// Arbitrary bytes, and bytes that are nearly commands.
     fn any_sqe() -> impl Strategy<Value = [u8; 64]> {
         let near = (
             prop::array::uniform32(any::<u8>()),

@@ -1,7 +1,7 @@
 //! Copy: copies blocks within a namespace, without the host.
 //!
-//! Everything that a command copies fits one buffer, so it is loaded whole before any of it is
-//! stored: ranges may overlap their destination, and a command that fails has changed nothing.
+//! All data that a command copies fit one buffer, so they are loaded completely before any are stored: ranges
+//! may overlap their destination, and a command that fails has changed nothing.
 //!
 //! Source: NVM Command Set Specification 1.0, "Copy command".
 
@@ -15,28 +15,29 @@ use crate::subsystem::{Extent, Namespace};
 /// Bytes of the longer descriptor.
 const LONGEST_BYTES: u32 = 40;
 
-/// Descriptor formats that we take, one bit each (CDFS).
+/// Supported descriptor formats, one bit each (CDFS).
 pub const FORMATS: u16 = 0b11;
 
-/// How many blocks one command, and one range of it, may copy (MCL, MSSRL): what fits a buffer.
+/// Returns how many blocks one command, and one range of it, may copy (MCL, MSSRL): as many as fit
+/// a buffer.
 #[must_use]
 pub fn most_blocks(mdts_bytes: u32, block_shift: u8) -> u16 {
     (mdts_bytes >> block_shift).try_into().unwrap_or(u16::MAX)
 }
 
-/// How many source ranges one command may have, minus one (MSRC): all that the field holds, unless
-/// their descriptors are more than one transfer.
+/// Returns how many source ranges one command may have, minus one (MSRC): as many as the field can
+/// hold, unless their descriptors exceed one transfer.
 #[must_use]
 pub fn msrc_z(mdts_bytes: u32) -> u8 {
     (mdts_bytes / LONGEST_BYTES).saturating_sub(1).try_into().unwrap_or(u8::MAX)
 }
 
-/// Decides a Copy command, without its ranges, which are not here yet. The namespace can be
-/// written.
+/// Decides on a Copy command, without its ranges, which have not arrived yet. The namespace is
+/// writable.
 ///
 /// # Errors
-/// Invalid Field for a format that there is not, Command Size Limit Exceeded for too many ranges,
-/// and what is wrong with the SGL.
+/// Invalid Field for an unsupported format, Command Size Limit Exceeded for too many ranges, and
+/// errors of the SGL.
 pub fn plan(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let copy = Copy::parse(sqe);
     let range_bytes = copy.range_bytes().ok_or(Status::INVALID_FIELD.with_dnr())?;
@@ -70,13 +71,13 @@ pub struct Job {
     pub range_bytes: u32,
     /// Blocks of one range and of all together, at most.
     pub most_blocks: u32,
-    /// Only when it is durable.
+    /// Complete only when it is durable.
     pub fua: bool,
 }
 
 impl Job {
-    /// Bytes of the buffer that it needs: as much as may be copied, because how much it is stands
-    /// in the ranges.
+    /// Returns the bytes of the buffer that it needs: as many as may be copied, because the actual
+    /// number is in the ranges.
     #[must_use]
     pub fn room_bytes(&self) -> u32 {
         self.most_blocks << self.extent.block_shift
@@ -99,8 +100,8 @@ impl Job {
         self.extent.range(self.sdlba, blocks.into()).map(drop)
     }
 
-    /// Where a range, counted from 0, is loaded from, how many bytes it has, and where in the
-    /// buffer it goes; none after the last. The ranges have been checked.
+    /// Returns the byte offset and length of a range, counted from 0, and its offset in the buffer;
+    /// none after the last. The ranges have been checked.
     ///
     /// # Errors
     /// LBA Out of Range.
@@ -112,7 +113,7 @@ impl Job {
         Ok(Some((at, range.blocks() << self.extent.block_shift, skip)))
     }
 
-    /// The first block of the ranges that cannot be read. The ranges have been checked.
+    /// Returns the first block of the ranges that cannot be read. The ranges have been checked.
     #[must_use]
     pub fn first_marked(&self, data: &[u8], marks: &BadBlocks) -> Option<u64> {
         self.ranges(data).find_map(|range| {
@@ -121,7 +122,7 @@ impl Job {
         })
     }
 
-    /// Where all of it is stored, and how many bytes that are.
+    /// Returns the byte offset and length of the destination.
     ///
     /// # Errors
     /// LBA Out of Range.
@@ -263,7 +264,7 @@ mod tests {
         ) {
             let mut data = data;
             if small {
-                // Ranges that have a chance.
+                // Ranges that can be valid.
                 for bytes in data.chunks_mut(if format == 0 { 32 } else { 40 }) {
                     if bytes.len() > 18 {
                         bytes[10..16].fill(0);

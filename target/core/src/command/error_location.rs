@@ -1,10 +1,10 @@
 //! Parameter Error Location of a failed command, for the Error Information log.
 //!
-//! A status names its field in most cases; where it could be one of several, nothing is said.
+//! A status names its field in most cases; if it could be one of several, none is reported.
 
 use nvme::{Sqe, Status};
 
-/// Nowhere, or not known.
+/// No location, or an unknown one.
 pub const NOWHERE: u16 = 0xFFFF;
 
 /// Bytes of a submission queue entry.
@@ -17,7 +17,7 @@ const SGL_TYPE: u16 = 39;
 const CDW10: u16 = 40;
 const CDW12: u16 = 48;
 
-/// Byte (bits 7:0) and bit (10:8) of the wrong parameter ("Parameter Error Location").
+/// Returns byte (bits 7:0) and bit (10:8) of the invalid parameter ("Parameter Error Location").
 #[must_use]
 pub fn of(sqe: &Sqe, status: Status) -> u16 {
     if sqe.check_flags().is_err() {
@@ -48,7 +48,7 @@ mod tests {
 
     use crate::command::error_location::*;
 
-    /// Where the field of a command lies that a test changes: the first byte that differs.
+    /// Location of the field of a command that a test changes: the first byte that differs.
     fn first_difference(a: &Sqe, b: &Sqe) -> u16 {
         let (a, b) = (a.emit(), b.emit());
         (0..64).find(|&at| a[at] != b[at]).expect("they differ") as u16

@@ -17,52 +17,53 @@ use crate::diag::cause::Cause;
 /// Bytes of Connect data.
 pub const CONNECT_DATA_BYTES: u32 = ConnectData::BYTES as u32;
 
-/// A refused Connect: the status, and dword 0 of the completion.
+/// A rejected Connect: the status, and dword 0 of the completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectError {
     /// The status.
     pub status: Status,
-    /// Which field is wrong, for Connect Invalid Parameters; else 0.
+    /// The invalid field, for Connect Invalid Parameters; otherwise 0.
     pub dw0: u32,
-    /// Why, for the administrator: the host is told less.
+    /// The cause for the administrator; the host is given less detail.
     pub cause: Cause,
-    /// The host may come in, and only asks for what was there before a restart: that it asked counts
-    /// for nothing against its address.
+    /// The host is permitted, and only requests a controller from before a restart: this is not
+    /// counted against its address.
     pub is_late: bool,
 }
 
 impl ConnectError {
-    /// A status that names no field.
+    /// Returns a status that names no field.
     #[must_use]
     pub fn new(cause: Cause, status: Status) -> ConnectError {
         ConnectError { status, dw0: 0, cause, is_late: false }
     }
 
-    /// Connect Invalid Parameters, naming the field.
+    /// Returns Connect Invalid Parameters with the field.
     #[must_use]
     pub fn parameter(cause: Cause, field: InvalidParameter) -> ConnectError {
         let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
         ConnectError { status, dw0: field.dw0(), cause, is_late: false }
     }
 
-    /// Connect Invalid Host.
+    /// Returns Connect Invalid Host.
     #[must_use]
     pub fn host(cause: Cause) -> ConnectError {
         let status = Status::CONNECT_INVALID_HOST.with_dnr();
         ConnectError { status, dw0: InvalidParameter::HOSTNQN.dw0(), cause, is_late: false }
     }
 
-    /// Connect Controller Busy. Not for good: whoever is gone makes room some time.
+    /// Returns Connect Controller Busy. It is temporary: disconnected hosts make room after some
+    /// time.
     #[must_use]
     pub fn busy(cause: Cause) -> ConnectError {
         ConnectError::new(cause, Status::CONNECT_CONTROLLER_BUSY)
     }
 }
 
-/// A command on a queue that is not connected yet: only Connect is in order.
+/// Decides on a command on a queue that is not connected yet: only Connect is permitted.
 ///
 /// # Errors
-/// Command Sequence Error, or what is wrong with the Connect command.
+/// Command Sequence Error, or the error of the Connect command.
 pub fn first(sqe: &Sqe, received: CapsuleInfo) -> Result<Plan, Status> {
     sqe.check_flags()?;
     if !sqe.is_fabrics() || sqe.fabrics_type() != FabricsType::CONNECT {
@@ -71,12 +72,12 @@ pub fn first(sqe: &Sqe, received: CapsuleInfo) -> Result<Plan, Status> {
     if Connect::parse(sqe).recfmt != 0 {
         return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr());
     }
-    // The admin queue's data may come in the capsule as well, when they really are in it.
+    // The data may be in the capsule on the admin queue as well, if they were received there.
     let from: Source = source(sqe, received, CONNECT_DATA_BYTES, false)?;
     Ok(Plan::Connect { from })
 }
 
-/// A fabrics command on a connected admin queue.
+/// Decides on a fabrics command on a connected admin queue.
 ///
 /// # Errors
 /// The status to answer with.
@@ -101,7 +102,7 @@ pub fn admin(sqe: &Sqe, controller: &mut Controller) -> Result<Plan, Status> {
     }
 }
 
-/// A fabrics command on a connected I/O queue.
+/// Decides on a fabrics command on a connected I/O queue.
 ///
 /// # Errors
 /// The status to answer with.
@@ -117,13 +118,13 @@ pub fn io(sqe: &Sqe) -> Result<Plan, Status> {
     }
 }
 
-/// Bytes that an authentication command may transfer at most: hosts ask for a page.
+/// Bytes that an authentication command may transfer at most: hosts request a page.
 pub const AUTHENTICATION_MOST_BYTES: u32 = 4096;
 
-/// Where the message of an Authentication Send comes from.
+/// Returns the plan to pull the message of an Authentication Send.
 ///
 /// # Errors
-/// Invalid Field for another protocol, no bytes or too many; what is wrong with the SGL.
+/// Invalid Field for another protocol, no bytes or too many; errors of the SGL.
 pub fn authentication_send(sqe: &Sqe, received: CapsuleInfo) -> Result<Plan, Status> {
     let len = authentication(sqe)?;
     if len > AUTHENTICATION_MOST_BYTES {
@@ -132,7 +133,7 @@ pub fn authentication_send(sqe: &Sqe, received: CapsuleInfo) -> Result<Plan, Sta
     Ok(Plan::Authenticate { from: source(sqe, received, len, true)? })
 }
 
-/// Where the message of an Authentication Receive goes to, and how much of it there is room for.
+/// Returns the destination of the message of an Authentication Receive, with its size.
 ///
 /// # Errors
 /// As of [`authentication_send`].
@@ -156,14 +157,14 @@ pub struct QueueLimits {
     pub qid: u16,
     /// HSQSIZE of the connection request.
     pub hsqsize_z: u16,
-    /// MQES of our controllers.
+    /// MQES of the controllers.
     pub mqes_z: u16,
 }
 
-/// Largest admin queue that the documents allow, zero-based.
+/// Largest admin queue that the specification allows, zero-based.
 const ADMIN_SQSIZE_MAX_Z: u16 = 4095;
 
-/// Holds a Connect command against its connection request.
+/// Checks a Connect command against its connection request.
 ///
 /// # Errors
 /// Connect Invalid Parameters with the field.
@@ -215,7 +216,7 @@ mod tests {
             .emit(Sgl::keyed(0, 1024, 0, false).unwrap());
         let status = first(&format, RECEIVED).unwrap_err();
         assert!(status.is(Status::CONNECT_INCOMPATIBLE_FORMAT) && status.dnr());
-        // In the capsule, but not received: stale bytes of the buffer must never count.
+        // In the capsule, but not received: stale bytes of the buffer must never be used.
         let inline = Connect::default().emit(Sgl::in_capsule(0, 1024));
         let status = first(&inline, RECEIVED).unwrap_err();
         assert!(status.is(Status::DATA_SGL_LENGTH_INVALID));

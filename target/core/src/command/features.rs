@@ -3,9 +3,9 @@
 //! Source: NVMe Base Specification 2.0, "Get Features command" and "Set Features command"; NVM
 //! Command Set Specification 1.0, "Features".
 //!
-//! A value that nothing here would act on is *fixed*: Get tells it, Set accepts just that value and
-//! answers Feature Not Changeable to any other, because "done" would be untrue. Nothing is saved,
-//! and [`nvme::identify::Oncs`] says so.
+//! A value that has no effect here is *fixed*: Get reports it, Set accepts only that value and answers
+//! Feature Not Changeable to any other, because success would be untrue. No value is saved, as
+//! [`nvme::identify::Oncs`] reports.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::controller::aer::Event;
 use crate::controller::{Controller, Features};
 use crate::subsystem::reservation::Order;
 
-/// What Get Features answers with.
+/// Answer of Get Features.
 enum Value {
     /// In dword 0.
     Dword(u32),
@@ -32,21 +32,21 @@ enum Value {
     Data(Vec<u8>),
 }
 
-/// What Set Features has decided to do.
+/// Decision of Set Features.
 enum Change {
-    /// The value is the one that it has.
+    /// The feature has that value already.
     Nothing,
     WriteAtomicity(WriteAtomicity),
     AsyncEvents(AsyncEventConfig),
     KeepAliveMs(u32),
-    /// So many I/O queues.
+    /// The number of I/O queues.
     Queues(u16),
 }
 
 /// Decides on a Get Features command ("Get Features command").
 ///
 /// # Errors
-/// Invalid Field for a feature or a value that we do not have, and what is wrong with the SGL.
+/// Invalid Field for an unsupported feature or value, and errors of the SGL.
 pub fn get(sqe: &Sqe, controller: &Controller, received: CapsuleInfo) -> Result<Plan, Status> {
     let get = GetFeatures::parse(sqe);
     if !is_supported(get.fid, controller) {
@@ -56,7 +56,7 @@ pub fn get(sqe: &Sqe, controller: &Controller, received: CapsuleInfo) -> Result<
         Select::CURRENT => value(&get, controller, &controller.features)?,
         Select::DEFAULT => default_value(&get, controller)?,
         Select::CAPABILITIES => Value::Dword(capabilities(get.fid).0),
-        // Nothing is saved.
+        // No value is saved.
         _ => return Err(Status::INVALID_FIELD.with_dnr()),
     };
     match value {
@@ -74,8 +74,8 @@ pub fn get(sqe: &Sqe, controller: &Controller, received: CapsuleInfo) -> Result<
 /// Decides on a Set Features command ("Set Features command").
 ///
 /// # Errors
-/// Invalid Field for a feature or a value that we do not have, the statuses of features that cannot
-/// be saved or changed, and what is wrong with the SGL.
+/// Invalid Field for an unsupported feature or value, the statuses of features that cannot be saved
+/// or changed, and errors of the SGL.
 pub fn set(sqe: &Sqe, controller: &mut Controller, env: &AdminContext<'_>) -> Result<Plan, Status> {
     let set = SetFeatures::parse(sqe);
     if !is_supported(set.fid, controller) {
@@ -102,10 +102,10 @@ pub fn set(sqe: &Sqe, controller: &mut Controller, env: &AdminContext<'_>) -> Re
     Ok(Plan::Reply(apply(change, controller, env).into()))
 }
 
-/// Sets a feature whose value is data, all of which were pulled.
+/// Sets a feature whose value is data, which were pulled.
 ///
 /// # Errors
-/// Invalid Field for values that mean nothing, Data SGL Length Invalid for too few data.
+/// Invalid Field for undefined values, Data SGL Length Invalid for too few data.
 pub(super) fn set_with_data(
     sqe: &Sqe,
     data: &[u8],
@@ -116,7 +116,7 @@ pub(super) fn set_with_data(
         return Err(Status::INVALID_FIELD.with_dnr());
     }
     let data = data.first_chunk().ok_or(Status::DATA_SGL_LENGTH_INVALID.with_dnr())?;
-    // What the host can cope with. Of that only retry delays (ACRE) make a difference to us.
+    // Capabilities of the host. Of those only retry delays (ACRE) have an effect here.
     let behavior = HostBehavior::parse(data);
     if [behavior.acre, behavior.etdas, behavior.lbafee].iter().any(|&flag| flag > 1) {
         return Err(Status::INVALID_FIELD.with_dnr());
@@ -141,7 +141,7 @@ pub(super) fn effects(controller: &Controller) -> Vec<u8> {
     log.emit().to_vec()
 }
 
-/// Whether a controller has a feature at all.
+/// Whether a controller supports a feature.
 fn is_supported(fid: FeatureId, controller: &Controller) -> bool {
     match fid {
         FeatureId::ASYNC_EVENT_CONFIG | FeatureId::KEEP_ALIVE_TIMER => true,
@@ -164,7 +164,7 @@ fn is_supported(fid: FeatureId, controller: &Controller) -> bool {
     }
 }
 
-/// What Get Features tells of a feature that we have ("Supported Capabilities").
+/// Returns the capabilities of a supported feature ("Supported Capabilities").
 fn capabilities(fid: FeatureId) -> Capabilities {
     let changeable = matches!(
         fid,
@@ -182,9 +182,9 @@ fn capabilities(fid: FeatureId) -> Capabilities {
     Capabilities(0).with_changeable(changeable).with_namespace_specific(specific)
 }
 
-/// Namespace ids of Set Features: none or all for a feature of the controller. Get Features does
-/// not look: Feature Not Namespace Specific is a status of Set Features alone, and tools name the
-/// namespace that they were started with.
+/// Checks the namespace id of Set Features: none or all for a feature of the controller. Get
+/// Features does not check it: Feature Not Namespace Specific is a status of Set Features alone,
+/// and tools pass the namespace with which they were started.
 fn check_scope(set: &SetFeatures, controller: &Controller) -> Result<(), Status> {
     if matches!(set.nsid, 0 | NSID_ALL) {
         return Ok(());
@@ -197,7 +197,7 @@ fn check_scope(set: &SetFeatures, controller: &Controller) -> Result<(), Status>
     Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr())
 }
 
-/// The current value of a feature; `features` may be those of a fresh controller.
+/// Returns the current value of a feature; `features` may be those of a new controller.
 fn value(get: &GetFeatures, controller: &Controller, features: &Features) -> Result<Value, Status> {
     let dword = match get.fid {
         FeatureId::NUMBER_OF_QUEUES => match controller.association.granted_queues() {
@@ -209,7 +209,7 @@ fn value(get: &GetFeatures, controller: &Controller, features: &Features) -> Res
         FeatureId::KEEP_ALIVE_TIMER => controller.kato_ms(),
         FeatureId::HOST_BEHAVIOR => return Ok(Value::Data(features.host_behavior.emit().into())),
         FeatureId::HOST_IDENTIFIER => {
-            // The id came with Connect and has 128 bits; half of it identifies nobody.
+            // The id is that of Connect and has 128 bits; half of it is no identification.
             return match HostIdentifier(get.cdw11).extended() {
                 true => Ok(Value::Data(controller.association.host_id.into())),
                 false => Err(Status::INVALID_FIELD.with_dnr()),
@@ -222,8 +222,8 @@ fn value(get: &GetFeatures, controller: &Controller, features: &Features) -> Res
     Ok(Value::Dword(dword))
 }
 
-/// The value of a feature before any Set Features. Of the host identifier and of fixed values that
-/// is the current one.
+/// Returns the value of a feature before any Set Features. For the host identifier and fixed values
+/// that is the current one.
 fn default_value(get: &GetFeatures, controller: &Controller) -> Result<Value, Status> {
     match get.fid {
         FeatureId::NUMBER_OF_QUEUES => Ok(Value::Dword(queues(controller.limits.io_queues))),
@@ -238,13 +238,14 @@ fn default_value(get: &GetFeatures, controller: &Controller) -> Result<Value, St
     }
 }
 
-/// Whether each namespace has its own value, which reservations give it.
+/// Whether it is a reservation feature, with a value for each namespace.
 fn is_of_reservations(fid: FeatureId) -> bool {
     let mask = FeatureId::RESERVATION_NOTIFICATION_MASK;
     fid == mask || fid == FeatureId::RESERVATION_PERSISTENCE
 }
 
-/// "Reservation Notification Mask" and "Reservation Persistence": of one namespace, never of all.
+/// Returns "Reservation Notification Mask" or "Reservation Persistence": of one namespace, never of
+/// all.
 fn value_of_reservations(get: &GetFeatures, controller: &Controller) -> Result<u32, Status> {
     let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
     let namespace = subsystem.namespace(get.nsid)?;
@@ -282,12 +283,12 @@ fn set_of_reservations(set: &SetFeatures, controller: &Controller) -> Result<Pla
     Ok(Plan::Reply(0))
 }
 
-/// The value of a fixed feature. `cdw11` says which of several, where there are several.
+/// Returns the value of a fixed feature. `cdw11` selects one, if there are several.
 fn fixed(fid: FeatureId, cdw11: u32) -> Result<u32, Status> {
     const NO_LIMIT: u8 = 7;
     let invalid = Status::INVALID_FIELD.with_dnr();
     match fid {
-        // Queues are served in turn, each as far as it has come.
+        // Queues are served in turn, each with all commands that have arrived.
         FeatureId::ARBITRATION => Ok(Arbitration(0).with_burst(NO_LIMIT).0),
         FeatureId::POWER_MANAGEMENT => Ok(PowerManagement(0).0),
         FeatureId::TEMPERATURE_THRESHOLD => threshold(TemperatureThreshold(cdw11)),
@@ -296,13 +297,14 @@ fn fixed(fid: FeatureId, cdw11: u32) -> Result<u32, Status> {
         // A fabric has no interrupts: nothing is coalesced, and there is no vector but the first.
         FeatureId::INTERRUPT_COALESCING => Ok(0),
         FeatureId::INTERRUPT_VECTOR_CONFIG if InterruptVectorConfig(cdw11).vector() == 0 => Ok(0),
-        // Pre-boot software that would count itself cannot reach us.
+        // Pre-boot software, which would increment it, cannot connect.
         FeatureId::SOFTWARE_PROGRESS => Ok(0),
         _ => Err(invalid),
     }
 }
 
-/// A temperature threshold that is never crossed: we have no sensor. In bits 15:0, as Get tells.
+/// Returns a temperature threshold that is never crossed: there is no sensor. In bits 15:0, as in
+/// Get Features.
 fn threshold(asked: TemperatureThreshold) -> Result<u32, Status> {
     const COMPOSITE: u8 = 0;
     match (asked.sensor(), asked.kind()) {
@@ -312,7 +314,7 @@ fn threshold(asked: TemperatureThreshold) -> Result<u32, Status> {
     }
 }
 
-/// What to do for a Set Features without data. Nothing is changed here.
+/// Decides on a Set Features without data. Nothing is changed here.
 fn decide(set: &SetFeatures, controller: &Controller) -> Result<Change, Status> {
     match set.fid {
         FeatureId::NUMBER_OF_QUEUES => number_of_queues(NumberOfQueues(set.cdw11), controller),
@@ -338,7 +340,7 @@ fn decide(set: &SetFeatures, controller: &Controller) -> Result<Change, Status> 
     }
 }
 
-/// Accepts for a fixed feature only the value that it has.
+/// Accepts only the present value of a fixed feature.
 fn keep_fixed(fid: FeatureId, cdw11: u32) -> Result<Change, Status> {
     let (selector, asked) = match fid {
         FeatureId::POWER_MANAGEMENT => {
@@ -370,8 +372,8 @@ fn keep_fixed(fid: FeatureId, cdw11: u32) -> Result<Change, Status> {
     }
 }
 
-/// "Number of Queues": settled before the first I/O queue connects. A queue pair is one connection
-/// here, so there are as many of the one kind as of the other.
+/// "Number of Queues": set before the first I/O queue connects. A queue pair is one connection
+/// here, so the numbers of submission and completion queues are equal.
 fn number_of_queues(asked: NumberOfQueues, controller: &Controller) -> Result<Change, Status> {
     let (submission_z, completion_z) = (asked.submission_z(), asked.completion_z());
     if submission_z == u16::MAX || completion_z == u16::MAX {
@@ -384,8 +386,8 @@ fn number_of_queues(asked: NumberOfQueues, controller: &Controller) -> Result<Ch
     Ok(Change::Queues(pairs.min(controller.limits.io_queues)))
 }
 
-/// The events that a controller can be told to raise. Of the SMART warnings only that of reliability
-/// ever comes, but asking for the others is in order.
+/// Returns the events that can be enabled on a controller. Of the SMART warnings only that of
+/// reliability is ever raised, but enabling the others is permitted.
 fn possible_events(controller: &Controller) -> u32 {
     if controller.is_discovery() {
         return Event::DiscoveryLog.enable_bit();
@@ -394,7 +396,7 @@ fn possible_events(controller: &Controller) -> u32 {
     warnings.0 | Event::NamespaceAttribute.enable_bit() | Event::Ana.enable_bit()
 }
 
-/// Carries out what was decided; the result is dword 0 of the completion.
+/// Executes a decision; returns dword 0 of the completion.
 fn apply(change: Change, controller: &mut Controller, env: &AdminContext<'_>) -> u32 {
     match change {
         Change::Nothing => {}
@@ -409,7 +411,7 @@ fn apply(change: Change, controller: &mut Controller, env: &AdminContext<'_>) ->
     0
 }
 
-/// Dword 0 for so many queue pairs.
+/// Returns dword 0 for so many queue pairs.
 fn queues(pairs: u16) -> u32 {
     let pairs_z = pairs.saturating_sub(1);
     NumberOfQueues(0).with_submission_z(pairs_z).with_completion_z(pairs_z).0

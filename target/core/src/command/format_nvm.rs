@@ -1,10 +1,10 @@
 //! Format NVM: erases a namespace where the configuration allows it (`allow_format`), and changes
 //! its block size on request.
 //!
-//! Source: NVMe Base Specification 2.0, "Format NVM command". Whether a secure erase was asked for
-//! or not, all blocks are given up and read as zeros afterwards, durably, before the answer. What
-//! the medium below keeps of them is its own affair: no cryptographic erase is promised. From the
-//! moment at which it begins until it is over, I/O is refused (`provision/format_task.rs`).
+//! Source: NVMe Base Specification 2.0, "Format NVM command". Whether a secure erase was requested or not,
+//! all blocks are deallocated and read as zeros afterwards, durably, before the completion. The medium below
+//! may keep their data: no cryptographic erase is promised. From its beginning to its end, I/O is rejected
+//! (`provision/format_task.rs`).
 
 use nvme::{NSID_ALL, Sqe, Status};
 
@@ -14,8 +14,8 @@ use crate::subsystem::Namespace;
 use crate::subsystem::ns_request::{CreatedNsid, FormatRequest, NamespaceRequest};
 use crate::subsystem::reservation::Barred;
 
-/// Format applies to one namespace each, never to all of a subsystem (FNA bit 3), and erases without
-/// cryptography (bit 2 is 0).
+/// A format applies to a single namespace, never to all of a subsystem (FNA bit 3), and erases
+/// without cryptography (bit 2 is 0).
 pub(crate) const FNA: u8 = 1 << 3;
 
 /// The bit of OACS.
@@ -24,7 +24,7 @@ pub(super) const OACS: u16 = 1 << 1;
 /// Decides on a Format NVM command.
 ///
 /// # Errors
-/// Invalid Command Opcode where no namespace may be formatted; otherwise what is wrong with it.
+/// Invalid Command Opcode if no namespace may be formatted; otherwise the error of the command.
 pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     let subsystem = controller.subsystem().filter(|subsystem| subsystem.allows_format());
     let subsystem = subsystem.ok_or(Status::INVALID_OPCODE.with_dnr())?;
@@ -37,7 +37,7 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     let namespace = subsystem.namespace(sqe.nsid)?;
     controller.association.reach.check(namespace.ana_group)?;
     let shift = u8::try_from(format).ok().and_then(|index| namespace.formats.shift(index));
-    // Metadata and protection information are not there to be chosen.
+    // Metadata and protection information are not supported.
     let shift = shift.filter(|_| others == 0).ok_or(Status::INVALID_FORMAT.with_dnr())?;
     if !namespace.allow_format {
         return Err(Status::OPERATION_DENIED.with_dnr());
@@ -57,7 +57,7 @@ pub(super) fn plan(sqe: &Sqe, controller: &Controller) -> Result<Plan, Status> {
     Ok(Plan::Order { what: NamespaceRequest::Format(wish), made: CreatedNsid::default() })
 }
 
-/// FPI: that it is told how far a format is, and what is left of one.
+/// Returns FPI: progress is supported, and the percentage of a format that is left.
 pub(super) fn fpi(namespace: &Namespace) -> u8 {
     const SUPPORTED: u8 = 1 << 7;
     match (&namespace.formatting, namespace.allow_format) {
@@ -83,7 +83,7 @@ mod tests {
     use crate::subsystem::testing::sample;
     use nvmfd_blockdev::BlockSizes;
 
-    /// Namespace 2 may be formatted, 1 may not; 7 may, and cannot be written.
+    /// Namespace 2 may be formatted, 1 may not; 7 may, and is write protected.
     fn granted() -> Controller {
         let mut subsystem = sample();
         subsystem.namespaces[1].allow_format = true;

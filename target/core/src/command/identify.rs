@@ -23,17 +23,17 @@ use crate::subsystem::event_log::PELS_64K;
 use crate::subsystem::write_protect::NWPC;
 use crate::subsystem::{MAX_NSID, Namespace, Subsystem};
 
-/// The highest namespace id (NN). It promises nothing: the active list says which ids exist, and
-/// one page of it holds all of them.
+/// The highest namespace id (NN). The active list contains the ids that exist, and one page of it
+/// holds all of them.
 pub const NAMESPACES_MAX: u32 = MAX_NSID;
 
-/// Our version, as hosts see it (FR, and slot 1 of the Firmware Slot Information log).
+/// The version reported to hosts (FR, and slot 1 of the Firmware Slot Information log).
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 /// Smallest memory page (CAP.MPSMIN = 0): the unit of MDTS.
 const PAGE: u32 = PAGE_BYTES as u32;
 
-/// From here on a namespace id names no namespace and starts no list.
+/// From this value on a namespace id identifies no namespace and begins no list.
 pub(super) const NSID_BEYOND_LISTS: u32 = 0xFFFF_FFFE;
 
 /// Stands for "the controller that processes this command" in CNS 1Ch.
@@ -42,16 +42,16 @@ const CNTID_SELF: u16 = 0xFFFF;
 /// The namespace exists for several controllers at once (NMIC).
 pub const SHARED: u8 = 1;
 
-/// Deallocated blocks read as zeros (001b), and Write Zeroes may deallocate (bit 3): the stores
+/// Deallocated blocks read as zeros (001b), and Write Zeroes may deallocate (bit 3): the devices
 /// punch holes, and a hole reads as zeros (DLFEAT).
 pub(super) const DEALLOCATED_READS_ZEROS: u8 = 0b1001;
 
-/// Of what deallocated blocks read as nothing is said (000b): the store gives no space up, so they
-/// stay as they are. Write Zeroes makes zeros all the same.
+/// The content of deallocated blocks is not reported (000b): the device does not deallocate, so
+/// they stay as they are. Write Zeroes writes zeros all the same.
 const DEALLOCATED_STAYS: u8 = 0b1000;
 
-/// Compare and Write is the fused command that we have (FUSES). Its unit, ACWU, is one block: what
-/// a disk writes whole also when the power fails.
+/// Compare and Write is the supported fused command (FUSES). Its unit, ACWU, is one block: a device
+/// writes that atomically also at a power failure.
 const COMPARE_AND_WRITE: u16 = 1;
 
 /// Slot 1 is the only one and cannot be written (FRMW).
@@ -63,8 +63,8 @@ const DISCONNECT: u16 = 1;
 /// Decides on an Identify command ("Identify command").
 ///
 /// # Errors
-/// Invalid Field for a page that we do not have, Invalid Namespace or Format for a namespace that
-/// cannot be, and what is wrong with the SGL.
+/// Invalid Field for an unsupported page, Invalid Namespace or Format for an invalid namespace id,
+/// and errors of the SGL.
 pub fn plan(sqe: &Sqe, controller: &Controller, env: &AdminContext<'_>) -> Result<Plan, Status> {
     let identify = Identify::parse(sqe);
     let mut page = [0; PAGE_BYTES];
@@ -79,7 +79,7 @@ pub fn plan(sqe: &Sqe, controller: &Controller, env: &AdminContext<'_>) -> Resul
     Ok(Plan::Give { page: page.to_vec(), to })
 }
 
-/// Fills the page of an NVM controller, which comes all zero.
+/// Fills the page of an NVM controller, which is all zero before.
 fn fill(
     identify: &Identify,
     controller: &Controller,
@@ -124,7 +124,7 @@ fn fill(
                 independent_namespace(found).emit(page);
             }
         }
-        // A controller knows of no other: each host has its own, and none may see the rest.
+        // No other controller is listed: each host has its own, and must not see those of others.
         Cns::NAMESPACE_CONTROLLERS => {
             subsystem.namespace(nsid)?;
             emit_controllers(page, cntid, [cntlid]);
@@ -138,7 +138,7 @@ fn fill(
     Ok(())
 }
 
-/// An active namespace; `None` for an id that is valid but inactive, whose pages are zero.
+/// Returns an active namespace; `None` for an id that is valid but inactive, whose pages are zero.
 pub(super) fn valid(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespace>, Status> {
     match subsystem.namespace(nsid) {
         Ok(namespace) => Ok(Some(namespace)),
@@ -147,8 +147,8 @@ pub(super) fn valid(subsystem: &Subsystem, nsid: u32) -> Result<Option<&Namespac
     }
 }
 
-/// Identify Controller, what both kinds of controller have in common ("Identify Controller data
-/// structure").
+/// Returns the fields of Identify Controller that both kinds of controller have in common
+/// ("Identify Controller data structure").
 fn any_controller(controller: &Controller) -> IdentifyController {
     let limits = &controller.limits;
     IdentifyController {
@@ -160,14 +160,14 @@ fn any_controller(controller: &Controller) -> IdentifyController {
         aerl_z: (REQUESTS - 1) as u8,
         kas_100ms: KAS_100MS,
         maxcmd: limits.queue_depth,
-        // Keyed descriptors and offsets into the capsule; the host's Linux demands the former.
+        // Keyed descriptors and offsets into the capsule; Linux hosts require the former.
         sgls: Sgls(0).with_support(1).with_keyed(true).with_offset(true),
         msdbd: 1,
         ..IdentifyController::default()
     }
 }
 
-/// Identify Controller of an I/O controller.
+/// Returns Identify Controller of an I/O controller.
 fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyController {
     let in_capsule = controller.limits.in_capsule_bytes;
     IdentifyController {
@@ -209,10 +209,10 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_copy(true),
         cdfs: copy::FORMATS,
         fuses: if subsystem.fuses() { COMPARE_AND_WRITE } else { 0 },
-        // Linux reads this once a connection, and never flushes what it attaches later where it was
-        // told of no cache: so there always is one, whatever is there now. (Of a namespace without
-        // any, `independent_namespace` tells.)
-        // Flush of all namespaces at once is not supported (10b): each has its own store.
+        // Linux reads this once per connection, and never flushes namespaces attached later if no
+        // cache was reported: so one is always reported, whatever exists now.
+        // (`independent_namespace` reports a namespace without a cache.) Flush of all namespaces at
+        // once is not supported (10b): each has its own device.
         vwc: Vwc(0).with_present(true).with_flush_all(2),
         nwpc: if subsystem.protects() { NWPC } else { 0 },
         subnqn: subsystem.nqn.into(),
@@ -227,7 +227,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
     }
 }
 
-/// Identify Controller of a discovery controller: no namespaces, no I/O queues.
+/// Returns Identify Controller of a discovery controller: no namespaces, no I/O queues.
 fn discovery_controller(controller: &Controller, nqn: Nqn) -> IdentifyController {
     IdentifyController {
         sn: Text::lossy("discovery"),
@@ -240,10 +240,10 @@ fn discovery_controller(controller: &Controller, nqn: Nqn) -> IdentifyController
     }
 }
 
-/// Identify Namespace ("Identify Namespace data structure"): formats differ in the size of blocks
-/// alone, there is no metadata.
+/// Returns Identify Namespace ("Identify Namespace data structure"): formats differ only in the
+/// block size, there is no metadata.
 pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> IdentifyNamespace {
-    // What is in use is not known on a path that does not reach the blocks.
+    // The utilization is not known on a path without access to the blocks.
     let reached = controller.association.reach.check(namespace.ana_group).is_ok();
     let mdts_bytes = controller.limits.mdts_bytes;
     let copied_blocks = copy::most_blocks(mdts_bytes, namespace.block_shift);
@@ -276,11 +276,11 @@ pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> Ident
     page
 }
 
-/// What holds for a namespace of any command set ("I/O Command Set Independent Identify
-/// Namespace data structure").
+/// Returns the fields that are independent of the command set ("I/O Command Set Independent
+/// Identify Namespace data structure").
 fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent {
     const NO_CACHE: u8 = 1 << 5;
-    // While its store is down, the namespace is not ready (NRDY).
+    // While its device is down, the namespace is not ready (NRDY).
     let ready = u8::from(!namespace.health.is_down());
     IdentifyNamespaceIndependent {
         nsfeat: if namespace.volatile_cache { 0 } else { NO_CACHE },
@@ -293,7 +293,7 @@ fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent 
     }
 }
 
-/// The identifiers of a namespace ("Namespace Identification Descriptor list").
+/// Returns the identifiers of a namespace ("Namespace Identification Descriptor list").
 fn ids(namespace: &Namespace) -> NamespaceIds {
     NamespaceIds {
         nguid: Some(namespace.nguid),
@@ -457,7 +457,7 @@ mod tests {
         }
     }
 
-    /// What is attached later may have a cache, and its host asks for this page no more.
+    /// A namespace attached later may have a cache, and its host does not read this page again.
     #[test]
     fn a_cache_is_told_of_before_any_namespace_is_there() {
         let mut controller = nvm();

@@ -1,5 +1,5 @@
-//! I/O commands of the NVM command set: Flush, Write, Read, Compare, Write Zeroes, Dataset
-//! Management, Verify, Copy; and those about reservations.
+//! I/O commands of the NVM command set: Flush, Write, Read, Compare, Write Zeroes, Dataset Management,
+//! Verify, Copy; and reservation commands.
 //!
 //! Source: NVM Command Set Specification 1.0, "I/O Commands".
 
@@ -16,12 +16,13 @@ use crate::subsystem::{Extent, Namespace, Subsystem};
 /// Bytes of one Dataset Management range.
 pub const RANGE_BYTES: u32 = 16;
 
-/// What Verify loads at once, at most: enough to keep a disk busy, little enough to wait for.
+/// Bytes that Verify loads at once, at most: enough to keep a device busy, few enough for a short
+/// wait.
 const VERIFY_BYTES: u32 = 128 << 10;
 
-/// Decides an I/O command on a ready controller. The order of checks is: flags, opcode,
-/// namespace, format in progress, reservation, write protection, range, SGL. `barred` is what
-/// reservations keep this host from in this namespace.
+/// Decides on an I/O command on a ready controller. The order of checks is: flags, opcode,
+/// namespace, format in progress, reservation, write protection, range, SGL. `barred` are the
+/// accesses that reservations deny this host in this namespace.
 ///
 /// # Errors
 /// The status to answer with.
@@ -57,12 +58,12 @@ pub fn plan(
     }
 }
 
-/// Decides whether a step of a command that was accepted may begin: it may have waited for long, and
-/// all that was checked on arrival may be otherwise by now. `range` is what the step touches, in
-/// bytes.
+/// Decides whether a step of a command that was accepted may begin: it may have waited for long,
+/// and the conditions checked on arrival may have changed. `range` is the range that the step
+/// accesses, in bytes.
 ///
 /// # Errors
-/// The status that the command would be answered with, were it to arrive now.
+/// The status of the command if it arrived now.
 pub fn may_begin(
     sqe: &Sqe,
     plan: &Plan,
@@ -76,7 +77,7 @@ pub fn may_begin(
         plan => plan.backing() == Some(namespace.backing),
     };
     if !is_the_same {
-        // Another namespace has its number now.
+        // Another namespace has its NSID now.
         return Err(Status::INVALID_NAMESPACE.with_dnr());
     }
     if plan.changes_blocks() {
@@ -91,7 +92,7 @@ pub fn may_begin(
     }
 }
 
-/// The namespace of a command, if its host may use it so now.
+/// Returns the namespace of a command, if its host may access it like that now.
 fn accessible<'a>(
     sqe: &Sqe,
     subsystem: &'a Subsystem,
@@ -107,7 +108,7 @@ fn accessible<'a>(
     }
 }
 
-/// The group of a command ("Command Behavior in the Presence of a Reservation").
+/// Returns the group of a command ("Command Behavior in the Presence of a Reservation").
 fn group(opcode: IoOpcode) -> Barred {
     match opcode {
         IoOpcode::READ | IoOpcode::COMPARE | IoOpcode::VERIFY => Barred::READ,
@@ -121,7 +122,7 @@ fn group(opcode: IoOpcode) -> Barred {
     }
 }
 
-/// Checks all ranges of a Dataset Management command, before any is acted on.
+/// Checks all ranges of a Dataset Management command, before any is deallocated.
 ///
 /// # Errors
 /// LBA Out of Range.
@@ -130,7 +131,7 @@ pub fn check_ranges(data: &[u8], extent: Extent) -> Result<(), Status> {
         .try_for_each(|range| extent.range(range.slba, range.blocks.into()).map(drop))
 }
 
-/// Byte offset and length of one of the ranges, counted from 0.
+/// Returns byte offset and length of one of the ranges, counted from 0.
 ///
 /// # Errors
 /// LBA Out of Range.
@@ -180,7 +181,7 @@ fn dataset_management(
     received: CapsuleInfo,
 ) -> Result<Plan, Status> {
     let nr = sqe.ranges() as u32;
-    // Linux describes 4096 bytes whatever the number of ranges: longer is fine.
+    // Linux describes 4096 bytes whatever the number of ranges: longer is accepted.
     let from = source(sqe, received, nr * RANGE_BYTES, false)?;
     if !sqe.deallocate() {
         return Ok(Plan::Reply(0));
@@ -189,7 +190,7 @@ fn dataset_management(
     Ok(Plan::Deallocate { extent: namespace.extent(), nr, from })
 }
 
-/// Verify moves no data, so its length has no limit but the namespace (VSL 0).
+/// Verify transfers no data, so its length has no limit but the namespace (VSL 0).
 fn verify(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
     no_data(sqe)?;
@@ -203,7 +204,7 @@ fn copy_blocks(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Resul
     copy::plan(sqe, namespace, received)
 }
 
-/// Register, Acquire, Release: the state worker decides. Linux gives 16 bytes also where 8 are needed.
+/// Register, Acquire, Release: the state worker decides. Linux sends 16 bytes also if 8 are needed.
 fn reserve(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
     let invalid = Status::INVALID_OPCODE.with_dnr();
     if namespace.is_shared() {
@@ -214,8 +215,8 @@ fn reserve(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Pl
     Ok(Plan::Reserve { of: Arc::clone(&namespace.reservation), from })
 }
 
-/// Reservation Report. Host identifiers have 128 bits on a fabric, which the shorter structures
-/// cannot say.
+/// Reservation Report. Host identifiers have 128 bits on a fabric, which do not fit the shorter
+/// structures.
 fn reservation_report(
     sqe: &Sqe,
     namespace: &Namespace,
@@ -310,7 +311,7 @@ mod tests {
         let write = Sqe::io(IoOpcode::WRITE, 2).with_range(0, 7);
         let whole = write.with_sgl(Sgl::in_capsule(0, 4096));
         assert!(ask(&whole).is_ok());
-        // One byte less arrived than the descriptor says.
+        // One byte less arrived than the descriptor has.
         let short = CapsuleInfo { tail_bytes: 4095, ..RECEIVED };
         let status = plan(&whole, &sample(), Barred(0), short).unwrap_err();
         assert!(status.is(Status::DATA_SGL_LENGTH_INVALID) && status.dnr());
@@ -508,7 +509,7 @@ mod tests {
         assert!(status.is(Status::INVALID_OPCODE));
     }
 
-    /// Another daemon serves its blocks, and would know nothing of it.
+    /// Another daemon serves its blocks, and would not be informed of it.
     #[test]
     fn a_shared_namespace_has_no_reservations() {
         let mut subsystem = sample();

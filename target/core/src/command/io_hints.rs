@@ -1,16 +1,16 @@
 //! I/O hints of Identify Namespace: the preferred sizes of a backing store.
 //!
-//! Source: NVM Command Set Specification 1.0, "Identify Namespace data structure", NSFEAT bit 4.
-//! All of them are hints: whatever a host writes is right, only slower.
+//! Source: NVM Command Set Specification 1.0, "Identify Namespace data structure", NSFEAT bit 4. All of them
+//! are hints: other writes are correct, only slower.
 
 use nvme::identify::IdentifyNamespace;
 
 use nvmfd_blockdev::Geometry;
 
-/// Says what is known. What is not a whole number of logical blocks is not said.
+/// Sets the known fields. A size that is not a whole number of logical blocks is not reported.
 pub(super) fn describe(page: &mut IdentifyNamespace, geometry: Geometry, block_shift: u8) {
     let Geometry { physical_block_bytes, optimal_io_bytes, .. } = geometry;
-    // Zero-based fields say "one block" where nothing is known, which is right as well.
+    // Zero-based fields report "one block" if nothing is known, which is correct as well.
     let blocks_z = |bytes: u32| blocks(bytes, block_shift).map_or(0, |blocks| blocks - 1);
     let units = [physical_block_bytes, optimal_io_bytes, geometry.discard_granularity_bytes];
     if units.iter().any(|bytes| blocks(*bytes, block_shift).is_some()) {
@@ -19,14 +19,14 @@ pub(super) fn describe(page: &mut IdentifyNamespace, geometry: Geometry, block_s
         page.npwa_z = page.npwg_z;
         page.npdg_z = blocks_z(geometry.discard_granularity_bytes);
         page.npda_z = page.npdg_z;
-        // A host takes 0 for "not said", so one block cannot be its optimum.
+        // A host takes 0 for "not reported", so one block cannot be its optimum.
         page.nows_z = blocks_z(optimal_io_bytes);
     }
-    // Not zero-based: 0 says that there is no boundary, and one of every block is none.
+    // Not zero-based: 0 reports no boundary, and a boundary at every block is none.
     page.noiob = blocks(geometry.boundary_bytes, block_shift).unwrap_or(0);
 }
 
-/// A number of bytes in logical blocks, if it is at least one and fits.
+/// Returns a number of bytes in logical blocks, if it is at least one and fits.
 fn blocks(bytes: u32, block_shift: u8) -> Option<u16> {
     let whole = bytes.trailing_zeros() >= block_shift.into() && bytes > 0;
     whole.then(|| u16::try_from(bytes >> block_shift).ok())?
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn what_is_not_known_or_cannot_be_said_is_not_said() {
         assert_eq!(told(Geometry::default(), 9), (false, [0; 6]));
-        // Sectors smaller than our blocks; an optimum of odd bytes; more than 65535 blocks.
+        // Sectors smaller than logical blocks; an optimum of odd bytes; more than 65535 blocks.
         let odd = Geometry {
             physical_block_bytes: 512,
             optimal_io_bytes: 4097,

@@ -1,7 +1,7 @@
 //! Log pages.
 //!
-//! Source: NVMe Base Specification 2.0, "Get Log Page command" and the log page sections below it.
-//! Every log honours offset and length: hosts read the longer ones in pieces.
+//! Source: NVMe Base Specification 2.0, "Get Log Page command" and the log page sections below it. Every log
+//! supports offset and length: hosts read the longer ones in pieces.
 
 use std::borrow::Cow;
 
@@ -22,8 +22,8 @@ use crate::subsystem::ana::AnaLog;
 use crate::subsystem::power::Power;
 use crate::subsystem::usage::SharedCounters;
 
-/// The logs of an NVM controller: what [`LogId::SUPPORTED_PAGES`] lists, besides the one of
-/// persistent events, which is there where it can be kept.
+/// The logs of an NVM controller, as [`LogId::SUPPORTED_PAGES`] lists them, besides the Persistent
+/// Event log, which exists where it can be kept.
 const LOGS: [LogId; 9] = [
     LogId::SUPPORTED_PAGES,
     LogId::ERROR,
@@ -36,7 +36,7 @@ const LOGS: [LogId; 9] = [
     LogId::RESERVATION_NOTIFICATION,
 ];
 
-/// The admin commands that an NVM controller serves, besides the fabrics ones.
+/// The admin commands that an NVM controller supports, besides the fabrics ones.
 const ADMIN: [AdminOpcode; 7] = [
     AdminOpcode::GET_LOG_PAGE,
     AdminOpcode::IDENTIFY,
@@ -47,7 +47,7 @@ const ADMIN: [AdminOpcode; 7] = [
     AdminOpcode::KEEP_ALIVE,
 ];
 
-/// The I/O commands that we serve; true for those that change the content of blocks.
+/// The supported I/O commands; true for those that change the content of blocks.
 const IO: [(IoOpcode, bool); 12] = [
     (IoOpcode::FLUSH, false),
     (IoOpcode::WRITE, true),
@@ -66,15 +66,15 @@ const IO: [(IoOpcode, bool); 12] = [
 /// Decides on a Get Log Page command ("Get Log Page command").
 ///
 /// # Errors
-/// Invalid Log Page for one that we do not have, Invalid Field for an offset or a length that
-/// cannot be, and what is wrong with the SGL.
+/// Invalid Log Page for an unsupported one, Invalid Field for an invalid offset or length, and
+/// errors of the SGL.
 pub fn plan(
     sqe: &Sqe,
     controller: &mut Controller,
     env: &AdminContext<'_>,
 ) -> Result<Plan, Status> {
     let get = GetLogPage::parse(sqe);
-    // Whoever asks after a path related status wants to know what caused it.
+    // A host that asks after a path related status needs the cause.
     controller.look_at_paths();
     if get.lid == LogId::PERSISTENT_EVENT {
         return persistent_event::plan(sqe, &get, controller, env);
@@ -94,7 +94,7 @@ pub fn plan(
         }
     };
     let page = piece(&get, &log, env.received.mdts_bytes)?;
-    // What is checked against MDTS, which is 32 bits, fits in 32 bits.
+    // A length that is checked against MDTS (32 bits) fits in 32 bits.
     let to = destination(sqe, env.received, get.len_bytes() as u32, false)?;
     if !get.rae {
         acknowledge(get.lid, controller);
@@ -102,8 +102,8 @@ pub fn plan(
     Ok(Plan::Give { page, to })
 }
 
-/// The part of a log that a command asks for; less than its length where the log ends. A host may
-/// ask beyond the end (the queue fills that with zeros), but not begin there.
+/// Returns the part of a log that a command requests; shorter at the end of the log. A host may
+/// request data beyond the end (the queue pair sends zeros for those), but not begin there.
 pub(super) fn piece(get: &GetLogPage, log: &[u8], mdts_bytes: u32) -> Result<Vec<u8>, Status> {
     let invalid = Status::INVALID_FIELD.with_dnr();
     let len = get.len_bytes();
@@ -115,8 +115,8 @@ pub(super) fn piece(get: &GetLogPage, log: &[u8], mdts_bytes: u32) -> Result<Vec
     Ok(rest[..len].to_vec())
 }
 
-/// Whoever reads a log without retaining its event has taken note of it ("Asynchronous Event
-/// Request command").
+/// Acknowledges the event of a log that was read without retaining it ("Asynchronous Event Request
+/// command").
 fn acknowledge(lid: LogId, controller: &mut Controller) {
     let events = &mut controller.events;
     match lid {
@@ -133,7 +133,7 @@ fn acknowledge(lid: LogId, controller: &mut Controller) {
     }
 }
 
-/// A whole log of an NVM controller. All are short, so cutting comes afterwards.
+/// Returns a whole log of an NVM controller. All are short, so they are cut afterwards.
 fn nvm_log(
     get: &GetLogPage,
     subsystem: &Subsystem,
@@ -166,7 +166,7 @@ fn supported_pages(subsystem: &Subsystem) -> Vec<u8> {
 }
 
 /// "Error Information (Log Identifier 01h)": always [`ERROR_LOG_ENTRIES`] entries, newest first,
-/// those that are not there all zero.
+/// unused ones all zero.
 fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
     /// With `csi` and `opcode`.
     const VERSION: u8 = 1;
@@ -193,14 +193,14 @@ fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
 
 /// "SMART / Health Information (Log Identifier 02h)".
 ///
-/// With namespace id 0 or FFFFFFFFh of the whole subsystem, because a controller of a fabric lives
-/// no longer than its connection, and these are the numbers of a life; else of one namespace. Either
-/// way it is what all hosts have done. The counters lag by up to a quarter of a second.
+/// With namespace id 0 or FFFFFFFFh of the whole subsystem, because a fabrics controller exists no
+/// longer than its connection, and these are lifetime counters; otherwise of one namespace. Both
+/// count commands of all hosts. The counters lag by up to a quarter of a second.
 ///
-/// Only what we know is told. A plausible temperature would be a lie that monitoring believes; 0 K
-/// (shown as -273 °C) is what fabrics targets without a sensor report, and nobody takes it for a
-/// measurement. Wear belongs to the medium below, which has its own log, so it stays 0 as well; of
-/// spare capacity nothing is missing. Power is on while the daemon runs.
+/// Only known values are reported. Monitoring would believe a plausible temperature; 0 K (shown as
+/// -273 °C) is the value of fabrics targets without a sensor, and is not mistaken for a
+/// measurement. Wear is reported by the medium below in its own log, so it stays 0 as well; spare
+/// capacity is complete. Power is on while the daemon runs.
 fn smart(nsid: u32, subsystem: &Subsystem, power: Power) -> Result<Vec<u8>, Status> {
     let usage = &subsystem.usage;
     let smart = match nsid {
@@ -213,7 +213,7 @@ fn smart(nsid: u32, subsystem: &Subsystem, power: Power) -> Result<Vec<u8>, Stat
     Ok(smart.emit().to_vec())
 }
 
-/// The SMART log of these counters.
+/// Returns the SMART log of these counters.
 pub fn health(counters: &SharedCounters, errors: u64, degraded: bool, power: Power) -> Smart {
     let work = counters.total();
     let data_units = |units: u64| u128::from(units.div_ceil(1000));
@@ -395,7 +395,7 @@ mod tests {
         let groups = GetLogPage { lsp: 1, ..GetLogPage::new(LogId::ANA, 0, 12) };
         let groups = given(ask(groups.emit(keyed(48)), &mut controller));
         assert_eq!((groups[8], groups[20], &groups[24..]), (1, 0, &whole[24..48]));
-        // Retained, its event is still to be told; read, it is not.
+        // If retained, its event is still pending; if not, it is acknowledged.
         assert!(controller.events.park(3));
         let all = u32::MAX;
         assert_eq!(controller.events.next(all), Some((3, 0x0C_03_02)));
@@ -459,7 +459,7 @@ mod tests {
         let mut controller = nvm();
         let usage = Arc::clone(&controller.subsystem().unwrap().usage);
         let reads = |reads| Work { reads, ..Work::default() };
-        // Namespace 9 is gone; what was done with it is not.
+        // Namespace 9 is removed; its counters remain.
         for (nsid, count) in [(9, 1), (2, 20), (7, 300)] {
             usage.add(nsid, &reads(count));
         }
@@ -589,7 +589,7 @@ mod tests {
         assert_eq!(discover(&mut controller, &count, 2048, true)[..2], [1, 1], "still there");
         assert_eq!(discover(&mut controller, &count, 3072, true), [0; 1024], "the end");
         assert_eq!(header(discover(&mut controller, &count, 0, true)).genctr, 1);
-        // A host that starts in the middle is served as well.
+        // A host may start in the middle.
         assert_eq!(discover(&mut discovery_controller(), &count, 1024, true)[..3], [1, 1, 2]);
     }
 

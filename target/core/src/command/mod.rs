@@ -1,8 +1,7 @@
 //! Rules of NVMe: every command is a function from 64 bytes to a [`Plan`] or a `Status`.
 //!
-//! Nothing here touches a buffer, a fabric or a disk; `qpair/mod.rs` acts. Say *pull* (host to
-//! pool), *push* (pool to host), *load* and *store* (device); `read` and `write` are words of the
-//! edges.
+//! Nothing here accesses a buffer, a fabric or a device; `qpair/mod.rs` does. Terms: *pull* (host to pool),
+//! *push* (pool to host), *load* and *store* (device); `read` and `write` are used at the interfaces.
 
 pub mod admin;
 pub mod copy;
@@ -55,7 +54,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Bytes there.
+    /// Returns the bytes of the data.
     #[must_use]
     pub fn len_bytes(&self) -> u32 {
         match self {
@@ -64,7 +63,7 @@ impl Source {
         }
     }
 
-    /// The same place, cut to `len` bytes.
+    /// Returns the same location, cut to `len` bytes.
     #[must_use]
     pub fn cut(self, len: u32) -> Source {
         match self {
@@ -83,41 +82,41 @@ pub enum Plan {
     Give {
         /// The bytes, made for this command.
         page: Vec<u8>,
-        /// Where they go.
+        /// The destination.
         to: Remote,
     },
     /// Load blocks and push them.
     Load {
-        /// The namespace's store.
+        /// The namespace's device.
         backing: DeviceId,
         /// Byte offset.
         at: u64,
-        /// Where they go; its length is the length of the transfer.
+        /// The destination; its length is the length of the transfer.
         to: Remote,
     },
     /// Pull blocks and store them.
     Store {
-        /// The namespace's store.
+        /// The namespace's device.
         backing: DeviceId,
         /// Byte offset.
         at: u64,
         /// The data; its length is the length of the transfer.
         from: Source,
-        /// Only when it is durable.
+        /// Complete only when it is durable.
         fua: bool,
     },
     /// Pull blocks, load the same range, and compare.
     Compare {
-        /// The namespace's store.
+        /// The namespace's device.
         backing: DeviceId,
         /// Byte offset.
         at: u64,
         /// The data; its length is the length of the transfer.
         from: Source,
     },
-    /// Load blocks and show them to nobody: whether they can be read is the answer.
+    /// Load blocks without a transfer: the answer is whether they can be read.
     Verify {
-        /// The namespace's store.
+        /// The namespace's device.
         backing: DeviceId,
         /// Byte offset.
         at: u64,
@@ -128,19 +127,19 @@ pub enum Plan {
     },
     /// Pull range descriptors, check them all, load the ranges, then store them elsewhere.
     Copy {
-        /// What is copied and where to.
+        /// Source and destination.
         job: copy::Job,
         /// The descriptors, exactly as many as the job has.
         from: Source,
     },
-    /// Make what was completed before durable.
+    /// Make earlier completed changes durable.
     Flush {
-        /// The namespace's store.
+        /// The namespace's device.
         backing: DeviceId,
     },
-    /// Pull `nr` range descriptors (16 bytes each), check them all, then give the ranges up.
+    /// Pull `nr` range descriptors (16 bytes each), check them all, then deallocate the ranges.
     Deallocate {
-        /// The namespace's blocks, as they were when the command came.
+        /// The namespace's blocks at the arrival of the command.
         extent: Extent,
         /// How many ranges, 1 to 256.
         nr: u32,
@@ -149,23 +148,23 @@ pub enum Plan {
     },
     /// Make a range read as zeros.
     Zero {
-        /// The namespace's store.
+        /// The namespace's device.
         backing: DeviceId,
         /// Byte offset.
         at: u64,
         /// Bytes.
         len: u64,
-        /// The space may be given up.
+        /// The space may be deallocated.
         deallocate: bool,
-        /// Answer only when it is durable.
+        /// Complete only when it is durable.
         fua: bool,
     },
-    /// Pull the 1024 bytes of Connect data, then admit the queue or refuse it.
+    /// Pull the 1024 bytes of Connect data, then admit or reject the queue.
     Connect {
         /// The data, exactly 1024 bytes.
         from: Source,
     },
-    /// Pull an authentication message, then take it.
+    /// Pull an authentication message, then process it.
     Authenticate {
         /// The message, exactly as long as the command says.
         from: Source,
@@ -177,66 +176,66 @@ pub enum Plan {
     },
     /// Pull the keys of a reservation command, then hand it to the state worker.
     Reserve {
-        /// What it is about.
+        /// The reservations.
         of: Arc<Reservation>,
-        /// The data, exactly as long as the command has them.
+        /// The data, exactly as long as the command requires.
         from: Source,
     },
-    /// Hand an order that needs no data to the state worker.
+    /// Hand a reservation request without data to the state worker.
     Keep {
-        /// What it is about.
+        /// The reservations.
         of: Vec<Arc<Reservation>>,
-        /// The order.
+        /// The request.
         order: Order,
     },
-    /// Have the state worker set the write protection of namespaces, then flush the stores.
+    /// Have the state worker set the write protection of namespaces, then flush the devices.
     Protect {
-        /// Whose.
+        /// The state to change.
         of: Vec<Arc<Protection>>,
         /// The new state.
         state: WriteProtectState,
-        /// The stores, one after another.
+        /// The devices, one after another.
         backings: Vec<DeviceId>,
     },
     /// Have the state worker make blocks unreadable.
     Mark {
-        /// Whose.
+        /// The state to change.
         of: Arc<BadBlocks>,
-        /// Which.
+        /// The change.
         change: Change,
     },
-    /// Carry out the plan, then have the state worker note that what it has changed, durably, can
-    /// be read again.
+    /// Execute the plan, then have the state worker record that the blocks that it has changed,
+    /// durably, can be read again.
     Mend {
-        /// What changes blocks; or copies some, of which none may be unreadable.
+        /// A plan that changes blocks; or copies some, of which none may be unreadable.
         plan: Box<Plan>,
         /// The blocks that cannot be read.
         of: Arc<BadBlocks>,
     },
-    /// Pull the data of a command about namespaces, then hand its order to the management worker.
+    /// Pull the data of a command about namespaces, then hand its request to the management worker.
     Manage {
         /// The data: 4096 bytes.
         from: Source,
     },
-    /// Hand an order about namespaces to the management worker.
+    /// Hand a request about namespaces to the management worker.
     Order {
-        /// The order.
+        /// The request.
         what: NamespaceRequest,
-        /// Where it leaves the id of a new namespace, which is the answer.
+        /// Receives the id of a new namespace, which is the result.
         made: CreatedNsid,
     },
-    /// Flush every namespace, then tell the host that shutdown is complete.
+    /// Flush every namespace, then report to the host that shutdown is complete.
     ShutDown {
-        /// The stores, one after another.
+        /// The devices, one after another.
         backings: Vec<DeviceId>,
         /// No flush has failed.
         durable: bool,
     },
-    /// Hold the command back until there is an event to tell (Asynchronous Event Request).
+    /// Hold the command until there is an event to report (Asynchronous Event Request).
     Park,
     /// End every other command of the queue, answer, and close the connection.
     Disconnect,
-    /// End the command `cid` of queue `sqid` if that can be, and tell whether it could.
+    /// Abort the command `cid` of queue `sqid` if possible, and report whether it was.
     Abort {
         /// Queue id.
         sqid: u16,
@@ -246,7 +245,7 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// What a fence asks of it.
+    /// Returns its class for a drain barrier.
     #[must_use]
     pub fn io_class(&self) -> IoClass {
         match self {
@@ -261,7 +260,7 @@ impl Plan {
         }
     }
 
-    /// The store that it is for, where it is one.
+    /// Returns the device that it accesses, if it is a single one.
     #[inline]
     #[must_use]
     pub fn backing(&self) -> Option<DeviceId> {
@@ -280,8 +279,7 @@ impl Plan {
         }
     }
 
-    /// Whether it changes blocks, or may. To make, to format and to delete namespaces is the
-    /// worker's affair.
+    /// Whether it changes blocks, or may. A worker creates, formats and deletes namespaces.
     #[must_use]
     pub fn changes_blocks(&self) -> bool {
         match self {
@@ -313,20 +311,20 @@ impl Plan {
     }
 }
 
-/// Transport properties of a command: needed to judge its SGL.
+/// Transport properties of a command: needed to check its SGL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CapsuleInfo {
     /// Bytes that arrived after the submission queue entry.
     pub tail_bytes: u32,
-    /// Where in-capsule data may begin at most, and how long a capsule may be, after the entry:
-    /// what Identify Controller promised (IOCCSZ).
+    /// Largest offset of in-capsule data, and of the end of a capsule, after the entry: as reported
+    /// by Identify Controller (IOCCSZ).
     pub in_capsule_bytes: u32,
     /// The largest transfer in bytes (MDTS).
     pub mdts_bytes: u32,
 }
 
-/// Where a command that sends exactly `len` bytes to the controller has them. A longer keyed or
-/// in-capsule descriptor is accepted when `exact` is false, and cut.
+/// Returns the location of the data of a command that sends exactly `len` bytes to the controller.
+/// A longer keyed or in-capsule descriptor is accepted when `exact` is false, and cut.
 ///
 /// # Errors
 /// The SGL statuses of the NVMe documents, each with do not retry.
@@ -338,7 +336,7 @@ pub fn source(sqe: &Sqe, received: CapsuleInfo, len: u32, exact: bool) -> Result
             if offset > limit {
                 return Err(Status::SGL_OFFSET_INVALID.with_dnr());
             }
-            // What counts is what was received: never the buffer's size.
+            // The limit is the number of bytes received, never the size of the buffer.
             let end = offset.checked_add(u64::from(given)).ok_or(short)?;
             if end > limit || given < len || (exact && given != len) {
                 return Err(short);
@@ -359,7 +357,7 @@ pub fn source(sqe: &Sqe, received: CapsuleInfo, len: u32, exact: bool) -> Result
     }
 }
 
-/// Where a command that wants exactly `len` bytes from the controller wants them.
+/// Returns the destination of a command that reads exactly `len` bytes from the controller.
 ///
 /// # Errors
 /// The SGL statuses of the NVMe documents, each with do not retry.
@@ -386,7 +384,7 @@ pub fn destination(
 /// Checks that a command without data describes none.
 ///
 /// # Errors
-/// Data SGL Length Invalid, or what is wrong with the descriptor itself.
+/// Data SGL Length Invalid, or the error of the descriptor itself.
 pub fn no_data(sqe: &Sqe) -> Result<(), Status> {
     match sqe.sgl()?.len_bytes() {
         0 => Ok(()),

@@ -1,10 +1,10 @@
-//! Namespace Management and Namespace Attachment, for hosts that the configuration grants them.
+//! Namespace Management and Namespace Attachment, for hosts permitted by the configuration.
 //!
-//! Source: NVMe Base Specification 2.0, "Namespace Management command" and "Namespace Attachment
-//! command"; NVM Command Set Specification 1.0 for what a namespace may be created as.
+//! Source: NVMe Base Specification 2.0, "Namespace Management command" and "Namespace Attachment command";
+//! NVM Command Set Specification 1.0 for the properties of a new namespace.
 //!
-//! Whether there is room, which id is free and which hosts controllers belong to is found out when
-//! the order is carried out, by `sim/target/ns_management_driver.rs`: several hosts may be at it.
+//! Free space, free ids and the hosts of controllers are checked when the request is executed
+//! (`provision/ns_request_plan.rs`), because several hosts may send requests at once.
 
 use std::collections::BTreeSet;
 
@@ -33,14 +33,14 @@ pub(super) const OACS: u16 = 1 << 3;
 /// log2 of the block size of each LBA format, in the order of their indices.
 pub(super) const FORMATS: [u8; 2] = SHIFTS;
 
-/// A Controller List has as many ids, at most.
+/// Ids in a Controller List, at most.
 const CONTROLLERS_MAX: u16 = 2047;
 
 /// Decides on a Namespace Management or Namespace Attachment command.
 ///
 /// # Errors
-/// Invalid Command Opcode for a host that may not manage namespaces; otherwise what is wrong with
-/// it.
+/// Invalid Command Opcode for a host that may not manage namespaces; otherwise the error of the
+/// command.
 pub(super) fn plan(
     sqe: &Sqe,
     controller: &Controller,
@@ -73,12 +73,12 @@ pub(super) fn plan(
     Ok(Plan::Manage { from })
 }
 
-/// What a command orders whose data were pulled.
+/// Returns the request of a command whose data were pulled.
 ///
 /// # Errors
 /// The status to answer with.
 pub fn order(sqe: &Sqe, data: &[u8], controller: &Controller) -> Result<NamespaceRequest, Status> {
-    // A reload may have changed what is granted while the data were under way.
+    // A reload may have changed the permissions during the transfer of the data.
     granted(controller)?;
     let data = data.first_chunk().ok_or(Status::INTERNAL_ERROR)?;
     if sqe.admin_opcode() == AdminOpcode::NAMESPACE_MANAGEMENT {
@@ -96,11 +96,11 @@ pub fn order(sqe: &Sqe, data: &[u8], controller: &Controller) -> Result<Namespac
     }
 }
 
-/// Fills a page of Identify that says more to a host that may manage namespaces; false for any
-/// other page.
+/// Fills a page of Identify that has more contents for a host that may manage namespaces; false for
+/// any other page.
 ///
 /// # Errors
-/// Invalid Namespace or Format for a namespace that cannot be.
+/// Invalid Namespace or Format for an invalid namespace id.
 pub(super) fn identify(
     asked: &Identify,
     controller: &Controller,
@@ -112,7 +112,7 @@ pub(super) fn identify(
     let &Identify { cns, nsid, cntid, .. } = asked;
     let allocated = management.allocated(nsid);
     match cns {
-        // What all namespaces can be made as.
+        // Properties that any namespace can be created with.
         Cns::NAMESPACE if nsid == NSID_ALL => common().emit(page),
         Cns::ALLOCATED_NAMESPACES if nsid >= identify::NSID_BEYOND_LISTS => {
             return Err(Status::INVALID_NAMESPACE.with_dnr());
@@ -143,7 +143,7 @@ pub(super) fn identify(
     Ok(true)
 }
 
-/// Identify Namespace of no particular one.
+/// Returns Identify Namespace of no particular namespace.
 fn common() -> IdentifyNamespace {
     let mut page = IdentifyNamespace {
         nlbaf_z: (FORMATS.len() - 1) as u8,
@@ -157,7 +157,7 @@ fn common() -> IdentifyNamespace {
     page
 }
 
-/// What the host of a controller may manage.
+/// Returns the namespaces that the host of a controller may manage.
 fn granted(controller: &Controller) -> Result<(&Subsystem, &Management), Status> {
     let subsystem = controller.subsystem();
     let granted = subsystem.and_then(|s| Some((&**s, &**s.management.as_ref()?)));
@@ -172,7 +172,7 @@ fn delete(
     management: &Management,
 ) -> Result<Plan, Status> {
     no_data(sqe)?;
-    // One whose file is gone can be deleted, and nothing else.
+    // A namespace whose file is missing can only be deleted.
     let is_absent = management.absent.iter().any(|absent| absent.nsid == nsid);
     if nsid != NSID_ALL && !is_absent {
         made_by_a_host(nsid, subsystem, management)?;
@@ -192,7 +192,7 @@ fn delete(
     Ok(Plan::Order { what: NamespaceRequest::Delete { nsid }, made: CreatedNsid::default() })
 }
 
-/// Only what hosts have made can they delete, attach and detach.
+/// Checks that a namespace was created by a host: hosts can delete, attach and detach no others.
 fn made_by_a_host(nsid: u32, subsystem: &Subsystem, management: &Management) -> Result<(), Status> {
     match management.allocated(nsid) {
         Some(_) => Ok(()),
@@ -202,7 +202,7 @@ fn made_by_a_host(nsid: u32, subsystem: &Subsystem, management: &Management) -> 
     }
 }
 
-/// What a host wants made, if it can be made at all.
+/// Returns the request to create a namespace, if its properties are valid.
 fn creation(new: &NewNamespace) -> Result<CreateRequest, Status> {
     let invalid = Status::INVALID_FIELD.with_dnr();
     let metadata_in_block = new.flbas >> 4 & 1 == 1;
@@ -214,8 +214,8 @@ fn creation(new: &NewNamespace) -> Result<CreateRequest, Status> {
     if new.ncap < new.nsze {
         return Err(Status::THIN_PROVISIONING_NOT_SUPPORTED.with_dnr());
     }
-    // A host has a namespace on all of its controllers or on none, so a private one (NMIC 0, which
-    // is what nvme-cli wants unless told otherwise) is one of a host, not of a controller.
+    // A namespace is attached to all controllers of a host or to none, so a private one (NMIC 0,
+    // the default of nvme-cli) belongs to a host, not to a controller.
     if new.dps != 0 || new.nmic & !identify::SHARED != 0 || new.nvmsetid != 0 || new.endgid != 0 {
         return Err(invalid);
     }
@@ -244,8 +244,8 @@ pub(super) mod tests {
     use crate::subsystem::ns_management::{Allocated, Grant};
     use crate::subsystem::testing::sample;
 
-    /// 1 and 2 are declared; hosts have made 7, which is attached to this one, and 9, which is
-    /// attached to nobody.
+    /// 1 and 2 are declared; hosts have created 7, which is attached to this one, and 9, which is
+    /// attached to no host.
     pub(crate) fn granted() -> Controller {
         let mut subsystem = sample();
         let attached = subsystem.namespaces[2].clone();

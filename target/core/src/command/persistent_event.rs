@@ -16,8 +16,8 @@ use crate::subsystem::event_log::LogHeader;
 /// Decides on a Get Log Page command for it.
 ///
 /// # Errors
-/// Invalid Log Page where nothing is kept; Command Sequence Error for a context that is there when
-/// one is established, or is not there when it is read; and what is wrong with the command.
+/// Invalid Log Page if no log is kept; Command Sequence Error if a context exists when one is
+/// established, or does not when it is read; and errors of the command.
 pub(super) fn plan(
     sqe: &Sqe,
     get: &GetLogPage,
@@ -36,14 +36,14 @@ pub(super) fn plan(
             history.report(&LogHeader { nqn, serial, model }, &env.power)
         }
         Action::RELEASE => {
-            // It has no data, whatever buffer is given; and there need not be a context.
+            // It has no data, even if a buffer is given; and a context need not exist.
             controller.reporting = None;
             return Ok(Plan::Reply(0));
         }
         _ => return Err(Status::INVALID_FIELD.with_dnr()),
     };
     let page = piece(get, &context, env.received.mdts_bytes)?;
-    // What is checked against MDTS, which is 32 bits, fits in 32 bits.
+    // A length that is checked against MDTS (32 bits) fits in 32 bits.
     let to = destination(sqe, env.received, get.len_bytes() as u32, false)?;
     controller.reporting = Some(context);
     Ok(Plan::Give { page, to })

@@ -1,8 +1,7 @@
 //! Scattered data: SGL segments in the capsule behind the command, named by a Last Segment
 //! descriptor.
 //!
-//! The rules of commands see one descriptor of the whole length. Where its pieces are is the
-//! queue's business.
+//! The rules of commands use one descriptor of the total length. The queue pair handles the pieces.
 //!
 //! Source: NVMe Base Specification 2.0, "Scatter Gather List (SGL)"; NVMe RDMA Transport
 //! Specification, "SGL descriptors".
@@ -17,15 +16,15 @@ pub const MOST: usize = 4;
 /// Bytes of one.
 const DESCRIPTOR_BYTES: usize = 16;
 
-/// Descriptors that a command may have on a controller that takes so many bytes behind a command
-/// (MSDBD). They stand where data in the capsule would.
+/// Returns how many descriptors a command may have on a controller that accepts so many bytes
+/// behind a command (MSDBD). They take the place of in-capsule data.
 #[must_use]
 pub fn msdbd(in_capsule_bytes: u32) -> u8 {
     (in_capsule_bytes / DESCRIPTOR_BYTES as u32).clamp(1, MOST as u32) as u8
 }
 
-/// The places, in the order of the data, and how far a transfer has come. None: the data are in
-/// one place, or there are none.
+/// The pieces in host memory, in the order of the data, and the progress of a transfer. Empty if
+/// the data are in one piece, or there are none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SglSegments {
     at: [(u64, u32, u32); MOST],
@@ -34,20 +33,20 @@ pub struct SglSegments {
     /// Bytes of the transfer, and of those the ones that are posted.
     total_bytes: u32,
     posted_bytes: u32,
-    /// Bytes that are moved at once, at most; 0: however many.
+    /// Bytes that are transferred at once, at most; 0: no limit.
     most_bytes: u32,
 }
 
 impl SglSegments {
-    /// Whether the data are in one place.
+    /// Whether the data are in one piece.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// No more than so many bytes (above 0) are moved at once. Data in one place, `whole`, become
-    /// pieces by that.
+    /// Limits the bytes (above 0) that are transferred at once. Data in one piece, `whole`, are
+    /// split by that.
     pub fn cut(&mut self, whole: Remote, most_bytes: u32) {
         if self.is_empty() {
             self.at[0] = (whole.addr, whole.key, whole.len);
@@ -56,7 +55,7 @@ impl SglSegments {
         self.most_bytes = most_bytes;
     }
 
-    /// A transfer of so many bytes begins.
+    /// Begins a transfer of so many bytes.
     pub fn begin(&mut self, total_bytes: u32) {
         (self.next, self.posted_bytes, self.total_bytes) = (0, 0, total_bytes);
     }
@@ -68,14 +67,14 @@ impl SglSegments {
         self.posted_bytes < self.total_bytes
     }
 
-    /// Bytes of the transfer, when it is one of pieces.
+    /// Returns the bytes of the transfer, if it is in pieces.
     #[inline]
     #[must_use]
     pub fn total_bytes(&self) -> Option<u32> {
         (!self.is_empty()).then_some(self.total_bytes)
     }
 
-    /// The next piece: how many bytes are before it, and where it is.
+    /// Returns the next piece: the number of bytes before it, and its location.
     pub fn advance(&mut self) -> Option<(u32, Remote)> {
         while self.has_more() {
             let (skip, left) = (self.posted_bytes, self.total_bytes - self.posted_bytes);
@@ -84,7 +83,7 @@ impl SglSegments {
             let (addr, key, there) = *place;
             let len = there.min(left).min(most_bytes);
             if len < there && len < left {
-                // The host's address, and its fault where it ends.
+                // The address is given by the host; an overflow is its error.
                 *place = (addr.wrapping_add(len.into()), key, there - len);
             } else {
                 self.next += 1;
@@ -98,9 +97,9 @@ impl SglSegments {
     }
 }
 
-/// Reads the descriptors that stand in `tail`, what has arrived behind the command: the command
-/// with one descriptor of the whole length in their place, the pieces, and the key to invalidate
-/// with the response. That is one only where all that ask for it mean the same one.
+/// Reads the descriptors in `tail`, the bytes received behind the command. Returns the command with
+/// one descriptor of the total length instead, the pieces, and the key to invalidate with the
+/// response: only if all descriptors that request it have the same one.
 ///
 /// # Errors
 /// The SGL statuses of the NVMe documents, each with do not retry.
@@ -135,7 +134,8 @@ pub fn gather(
     Ok((sqe.with_sgl(whole), pieces, key))
 }
 
-/// Where one piece is. A segment has no further segments, and its data are not in the capsule.
+/// Returns the location of a piece. A segment has no further segments, and its data are not in the
+/// capsule.
 fn place_of(bytes: &[u8; DESCRIPTOR_BYTES]) -> Result<(u64, u32, U24), Status> {
     match (SglType(bytes[15] >> 4), Sgl::parse(bytes)) {
         (SglType::SEGMENT | SglType::LAST_SEGMENT, _) => {
@@ -261,7 +261,7 @@ mod tests {
             len in 0u32..100, total: u32
         ) {
             let mut tail = tail;
-            // Types that have a chance.
+            // Types that can be valid.
             tail.iter_mut().skip(15).step_by(16).for_each(|byte| *byte = 0x40 | ((*byte & 1) * 15));
             if let Ok((sqe, mut pieces, _)) = ask(&tail, offset, len) {
                 let whole = sqe.sgl().unwrap().len_bytes();

@@ -13,15 +13,16 @@ use crate::controller::Controller;
 use crate::subsystem::Namespace;
 use crate::subsystem::write_protect::Protection;
 
-/// Whether a controller has the feature.
+/// Whether a controller supports the feature.
 pub(super) fn is_supported(controller: &Controller) -> bool {
     controller.subsystem().is_some_and(|subsystem| subsystem.protects())
 }
 
-/// The state of a namespace; read only by configuration is Write Protect to hosts.
+/// Returns the state of a namespace; one that is read only by configuration is reported as Write
+/// Protect.
 ///
 /// # Errors
-/// Invalid Namespace or Format, or how badly the namespace is reached on this path.
+/// Invalid Namespace or Format, or the path related status of the namespace.
 pub(super) fn value(get: &GetFeatures, controller: &Controller) -> Result<u32, Status> {
     let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
     let namespace = subsystem.namespace(get.nsid)?;
@@ -29,11 +30,11 @@ pub(super) fn value(get: &GetFeatures, controller: &Controller) -> Result<u32, S
     Ok(NamespaceWriteProtect(0).with_state(state(namespace)).0)
 }
 
-/// What it takes to set the state.
+/// Returns the plan to set the state.
 ///
 /// # Errors
-/// Invalid Namespace or Format, Format in Progress, Invalid Field for a state that there is not,
-/// Feature Not Changeable where the state stays, or how badly a namespace is reached on this path.
+/// Invalid Namespace or Format, Format in Progress, Invalid Field for an undefined state, Feature
+/// Not Changeable if the state cannot change, or the path related status of a namespace.
 pub(super) fn set(set: &SetFeatures, controller: &Controller) -> Result<Plan, Status> {
     let subsystem = controller.subsystem().ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
     let namespaces = match set.nsid {
@@ -55,14 +56,14 @@ pub(super) fn set(set: &SetFeatures, controller: &Controller) -> Result<Plan, St
             return Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr());
         }
     }
-    // What is protected already may not be so for long: then there is somebody to wait for.
+    // A namespace may have been protected just before: then there are commands to wait for.
     let changes = |n: &&Namespace| {
         let protects = new != WriteProtectState::NONE;
         (protects || n.protection.state() != new) && !n.read_only
     };
     let of: Vec<Arc<Protection>> =
         namespaces.iter().filter(changes).map(|n| Arc::clone(&n.protection)).collect();
-    // What was written before is on stable storage when a host hears that nothing is written now.
+    // Earlier writes are on stable storage when write protection is reported to a host.
     let volatile = |n: &&Namespace| n.volatile_cache && new != WriteProtectState::NONE;
     let backings = namespaces.iter().filter(changes).filter(volatile).map(|n| n.backing).collect();
     match of.is_empty() {

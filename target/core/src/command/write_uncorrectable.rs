@@ -12,13 +12,13 @@ use super::{CapsuleInfo, Plan, no_data};
 use crate::subsystem::Namespace;
 use crate::subsystem::bad_blocks::{Change, MOST_MARKED_BLOCKS};
 
-/// What whoever reads such a block is told.
+/// Status of a read of such a block.
 pub(crate) const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR.with_dnr();
 
 /// Decides on a Write Uncorrectable command.
 ///
 /// # Errors
-/// Invalid Command Opcode where the namespace does not allow it; otherwise what is wrong with it.
+/// Invalid Command Opcode if the namespace does not allow it; otherwise the error of the command.
 pub(super) fn plan(sqe: &Sqe, namespace: &Namespace, _: CapsuleInfo) -> Result<Plan, Status> {
     if !namespace.write_uncorrectable {
         return Err(Status::INVALID_OPCODE.with_dnr());
@@ -31,9 +31,9 @@ pub(super) fn plan(sqe: &Sqe, namespace: &Namespace, _: CapsuleInfo) -> Result<P
     Ok(Plan::Mark { of: Arc::clone(&namespace.marks), change })
 }
 
-/// Judges a plan for a namespace that has unreadable blocks. What changes blocks that are or may
-/// be among them becomes durable before they can be read again: otherwise a power loss would bring
-/// back what was there before they were made unreadable.
+/// Adapts a plan for a namespace that has unreadable blocks. A change of blocks that are or may be
+/// among them becomes durable before they can be read again: otherwise a power loss would restore
+/// the data from before they were marked.
 ///
 /// # Errors
 /// Unrecovered Read Error for a plan that reads one.
@@ -53,7 +53,7 @@ pub(super) fn judge(mut plan: Plan, namespace: &Namespace) -> Result<Plan, Statu
             *fua |= changed;
             (None, changed)
         }
-        // Which blocks these are stands in data that are not here yet.
+        // The blocks are given by data that have not arrived yet.
         Plan::Copy { job, .. } => {
             job.fua = true;
             (None, true)
@@ -83,7 +83,7 @@ mod tests {
     const RECEIVED: CapsuleInfo =
         CapsuleInfo { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
 
-    /// Blocks 8 to 11 of namespace 1 cannot be read; of 7, any may become so.
+    /// Blocks 8 to 11 of namespace 1 cannot be read; of 7, any may be marked.
     fn marked() -> Subsystem {
         let mut subsystem = sample();
         subsystem.namespaces[2].write_uncorrectable = true;

@@ -26,25 +26,25 @@ use super::{PollGroup, Resources};
 use crate::diag::cause::{Cause, DisconnectRecord};
 use crate::qpair::RECEIVES_FOR_ADMIN;
 
-/// How long the host of a connection has to confirm it before it may make room for another.
+/// How long a host has to confirm a connection before it may be displaced.
 const CONFIRMATION: Duration = Duration::from_millis(100);
-/// Connections that are opened within that time, at most: on an adapter each costs system calls, and
-/// commands of others wait meanwhile.
+/// Connections that are opened within [`DISPLACEMENT`], at most: on an adapter each costs system
+/// calls, and commands of others wait meanwhile.
 const MOST_OPENED: u32 = 8;
 /// Requests to connect that wait for room, at most.
 const MOST_DEFERRED: usize = 256;
 
-/// What the connections of one source without an admitted host hold.
+/// Resources held by the connections of one source without an admitted host.
 struct Share {
     held: u32,
-    /// Of that, without those that are being closed.
+    /// The same, without those that are being closed.
     open: u32,
-    /// What it holds beyond what its controllers were promised: hosts bring up all their
-    /// connections before the first Connect, and those are no flood.
+    /// What it holds beyond the promises to its controllers: hosts bring up all their connections
+    /// before the first Connect, and those are no flood.
     excess: u32,
-    /// The first of them that is open: of those that are confirmed, if there is any.
+    /// The oldest of them that is open: a confirmed one, if there is any.
     oldest: Option<Oldest>,
-    /// How many of them are not confirmed, and the first of those.
+    /// How many of them are not confirmed, and the oldest of those.
     half_open: usize,
     oldest_half_open: Option<Oldest>,
 }
@@ -54,7 +54,7 @@ impl Share {
         Share { held: 0, open: 0, excess: 0, oldest: None, half_open: 0, oldest_half_open: None };
 }
 
-/// Which connection makes room first.
+/// Order in which connections are displaced.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Oldest {
     unconfirmed: bool,
@@ -62,19 +62,19 @@ struct Oldest {
     qp: Qp,
 }
 
-/// What connections hold of a reactor, each counted by the resource of which it holds the larger
-/// part: its receives, or its queue pair.
+/// Resources of a reactor that connections hold, each counted by the resource of which it holds the
+/// larger part: its receives, or its queue pair.
 struct Census {
-    /// Receives, of which there are this many.
+    /// Number of receives.
     most: u32,
-    /// Of hosts that somebody vouches for, and of I/O queues that controllers were promised. (The
-    /// registry bounds what it promises to hosts that nobody vouches for.)
+    /// Those of identified hosts, and of I/O queues promised to controllers. (The registry bounds
+    /// its promises to hosts that are not identified.)
     named: u32,
-    /// Of the others, without those that are being closed.
+    /// Those of the others, without connections that are being closed.
     open: u32,
     closing: u32,
     shares: BTreeMap<Source, Share>,
-    /// Receives that controllers were promised, by source.
+    /// Receives promised to controllers, by source.
     promised: BTreeMap<Source, u32>,
 }
 
@@ -128,13 +128,13 @@ impl Census {
         self.promised.get(&source).is_some_and(|promised| held < *promised)
     }
 
-    /// What hosts with a name leave.
+    /// Returns the receives that identified hosts leave.
     fn left(&self) -> u32 {
         self.most.saturating_sub(self.named)
     }
 
-    /// Which half-open connection is closed for one more of a source, where there are too many of
-    /// them, whatever the source was promised: anybody may use its address to ask.
+    /// Returns the half-open connection to close for a further one of a source, if there are too
+    /// many, whatever the source was promised: its address may be forged.
     fn oldest_half_open(&self, source: Source) -> Option<Oldest> {
         let all: usize = self.shares.values().map(|share| share.half_open).sum();
         let own = self.shares.get(&source);
@@ -148,8 +148,8 @@ impl Census {
         crowded.and_then(|share| share.oldest_half_open)
     }
 
-    /// The source that holds the most, and more than it was promised; of several the one that has
-    /// the oldest.
+    /// Returns the source that holds the most, and more than it was promised; of several the one
+    /// with the oldest connection.
     fn largest(&self) -> Option<Source> {
         let shares = self.shares.iter().filter_map(|(source, share)| {
             let opened = share.oldest?.opened;
@@ -160,8 +160,9 @@ impl Census {
 }
 
 impl PollGroup {
-    /// Makes room for a request, if that is needed. Otherwise when to look again: not now, because that
-    /// happened just before, or what was closed has not come home yet, or may still be confirmed.
+    /// Makes room for a request, if needed. The error is the time of the next attempt: room was
+    /// made just before, closed connections are not destroyed yet, or the oldest may still be
+    /// confirmed.
     pub(super) fn look_for_room(
         &mut self,
         incoming: &Incoming,
@@ -183,7 +184,7 @@ impl PollGroup {
         if census.closing > 0 && census.open + census.closing >= left / 8 * 7 {
             return Err(lent.now + DISPLACEMENT);
         }
-        // What was promised may be all that there is.
+        // The promises may exhaust the resources.
         let is_short = census.is_promised_more(source) && self.is_short(queue_pairs_max, lent);
         if is_short && census.closing > 0 {
             return Err(lent.now + DISPLACEMENT);
@@ -216,14 +217,14 @@ impl PollGroup {
         }
     }
 
-    /// Whether there is no more room for an I/O queue with all the entries that it may have.
+    /// Whether there is no room for an I/O queue of the maximum size.
     fn is_short(&self, queue_pairs_max: u32, lent: &Resources<'_>) -> bool {
         let (_, receives, _) = lent.pool.free();
         receives < u32::from(self.limits.queue_depth) + RECEIVES_FOR_ADMIN
             || self.count >= queue_pairs_max as usize
     }
 
-    /// Rejects a request: there is no room for it, and others need what comes free.
+    /// Rejects a request for which there is no room, because others need what becomes free.
     pub(super) fn refuse(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         self.record_refusal(
             DisconnectRecord::nameless(Cause::NoRoom, incoming.remote, incoming.local),
@@ -233,14 +234,14 @@ impl PollGroup {
         lent.fabric.reject(incoming, &reject.emit());
     }
 
-    /// No search for room before this, unless a connection has closed.
+    /// Suspends the search for room until then, unless a connection closes.
     pub(super) fn wait_for_room(&mut self, until: Instant) {
         self.full_until = Some(until);
         self.next_tick = self.next_tick.min(until);
     }
 
-    /// Puts a request aside until there is room. Of too many, the oldest of a source that has its share
-    /// is refused.
+    /// Defers a request until there is room. If there are too many, the oldest of a source that has
+    /// its share is rejected.
     pub(super) fn defer(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         let source = Source::from(incoming.remote.ip());
         self.deferred.push(source, incoming);
@@ -251,7 +252,7 @@ impl PollGroup {
         }
     }
 
-    /// Lets those in for whom there is room now.
+    /// Opens deferred connections for which there is room now.
     pub(super) fn admit_deferred(&mut self, lent: &mut Resources<'_>) {
         if self.deferred.is_empty() {
             return;

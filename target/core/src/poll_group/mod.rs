@@ -1,7 +1,7 @@
 //! All queue pairs of one reactor, without its thread: dispatches completions, buffers and timers.
 //!
-//! The driver owns fabric, devices, pool and clock, and lends them for every step: a reactor lends real
-//! ones, a simulator others.
+//! The driver owns fabric, devices, pool and clock, and lends them for every step: a reactor lends real ones,
+//! a simulator simulated ones.
 
 mod half_open;
 mod pending;
@@ -29,10 +29,10 @@ use nvmfd_blockdev::{BlockDevice, IoCompletion};
 
 use self::pending::DECISION_LIMIT;
 
-/// How often queues look at the clock.
+/// How often queues check their deadlines.
 const TICK: Duration = Duration::from_millis(250);
-/// Connections of one source that may end at once before their hosts have been let in: more than a
-/// host makes that is refused, several controllers at a time, and far less than a flood.
+/// Connections of one source that may end at once before their hosts are admitted: more than a
+/// rejected host opens for several controllers at a time, and far less than a flood.
 pub const MOST_IN_VAIN: u32 = 64;
 
 /// Resources lent by the driver for a step.
@@ -41,7 +41,7 @@ pub struct Resources<'a> {
     pub pool: &'a mut Pool,
     /// Its connections.
     pub fabric: &'a mut dyn Fabric,
-    /// Its stores.
+    /// Its devices.
     pub disk: &'a mut dyn BlockDevice,
     /// The registry of the target.
     pub shared: &'a Shared,
@@ -52,7 +52,7 @@ pub struct Resources<'a> {
 /// The queues of one reactor.
 #[derive(Debug)]
 pub struct PollGroup {
-    /// Which of the reactors this is.
+    /// Index of this reactor.
     index: usize,
     limits: Limits,
     queues: Vec<Option<QueuePair>>,
@@ -62,34 +62,34 @@ pub struct PollGroup {
     waiters: BufferScheduler,
     run: CompletionBatch,
     refusals: CauseLog,
-    /// Requests to connect that wait until what was closed for them has come home, and until when
-    /// there is no use in looking, unless something has come home.
+    /// Requests to connect that wait until connections closed for them are destroyed, and the time
+    /// before which a search for room is useless, unless one is destroyed.
     deferred: FairQueue<Incoming>,
     full_until: Option<Instant>,
-    /// Requests that came by a listener which is not in force yet, and how long they are held.
+    /// Requests through a listener that is not active yet, and how long they are held.
     pending: FairQueue<(Incoming, Instant)>,
-    /// Addresses at which the fabric listens no more, for the reactor to take.
+    /// Addresses at which the fabric no longer listens, for the reactor to take.
     pub lost_listeners: Vec<SocketAddr>,
     next_displacement: Instant,
-    /// When it was last counted how many connections are opened, and how many since.
+    /// Beginning of the period in which opened connections are counted, and their number.
     opened: (Instant, u32),
-    /// What sources owe for connections that have come to nothing.
+    /// Penalties of sources for connections that were never used.
     penalties: SourcePenalty,
     next_tick: Instant,
-    /// Where the clocks of commands begin.
+    /// Origin of the clocks of commands.
     since: Instant,
-    /// The time of the turn, and the same as those clocks have it.
+    /// The time of this turn, and the same on those clocks.
     time: (Instant, u64),
-    /// Until then it is known when pushes and responses came home: the reactor has slept since.
+    /// The time until which completions of pushes and responses are dated: the reactor has slept
+    /// since.
     nap_ns: Option<u64>,
     stopping: bool,
-    /// Since when changes of blocks are watched, as
-    /// [`crate::sched::range_lock::RangeLocks::round`] has it.
+    /// The round of locking changes of blocks, see [`crate::sched::range_lock::RangeLocks::round`].
     round: u32,
 }
 
 impl PollGroup {
-    /// None yet, for the reactor of this index in the registry.
+    /// Returns an empty group for the reactor of this index in the registry.
     #[must_use]
     pub fn new(index: usize, limits: Limits, now: Instant) -> PollGroup {
         PollGroup {
@@ -117,14 +117,14 @@ impl PollGroup {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of queues.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes of all buffers that they have in hand: neither in the pool, nor at the fabric, nor at
-    /// the disk.
+    /// Returns the bytes of all buffers that they own: neither in the pool, nor at the fabric, nor
+    /// at a device.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.queues.iter().flatten().map(QueuePair::held_bytes).sum()
@@ -136,26 +136,27 @@ impl PollGroup {
         self.stopping
     }
 
-    /// Whether nobody waits for a push or a response to come home: for its buffer, its slot, or to
-    /// go on behind it.
+    /// Whether nothing waits for a push or a response to complete: for its buffer, its slot, or to
+    /// continue behind it.
     #[must_use]
     pub fn nobody_waits(&self) -> bool {
         self.waiters.is_empty() && self.waiters.behind_sent == 0
     }
 
-    /// When [`PollGroup::tick`] has something to do.
+    /// Returns when [`PollGroup::tick`] has something to do.
     #[must_use]
     pub fn next_tick(&self) -> Instant {
         self.waiters.rate_limits.due().map_or(self.next_tick, |due| due.min(self.next_tick))
     }
 
-    /// The reactor goes to sleep, and is not woken by pushes and responses that come home. What the
-    /// next turn finds of those came at an unknown time; it is counted as if it came now.
+    /// Records that the reactor goes to sleep: completions of pushes and responses do not wake it.
+    /// The next turn cannot know when these completed, and they are counted as if they completed
+    /// now.
     pub fn before_sleep(&mut self, now: Instant) {
         self.nap_ns = Some(self.since_ns(now));
     }
 
-    /// Takes what has happened on the fabric, all of it.
+    /// Handles all events of the fabric.
     pub fn on_events(&mut self, events: &mut Vec<Event>, lent: &mut Resources<'_>) {
         if events.is_empty() {
             return;
@@ -167,7 +168,7 @@ impl PollGroup {
         self.run.end();
     }
 
-    /// Something has happened on the fabric.
+    /// Handles an event of the fabric.
     pub fn on_event(&mut self, event: Event, lent: &mut Resources<'_>) {
         match event {
             Event::Done(done) => match self.key(done.qp) {
@@ -192,7 +193,7 @@ impl PollGroup {
         self.run.end();
     }
 
-    /// A device operation has completed.
+    /// Handles the completion of a device operation.
     pub fn on_disk(&mut self, done: IoCompletion, lent: &mut Resources<'_>) {
         let key = key_of(&done);
         let (_, queues, mut io) = self.split(lent);
@@ -201,7 +202,7 @@ impl PollGroup {
         }
     }
 
-    /// Takes completions of devices, until there is enough to send.
+    /// Handles completions of devices, until a batch to send is full.
     pub fn on_disks(&mut self, done: &mut VecDeque<IoCompletion>, lent: &mut Resources<'_>) {
         while !done.is_empty() {
             let (_, queues, mut io) = self.split(lent);
@@ -219,8 +220,7 @@ impl PollGroup {
         }
     }
 
-    /// A letter has come. Those for the driver, who has the ring and the listeners, are given
-    /// back.
+    /// Handles a message. Those for the driver, which has the ring and the listeners, are returned.
     pub fn on_message(&mut self, message: Message, lent: &mut Resources<'_>) -> Option<Message> {
         match message {
             Message::Incoming(incoming) => self.on_connect_request(incoming, lent),
@@ -257,10 +257,10 @@ impl PollGroup {
         None
     }
 
-    /// Looks at the clock, if it is time. True when [`PollGroup::serve_waiters`] has something to
-    /// do: it is time to ask for those who wait to connect, somebody waits for buffers (nobody is
-    /// waited for without end), or commands have begun that limits had held back. What those lead
-    /// to may be home already, and must be looked for before any sleep.
+    /// Checks deadlines, if it is time. True if [`PollGroup::serve_waiters`] has something to do:
+    /// it is time to check deferred connections, commands wait for buffers (no hold is endless), or
+    /// commands that limits had delayed have begun. Their operations may have completed already,
+    /// which must be checked before any sleep.
     pub fn tick(&mut self, lent: &mut Resources<'_>) -> bool {
         self.nap_ns = None;
         let mut worked = self.serve_tolls(lent);
@@ -276,7 +276,8 @@ impl PollGroup {
         worked
     }
 
-    /// Looks at the clock and at what is shared with other reactors: the eventfd was signalled.
+    /// Checks deadlines and the state that is shared with other reactors: the eventfd was
+    /// signalled.
     pub fn look(&mut self, lent: &mut Resources<'_>) {
         let round = lent.shared.range_locks.round();
         if round != self.round {
@@ -289,8 +290,8 @@ impl PollGroup {
         self.release_pending(lent);
     }
 
-    /// Gives buffers to those who wait, admin commands first, then a command of each host in turn;
-    /// and room to those who wait to connect.
+    /// Gives buffers to waiting commands, admin commands first, then a command of each host in
+    /// turn; and room to deferred connections.
     pub fn serve_waiters(&mut self, lent: &mut Resources<'_>) {
         self.admit_deferred(lent);
         clear(&mut self.waiters, lent.pool, lent.now);
@@ -308,7 +309,7 @@ impl PollGroup {
         }
     }
 
-    /// Begins the commands that limits let begin by now; whether there were any.
+    /// Begins the commands that limits permit by now; returns whether there were any.
     fn serve_tolls(&mut self, lent: &mut Resources<'_>) -> bool {
         let (now, mut begun) = (lent.now, false);
         loop {
@@ -336,8 +337,8 @@ impl PollGroup {
         }
     }
 
-    /// Takes completed work, as much as there is in a row: its queues are lent the same for all of
-    /// it. The event behind.
+    /// Handles consecutive completions, for all of which queues borrow the same resources. Returns
+    /// the event behind.
     fn on_completions(
         &mut self,
         events: &mut impl Iterator<Item = Event>,
@@ -361,7 +362,7 @@ impl PollGroup {
         self.refusals.record(why, &lent.shared.disconnects, lent.now);
     }
 
-    /// Rejects a request because we are stopping.
+    /// Rejects a request because the target is stopping.
     fn reject(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         self.record_refusal(
             DisconnectRecord::nameless(Cause::Stopping, incoming.remote, incoming.local),
@@ -370,7 +371,7 @@ impl PollGroup {
         lent.fabric.reject(incoming, &[]);
     }
 
-    /// A connection request.
+    /// Handles a connection request.
     fn on_connect_request(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         match self.stopping {
             true => self.reject(incoming, lent),
@@ -378,8 +379,8 @@ impl PollGroup {
         }
     }
 
-    /// Somebody asks to connect by a listener in force. Where others wait already, nobody looks for
-    /// room for one more.
+    /// Opens a connection requested through an active listener, or defers it. If others wait
+    /// already, there is no search for room.
     fn admit(&mut self, incoming: Incoming, lent: &mut Resources<'_>) {
         if self.penalties.is_blocked(lent.now, incoming.remote.ip().into()) {
             return self.refuse(incoming, lent);
@@ -427,7 +428,7 @@ impl PollGroup {
             let before = queue.receives();
             let (in_vain, source) = (queue.is_in_vain(), queue.source().into());
             queue.on_gone(reason, &mut io);
-            // The others are there for the next queue, however long a disk keeps this one.
+            // The others are free for the next queue, however long a device keeps the rest.
             let receives = before.saturating_sub(queue.receives());
             let unadmitted = queue.unadmitted_mut().take();
             unadmitted.iter().for_each(|held| lent.shared.registry.queue_admitted(*held));
@@ -439,7 +440,7 @@ impl PollGroup {
         self.reap(key, lent);
     }
 
-    /// Removes a queue of which nothing is left.
+    /// Removes a queue that is finished.
     fn reap(&mut self, key: u32, lent: &mut Resources<'_>) {
         let Some(entry) = self.queues.get_mut(key as usize) else { return };
         if let Some(queue) = entry.take_if(|queue| queue.is_finished()) {
@@ -452,7 +453,7 @@ impl PollGroup {
         }
     }
 
-    /// Makes known how things stand.
+    /// Publishes the gauges.
     fn publish(&self, lent: &Resources<'_>) {
         let Some(observer) = lent.shared.observer(self.index) else { return };
         let (cells, receives, data_bytes) = lent.pool.free();
@@ -494,7 +495,7 @@ impl PollGroup {
         queues.get_mut(key as usize)?.as_mut().map(|queue| (queue, io))
     }
 
-    /// Keys by queue pair, queues by key, and what they are lent.
+    /// Returns keys by queue pair, queues by key, and the resources that they borrow.
     fn split<'a>(
         &'a mut self,
         lent: &'a mut Resources<'_>,
@@ -538,12 +539,12 @@ pub fn clear(waiters: &mut BufferScheduler, pool: &mut Pool, now: Instant) {
     }
 }
 
-/// The queue that a disk operation is of.
+/// Returns the key of the queue of a device operation.
 fn key_of(done: &IoCompletion) -> u32 {
     (done.tag >> 32) as u32
 }
 
-/// Steps a queue with the completion of a device. Whether nothing is left of the queue.
+/// Passes the completion of a device to its queue. Returns whether the queue is finished.
 fn step(queues: &mut [Option<QueuePair>], done: IoCompletion, io: &mut Io<'_>) -> bool {
     let queue = queues.get_mut(key_of(&done) as usize).and_then(Option::as_mut);
     let Some(queue) = queue else { return false };

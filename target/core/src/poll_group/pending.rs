@@ -14,11 +14,11 @@ use super::{PollGroup, Resources};
 use crate::diag::cause::{Cause, DisconnectRecord};
 use crate::registry::Reached;
 
-/// How long a request is held. `soft` takes a request that comes again after 10 seconds for a new one.
+/// How long a request is held. `soft` treats a request repeated after 10 seconds as a new one.
 pub(super) const DECISION_LIMIT: Duration = Duration::from_secs(5);
 
 impl PollGroup {
-    /// A connection request, through a listener that may not be in force. Until then it is held.
+    /// Admits a connection request, or holds it until its listener is active.
     pub(super) fn ask_listener(
         &mut self,
         incoming: Incoming,
@@ -38,7 +38,7 @@ impl PollGroup {
         }
     }
 
-    /// Asks anew for those that are held: something may have been decided, or time has passed.
+    /// Checks the held requests again: the change may have been decided, or their time is over.
     pub(super) fn release_pending(&mut self, lent: &mut Resources<'_>) {
         let mut pending = std::mem::take(&mut self.pending);
         while let Some((incoming, until)) = pending.pop() {
@@ -46,7 +46,8 @@ impl PollGroup {
         }
     }
 
-    /// Of too many, the oldest of a source that has its share is refused.
+    /// Holds a request. If there are too many, the oldest of a source that has its share is
+    /// rejected.
     fn hold(&mut self, incoming: Incoming, until: Instant, lent: &mut Resources<'_>) {
         let source = Source::from(incoming.remote.ip());
         self.pending.push(source, (incoming, until));

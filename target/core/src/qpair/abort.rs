@@ -10,26 +10,26 @@ use nvmfd_blockdev::CancelRequest;
 /// Marks the tag of a device's answer to the request to cancel an operation.
 const CANCEL: u64 = 1 << 16;
 
-/// What is done about a command that shall end.
+/// Action for a command to abort.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Aborting {
     /// Nothing now: it continues, or ends with its next step.
     Nothing,
     /// It waits, and is completed.
     EndWaiting,
-    /// It holds an operation back, and is completed.
+    /// It waits for its range lock, and is completed.
     EndLocked,
-    /// A device may give its operation back.
+    /// Its device is requested to cancel its operation.
     Cancel,
 }
 
-/// Whether a tag is about a request to cancel, not about the operation.
+/// Whether a tag identifies a request to cancel rather than an operation.
 pub(super) fn is_about_cancel(tag: u64) -> bool {
     tag & CANCEL != 0
 }
 
-/// Notes that a command shall end. Of several Abort commands for one command, each is told what
-/// becomes of it.
+/// Records that a command is to be aborted. If several Abort commands name it, the outcome is
+/// reported to each.
 pub(super) fn begin(entry: &mut Request, token: &AbortToken) -> Aborting {
     let is_wanted = entry.ext().is_some_and(|ext| !ext.aborts.is_empty());
     let action = match (entry.state(), &entry.plan) {
@@ -39,7 +39,7 @@ pub(super) fn begin(entry: &mut Request, token: &AbortToken) -> Aborting {
             return Aborting::Nothing;
         }
         (State::Waiting(_), _) => Aborting::EndWaiting,
-        // The device has been asked already, or has given the piece back that was under way.
+        // The device was requested to cancel already, or has returned the piece in progress.
         (State::AtDevice | State::Offloaded, _) if is_wanted => Aborting::Nothing,
         (State::AtDevice, plan) if is_cancellable(plan) && !entry.cancelling => Aborting::Cancel,
         _ => return Aborting::Nothing,
@@ -48,9 +48,9 @@ pub(super) fn begin(entry: &mut Request, token: &AbortToken) -> Aborting {
     action
 }
 
-/// A device has heard the request to cancel. An operation that goes on comes home as if nobody had
-/// asked; no Abort command need wait for that. (One that is being completed already was given back
-/// otherwise, and is told so.)
+/// Handles the answer of a device to the request to cancel. An operation that continues completes
+/// as if there had been no request; no Abort command has to wait for it. (A command that is already
+/// being completed ended otherwise, and its Abort commands are answered accordingly.)
 pub(super) fn on_cancelled(entry: &mut Request, is_cancelled: bool) {
     entry.cancelling = false;
     let goes_on = matches!(
@@ -65,7 +65,7 @@ pub(super) fn on_cancelled(entry: &mut Request, is_cancelled: bool) {
     }
 }
 
-/// A request to cancel the operation of a command, which is sent to its device now.
+/// Returns the request to cancel the operation of a command, to be sent to its device now.
 pub(super) fn cancel(requests: &mut Requests, slot: u16) -> CancelRequest {
     let of = requests.tag(slot);
     requests[slot].cancelling = true;
@@ -73,7 +73,7 @@ pub(super) fn cancel(requests: &mut Requests, slot: u16) -> CancelRequest {
     CancelRequest { of, tag: of | CANCEL }
 }
 
-/// The same for whatever a device may not have begun.
+/// Returns the same for all operations that a device may not have begun.
 pub(super) fn cancel_all(requests: &mut Requests) -> Vec<CancelRequest> {
     if requests.outstanding == 0 {
         return Vec::new();
@@ -85,8 +85,8 @@ pub(super) fn cancel_all(requests: &mut Requests) -> Vec<CancelRequest> {
     slots.into_iter().map(|slot| cancel(requests, slot)).collect()
 }
 
-/// Whether what is under way for a plan is at a device, rather than at a worker, and nobody but its
-/// host waits for it.
+/// Whether operations of a plan are executed by a device, not by a worker, and only its host waits
+/// for them.
 fn is_cancellable(plan: &Plan) -> bool {
     matches!(
         plan,

@@ -12,7 +12,7 @@ use crate::sched::buffers::{BufferDemand, NsIndex, TryAlloc};
 use crate::subsystem::rate_limit::Grant;
 
 impl QueuePair {
-    /// A command waits for what it needs: the time that limits give it, then buffers.
+    /// Admits a command: it waits for its rate limits, then for buffers.
     #[inline]
     pub(super) fn admit(&mut self, slot: u16, io: &mut Io<'_>) {
         if !self.rate_limits.are_there() || !self.waits_for_limits(slot, io) {
@@ -20,7 +20,7 @@ impl QueuePair {
         }
     }
 
-    /// The time of a command that was limited has come.
+    /// Continues a command whose rate limits let it begin now.
     pub fn on_rate_limit(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         if self.conn.is_open() && entry.state() == State::Waiting(WaitReason::RateLimit) {
@@ -29,7 +29,8 @@ impl QueuePair {
         }
     }
 
-    /// Buffers may be there for a waiting command; `aside`: also of what is set aside.
+    /// Retries the allocation of buffers for a waiting command; `aside`: also from the part set
+    /// aside.
     pub fn on_buffers(&mut self, slot: u16, aside: bool, io: &mut Io<'_>) -> TryAlloc {
         let state = self.requests[slot].state();
         if !self.conn.is_open() || state != State::Waiting(WaitReason::Buffers) {
@@ -38,7 +39,7 @@ impl QueuePair {
         let want = buffers::want(&self.requests, slot);
         match self.allocate(slot, want, aside, io) {
             TryAlloc::Done => self.execute(slot, io),
-            // It leaves the line: it waits for its own queue.
+            // It is removed from the wait queue, and waits for other commands of its queue pair.
             TryAlloc::Over if self.buffers.tenant.is_none() => {
                 self.buffers.defer(&mut self.requests, slot, io);
             }
@@ -47,33 +48,33 @@ impl QueuePair {
         TryAlloc::Done
     }
 
-    /// Books the time of a command; none: nothing limits it any more.
+    /// Books a command at its rate limits; none if it is no longer limited.
     #[must_use]
     pub fn book(&self, slot: u16, now: Instant) -> Option<Grant> {
         self.rate_limits.book(&self.requests, slot, &self.conn.role, now)
     }
 
-    /// Gives back what a command has booked that will not begin as it is.
+    /// Refunds the booking of a command that will not begin as booked.
     pub fn give_back(&self, slot: u16, grant: &Grant, now: Instant) {
         self.rate_limits.give_back(&self.requests[slot], &self.conn.role, grant, now);
     }
 
-    /// A command no longer waits for limits and buffers: it ends before it has begun.
+    /// Removes a command that ends before it has begun from the queues for limits and buffers.
     pub(super) fn leave_line(&self, slot: u16, io: &mut Io<'_>) {
         if let Some(grant) = io.waiters.remove(self.requests.key, slot) {
             self.give_back(slot, &grant, io.now);
         }
     }
 
-    /// A command is over: those of a queue without a share that waited for it try again, in their
-    /// order.
+    /// Retries deferred commands of a queue without a share, in their order, after a command has
+    /// ended.
     #[cold]
     pub(super) fn retry_deferred(&mut self, over: u16, io: &mut Io<'_>) {
         let mut over = Some(over);
         while let Some(slot) = self.buffers.next_deferred(over.take(), io)
             && self.conn.is_open()
         {
-            // Unless it was aborted meanwhile.
+            // It may have been aborted meanwhile.
             let tried = match self.requests[slot].state() {
                 State::Waiting(WaitReason::AdminCap) => {
                     let want = buffers::want(&self.requests, slot);
@@ -115,13 +116,13 @@ impl QueuePair {
         true
     }
 
-    /// Takes the buffers of a command and begins it, or has it stand in line for them.
+    /// Allocates the buffers of a command and begins it, or queues it for them.
     fn admit_to_buffers(&mut self, slot: u16, io: &mut Io<'_>) {
         buffers::lend_receive(&mut self.requests[slot], io);
         if let Some(other) = self.requests[slot].fused_with() {
             buffers::lend_receive(&mut self.requests[other], io);
         }
-        // A command without data passes those that wait for buffers.
+        // A command without data overtakes those that wait for buffers.
         let want = buffers::want(&self.requests, slot);
         let may_try = want.all_bytes == 0 || io.waiters.may_try(self.buffers.tenant, want.device);
         let tried = may_try.then(|| self.allocate(slot, want, false, io));
@@ -139,15 +140,16 @@ impl QueuePair {
         io.waiters.push(self.buffers.tenant, waiter, tried);
     }
 
-    /// Takes the buffers that the plan needs, with those of the other half of a fused command: all
-    /// or none. `aside`: also of what is set aside.
+    /// Allocates the buffers that the plan needs, with those of the other half of a fused command:
+    /// all or none. `aside`: also from the part set aside.
     fn allocate(&mut self, slot: u16, want: Want, aside: bool, io: &mut Io<'_>) -> TryAlloc {
         let wanted_bytes = want.all_bytes;
         if wanted_bytes == 0 {
             return TryAlloc::Done;
         }
         if let Some(tenant) = self.buffers.tenant {
-            // What is set aside is there for this one alone, what is for admin commands for none.
+            // The part set aside is for this command alone; no I/O command gets the part for admin
+            // commands.
             let free_bytes = match aside {
                 true => io.pool.free().2.saturating_sub(DATA_FOR_ADMIN_BYTES),
                 false => free_for_io(io.pool),
@@ -174,7 +176,8 @@ impl QueuePair {
         }
     }
 
-    /// The buffers of the other half of a fused command; without those, this one gives back its own.
+    /// Allocates the buffers of the other half of a fused command; if that fails, frees those of
+    /// this one.
     fn allocate_for_other(
         &mut self,
         slot: u16,
@@ -199,7 +202,7 @@ impl QueuePair {
         let take = match tenant {
             _ if aside => Pool::take_aside,
             Some(_) => Pool::take_data,
-            // A few small ones, for which no host shall wait.
+            // Few and small buffers, for which no host must wait.
             None => Pool::take_any,
         };
         let Want { first, second, own_bytes, device, .. } = want;

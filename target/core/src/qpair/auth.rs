@@ -25,14 +25,14 @@ use crate::sched::offload::{self, AuthJob};
 /// Authentication of the host of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Authentication {
-    /// Where it must.
+    /// The exchange; none if authentication is not required.
     exchange: Option<Box<Exchange>>,
-    /// The number of a computation that is under way, and the slot that waits for it.
+    /// The number of a computation in progress, and the slot that waits for it.
     task: Option<(u64, u16)>,
 }
 
 impl Authentication {
-    /// The queue is about to serve: does its host have to prove itself first?
+    /// Requires authentication from now on, if the host must authenticate.
     pub(super) fn require(&mut self, admission: &Admitted, now: Instant) {
         let association = &admission.association;
         self.exchange = admission
@@ -40,35 +40,35 @@ impl Authentication {
             .then(|| Box::new(Exchange::new(association.host, admission.name, now)));
     }
 
-    /// Whether its host must prove itself.
+    /// Whether its host must authenticate.
     pub(super) fn is_required(&self) -> bool {
         self.exchange.is_some()
     }
 
-    /// Whether its host has proved itself where it must.
+    /// Whether its host has authenticated, if it must.
     #[inline]
     pub(super) fn is_done(&self) -> bool {
         self.exchange.as_ref().is_none_or(|exchange| exchange.is_authenticated())
     }
 
-    /// Whether its host has been let in, be it that it has to prove itself again.
+    /// Whether its host has been admitted, even if it has to authenticate again.
     pub(super) fn was_admitted(&self) -> bool {
         self.exchange.as_ref().is_none_or(|exchange| exchange.was_admitted())
     }
 
-    /// Whether its host takes too long.
+    /// Whether its host has exceeded the time to authenticate.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.exchange.as_ref().is_some_and(|exchange| exchange.is_overdue(now))
     }
 
-    /// Whether its host has had time to prove itself with its new key, and has not.
+    /// Whether its host has not authenticated with its new key in time.
     pub(super) fn has_outlived_key(&mut self, association: &Association, now: Instant) -> bool {
         let key = association.key_changes();
         self.exchange.as_mut().is_some_and(|exchange| exchange.has_outlived_key(key, now))
     }
 
-    /// What authentication has to say to a command: its own are taken here, all others are
-    /// refused until it is done. None where the command may go on.
+    /// Checks a command against authentication: its own commands are handled here, all others are
+    /// rejected until it is done. None if the command may proceed.
     #[inline]
     pub(super) fn check(
         &mut self,
@@ -118,8 +118,9 @@ impl Authentication {
         }
     }
 
-    /// Whether a command comes on an I/O queue whose host had proved itself and then has not. It gets
-    /// no answer: a status would end in the host's file system, a lost path does not.
+    /// Whether a command arrives on an I/O queue whose host was admitted and is no longer
+    /// authenticated. It gets no response: a status would reach the host's file system, a lost path
+    /// does not.
     #[inline]
     pub(super) fn is_rejected(&self, sqe: &Sqe, role: &QueueRole) -> bool {
         let lost = |exchange: &Exchange| exchange.was_admitted() && !exchange.is_authenticated();
@@ -127,7 +128,7 @@ impl Authentication {
         is_lost && role.is_io() && !is_authentication(sqe)
     }
 
-    /// The message that is due to the host, for an Authentication Receive.
+    /// Returns the plan to send the pending message to the host, for an Authentication Receive.
     fn due(
         &mut self,
         sqe: &Sqe,
@@ -141,14 +142,14 @@ impl Authentication {
         let before = exchange.is_authenticated();
         let mut message = [0; MESSAGE_MAX_BYTES];
         let fetched = exchange.fetch(to.len, &mut message, io.now);
-        // Also where it failed just now, and even that does not fit where the host wants it.
+        // Also if the exchange has just failed and not even that message fits the host's buffer.
         self.note_outcome(before, false, conn, io);
         let page = message[..fetched?].to_vec();
         Ok(Plan::Give { page, to })
     }
 
-    /// An Authentication Send's message is here. Whether it was dealt with: else the command waits
-    /// until a worker has done the computation.
+    /// Handles the message of an Authentication Send. Returns whether that is done; otherwise the
+    /// command waits until a worker has done the computation.
     ///
     /// # Errors
     /// There is no authentication on this queue.
@@ -179,7 +180,7 @@ impl Authentication {
         Ok(false)
     }
 
-    /// The command waits until a worker has done the computation.
+    /// Submits a computation to a worker; the command waits until it is done.
     fn compute(
         &mut self,
         slot: u16,
@@ -192,7 +193,7 @@ impl Authentication {
         let (to, key) = (io.shared.registry.reactor(io.reactor).clone(), requests.key);
         let run = Box::new(move || {
             let worked = job.run();
-            // A reactor that has ended wants nothing any more.
+            // It fails only if the reactor has ended.
             let _ = to.send(Message::Authenticated { key, ticket, worked });
         });
         self.task = Some((ticket, slot));
@@ -205,8 +206,8 @@ impl Authentication {
         }
     }
 
-    /// The queue closes: nobody waits for its computation any more. What has cost us nothing by then
-    /// is no failure of its host, who may have waited for long. The slot that has waited.
+    /// Cancels the computation of a queue that closes. If it had not begun, that is no failure of
+    /// the host, which may have waited for long. Returns the slot that waited.
     pub(super) fn cancel(&mut self, io: &Io<'_>) -> Option<u16> {
         let (ticket, slot) = self.task.take()?;
         if io.shared.offload.cancel(ticket)
@@ -217,7 +218,7 @@ impl Authentication {
         Some(slot)
     }
 
-    /// The computation with this number is done: the slot that has waited, if the connection is
+    /// Handles the result of a computation; returns the slot that waited, if the connection is
     /// still open.
     pub(super) fn on_computed(
         &mut self,
@@ -238,8 +239,8 @@ impl Authentication {
         Some(slot)
     }
 
-    /// The queue pair is finished: a host that has begun to prove itself and has left it at that has
-    /// failed.
+    /// Records a failure at the end of the queue pair, if the host began to authenticate and did
+    /// not complete it.
     pub(super) fn on_finish(&self, conn: &Connection, io: &Io<'_>) {
         if let Some(exchange) = self.exchange.as_ref().filter(|_| !was_ended(&conn.role))
             && exchange.is_unfinished()
@@ -248,7 +249,7 @@ impl Authentication {
         }
     }
 
-    /// Says to the fabric that the host is in, once it is.
+    /// Notifies the fabric once the host is admitted.
     pub(super) fn mark_admitted(&self, conn: &Connection, io: &mut Io<'_>) {
         if conn.is_connected() && self.is_done() {
             io.fabric.admit(conn.qp);
@@ -306,7 +307,7 @@ impl Authentication {
                         exchange.admit();
                     }
                     Err(fabrics::ConnectError { status, cause, .. }) => {
-                        // With the next tick: there may be an answer under way.
+                        // Closes with the next tick: a response may be in flight.
                         exchange.reject(io.now);
                         conn.record_end(cause, status.to_string(), io);
                     }
@@ -318,8 +319,8 @@ impl Authentication {
     }
 }
 
-/// Whether a message of the host is on its way or not answered yet. Hosts send the next one
-/// later; somebody else would hold buffers in the host's name.
+/// Whether a message of the host is being transferred or not answered yet. Hosts send the next one
+/// later; an attacker could hold buffers in the host's name with more.
 fn hears_a_message(requests: &Requests) -> bool {
     requests.iter().any(|entry| {
         matches!(entry.plan, Plan::Authenticate { .. })
@@ -327,11 +328,11 @@ fn hears_a_message(requests: &Requests) -> bool {
     })
 }
 
-/// Whether we have ended the queue for something else than its host's leaving.
+/// Whether the target has ended the queue for another reason than a disconnect by the host.
 fn was_ended(role: &QueueRole) -> bool {
     match role {
         QueueRole::Nothing { .. } => false,
-        // Who makes room for its own next claim has all the same.
+        // A host displaced by its own next Connect has failed all the same.
         QueueRole::Admin(controller) => {
             let association = &controller.association;
             association.ended_for().is_some() && !association.is_blamed()

@@ -1,6 +1,5 @@
-//! Unreadable blocks ([`crate::subsystem::bad_blocks`]): commands that make some, and commands
-//! that make some readable again by what they write. The worker that keeps the list has the last word
-//! in both.
+//! Unreadable blocks ([`crate::subsystem::bad_blocks`]): commands that mark some, and commands whose writes
+//! make some readable again. In both cases the worker that maintains the list executes the last step.
 
 use std::sync::Arc;
 
@@ -18,34 +17,34 @@ use crate::sched::offload::{self, BadBlocksRequest};
 use crate::subsystem::bad_blocks::{BadBlocks, Change};
 use nvmfd_blockdev::IoRequest;
 
-/// What becomes of unreadable blocks that a command changes.
+/// Unreadable blocks that a command changes.
 #[derive(Debug, Default)]
 pub(super) enum ClearBadBlocks {
     /// There are none.
     #[default]
     None,
-    /// When it is done, those that it has changed can be read.
+    /// When it is done, the blocks that it has changed become readable.
     Due {
-        /// Of the namespace.
+        /// Those of the namespace.
         of: Arc<BadBlocks>,
-        /// How many orders to mark blocks were carried out when it began. What later ones mark
-        /// stays so.
+        /// Number of requests to mark blocks that were executed when it began. Blocks marked by
+        /// later ones stay so.
         until: u64,
-        /// It keeps others from changing its blocks until it is completed.
+        /// It has its blocks locked exclusively until it is completed.
         alone: bool,
     },
-    /// It is done, and the worker notes it.
+    /// It is done, and the worker updates the list.
     UnderWay,
 }
 
-/// When a command is done, those of these blocks that it has changed can be read.
+/// Records that those of these blocks that a command changes become readable when it is done.
 pub(super) fn note(entry: &mut Request, of: Arc<BadBlocks>) {
     let until = of.orders();
     entry.make_ext().clears = ClearBadBlocks::Due { of, until, alone: false };
 }
 
-/// What the worker is to clear now that a command has done all it should, as long as its host can
-/// be told. From now on the command waits for that.
+/// Returns the marks that the worker is to clear after the operations of a command; the command
+/// waits for that from now on. Called only while its connection is open.
 pub(super) fn begin_clearing(entry: &mut Request, pool: &Pool) -> Option<(Arc<BadBlocks>, Change)> {
     let ClearBadBlocks::Due { of, until, .. } = &entry.ext()?.clears else { return None };
     let (of, until) = (Arc::clone(of), *until);
@@ -58,10 +57,10 @@ pub(super) fn begin_clearing(entry: &mut Request, pool: &Pool) -> Option<(Arc<Ba
     Some((of, Change::Mend { ranges, until }))
 }
 
-/// The bytes that a command must have to itself before it changes any, until the worker has noted
-/// that they can be read: from the first to the last that it changes, when some are marked. Other
-/// changes under way may have begun before the marks and stay hidden by them. One that a disk
-/// carried out behind this command's would come to light with the marks gone.
+/// Returns the bytes that a command must lock before it changes any, until the worker has recorded
+/// that they are readable: from the first to the last that it changes, if any are marked. Other
+/// changes in progress may have begun before the marks and stay hidden by them. One that a device
+/// executed after this command's would become visible when the marks are removed.
 pub(super) fn exclusive_range(
     entry: &mut Request,
     op: &IoRequest,
@@ -80,12 +79,12 @@ pub(super) fn exclusive_range(
     Some((at, end - at))
 }
 
-/// Whether a command keeps its blocks to itself between its operations.
+/// Whether a command keeps its range lock between its operations.
 pub(super) fn keeps_lock(entry: &Request) -> bool {
     entry.ext().is_some_and(|ext| matches!(ext.clears, ClearBadBlocks::Due { alone: true, .. }))
 }
 
-/// Whether a command waited for the worker alone; it is completed now.
+/// Whether a command waited only for the worker; it is completed now.
 pub(super) fn end_clearing(entry: &mut Request) -> bool {
     match entry.ext_mut().map(|ext| &mut ext.clears) {
         Some(clears @ ClearBadBlocks::UnderWay) => {
@@ -96,15 +95,16 @@ pub(super) fn end_clearing(entry: &mut Request) -> bool {
     }
 }
 
-/// Whether a deallocation of `nr` ranges has to be made durable before it clears anything.
+/// Whether a deallocation of `nr` ranges has to be made durable before it clears any marks.
 pub(super) fn must_flush_first(entry: &Request, nr: u32) -> bool {
     let is_due =
         |ext: &super::request::RequestExt| matches!(ext.clears, ClearBadBlocks::Due { .. });
     entry.step == nr && entry.ext().is_some_and(is_due)
 }
 
-/// What deallocates a range. A store may do nothing when it is asked to; then what was there
-/// before blocks were made unreadable would be read again, so a range with such is zeroed.
+/// Returns the operation that deallocates a range. A device may ignore a deallocation; the data
+/// from before blocks were marked would then be readable again, so a range with marked blocks is
+/// zeroed.
 pub(super) fn discard(entry: &Request, at: u64, len: u64) -> IoRequest {
     match entry.ext().map(|ext| &ext.clears) {
         Some(ClearBadBlocks::Due { of, .. }) if of.first(at, len).is_some() => {
@@ -114,7 +114,7 @@ pub(super) fn discard(entry: &Request, at: u64, len: u64) -> IoRequest {
     }
 }
 
-/// Checks that all blocks that are to be copied can be read.
+/// Checks that all blocks to be copied can be read.
 pub(super) fn check_copied(entry: &mut Request, job: Job, pool: &Pool) -> Result<(), Status> {
     let clears = entry.ext().map(|ext| &ext.clears);
     let Some(ClearBadBlocks::Due { of, .. }) = clears else { return Ok(()) };
@@ -127,7 +127,7 @@ pub(super) fn check_copied(entry: &mut Request, job: Job, pool: &Pool) -> Result
     }
 }
 
-/// The block that a command has failed for, as far as that is known; else its first.
+/// Returns the block at which a command has failed, if known; otherwise its first.
 pub(super) fn failing_lba(entry: &mut Request, status: Status, role: &QueueRole) -> u64 {
     let known = entry.ext_mut().and_then(|ext| ext.failing_lba.take());
     let sqe = &entry.sqe;
@@ -144,7 +144,7 @@ pub(super) fn failing_lba(entry: &mut Request, status: Status, role: &QueueRole)
     found.unwrap_or(sqe.slba())
 }
 
-/// What is asked of the worker for a command.
+/// Returns the job of the worker for a command.
 pub(super) fn job(
     requests: &Requests,
     slot: u16,
@@ -159,7 +159,7 @@ pub(super) fn job(
     offload::Job::MarkBlocks(Box::new(request))
 }
 
-/// Byte offsets and lengths of what a plan has changed; `data` are those that the host has sent.
+/// Returns the byte offsets and lengths that a plan has changed; `data` are those from the host.
 fn changed(plan: &Plan, data: &[u8]) -> Vec<(u64, u64)> {
     match plan {
         Plan::Store { at, from, .. } => vec![(*at, from.len_bytes().into())],
@@ -167,7 +167,7 @@ fn changed(plan: &Plan, data: &[u8]) -> Vec<(u64, u64)> {
         Plan::Copy { job, .. } => {
             job.store(data).map(|(at, len)| (at, len.into())).into_iter().collect()
         }
-        // Whatever was marked when it began was zeroed, not given up.
+        // Ranges with marks at its beginning were zeroed rather than deallocated.
         Plan::Deallocate { extent, nr, .. } => {
             (0..*nr).filter_map(|range| rules::range_at(data, range, *extent).ok()).collect()
         }

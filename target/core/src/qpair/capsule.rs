@@ -1,4 +1,4 @@
-//! A capsule arrives: it gets a slot, and the rules decide what is to be done about it.
+//! Arrival of a capsule: it gets a slot, and the rules decide on its plan.
 
 use nvme::sgl::LastSegment;
 use nvme::sqe::Flags;
@@ -14,7 +14,7 @@ use crate::controller::{Controller, ControllerState};
 use crate::diag::cause::Cause;
 
 impl QueuePair {
-    /// A capsule of `len` bytes has arrived, at `came_ns`.
+    /// Handles a capsule of `len` bytes that arrived at `came_ns`.
     pub(super) fn on_capsule(&mut self, buf: Buf, len: u32, came_ns: u64, io: &mut Io<'_>) {
         let Some(tail_bytes) = len.checked_sub(SQE_BYTES) else {
             self.conn.record_end(Cause::ShortCapsule, format!("{len} bytes"), io);
@@ -28,13 +28,14 @@ impl QueuePair {
             return;
         }
         if self.conn.role.is_stale() {
-            // No answer: a status would end in the host's file system, a lost path does not.
+            // No response: a status would reach the host's file system, a lost path does not.
             io.pool.give(buf);
             self.close(io);
             return;
         }
         let Some(slot) = self.requests.take_free() else {
-            // The host has its answers and asks on; only our notice that they arrived is late.
+            // The host has received its responses and sends on; only their completions are not
+            // reported here yet.
             self.backlog.push_back((buf, len, came_ns));
             io.waiters.behind_sent += 1;
             return;
@@ -50,7 +51,7 @@ impl QueuePair {
             return;
         }
         if !self.requests.claim_cid(sqe.cid) && !self.drop_parked(sqe.cid, io) {
-            // An answer to either would be taken for the other's.
+            // The host would take a response to either for that to the other.
             self.conn.record_end(Cause::CommandIdInUse, format!("{:04X}h", sqe.cid), io);
             io.pool.give(buf);
             self.requests.give_free(slot);
@@ -66,9 +67,9 @@ impl QueuePair {
         self.start(slot, plan, io);
     }
 
-    /// Capsules that have waited for a slot get those that are free, the oldest first. None is
-    /// taken out before there is one for it: it would stand last again, and the halves of a fused
-    /// command would change places.
+    /// Assigns free slots to capsules that wait for one, the oldest first. None is removed before a
+    /// slot is free: it would be queued last again, and the halves of a fused command would be
+    /// reordered.
     #[inline]
     pub(super) fn resume_backlog(&mut self, io: &mut Io<'_>) {
         while self.conn.is_open()
@@ -80,13 +81,13 @@ impl QueuePair {
         }
     }
 
-    /// What waits for a slot is not looked at any more.
+    /// Drops the capsules that wait for a slot.
     pub(super) fn drop_backlog(&mut self, io: &mut Io<'_>) {
         io.waiters.behind_sent -= self.backlog.len();
         self.backlog.drain(..).for_each(|(buf, ..)| io.pool.give(buf));
     }
 
-    /// A command that is half of a fused one, or comes behind a first half.
+    /// Handles half of a fused command, or a command behind a first half.
     fn on_half(&mut self, slot: u16, sqe: &Sqe, tail_bytes: u32, io: &mut Io<'_>) {
         let before = std::mem::take(&mut self.fused);
         let may_be_fused = self.conn.role.is_io() && !sqe.is_fabrics();
@@ -106,7 +107,7 @@ impl QueuePair {
                         let entry = &mut self.requests[slot];
                         entry.enter(State::Waiting(WaitReason::FusedPartner));
                         entry.plan = plan;
-                        // Its completion is reported to the queue.
+                        // So that its completion updates `fused`.
                         entry.make_ext();
                         self.fused = FusedState::Held(slot);
                     }
@@ -119,7 +120,7 @@ impl QueuePair {
             (Flags::FUSED_SECOND, FusedState::Held(first)) => {
                 let plan = self.decide(slot, &alone, tail_bytes, io);
                 match fused::join(&mut self.requests, first, slot, plan) {
-                    // The first half stands in line for both.
+                    // The first half waits for resources for both.
                     Ok(()) => self.admit(first, io),
                     Err((of_first, of_second)) => {
                         self.complete(first, Err(of_first), io);
@@ -138,7 +139,7 @@ impl QueuePair {
         }
     }
 
-    /// What to do about a command.
+    /// Decides on the plan of a command.
     #[inline]
     fn decide(
         &mut self,
@@ -166,7 +167,7 @@ impl QueuePair {
         }
     }
 
-    /// What the rules say of it.
+    /// Applies the rules to a command.
     fn rule(
         &mut self,
         slot: u16,
@@ -209,7 +210,7 @@ impl QueuePair {
             QueueRole::Nothing { .. } => {
                 let plan = fabrics::first(sqe, received);
                 if let Err(status) = plan {
-                    // The first command is not what it must be.
+                    // The first command is not a valid Connect.
                     conn.record_end(Cause::BadConnect, status.to_string(), io);
                 }
                 plan
@@ -217,8 +218,8 @@ impl QueuePair {
         }
     }
 
-    /// An admin command has been ruled on, before which the controller had this epoch and state: it
-    /// may have reset the controller, or made it fail.
+    /// Handles a reset or failure of the controller by an admin command; the epoch and state are
+    /// those from before the command.
     fn follow_controller(&mut self, (epoch, life): (u16, ControllerState), io: &mut Io<'_>) {
         let QueueRole::Admin(controller) = &mut self.conn.role else { return };
         let is_reset = controller.association.epoch() != epoch;
@@ -228,7 +229,7 @@ impl QueuePair {
             _ => None,
         };
         if is_reset {
-            // A reset: the I/O queues close, the held requests end.
+            // A reset: the I/O queues close, Asynchronous Event Requests end.
             io.shared.registry.wake_reactors();
             let parked: Vec<u16> = controller.events.take_parked().collect();
             event_log::note_reset(&self.conn.role, io);
@@ -241,9 +242,9 @@ impl QueuePair {
         }
     }
 
-    /// A new command has the id of an Asynchronous Event Request that waits for an event: its host
-    /// has given that up without a word, as SPDK's does before it detaches. The request is dropped
-    /// without an answer; its id stays taken, for the new command. False when there is none.
+    /// Drops the pending Asynchronous Event Request whose id a new command has: its host has
+    /// abandoned it without an Abort, as SPDK's does before it detaches. It gets no response; its
+    /// id stays in use, for the new command. False if there is none.
     fn drop_parked(&mut self, cid: u16, io: &mut Io<'_>) -> bool {
         let QueueRole::Admin(controller) = &mut self.conn.role else { return false };
         let parked = self.requests.find(|entry| {
@@ -262,7 +263,7 @@ impl QueuePair {
     }
 }
 
-/// What the rules say of a command for a controller.
+/// Applies the rules to a command for a controller.
 fn rule_admin(
     controller: &mut Controller,
     slot: u16,

@@ -1,4 +1,4 @@
-//! Connect: from a connection request to a queue that serves.
+//! Connect: from a connection request to a connected queue.
 
 use std::sync::Arc;
 
@@ -20,14 +20,15 @@ use crate::controller::{
 use crate::diag::cause::Cause;
 use crate::registry::{Admitted, ConnectContext};
 
-/// Most receives of an admin queue: what hosts ask for. Anybody may have one, and who asks for more
-/// is told how many there are.
+/// Most receives of an admin queue: as many as hosts request. Any peer can open one; a host that
+/// requests more is informed of the actual number.
 const ADMIN_DEPTH_MAX: u16 = 32;
 
-/// Receive buffers that only admin queues may take, so that I/O queues never lock a host out.
+/// Receive buffers that only admin queues may take, so that I/O queues never keep a host from
+/// connecting.
 pub const RECEIVES_FOR_ADMIN: u32 = 64;
 
-/// Reads a connection request: what it asks, and how many receives to post.
+/// Checks a connection request; returns it with the number of receives to post.
 pub(super) fn check_request(
     private_data: &[u8],
     reads: u8,
@@ -45,7 +46,7 @@ pub(super) fn check_request(
         return Err(cm::RejectStatus::INVALID_HRQSIZE);
     }
     if reads == 0 {
-        // Without RDMA Read not even Connect's data can be had.
+        // Without RDMA Read not even the data of Connect can be transferred.
         return Err(cm::RejectStatus::INVALID_IRD);
     }
     if request.qid > limits.io_queues {
@@ -66,7 +67,7 @@ pub(super) fn check_request(
 /// Status of a Connect command when another one was first.
 pub(super) const LOST: Status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
 
-/// Whether a keep alive timeout is one that we bear.
+/// Checks that a keep alive timeout is not longer than supported.
 fn check_keep_alive(
     kato_ms: u32,
     data: &ConnectData,
@@ -84,7 +85,7 @@ fn check_keep_alive(
     Err(fabrics::ConnectError::new(Cause::KeepAliveTooLong, status))
 }
 
-/// A host that has failed too often may not even begin.
+/// Rejects a host that has failed to authenticate too often.
 fn check_throttle(
     data: &ConnectData,
     conn: &Connection,
@@ -97,10 +98,10 @@ fn check_throttle(
     Err(fabrics::ConnectError::busy(Cause::Throttled))
 }
 
-/// Lets a host in, or not: whose the queue is from now on.
+/// Admits or rejects a host; returns the association to which the queue belongs from now on.
 ///
 /// # Errors
-/// Why it is not let in.
+/// The reason for the rejection.
 pub(super) fn admit(
     connect: &Connect,
     data: &ConnectData,
@@ -138,12 +139,12 @@ pub(super) fn admit(
             conn.role = QueueRole::Io { association: Arc::clone(&association), subsystem, epoch };
             Ok(association)
         }
-        // The registry has refused that already.
+        // The registry has already rejected that.
         None => Err(fabrics::ConnectError::new(Cause::BadQueueId, Status::INTERNAL_ERROR)),
     }
 }
 
-/// The admin queue of a new controller serves from now on.
+/// Creates the controller of a new admin queue.
 fn begin_controller(
     connect: &Connect,
     admission: Admitted,

@@ -45,17 +45,17 @@ pub(super) struct Connection {
     end_cause: Option<Cause>,
     pub(super) role: QueueRole,
     pub(super) limits: Limits,
-    /// As its host has asked for it.
+    /// As requested by its host.
     pub(super) hsqsize_z: u16,
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     pub(super) opened: Instant,
-    /// What the registry counts as held by a connection that is not admitted.
+    /// Resources that the registry counts for a connection that is not admitted.
     pub(super) unadmitted: Option<OpenQueue>,
 }
 
 impl Connection {
-    /// Before its Connect; from and to these addresses.
+    /// Returns a connection between these addresses, before its Connect.
     pub(super) fn new(
         qp: Qp,
         request: cm::Request,
@@ -92,7 +92,8 @@ impl Connection {
         !matches!(self.role, QueueRole::Nothing { .. })
     }
 
-    /// The queue ends, or is refused, for this cause; what follows from it is not told again.
+    /// Records the cause for which the queue ends or is rejected; its consequences are not
+    /// recorded.
     pub(super) fn record_end(
         &mut self,
         cause: Cause,
@@ -104,7 +105,7 @@ impl Connection {
         }
     }
 
-    /// A cause that does not end the queue.
+    /// Records a cause that does not end the queue.
     pub(super) fn record(&self, cause: Cause, detail: Cow<'static, str>, io: &mut Io<'_>) {
         let association = self.role.association();
         let host = association.map(|association| association.host);
@@ -113,7 +114,7 @@ impl Connection {
         io.refusals.record(why, &io.shared.disconnects, io.now);
     }
 
-    /// The flush of a device has failed when its host shut the controller down.
+    /// Records that the flush of a device has failed while its host shut the controller down.
     pub(super) fn record_failed_flush(
         &self,
         backing: Option<DeviceId>,
@@ -128,8 +129,8 @@ impl Connection {
         self.record(Cause::UnflushedShutdown, detail.into(), io);
     }
 
-    /// Tells of another host that cannot be told from this one. It is let in: who is in doubt may be
-    /// the host of before under another name.
+    /// Records another host with the same host identifier. This one is admitted: it may be the
+    /// earlier host under another name.
     pub(super) fn record_duplicate_host_id(&self, io: &mut Io<'_>) {
         let QueueRole::Admin(controller) = &self.role else { return };
         if controller.is_discovery() {
@@ -140,12 +141,12 @@ impl Connection {
         }
     }
 
-    /// Its Connect has succeeded: from now on another cause may end it.
+    /// Allows another cause to be recorded after a successful Connect.
     pub(super) fn reset_end_cause(&mut self) {
         self.explained = false;
     }
 
-    /// Its Connect was refused.
+    /// Records that its Connect was rejected.
     pub(super) fn record_connect_error(
         &mut self,
         refusal: &fabrics::ConnectError,
@@ -164,12 +165,12 @@ impl Connection {
         io.refusals.record(why, &io.shared.disconnects, io.now);
     }
 
-    /// Its work was returned without a disconnect from here.
+    /// Sets the cause of the end, when its work was returned without a disconnect by the target.
     pub(super) fn set_end_cause(&mut self, is_admitted: bool) {
         self.end_cause = self.cause_of_end(is_admitted);
     }
 
-    /// The queue pair is destroyed, for a reason that the fabric gives.
+    /// Records that the queue pair is destroyed, for a reason that the fabric gives.
     pub(super) fn record_disconnect(
         &mut self,
         reason: &Reason,
@@ -195,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// What it is when the host ends this queue now; nothing where that is in order.
+    /// Returns the cause if the host ends this queue now; none if that is regular.
     fn cause_of_end(&self, is_admitted: bool) -> Option<Cause> {
         let Some(association) = self.role.association() else {
             return Some(Cause::ClosedBeforeConnect);
@@ -203,7 +204,7 @@ impl Connection {
         match &self.role {
             _ if association.is_closed() => None,
             _ if !is_admitted => Some(Cause::NotAuthenticated),
-            // Hosts end I/O queues first when they leave in good order, and shut down then.
+            // Hosts that disconnect regularly close I/O queues first, and shut down then.
             QueueRole::Io { .. } | QueueRole::Nothing { .. } => None,
             QueueRole::Admin(controller) => {
                 let missed =

@@ -1,4 +1,4 @@
-//! What a queue pair notes in the Persistent Event log of its subsystem.
+//! Events that a queue pair records in the Persistent Event log of its subsystem.
 
 use nvme::persistent_event::FormatStart;
 use nvme::{AdminOpcode, Sqe, Text};
@@ -9,15 +9,15 @@ use crate::command::FNA;
 use crate::command::identify::FIRMWARE;
 use crate::subsystem::event_log::PersistentEvent;
 
-/// The host has reset its controller.
+/// Records that the host has reset its controller.
 pub(super) fn note_reset(role: &QueueRole, io: &Io<'_>) {
     note(role, io, |cntlid| {
         Some(PersistentEvent::PowerOnOrReset { firmware: Text::lossy(FIRMWARE), cntlid })
     });
 }
 
-/// An admin command begins. That a format has ended is told by who carries it out: its host may
-/// be gone by then.
+/// Records that an admin command begins. The end of a format is recorded by the code that executes
+/// it, because the host may have disconnected by then.
 pub(super) fn note_start(role: &QueueRole, sqe: &Sqe, io: &Io<'_>) {
     let start = FormatStart { nsid: sqe.nsid, fna: FNA, cdw10: sqe.cdw10 };
     let format = !sqe.is_fabrics() && sqe.admin_opcode() == AdminOpcode::FORMAT_NVM;

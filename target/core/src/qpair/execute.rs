@@ -1,8 +1,8 @@
-//! Carrying out a plan: the steps between a decided command and its completion. This is the only
-//! place where operations go to a device, and where jobs go to a worker.
+//! Execution of a plan: the steps between the decision on a command and its completion. This is the only
+//! place where operations are submitted to a device, and jobs to a worker.
 //!
-//! What few commands have ([`super::request::RequestExt`]) is asked about once a step, and only of
-//! those that have some of it.
+//! State that few commands need ([`super::request::RequestExt`]) is checked once a step, and only for
+//! commands that have any.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::subsystem::Extent;
 use nvmfd_blockdev::{DeviceId, IoCompletion, IoRequest};
 
 impl QueuePair {
-    /// What was decided about a command.
+    /// Starts the plan that was decided for a command.
     #[inline]
     pub(super) fn start(&mut self, slot: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
         match plan {
@@ -46,11 +46,12 @@ impl QueuePair {
         }
     }
 
-    /// The buffers are there: the first step; of a fused command, that of both halves.
+    /// Executes the first step after the buffers are allocated; of a fused command, that of both
+    /// halves.
     #[inline]
     pub(super) fn execute(&mut self, slot: u16, io: &mut Io<'_>) {
         self.execute_alone(slot, io);
-        // Unless it has ended by now.
+        // It may have ended by now.
         if let Some(other) = self.requests[slot].fused_with() {
             self.execute_alone(other, io);
         }
@@ -84,8 +85,8 @@ impl QueuePair {
                         let start = buf.start() + SQE_BYTES + offset;
                         buf.select(start, len);
                     }
-                    // Data that do not begin on a page cannot go to the device as they lie; others
-                    // may not.
+                    // Data that are not page-aligned cannot be submitted where they are; others may
+                    // not be, by a limit.
                     if let (Some(capsule), Some(data)) = (&entry.capsule, &mut entry.data) {
                         let bytes = io.pool.bytes(capsule);
                         io.pool.bytes_mut(data).copy_from_slice(bytes);
@@ -101,7 +102,7 @@ impl QueuePair {
         }
     }
 
-    /// The first step of a command of which a worker does something.
+    /// Executes the first step of a command, if a worker does that.
     fn execute_job(&mut self, slot: u16, io: &mut Io<'_>) {
         let role = &self.conn.role;
         let job = match &mut self.requests[slot].plan {
@@ -122,7 +123,7 @@ impl QueuePair {
                 let order = (what.clone(), made.clone());
                 offload::namespace(&mut self.requests, slot, order, role, io)
             }
-            // Of a plan that clears bad blocks, the queue has taken the plan inside.
+            // `Plan::Mend` was replaced by its inner plan when the command was decided.
             _ => return,
         };
         self.offload(slot, job, io);
@@ -146,7 +147,7 @@ impl QueuePair {
         }
     }
 
-    /// Data of a command are here; whether that were all of them.
+    /// Handles pulled data of a command; returns whether these were all.
     pub(super) fn on_piece_pulled(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
         let entry = &mut self.requests[slot];
         if !entry.has_ext() {
@@ -163,7 +164,7 @@ impl QueuePair {
         true
     }
 
-    /// The command's data are here.
+    /// Executes the next step of a command whose data have arrived.
     pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         if let Some(ext) = entry.ext() {
@@ -203,7 +204,7 @@ impl QueuePair {
         }
     }
 
-    /// The data of a command that moves no blocks are here.
+    /// The same for a command that moves no blocks.
     fn on_admin_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         match &entry.plan {
@@ -238,7 +239,7 @@ impl QueuePair {
         }
     }
 
-    /// A device operation, or the job of a worker, has completed.
+    /// Handles the completion of a device operation or of a worker's job.
     pub fn on_disk(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
         self.requests.outstanding -= 1;
         let is_open = self.conn.is_open();
@@ -264,7 +265,8 @@ impl QueuePair {
         self.raise_events(io);
     }
 
-    /// Further steps of rare commands when an operation has completed; whether those were all.
+    /// Executes further steps of rare commands after an operation; returns whether the command has
+    /// ended.
     fn on_ext_done(&mut self, slot: u16, outcome: Result<(), Status>, io: &mut Io<'_>) -> bool {
         if let Some(first) = fused::end_write(&mut self.requests, slot) {
             self.complete(first, Ok(0), io);
@@ -277,8 +279,8 @@ impl QueuePair {
         true
     }
 
-    /// The next operation of the plan, or the completion when all are done. `step` counts those
-    /// that are done.
+    /// Submits the next operation of the plan, or completes the command when all are done. `step`
+    /// is the number of those that are done.
     fn next_step(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &self.requests[slot];
         let step = entry.step;
@@ -333,7 +335,7 @@ impl QueuePair {
                 let made = made.nsid().into();
                 self.complete(slot, Ok(made), io);
             }
-            // The first step was the worker's.
+            // The worker has executed the first step.
             Plan::Protect { backings, .. } => match backings.get((step as usize).wrapping_sub(1)) {
                 Some(&backing) => self.submit(slot, backing, Some(IoRequest::Flush), io),
                 None => self.complete(slot, Ok(0), io),
@@ -342,8 +344,8 @@ impl QueuePair {
         }
     }
 
-    /// Compare: the blocks are here beside the data of the host; the completion, or of a fused
-    /// command the write.
+    /// Compares the loaded blocks with the data of the host, and completes the command or begins
+    /// the write of a fused command.
     fn compare(&mut self, slot: u16, len_bytes: u32, io: &mut Io<'_>) {
         let entry = &self.requests[slot];
         let same = match entry.ext().and_then(|ext| ext.second.as_ref()) {
@@ -359,7 +361,7 @@ impl QueuePair {
         }
     }
 
-    /// The data of one half are here: when those of the other are as well, it begins.
+    /// Handles the data of one half: the fused command begins when those of both have arrived.
     fn on_half_pulled(&mut self, slot: u16, other: u16, io: &mut Io<'_>) {
         let both = fused::on_pulled(&mut self.requests, slot, other);
         self.requests[slot].clock.enter(Stage::Wait, io.now_ns);
@@ -381,7 +383,7 @@ impl QueuePair {
         self.submit_locked(first, backing, op, Some((at, len.into())), io);
     }
 
-    /// The blocks are what the first half says. The second has them now.
+    /// Begins the write of a fused command, after the comparison has succeeded.
     fn write_fused(&mut self, first: u16, second: u16, io: &mut Io<'_>) {
         fused::pass_lock(&mut self.requests, first, second);
         let entry = &mut self.requests[second];
@@ -392,7 +394,8 @@ impl QueuePair {
         }
     }
 
-    /// Flush: of the device, unless the host has to hear first that earlier writes may be lost.
+    /// Flushes the device, unless a possible loss of earlier writes must first be reported to the
+    /// host.
     fn flush(&mut self, slot: u16, backing: DeviceId, io: &mut Io<'_>) {
         let entry = &self.requests[slot];
         if entry.step > 0 {
@@ -404,7 +407,7 @@ impl QueuePair {
         }
     }
 
-    /// Shutdown: the next device is flushed, or the controller has shut down.
+    /// Flushes the next device for a shutdown, or completes the shutdown.
     fn flush_for_shutdown(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &self.requests[slot];
         let Plan::ShutDown { backings, durable } = &entry.plan else { return };
@@ -430,7 +433,7 @@ impl QueuePair {
         }
     }
 
-    /// Deallocate: the next range, or the completion.
+    /// Deallocates the next range, or completes the command.
     fn next_range(&mut self, slot: u16, extent: Extent, nr: u32, io: &mut Io<'_>) {
         while self.requests[slot].step < nr {
             let entry = &mut self.requests[slot];
@@ -449,7 +452,7 @@ impl QueuePair {
         self.complete(slot, Ok(0), io);
     }
 
-    /// Verify: the next piece of the range, or the completion.
+    /// Verifies the next piece of the range, or completes the command.
     fn verify_piece(
         &mut self,
         slot: u16,
@@ -472,7 +475,7 @@ impl QueuePair {
         self.submit(slot, backing, into, io);
     }
 
-    /// Copy: loads the next range behind the others, stores them all, or is completed.
+    /// Copies: loads the next range behind the others, stores them all, or completes the command.
     fn copy_range(&mut self, slot: u16, job: Job, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         let (step, mut buf) = (entry.step, entry.make_ext().second.take());
@@ -508,7 +511,7 @@ impl QueuePair {
         }
     }
 
-    /// Submits an operation to the device, as soon as no other command is in its way.
+    /// Submits an operation to the device, as soon as no other command prevents it.
     #[inline]
     fn submit(&mut self, slot: u16, backing: DeviceId, op: Option<IoRequest>, io: &mut Io<'_>) {
         // Its buffers were allocated before, so there always is an operation.
@@ -552,7 +555,7 @@ impl QueuePair {
         io.disk.submit(backing, self.requests.tag(slot), op);
     }
 
-    /// Submits what has waited for its blocks and has them now.
+    /// Submits operations whose range locks are granted by now.
     pub(super) fn submit_granted(&mut self, io: &mut Io<'_>) {
         if !self.locks.has_waiting() || !self.conn.is_open() {
             return;
@@ -574,7 +577,7 @@ impl QueuePair {
         }
     }
 
-    /// A command whose blocks were granted may not begin any more, because of this half of it.
+    /// Rejects a command whose lock was granted and that may not begin any more, because of `half`.
     fn refuse_waiting(&mut self, slot: u16, half: u16, status: Status, io: &mut Io<'_>) {
         if half == slot {
             self.end_waiting(slot, status, io);
@@ -585,12 +588,12 @@ impl QueuePair {
         self.complete(half, Err(status), io);
     }
 
-    /// Ends a command that waits for its blocks, and has done nothing yet. What it waits for may
-    /// take as long as a device hangs.
+    /// Ends a command that waits for its range lock, and has done nothing yet. The wait may take as
+    /// long as a device hangs.
     pub(super) fn end_waiting(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         let Some((_, op)) = self.locks.take_waiting(entry) else { return };
-        // As if the device gave it back.
+        // As if the device had returned it.
         entry.enter(State::AtDevice);
         self.requests.outstanding += 1;
         let tag = self.requests.tag(slot);
@@ -598,8 +601,8 @@ impl QueuePair {
         self.on_disk(slot, done, io);
     }
 
-    /// Hands a job over to a worker. What comes of it is told as a device tells it: until then the
-    /// slot is taken, and the queue is not finished.
+    /// Submits a job to a worker. Its outcome is reported like that of a device: until then the
+    /// slot is in use, and the queue is not finished.
     pub(super) fn offload(&mut self, slot: u16, job: Result<OffloadJob, Status>, io: &mut Io<'_>) {
         let job = match job {
             Ok(job) => job,

@@ -15,10 +15,10 @@ use super::role::QueueRole;
 use crate::command::Plan;
 use crate::subsystem::Namespace;
 
-/// What has become of the first half of a fused command, when it was the last command.
+/// State of the first half of a fused command, if that was the last command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum FusedState {
-    /// There was none: the last command was no such half.
+    /// The last command was no first half.
     #[default]
     None,
     /// It waits in this slot.
@@ -27,10 +27,10 @@ pub(super) enum FusedState {
     Failed,
 }
 
-/// The other half has failed.
+/// Status of a half whose other half has failed.
 pub(super) const FAILED: Status = Status::ABORTED_FAILED_FUSED.with_dnr();
 
-/// What becomes of the other half of a fused command when one was completed.
+/// Effect on the other half of a fused command when one was completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Partner {
     /// There is none, or it continues alone.
@@ -42,8 +42,8 @@ pub(super) enum Partner {
 }
 
 impl FusedState {
-    /// A command was completed. If it is half of a fused one, the other has none any more: it fails,
-    /// or it is on its own.
+    /// Separates the halves when a command was completed that is half of a fused command: the other
+    /// one fails, or continues alone.
     pub(super) fn part(&mut self, requests: &mut Requests, slot: u16, status: Status) -> Partner {
         if *self == FusedState::Held(slot) {
             *self = FusedState::Failed;
@@ -61,15 +61,15 @@ impl FusedState {
                 Partner::GoesOn
             }
             (State::Pulling | State::Waiting(WaitReason::FusedWrite), _) => Partner::Fails(other),
-            // The first half stands in line for both, and may be the one that is left.
+            // The first half waits for both, and may be the remaining one.
             _ if state.has_not_begun() => Partner::FailsWaiting(other),
             _ => Partner::GoesOn,
         }
     }
 }
 
-/// A first half: Compare, of no more than what is written at once whatever happens (ACWU), of a
-/// namespace whose blocks nobody but this daemon changes between the halves.
+/// Checks a first half: a Compare of no more than the atomic compare and write unit (ACWU), of a
+/// namespace whose blocks only this daemon changes between the halves.
 pub(super) fn check_first(sqe: &Sqe, plan: Plan, role: &QueueRole) -> Result<Plan, Status> {
     if let QueueRole::Io { subsystem, .. } = role
         && subsystem.namespace(sqe.nsid).is_ok_and(Namespace::is_shared)
@@ -88,7 +88,7 @@ pub(super) fn check_first(sqe: &Sqe, plan: Plan, role: &QueueRole) -> Result<Pla
 /// Joins both halves; `plan` is that of the second.
 ///
 /// # Errors
-/// The status of each of them: they are no fused command.
+/// The status of each half, if they form no fused command.
 pub(super) fn join(
     requests: &mut Requests,
     first: u16,
@@ -105,7 +105,7 @@ pub(super) fn join(
         (Plan::Compare { backing, .. }, Ok(Plan::Store { backing: to, .. }))
             if backing != to && nsid == other =>
         {
-            // The namespace of the first half was removed: another one has its number now.
+            // The namespace of the first half was removed: another one has its NSID now.
             return Err((Status::INVALID_NAMESPACE.with_dnr(), FAILED));
         }
         (_, Ok(Plan::Store { .. })) => return Err((invalid, invalid)),
@@ -124,8 +124,8 @@ pub(super) fn join(
     Ok(())
 }
 
-/// The data of one half are here: when those of the other are as well, which is the first and which
-/// the second.
+/// Records that the data of one half have arrived; if those of the other have too, returns the
+/// first half and the second.
 pub(super) fn on_pulled(requests: &mut Requests, slot: u16, other: u16) -> Option<(u16, u16)> {
     requests[slot].enter(State::Pulling);
     let entry = &requests[other];
@@ -136,7 +136,7 @@ pub(super) fn on_pulled(requests: &mut Requests, slot: u16, other: u16) -> Optio
     Some(if compares { (slot, other) } else { (other, slot) })
 }
 
-/// The blocks are what the first half says: the second has them now.
+/// Passes the range lock to the second half, after the comparison has succeeded.
 pub(super) fn pass_lock(requests: &mut Requests, first: u16, second: u16) {
     let entry = &mut requests[first];
     entry.enter(State::Waiting(WaitReason::FusedWrite));
@@ -144,8 +144,8 @@ pub(super) fn pass_lock(requests: &mut Requests, first: u16, second: u16) {
     requests[second].lock = lock;
 }
 
-/// The write of a fused command is home, however it went: the first half, which is completed now, as
-/// the comparison had succeeded.
+/// Returns the first half when the write of a fused command has completed or failed: it is
+/// completed now, because the comparison has succeeded.
 pub(super) fn end_write(requests: &mut Requests, second: u16) -> Option<u16> {
     let entry = &mut requests[second];
     if !matches!(entry.plan, Plan::Store { .. }) {
@@ -156,7 +156,7 @@ pub(super) fn end_write(requests: &mut Requests, second: u16) -> Option<u16> {
     Some(first)
 }
 
-/// Whether the other half of a fused command may not begin any more, and why.
+/// Returns the other half of a fused command with a status, if it may not begin any more.
 pub(super) fn refused(
     requests: &Requests,
     entry: &Request,
@@ -167,7 +167,7 @@ pub(super) fn refused(
     Some((other, status))
 }
 
-/// Each half is on its own.
+/// Separates the halves.
 pub(super) fn separate(requests: &mut Requests, halves: [u16; 2]) {
     for half in halves {
         if let Some(ext) = requests[half].ext_mut() {

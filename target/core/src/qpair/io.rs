@@ -1,4 +1,4 @@
-//! What a queue pair is lent for a step.
+//! Resources that a queue pair borrows for a step.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::shared::Shared;
 use crate::stats::CompletionBatch;
 use nvmfd_blockdev::BlockDevice;
 
-/// The lent world.
+/// The borrowed resources.
 pub struct Io<'a> {
     /// Buffers.
     pub pool: &'a mut Pool,
@@ -24,14 +24,14 @@ pub struct Io<'a> {
     pub waiters: &'a mut BufferScheduler,
     /// Log of refused and disconnected hosts.
     pub refusals: &'a mut CauseLog,
-    /// Which of the reactors this is.
+    /// Index of this reactor.
     pub reactor: usize,
     /// The time of this turn.
     pub now: Instant,
-    /// The same in nanoseconds since some moment, for the clocks of commands.
+    /// The same in nanoseconds since an arbitrary origin, for the clocks of commands.
     pub now_ns: u64,
-    /// When pushes and responses that are reported now have completed, likewise.
+    /// The time at which pushes and responses that are reported now have completed, likewise.
     pub sent_ns: u64,
-    /// Commands that are over and not counted yet.
+    /// Commands that have ended and are not counted yet.
     pub run: &'a mut CompletionBatch,
 }

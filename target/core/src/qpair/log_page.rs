@@ -10,8 +10,8 @@ use crate::command::Plan;
 /// Bytes of a page that are pushed at once, at most.
 pub(super) const AT_ONCE_BYTES: u32 = 16 << 10;
 
-/// Makes a page, and zeros behind it up to the length that the host has asked for, ready to be
-/// pushed: where to.
+/// Prepares a page, padded with zeros to the length that the host has requested, to be pushed;
+/// returns the destination.
 pub(super) fn begin(entry: &mut Request, pool: &mut Pool) -> Option<Remote> {
     let Plan::Give { to, .. } = entry.plan else { return None };
     if to.len > AT_ONCE_BYTES {
@@ -23,7 +23,7 @@ pub(super) fn begin(entry: &mut Request, pool: &mut Pool) -> Option<Remote> {
     Some(to)
 }
 
-/// Brings the part of a page that is pushed next into its buffer: `len` bytes behind `skip`.
+/// Copies the part of a page that is pushed next to its buffer: `len` bytes from offset `skip`.
 pub(super) fn fill(entry: &mut Request, skip: u32, len: u32, pool: &mut Pool) {
     let (Plan::Give { page, .. }, Some(data)) = (&mut entry.plan, &mut entry.data) else {
         return;
@@ -35,7 +35,7 @@ pub(super) fn fill(entry: &mut Request, skip: u32, len: u32, pool: &mut Pool) {
     there.copy_from_slice(&rest[..there.len()]);
     zeros.fill(0);
     if there.len() == rest.len() {
-        // Zeros are all that follows.
+        // Only zeros follow.
         *page = Vec::new();
     }
 }

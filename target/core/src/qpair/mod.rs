@@ -1,4 +1,4 @@
-//! One NVMe queue on one queue pair: its requests, and the life of its connection.
+//! One NVMe queue on one queue pair: its requests, and its connection.
 //!
 //! ```text
 //!         capsule          buffers there        data there            done
@@ -6,18 +6,17 @@
 //!          └── each step that a command does not need is skipped ──┘              sent
 //! ```
 //!
-//! * *Waiting* has a reason (`WaitReason` in `request.rs`); a command that needs nothing of what one
-//!   waits for does not stop there.
-//! * A command that a device cannot carry out alone is *Offloaded* instead of, before or after
-//!   *AtDevice*.
+//! * *Waiting* has a reason (`WaitReason` in `request.rs`); a command skips it if it needs nothing that one
+//!   waits for.
+//! * A command that a device cannot execute alone is *Offloaded* instead of, before or after *AtDevice*.
 //! * In-capsule data skip *Pulling*: the receive buffer itself is passed to the device.
 //! * The receive buffer is posted again before the response is sent, so a host that keeps to its
 //!   queue size always finds one.
 //!
-//! Five files act on a queue pair: a capsule arrives and is decided about (`capsule.rs`, by the rules
-//! of `command/`), waits for limits and buffers (`admit.rs`), is carried out (`execute.rs`) and
-//! completed (`complete.rs`); here connections begin and end. What a feature knows of a queue pair is
-//! a value of its own in a file of its own, which is lent what it needs for a step.
+//! Five files act on a queue pair: a capsule arrives and its plan is decided (`capsule.rs`, by the rules of
+//! `command/`), waits for limits and buffers (`admit.rs`), is executed (`execute.rs`) and completed
+//! (`complete.rs`); this file opens and closes connections. The state of each feature is a type of its own in
+//! a file of its own, which borrows the resources that it needs for a step.
 
 mod abort;
 mod admit;
@@ -77,7 +76,7 @@ use requests::Requests;
 use role::QueueRole;
 use stats::QueueStats;
 
-/// RDMA Reads that we would like to have outstanding on a queue pair.
+/// RDMA Reads to have outstanding on a queue pair, if the host permits.
 const READS: u8 = 64;
 
 /// One NVMe queue.
@@ -92,21 +91,21 @@ pub struct QueuePair {
     fused: FusedState,
     rate_limits: RateLimits,
     auth: Authentication,
-    /// The slot of a Disconnect command: nothing more is taken.
+    /// The slot of a Disconnect command: no further command is accepted.
     disconnect_slot: Option<u16>,
-    /// Receives that it keeps from others.
+    /// Receives that are not available to other queues.
     receives: u16,
-    /// Capsules that wait for a slot, with the time at which they came; each holds a receive, so
+    /// Capsules that wait for a slot, with the time of their arrival; each holds a receive, so
     /// there are at most as many.
     backlog: VecDeque<(Buf, u32, u64)>,
 }
 
 impl QueuePair {
-    /// Takes a connection request: checks its private data, opens a queue pair, posts all receives
-    /// and accepts. `key` is this queue's name in the tags of devices.
+    /// Handles a connection request: checks its private data, opens a queue pair, posts all
+    /// receives and accepts. `key` identifies this queue in the tags of devices.
     ///
     /// # Errors
-    /// The request was not acceptable, and has been rejected: why.
+    /// The request was not acceptable, and has been rejected for this cause.
     pub fn open(
         key: u32,
         incoming: Incoming,
@@ -159,45 +158,46 @@ impl QueuePair {
         Ok(queue)
     }
 
-    /// The queue pair.
+    /// Returns the queue pair.
     #[must_use]
     pub fn qp(&self) -> Qp {
         self.conn.qp
     }
 
-    /// Where its host is.
+    /// Returns the address of its host.
     #[must_use]
     pub fn source(&self) -> IpAddr {
         self.conn.remote.ip()
     }
 
-    /// Its association; none before its Connect.
+    /// Returns its association; none before its Connect.
     #[must_use]
     pub fn association(&self) -> Option<&Arc<Association>> {
         self.conn.role.association()
     }
 
-    /// Receives that were posted for it.
+    /// Returns the number of receives that were posted for it.
     #[must_use]
     pub fn depth(&self) -> u16 {
         self.requests.count() / 2
     }
 
-    /// Receives that it keeps from others: all of them, and when its queue pair is gone, those that
-    /// are still on their way to a device.
+    /// Returns the number of receives that are not available to other queues: all of them, and
+    /// after its queue pair is destroyed, those that a device still has.
     #[must_use]
     pub fn receives(&self) -> u16 {
         self.receives
     }
 
-    /// Bytes of all buffers that it has in hand: neither at the fabric nor at a device.
+    /// Returns the bytes of all buffers that it owns, without those posted to the fabric or
+    /// submitted to a device.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         let waiting = self.backlog.iter().map(|(buf, ..)| u64::from(buf.capacity()));
         buffers::held_bytes(&self.requests) + waiting.sum::<u64>()
     }
 
-    /// What the registry counts as held by a connection that is not admitted.
+    /// Returns the resources that the registry counts for a connection that is not admitted.
     pub(crate) fn unadmitted_mut(&mut self) -> &mut Option<OpenQueue> {
         &mut self.conn.unadmitted
     }
@@ -208,13 +208,13 @@ impl QueuePair {
         self.conn.is_connected()
     }
 
-    /// Whether it is connected, and its host has proved itself where it must.
+    /// Whether it is connected, and its host has authenticated if it must.
     #[must_use]
     pub fn is_admitted(&self) -> bool {
         self.is_connected() && self.auth.is_done()
     }
 
-    /// Whether nobody vouches for who holds it: it is not admitted, or it is the admin queue of an
+    /// Whether its host is not identified: it is not admitted, or it is the admin queue of an
     /// anonymous host that has no I/O queues.
     #[must_use]
     pub fn is_anonymous(&self) -> bool {
@@ -233,7 +233,7 @@ impl QueuePair {
         !self.conn.is_open()
     }
 
-    /// Its host has confirmed the connection.
+    /// Records that its host has confirmed the connection.
     pub fn confirm(&mut self) {
         self.conn.confirmed = true;
     }
@@ -244,32 +244,32 @@ impl QueuePair {
         self.conn.confirmed
     }
 
-    /// Whether its host has neither confirmed the connection nor said anything on it.
+    /// Whether its host has neither confirmed the connection nor been admitted on it.
     #[must_use]
     pub fn is_half_open(&self) -> bool {
         !self.conn.confirmed && !self.is_admitted()
     }
 
-    /// Whether its host has confirmed the connection and was not let in: it came to nothing, if it
-    /// ends now.
+    /// Whether its host has confirmed the connection and was not admitted: if it ends now, it was
+    /// never used.
     #[must_use]
     pub fn is_in_vain(&self) -> bool {
         self.conn.confirmed && !self.is_admitted()
     }
 
-    /// When it was opened.
+    /// Returns the time at which it was opened.
     #[must_use]
     pub fn opened(&self) -> Instant {
         self.conn.opened
     }
 
-    /// Whether nothing is left: the queue pair is destroyed, all device operations have completed.
+    /// Whether the queue pair is destroyed and all device operations have completed.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.conn.link == Link::Gone && self.requests.outstanding == 0
     }
 
-    /// A piece of fabric work has completed.
+    /// Handles the completion of a work request.
     pub fn on_completion(&mut self, done: Completion, io: &mut Io<'_>) {
         let slot = done.tag as u16;
         let is_open = self.conn.is_open();
@@ -313,20 +313,21 @@ impl QueuePair {
         self.raise_events(io);
     }
 
-    /// A fused command waits for all changes under way: how many there are here.
+    /// Marks all changes in progress without a lock, for which a fused command waits; returns their
+    /// number.
     pub fn note_unclaimed(&mut self) -> u32 {
         range_lock::await_unclaimed(&mut self.requests)
     }
 
-    /// Looks at the clock and at what is shared with other reactors.
+    /// Checks deadlines and the state that is shared with other reactors.
     pub fn tick(&mut self, io: &mut Io<'_>) {
         self.stats.hand_in(&self.conn.role, &self.requests, io.now);
         self.submit_granted(io);
         self.look_for_fatal_error(io);
-        // What only follows from something else has no cause.
+        // An end that is only a consequence of another has no cause.
         let end = self.look_for_end(io.now);
         let late = || self.auth.is_overdue(io.now).then_some(Some(Cause::LateAuthentication));
-        // Reservations may have brought news that nothing here has led to.
+        // Reservations of other hosts may have raised events.
         let Some(cause) = end.or_else(late) else { return self.raise_events(io) };
         if self.conn.is_open() {
             match cause {
@@ -339,7 +340,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether it has to end now, and for which cause.
+    /// Returns whether it has to end now, and for which cause.
     fn look_for_end(&mut self, now: Instant) -> Option<Option<Cause>> {
         let admitted = self.is_admitted();
         match &mut self.conn.role {
@@ -348,7 +349,8 @@ impl QueuePair {
                 if controller.association.is_closed() {
                     Some(controller.association.ended_for())
                 } else if admitted && controller.expired(now) {
-                    // A host that computes its proof keeps nothing alive; that has its own limit.
+                    // A host that is authenticating sends no Keep Alive; that has a time limit of
+                    // its own.
                     Some(Some(Cause::KeepAlive))
                 } else if self.auth.has_outlived_key(&controller.association, now) {
                     Some(Some(Cause::KeyChanged))
@@ -371,9 +373,9 @@ impl QueuePair {
         }
     }
 
-    /// A subsystem has changed.
+    /// Handles a change of a subsystem.
     pub fn on_subsystem(&mut self, new: &Arc<Subsystem>, io: &mut Io<'_>) {
-        // What a host sees of its own is made once, for all of its queues.
+        // A view for a single host is created once, for all of its queues.
         let view = |association: &Association| match new.is_the_same_for_all() {
             true => Some(Arc::clone(new)),
             false => io.shared.registry.view(association),
@@ -396,7 +398,7 @@ impl QueuePair {
         self.raise_events(io);
     }
 
-    /// What discovery answers has changed, for some host.
+    /// Handles a change of the discovery log of some host.
     pub fn on_discovery_changed(&mut self, io: &mut Io<'_>) {
         let QueueRole::Admin(controller) = &mut self.conn.role else { return };
         let ControllerKind::Discovery(service) = &mut controller.role else { return };
@@ -408,12 +410,12 @@ impl QueuePair {
         }
     }
 
-    // ---- how it begins to serve
+    // ---- Connect
 
-    /// The data of a Connect command are here.
+    /// Executes a Connect command whose data have arrived.
     fn connect(&mut self, slot: u16, io: &mut Io<'_>) {
         if self.is_connected() {
-            // Another Connect was under way when this one was let in, and has won.
+            // Another Connect was in progress at the same time, and has succeeded.
             return self.send_response(slot, connect::LOST, 0, None, io);
         }
         let entry = &self.requests[slot];
@@ -444,8 +446,8 @@ impl QueuePair {
             Err(refusal) => {
                 let fabrics::ConnectError { status, dw0, is_late, .. } = refusal;
                 if is_late {
-                    // After a restart of the target a host may ask so many times over, and shall
-                    // not be kept out for that when it asks for a new controller.
+                    // After a restart of the target a host may send many such requests, and must
+                    // not be blocked for that when it requests a new controller.
                     io.fabric.admit(self.conn.qp);
                 }
                 debug!(remote = %self.conn.remote, qid = connect.qid, %status, dw0, "Connect refused");
@@ -455,7 +457,7 @@ impl QueuePair {
         }
     }
 
-    /// It is an I/O queue from now on.
+    /// Turns it into an I/O queue.
     fn begin_io(&mut self, association: &Association, io: &mut Io<'_>) {
         let depth = self.depth();
         io.waiters.close(depth);
@@ -465,8 +467,8 @@ impl QueuePair {
         self.rate_limits.find(&self.conn.role);
     }
 
-    /// Connect commands that wait for buffers have lost. None stays in a line in which its queue
-    /// stands no more.
+    /// Fails other Connect commands, which wait for buffers. None stays in a wait queue to which
+    /// its queue pair no longer belongs.
     fn end_other_connects(&mut self, io: &mut Io<'_>) {
         for slot in 0..self.requests.count() {
             let entry = &self.requests[slot];
@@ -477,16 +479,16 @@ impl QueuePair {
         }
     }
 
-    /// The computation of an authentication is done.
+    /// Handles the result of an authentication computation.
     pub fn on_worked(&mut self, ticket: u64, worked: DhResult, io: &mut Io<'_>) {
         if let Some(slot) = self.auth.on_computed(ticket, worked, &mut self.conn, io) {
             self.complete(slot, Ok(0), io);
         }
     }
 
-    // ---- how it ends
+    // ---- end of the connection
 
-    /// Ends the connection so that another may have its room.
+    /// Ends the connection to make room for another.
     pub fn displace(&mut self, io: &mut Io<'_>) {
         let cause = if self.is_admitted() { Cause::Crowded } else { Cause::Displaced };
         self.conn.record_end(cause, "", io);
@@ -509,7 +511,7 @@ impl QueuePair {
         self.leave_devices(io);
     }
 
-    /// The queue pair is destroyed, and all fabric work is returned.
+    /// Handles the destruction of the queue pair: all fabric work is returned.
     pub fn on_gone(&mut self, reason: Reason, io: &mut Io<'_>) {
         self.conn.record_disconnect(&reason, self.is_admitted(), io);
         if self.conn.is_open() {
@@ -526,7 +528,7 @@ impl QueuePair {
                 self.release(slot, io);
                 continue;
             }
-            // The device may keep its part for long, and its host comes again meanwhile, and again.
+            // The device may keep its buffers for long, while the host reconnects several times.
             let has_capsule = entry.capsule.is_some();
             entry.take_buffers().for_each(|buf| io.pool.give(buf));
             if !has_capsule && entry.lends_receive {
@@ -536,7 +538,7 @@ impl QueuePair {
         self.give_cells(io);
     }
 
-    /// Gives back what a finished queue still holds.
+    /// Releases what a finished queue still holds.
     pub fn finish(mut self, io: &mut Io<'_>) {
         self.give_cells(io);
         match self.buffers.tenant {
@@ -555,7 +557,7 @@ impl QueuePair {
         }
     }
 
-    /// An administrator wants the controller to fail.
+    /// Fails the controller if an administrator has requested that.
     fn look_for_fatal_error(&mut self, io: &mut Io<'_>) {
         let QueueRole::Admin(controller) = &mut self.conn.role else { return };
         if controller.association.take_fatal_error() && controller.fail_fatally() {
@@ -574,7 +576,7 @@ impl QueuePair {
         self.close(io);
     }
 
-    /// This queue is closing: its commands stop waiting, and the association is informed.
+    /// Removes the commands of a closing queue from all wait queues, and informs the association.
     fn leave(&mut self, io: &mut Io<'_>) {
         if let Some(slot) = self.auth.cancel(io) {
             self.release(slot, io);
@@ -593,9 +595,10 @@ impl QueuePair {
         }
     }
 
-    /// The connection is over. What waits for its blocks never begins; what a device has keeps its
-    /// blocks from later changes until it is home, and what it has not begun comes back before it
-    /// begins it, and with it its buffers. It may hang, and keep the rest for as long.
+    /// Handles operations when the connection is closed. Those that wait for a range lock never
+    /// begin; those at a device keep their blocks locked until they complete, and the device is
+    /// requested to return those that it has not begun, with their buffers. A device that hangs
+    /// keeps the others.
     fn leave_devices(&mut self, io: &mut Io<'_>) {
         for slot in 0..self.requests.count() {
             let entry = &mut self.requests[slot];

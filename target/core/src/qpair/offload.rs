@@ -1,5 +1,5 @@
-//! Jobs that a worker does for a command: changes of reservations, of write protection and of whole
-//! namespaces, which may wait for files and devices.
+//! Jobs that a worker executes for a command: changes of reservations, of write protection and of whole
+//! namespaces, which may block on files and devices.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::subsystem::ns_request::{CreatedNsid, NamespaceRequest};
 use crate::subsystem::reservation::{Order, Reservation};
 use crate::subsystem::write_protect::Protection;
 
-/// A reservation command.
+/// Returns the job of a reservation command.
 pub(super) fn reservation(
     requests: &Requests,
     slot: u16,
@@ -33,7 +33,7 @@ pub(super) fn reservation(
     Ok(Job::Reserve(ReservationRequest { of, host, order, reactor, tag }))
 }
 
-/// The same of a command whose keys are here.
+/// Returns the job of a reservation command whose keys have arrived.
 pub(super) fn reserve(
     requests: &Requests,
     slot: u16,
@@ -46,7 +46,7 @@ pub(super) fn reserve(
     reservation(requests, slot, (vec![Arc::clone(of)], order), role, io)
 }
 
-/// A change of write protection.
+/// Returns the job of a change of write protection.
 pub(super) fn write_protect(
     requests: &Requests,
     slot: u16,
@@ -58,7 +58,7 @@ pub(super) fn write_protect(
     Job::Protect(WriteProtectRequest { of, state, from })
 }
 
-/// A request about a whole namespace, which is the plan of its command from now on.
+/// Returns the job of a request about a whole namespace, which becomes the plan of its command.
 pub(super) fn namespace(
     requests: &mut Requests,
     slot: u16,
@@ -81,7 +81,7 @@ pub(super) fn namespace(
     Ok(Job::Namespace(Box::new(job)))
 }
 
-/// The same of a Namespace Management or Attachment command whose data are here.
+/// The same for a Namespace Management or Attachment command whose data have arrived.
 pub(super) fn manage(
     requests: &mut Requests,
     slot: u16,

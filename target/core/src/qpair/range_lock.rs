@@ -9,28 +9,29 @@ use crate::sched::range_lock::RangeLock;
 use crate::stats::Stage;
 use nvmfd_blockdev::{DeviceId, IoRequest};
 
-/// How an operation at a device stands with the others that change blocks.
+/// State of an operation with regard to range locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum LockState {
-    /// It changes none, or there is none.
+    /// It changes no blocks, or there is no operation.
     #[default]
     None,
     /// It changes blocks, by byte offset and length, and holds no lock.
     Unclaimed(u64, u64),
     /// The same, and a fused command waits until it has completed.
     Awaited(u64, u64),
-    /// It has claimed them, by this ticket.
+    /// It has requested a lock, with this ticket.
     Claimed(u64),
 }
 
-/// The requests of a queue pair that wait for their blocks.
+/// The requests of a queue pair that wait for a range lock.
 #[derive(Debug, Default)]
 pub(super) struct RangeLockState {
     waiting: u16,
 }
 
 impl RangeLockState {
-    /// Whether an operation may go on that changes this range of bytes, or shall have one to itself.
+    /// Locks the range of bytes that an operation changes, or needs exclusively; returns whether it
+    /// may proceed.
     #[inline]
     pub(super) fn lock(
         entry: &mut Request,
@@ -54,7 +55,7 @@ impl RangeLockState {
         granted
     }
 
-    /// An operation waits until its blocks are granted.
+    /// Keeps an operation until its lock is granted.
     #[cold]
     pub(super) fn wait(
         &mut self,
@@ -68,13 +69,13 @@ impl RangeLockState {
         self.waiting += 1;
     }
 
-    /// Whether some request waits.
+    /// Whether any request waits.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         self.waiting > 0
     }
 
-    /// What a request waits with, and waits no longer.
+    /// Takes the operation of a request that waits, and no longer waits.
     pub(super) fn take_waiting(&mut self, entry: &mut Request) -> Option<(DeviceId, IoRequest)> {
         let waiting = entry.ext_mut()?.waiting_op.take()?;
         self.waiting -= 1;
@@ -82,8 +83,8 @@ impl RangeLockState {
     }
 }
 
-/// The connection is over: what a device has keeps its blocks from later changes until it is
-/// home.
+/// Locks the blocks of an operation that a device still has when its connection is closed, until it
+/// completes: later changes wait.
 pub(super) fn orphan(entry: &mut Request, io: &Io<'_>) {
     let locks = &io.shared.range_locks;
     let (at, len) = match entry.lock {
@@ -96,20 +97,20 @@ pub(super) fn orphan(entry: &mut Request, io: &Io<'_>) {
     let ticket = locks.leave(lock);
     let before = std::mem::replace(&mut entry.lock, LockState::Claimed(ticket));
     if let LockState::Awaited(..) = before {
-        // The fused command waits for its blocks from now on, where they are the same.
+        // The fused command waits for this lock from now on, if it covers the same blocks.
         locks.settled();
     }
 }
 
-/// The operation of a request that waits, where its blocks are granted to it.
+/// Returns the operation of a request that waits, if its lock is granted.
 pub(super) fn granted<'a>(entry: &'a Request, io: &Io<'_>) -> Option<&'a IoRequest> {
     let (_, op) = entry.ext()?.waiting_op.as_ref()?;
     let LockState::Claimed(ticket) = entry.lock else { return None };
     io.shared.range_locks.is_granted(ticket).then_some(op)
 }
 
-/// An operation is home: others may have its blocks. A fused command keeps them between its
-/// halves, and one that makes blocks readable until the marks are gone.
+/// Releases the lock of a completed operation. A fused command keeps it between its halves, and a
+/// command that makes blocks readable until the marks are removed.
 #[inline]
 pub(super) fn end_op(entry: &mut Request, io: &Io<'_>) {
     if entry.has_ext() {
@@ -121,7 +122,7 @@ pub(super) fn end_op(entry: &mut Request, io: &Io<'_>) {
     unlock(entry, io);
 }
 
-/// Gives up whatever claim a command has.
+/// Releases the lock of a command, granted or not.
 #[inline]
 pub(super) fn unlock(entry: &mut Request, io: &Io<'_>) {
     match std::mem::take(&mut entry.lock) {
@@ -131,7 +132,8 @@ pub(super) fn unlock(entry: &mut Request, io: &Io<'_>) {
     }
 }
 
-/// A fused command waits for all changes under way: how many there are here.
+/// Marks all changes in progress without a lock, for which a fused command waits; returns their
+/// number.
 pub(super) fn await_unclaimed(requests: &mut Requests) -> u32 {
     let mut count = 0;
     for entry in requests.iter_mut() {

@@ -1,4 +1,4 @@
-//! What limits the commands of a queue pair ([`crate::subsystem::rate_limit`]).
+//! Rate limits of the commands of a queue pair ([`crate::subsystem::rate_limit`]).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::role::QueueRole;
 use crate::command::Plan;
 use crate::subsystem::rate_limit::{Grant, Limiter, book_all};
 
-/// What limits the commands of a queue pair.
+/// Rate limits of the commands of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct RateLimits {
     /// Its host is limited, or some namespace of its subsystem.
@@ -24,7 +24,7 @@ impl RateLimits {
         self.limited
     }
 
-    /// Looks up what limits this queue, because that may be something else now.
+    /// Looks up the limits of this queue again, because they may have changed.
     pub(super) fn find(&mut self, role: &QueueRole) {
         let QueueRole::Io { association, subsystem, .. } = role else { return };
         let of_host = subsystem.host_limiters.get(&association.host).cloned().unwrap_or_default();
@@ -38,7 +38,7 @@ impl RateLimits {
         bytes_moved(requests, slot).is_some() && limiters.next().is_some()
     }
 
-    /// Books the time of a command; none: nothing limits it any more.
+    /// Books a command at its limits; none if it is no longer limited.
     pub(super) fn book(
         &self,
         requests: &Requests,
@@ -50,12 +50,12 @@ impl RateLimits {
         book_all(self.limiters(&requests[slot], role), now, bytes)
     }
 
-    /// Gives back what a command has booked that will not begin as it is.
+    /// Refunds the booking of a command that will not begin as booked.
     pub(super) fn give_back(&self, entry: &Request, role: &QueueRole, grant: &Grant, now: Instant) {
         self.limiters(entry, role).for_each(|limiter| limiter.give_back(now, grant.bytes));
     }
 
-    /// Books bytes of a command that is under way.
+    /// Charges bytes of a command in progress.
     pub(super) fn charge(&self, entry: &Request, role: &QueueRole, bytes: u64, now: Instant) {
         if self.limited {
             self.limiters(entry, role).for_each(|limiter| limiter.charge(now, bytes));
@@ -76,8 +76,8 @@ impl RateLimits {
     }
 }
 
-/// Bytes that a command moves, with the other half of a fused one, as far as it says so itself;
-/// none for one that is under no limit.
+/// Returns the bytes that a command moves, with those of the other half of a fused one, as far as
+/// its submission queue entry gives them; none for a command that is never limited.
 fn bytes_moved(requests: &Requests, slot: u16) -> Option<u64> {
     let entry = &requests[slot];
     let other = entry.fused_with().and_then(|other| of_plan(&requests[other].plan));
@@ -89,7 +89,7 @@ fn of_plan(plan: &Plan) -> Option<u64> {
         Plan::Load { to, .. } => Some(to.len.into()),
         Plan::Store { from, .. } | Plan::Compare { from, .. } => Some(from.len_bytes().into()),
         Plan::Verify { len, .. } => Some(*len),
-        // How much a Copy moves it says later, and is charged for it then.
+        // The bytes of a Copy are known later, and charged then.
         Plan::Copy { .. }
         | Plan::Flush { .. }
         | Plan::Deallocate { .. }

@@ -1,4 +1,4 @@
-//! What a queue knows of one command, and of its submission queue.
+//! State of one command of a queue, and of its submission queue.
 
 use std::sync::Arc;
 
@@ -15,27 +15,27 @@ use crate::sched::buffers::DeviceSlot;
 use crate::stats::StageTimer;
 use nvmfd_blockdev::{DeviceId, IoRequest};
 
-/// Places for commands for each receive of a queue: as many may wait for the end of their response
-/// as are carried out.
+/// Command slots for each receive of a queue: as many commands may wait for the completion of their
+/// response as are executed.
 pub(super) const SLOTS_PER_RECEIVE: u16 = 2;
 
-/// Work requests that a queue may have posted for each receive: for each place, data of a read or
-/// a write, and a response.
+/// Work requests that a queue may have posted for each receive: for each slot, data of a read or a
+/// write, and a response.
 pub const SENDS_PER_RECEIVE: u32 = 2 * SLOTS_PER_RECEIVE as u32;
 
 /// The states of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// There is none.
+    /// There is no command.
     Free,
     Waiting(WaitReason),
-    /// Its data come from the host, or those of the command that it is fused with.
+    /// Its data are read from the host, or those of the other half of a fused command.
     Pulling,
     /// A device has an operation of it.
     AtDevice,
-    /// Another party executes a part of it, and reports the result.
+    /// A worker executes a part of it, and reports the result.
     Offloaded,
-    /// It was answered, and its data or its response are on their way to the host.
+    /// It was answered; its data or its response are in flight to the host.
     Replying,
 }
 
@@ -46,27 +46,28 @@ pub(super) enum WaitReason {
     RateLimit,
     /// Data buffers. Every command begins like this, also one that needs none.
     Buffers,
-    /// Other commands of its queue, which hold all that a queue without a share may.
+    /// Other commands of its queue, which hold all that a queue without a share may hold.
     AdminCap,
-    /// The blocks that its operation, which it holds, is about to change.
+    /// The lock of the blocks that its operation, which it keeps meanwhile, changes.
     RangeLock,
-    /// The second half of a fused command; or it is that, and the first waits for both.
+    /// The second half of a fused command; or it is the second half, and the first waits for both.
     FusedPartner,
-    /// Its comparison has succeeded, and the write of the second half is not over.
+    /// Its comparison has succeeded, and the write of the second half has not completed.
     FusedWrite,
-    /// An event that the host has asked for.
+    /// The event that completes it.
     Event,
 }
 
 impl State {
-    /// Whether nothing of it was begun: it can end at once.
+    /// Whether no part of it has begun, so that it can end at once.
     pub(super) fn has_not_begun(self) -> bool {
         use WaitReason::{AdminCap, Buffers, Event, FusedPartner, RateLimit};
         matches!(self, State::Waiting(RateLimit | Buffers | AdminCap | FusedPartner | Event))
     }
 
-    /// Whether a command may go from here to there. One that was answered is never carried out
-    /// again, and what somebody else still has of it is never given away.
+    /// Whether a command may change from this state to another. A command that was answered is
+    /// never executed again, and one that a device or worker still has does not return to an
+    /// earlier step.
     const fn may_become(self, to: State) -> bool {
         use State::{AtDevice, Free, Offloaded, Pulling, Replying, Waiting};
         use WaitReason::{
@@ -91,7 +92,7 @@ impl State {
         }
     }
 
-    /// Where it stands in [`STATES`].
+    /// Returns its index in [`STATES`].
     #[inline]
     const fn number(self) -> usize {
         match self {
@@ -121,7 +122,7 @@ const STATES: [State; 12] = [
     State::Replying,
 ];
 
-/// The states that may follow on each, a bit each.
+/// The permitted successors of each state, a bit each.
 const SUCCESSORS: [u16; STATES.len()] = {
     let mut successors = [0; STATES.len()];
     let mut from = 0;
@@ -138,42 +139,42 @@ const SUCCESSORS: [u16; STATES.len()] = {
     successors
 };
 
-/// A command, or the place for one.
+/// A command, or the slot for one.
 ///
-/// The data of a batch push slots out of the fastest cache between the steps of their commands. So
-/// what belongs to one step lies together, and what few commands need is behind everything else and
-/// not looked at by the others.
+/// The data of a batch evict slots from the L1 cache between the steps of their commands. So fields
+/// used by one step are adjacent, and those that few commands need are behind all others and not
+/// accessed for other commands.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Request {
     state: State,
     /// Work requests posted and not completed.
     pub(super) posted: u8,
-    /// It has something that few commands have.
+    /// Whether [`RequestExt`] is in use.
     has_ext: bool,
-    /// A disk has been asked for its operation, and has not answered yet.
+    /// A device was requested to cancel its operation, and has not answered yet.
     pub(super) cancelling: bool,
-    /// Its in-capsule data go to the disk in a buffer of their own.
+    /// Its in-capsule data are copied to a buffer of their own for the device.
     pub(super) bounces: bool,
-    /// They go in the receive in which they came, which is counted among those that its store has.
+    /// They are submitted in their receive, which is counted among those that its device has.
     pub(super) lends_receive: bool,
-    /// What it was answered.
+    /// Status of its response.
     pub(super) status: Status,
-    /// Bytes of data buffers that were taken for it.
+    /// Bytes of data buffers that are charged for it.
     pub(super) charged_bytes: u32,
-    /// The store that they were taken for, until it has done what it should.
+    /// The device for which they are charged, until it has done its part.
     pub(super) device: Option<DeviceSlot>,
-    /// What completes it, until it was completed.
+    /// The right to complete it, until it was completed.
     reply: Option<Reply>,
-    /// The response's cell, while it is not posted.
+    /// The buffer of the response, while it is not posted.
     pub(super) cell: Option<Buf>,
     /// Time spent in each stage.
     pub(super) clock: StageTimer,
     pub(super) sqe: Sqe,
-    /// The data on their way between host and disk.
+    /// The data in transfer between host and device.
     pub(super) data: Option<Buf>,
     pub(super) plan: Plan,
-    /// Progress of plans with several disk operations.
+    /// Progress of plans with several device operations.
     pub(super) step: u32,
     /// Its range lock.
     pub(super) lock: LockState,
@@ -182,8 +183,7 @@ pub(super) struct Request {
     ext: RequestExt,
 }
 
-/// What completes a command: whoever sends a response gives this up for it, and there is one for
-/// each command that came.
+/// The right to complete a command: one for each command received, consumed by its response.
 #[derive(Debug)]
 pub(super) struct Reply {
     /// The command.
@@ -192,28 +192,28 @@ pub(super) struct Reply {
     pub(super) invalidate: Option<u32>,
 }
 
-/// What few commands have.
+/// State that few commands need.
 #[derive(Debug, Default)]
 pub(super) struct RequestExt {
     /// The slot of the other half of a fused command.
     pub(super) fused_with: Option<u16>,
-    /// That has failed.
+    /// The other half has failed.
     pub(super) fused_failed: bool,
     /// Its queue is deleted.
     pub(super) is_deleted: bool,
-    /// What Compare loads to hold against the data, and what Copy copies.
+    /// Blocks that Compare loads to compare them with the data, or that Copy copies.
     pub(super) second: Option<Buf>,
-    /// Where the host has the data, when that is in several places.
+    /// The pieces of the data in host memory, if there are several.
     pub(super) pieces: SglSegments,
-    /// Commands that wait until this one is over.
+    /// Barriers that wait until this command has ended.
     pub(super) barriers: Vec<Arc<DrainBarrier>>,
-    /// The Abort commands that want it to end.
+    /// The Abort commands that name it.
     pub(super) aborts: Vec<AbortToken>,
-    /// The operation that waits for its blocks.
+    /// The operation that waits for its range lock.
     pub(super) waiting_op: Option<(DeviceId, IoRequest)>,
-    /// What becomes of unreadable blocks that it changes.
+    /// Unreadable blocks that it changes.
     pub(super) clears: ClearBadBlocks,
-    /// The block that it failed for, where its own fields do not say.
+    /// The block at which it failed, if not given by its own fields.
     pub(super) failing_lba: Option<u64>,
 }
 
@@ -251,7 +251,7 @@ impl Request {
         }
     }
 
-    /// A command begins, whose capsule came at `came_ns`.
+    /// Begins a command whose capsule arrived at `came_ns`.
     pub(super) fn begin(&mut self, sqe: Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
         if std::mem::take(&mut self.has_ext) {
             self.ext.forget();
@@ -267,7 +267,7 @@ impl Request {
         self.step = 0;
     }
 
-    /// Where it stands.
+    /// Returns its state.
     #[inline]
     pub(super) fn state(&self) -> State {
         self.state
@@ -285,31 +285,31 @@ impl Request {
         self.state = state;
     }
 
-    /// What its completion takes; none when it was completed, or never will be.
+    /// Takes the right to complete it; none if it was completed, or never will be.
     #[inline]
     pub(super) fn take_reply(&mut self) -> Option<Reply> {
         self.reply.take()
     }
 
-    /// Whether it has something that few commands have.
+    /// Whether [`RequestExt`] is in use.
     #[inline]
     pub(super) fn has_ext(&self) -> bool {
         self.has_ext
     }
 
-    /// What it has that few commands have; none: nothing of that.
+    /// Returns its [`RequestExt`], if that is in use.
     #[inline]
     pub(super) fn ext(&self) -> Option<&RequestExt> {
         if self.has_ext { Some(&self.ext) } else { None }
     }
 
-    /// The same, to be changed.
+    /// Returns the same, mutable.
     #[inline]
     pub(super) fn ext_mut(&mut self) -> Option<&mut RequestExt> {
         if self.has_ext { Some(&mut self.ext) } else { None }
     }
 
-    /// It gets something that few commands have.
+    /// Returns its [`RequestExt`], which is in use from now on.
     pub(super) fn make_ext(&mut self) -> &mut RequestExt {
         self.has_ext = true;
         &mut self.ext
@@ -321,20 +321,20 @@ impl Request {
         self.ext().and_then(|ext| ext.fused_with)
     }
 
-    /// The host has other keys than its descriptor says: this one is invalidated.
+    /// Sets the key to invalidate, where the host has others than in the descriptor of the command.
     pub(super) fn set_invalidate(&mut self, key: Option<u32>) {
         if let Some(reply) = &mut self.reply {
             reply.invalidate = key;
         }
     }
 
-    /// Nothing completes it any more.
+    /// Drops the right to complete it.
     pub(super) fn forget_reply(&mut self) {
         self.reply = None;
     }
 
-    /// Why a command has to end before it has done (or gone on with) anything: its host was
-    /// preempted, or wants it to, or the namespace was write protected.
+    /// Returns the status of a command that must end before its first or next step: its host was
+    /// preempted, or wants to abort it, or the namespace was write protected.
     #[inline]
     pub(super) fn pending_end(&self) -> Option<Status> {
         if self.has_ext { self.ext_pending_end() } else { None }
@@ -356,7 +356,7 @@ impl Request {
         }
     }
 
-    /// The buffer of an operation is the command's again.
+    /// Returns the buffer of an operation to the command.
     pub(super) fn put_back(&mut self, buf: Option<Buf>) {
         match (&self.plan, buf) {
             (_, None) => {}
@@ -372,25 +372,25 @@ impl Request {
         }
     }
 
-    /// Whether the host has its data in several places.
+    /// Whether its data are in several pieces of host memory.
     #[inline]
     pub(super) fn is_scattered(&self) -> bool {
         self.ext().is_some_and(|ext| !ext.pieces.is_empty())
     }
 
-    /// Whether its data are being pushed in pieces, and the last one is still to come.
+    /// Whether its data are being transferred in pieces, and the last one is not posted yet.
     #[inline]
     pub(super) fn is_in_pieces(&self) -> bool {
         self.ext().is_some_and(|ext| ext.pieces.has_more())
     }
 
-    /// All data buffers that it has in hand, for keeps.
+    /// Takes all data buffers that it owns.
     pub(super) fn take_buffers(&mut self) -> impl Iterator<Item = Buf> + use<> {
         let second = self.ext_mut().and_then(|ext| ext.second.take());
         [self.capsule.take(), self.data.take(), second].into_iter().flatten()
     }
 
-    /// The data that the host sent, wherever they lie.
+    /// Returns the data that the host sent, in either buffer.
     pub(super) fn bytes<'a>(&'a self, pool: &'a Pool) -> &'a [u8] {
         match (&self.data, &self.capsule) {
             (Some(buf), _) | (None, Some(buf)) => pool.bytes(buf),
@@ -400,7 +400,7 @@ impl Request {
 }
 
 impl RequestExt {
-    /// Another command begins in its place. Buffers and the operation have gone by then.
+    /// Resets it for another command in the slot. Buffers and the operation are already removed.
     fn forget(&mut self) {
         self.fused_with = None;
         self.fused_failed = false;
@@ -437,7 +437,7 @@ mod tests {
     use crate::qpair::request::*;
     use crate::sched::abort::AbortRequest;
 
-    /// What every command touches fills so many cache lines; what its response needs comes first.
+    /// Fields that every command uses fill so many cache lines; those of its response are first.
     #[test]
     fn what_few_commands_have_is_behind_what_all_have() {
         const LINE_BYTES: usize = 64;
@@ -462,12 +462,13 @@ mod tests {
         for from in waiting.into_iter().chain(under_way) {
             assert!(from.may_become(Replying) && from.may_become(Free), "{from:?}");
         }
-        // What a device or worker has is returned before the command changes.
+        // A device or worker returns its part before the command changes.
         for from in [AtDevice, Offloaded, Waiting(RangeLock), Waiting(FusedWrite)] {
             assert!(!from.has_not_begun(), "{from:?}");
             assert!(!from.may_become(Pulling) && !from.may_become(Waiting(Buffers)), "{from:?}");
         }
-        // Nothing leaves the line of a limit without its time, and an event is no operation.
+        // No command is removed from the queue of a limit before its time, and an event is no
+        // operation.
         for to in under_way {
             assert!(!Waiting(RateLimit).may_become(to) && !Waiting(Event).may_become(to), "{to:?}");
         }

@@ -1,4 +1,4 @@
-//! The requests of a queue pair, and which command ids are taken.
+//! The requests of a queue pair, and the command ids in use.
 
 use std::ops::{Index, IndexMut};
 
@@ -6,21 +6,21 @@ use rdma::Pool;
 
 use super::request::{Request, SLOTS_PER_RECEIVE};
 
-/// Places for commands, by slot number.
+/// Command slots, by number.
 #[derive(Debug)]
 pub(super) struct Requests {
     /// The number of the queue pair, which identifies it in operations of devices and workers.
     pub(super) key: u32,
     entries: Vec<Request>,
     free: Vec<u16>,
-    /// Operations of devices and workers, and requests to cancel some: each completes.
+    /// Operations of devices and workers, and requests to cancel some, in progress: each completes.
     pub(super) outstanding: u16,
     /// Command ids that are outstanding, a bit each.
     cids: Box<[u64; 1024]>,
 }
 
 impl Requests {
-    /// Places for the commands of a queue pair with so many receives.
+    /// Returns the slots of a queue pair with so many receives.
     pub(super) fn new(key: u32, receives: u16, pool: &mut Pool) -> Requests {
         let count = receives * SLOTS_PER_RECEIVE;
         Requests {
@@ -32,55 +32,55 @@ impl Requests {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of slots.
     pub(super) fn count(&self) -> u16 {
         self.entries.len() as u16
     }
 
-    /// All of them.
+    /// Returns all slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Request> {
         self.entries.iter()
     }
 
-    /// All of them, to be changed.
+    /// Returns all slots, mutable.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request> {
         self.entries.iter_mut()
     }
 
-    /// All of them with their numbers.
+    /// Returns all slots with their numbers.
     pub(super) fn numbered(&self) -> impl Iterator<Item = (u16, &Request)> {
         (0..).zip(&self.entries)
     }
 
-    /// The number of the first of which this is true.
+    /// Returns the number of the first slot for which `is_it` is true.
     pub(super) fn find(&self, is_it: impl Fn(&Request) -> bool) -> Option<u16> {
         self.entries.iter().position(is_it).map(|slot| slot as u16)
     }
 
-    /// A place for a command.
+    /// Takes a free slot.
     #[inline]
     pub(super) fn take_free(&mut self) -> Option<u16> {
         self.free.pop()
     }
 
-    /// It is a place for another command.
+    /// Returns a slot to the free ones.
     #[inline]
     pub(super) fn give_free(&mut self, slot: u16) {
         self.free.push(slot);
     }
 
-    /// Whether there is no place for a command.
+    /// Whether no slot is free.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// Whether there is no command.
+    /// Whether all slots are free.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() == self.entries.len()
     }
 
-    /// Notes that a command id is outstanding; false when it already was.
+    /// Records that a command id is outstanding; false if it already was.
     #[inline]
     pub(super) fn claim_cid(&mut self, cid: u16) -> bool {
         let (word, bit) = (&mut self.cids[usize::from(cid >> 6)], 1 << (cid & 63));
@@ -89,13 +89,13 @@ impl Requests {
         free
     }
 
-    /// The command is completed: the host may use its id again.
+    /// Releases the id of a completed command: the host may reuse it.
     #[inline]
     pub(super) fn release_cid(&mut self, cid: u16) {
         self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
     }
 
-    /// What a device or a worker knows a command's operation by.
+    /// Returns the tag that identifies a command's operation at a device or a worker.
     #[inline]
     pub(super) fn tag(&self, slot: u16) -> u64 {
         u64::from(self.key) << 32 | u64::from(slot)

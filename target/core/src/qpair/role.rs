@@ -1,4 +1,4 @@
-//! What a queue pair serves, and what commands may do there.
+//! Role of a queue pair, and the checks of it that commands must pass.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,10 +12,10 @@ use crate::controller::association::Association;
 use crate::subsystem::Subsystem;
 use nvmfd_blockdev::{DeviceId, IoRequest};
 
-/// What a queue pair serves.
+/// Role of a queue pair.
 #[derive(Debug)]
 pub(super) enum QueueRole {
-    /// Nothing before Connect.
+    /// None before Connect.
     Nothing { deadline: Instant },
     /// An admin queue owns its controller.
     Admin(Box<Controller>),
@@ -24,7 +24,7 @@ pub(super) enum QueueRole {
 }
 
 impl QueueRole {
-    /// The association of the queue; none before its Connect.
+    /// Returns the association of the queue; none before its Connect.
     #[inline]
     pub(super) fn association(&self) -> Option<&Arc<Association>> {
         match self {
@@ -34,7 +34,7 @@ impl QueueRole {
         }
     }
 
-    /// What its host sees of the subsystem.
+    /// Returns the subsystem as its host sees it.
     pub(super) fn subsystem(&self) -> Option<&Subsystem> {
         match self {
             QueueRole::Nothing { .. } => None,
@@ -43,7 +43,7 @@ impl QueueRole {
         }
     }
 
-    /// The namespace on a device.
+    /// Returns the namespace on a device.
     pub(super) fn nsid_of(&self, backing: DeviceId) -> Option<u32> {
         let mut namespaces = self.subsystem()?.namespaces.iter();
         namespaces.find(|namespace| namespace.backing == backing).map(|namespace| namespace.nsid)
@@ -67,26 +67,26 @@ impl QueueRole {
         }
     }
 
-    /// Whether a step of a command may begin now. What was checked when it came is checked again:
-    /// it may have waited for limits, buffers, its data or other commands, and a host that was told
-    /// of a reservation meanwhile must not find it carried out afterwards.
+    /// Whether a step of a command may begin now. The checks made on arrival are repeated: the
+    /// command may have waited for limits, buffers, its data or other commands, and a host to which
+    /// a reservation was reported meanwhile must not see it executed afterwards.
     #[inline]
     pub(super) fn may_begin(&self, entry: &Request, op: &IoRequest) -> Result<(), Status> {
-        // To make durable what was done changes nothing.
+        // A flush after other steps changes nothing.
         match op {
             IoRequest::Flush if entry.step > 0 => Ok(()),
             op => self.may_begin_at(entry, op.range()),
         }
     }
 
-    /// The same of a step that touches this range of bytes.
+    /// The same for a step that accesses this range of bytes.
     #[inline]
     pub(super) fn may_begin_at(
         &self,
         entry: &Request,
         range: Option<(u64, u64)>,
     ) -> Result<(), Status> {
-        // An admin queue has orders for its whole subsystem.
+        // Commands of an admin queue are for its whole subsystem.
         let QueueRole::Io { association, subsystem, .. } = self else { return Ok(()) };
         association.reach.check_io(&entry.sqe, subsystem)?;
         let barred = association.reservations.barred(entry.sqe.nsid);

@@ -1,5 +1,5 @@
-//! Data in several places of the host's memory: they are moved one piece after another, each
-//! through its window of the one buffer.
+//! Data in several places of host memory: one piece is transferred after another, each through its window of
+//! the single buffer.
 
 use nvme::sgl::LastSegment;
 use nvme::{Sqe, Status};
@@ -9,8 +9,8 @@ use super::log_page;
 use super::request::Request;
 use crate::command::{Plan, SQE_BYTES, sgl};
 
-/// Takes note of where the pieces of a command's data are, of which so many bytes came in the
-/// capsule. Gives the command as the rules see it, with one descriptor of the whole length.
+/// Records where the pieces of a command's data are, by the `received_bytes` behind it in the
+/// capsule. Returns the command for the rules, with one descriptor of the total length.
 pub(super) fn gather(
     entry: &mut Request,
     sqe: &Sqe,
@@ -27,7 +27,7 @@ pub(super) fn gather(
     Ok(sqe)
 }
 
-/// What pulls the next piece.
+/// Returns the RDMA Read of the next piece.
 pub(super) fn next_pull(entry: &mut Request) -> Option<Work> {
     let (skip, from) = entry.ext_mut()?.pieces.advance()?;
     let mut into = entry.data.take()?;
@@ -35,7 +35,7 @@ pub(super) fn next_pull(entry: &mut Request) -> Option<Work> {
     Some(Work::Read { into, from })
 }
 
-/// All pieces are pulled: the window is the whole again.
+/// Resets the window to the whole data after all pieces are pulled.
 pub(super) fn join(entry: &mut Request) {
     let total_bytes = entry.ext().and_then(|ext| ext.pieces.total_bytes());
     if let (Some(total_bytes), Some(data)) = (total_bytes, &mut entry.data) {
@@ -43,7 +43,7 @@ pub(super) fn join(entry: &mut Request) {
     }
 }
 
-/// Makes the next piece ready to be pushed: where to.
+/// Prepares the next piece to be pushed; returns the destination.
 pub(super) fn next_push(entry: &mut Request, pool: &mut Pool) -> Option<Remote> {
     let (skip, to) = entry.ext_mut()?.pieces.advance()?;
     if matches!(entry.plan, Plan::Give { .. }) {

@@ -1,4 +1,4 @@
-//! What is counted of a queue pair's commands: for the SMART log, and where their time went.
+//! Statistics of a queue pair's commands: counters for the SMART log, and times of their stages.
 
 use std::time::Instant;
 
@@ -13,17 +13,17 @@ use crate::stats::slow_log::SlowCommand;
 use crate::stats::{Kind, Rows};
 use crate::subsystem::usage::{IoCounters, Work};
 
-/// What is counted of a queue pair's commands.
+/// Statistics of a queue pair's commands.
 #[derive(Debug, Default)]
 pub(super) struct QueueStats {
-    /// For the SMART log, until it is handed in.
+    /// For the SMART log, until they are handed in.
     counters: IoCounters,
-    /// Where they are counted, once it is an I/O queue.
+    /// The rows in which commands are counted, once it is an I/O queue.
     rows: Option<Rows>,
 }
 
 impl QueueStats {
-    /// Where the work of a command for a namespace is counted.
+    /// Returns the counters of a namespace.
     #[inline]
     fn work(&mut self, nsid: u32, role: &QueueRole) -> &mut Work {
         let (work, evicted) = self.counters.of(nsid);
@@ -52,7 +52,7 @@ impl QueueStats {
         work.units_written += bytes >> 9;
     }
 
-    /// Counts a failure, if it is one of the medium.
+    /// Counts a failure, if it is a media error.
     pub(super) fn count_failure(&mut self, nsid: u32, status: Status, role: &QueueRole) {
         const MEDIA: u8 = 2;
         let harmless = [Status::COMPARE_FAILURE, Status::ACCESS_DENIED, Status::DEALLOCATED_BLOCK];
@@ -62,7 +62,7 @@ impl QueueStats {
         }
     }
 
-    /// Hands in what was counted.
+    /// Adds the counters to those of the association and the subsystem.
     pub(super) fn hand_in(&mut self, role: &QueueRole, requests: &Requests, now: Instant) {
         let QueueRole::Io { association, subsystem, .. } = role else { return };
         for (nsid, work) in self.counters.take() {
@@ -85,8 +85,8 @@ impl QueueStats {
         }
     }
 
-    /// Finds the rows that its commands are counted in. Not on the way of an I/O: when it
-    /// connects, and when its subsystem has changed.
+    /// Looks up the rows in which its commands are counted: when it connects and when its subsystem
+    /// has changed, not for each I/O.
     pub(super) fn find_rows(&mut self, role: &QueueRole, io: &mut Io<'_>) {
         let QueueRole::Io { association, subsystem, .. } = role else { return };
         let nsids = subsystem.namespaces.iter().map(|namespace| namespace.nsid);
@@ -95,8 +95,8 @@ impl QueueStats {
         self.rows = observer.map(|observer| observer.rows(subsystem.nqn, association.host, nsids));
     }
 
-    /// A command was completed, and nothing of the response is under way any more: the host's
-    /// transport has it, or the connection has ended. `key`: of the queue pair.
+    /// Counts a completed command whose response is no longer in flight: the host's transport has
+    /// acknowledged it, or the connection has ended. `key`: of the queue pair.
     #[inline]
     pub(super) fn observe(&self, entry: &Request, key: u32, conn: &Connection, io: &mut Io<'_>) {
         let whose = (key, entry.sqe.nsid, entry.sqe.opcode);
@@ -112,7 +112,7 @@ impl QueueStats {
         }
     }
 
-    /// Begins another run with a command; false when it is none that is counted.
+    /// Begins a new run with a command; false if it is not a command that is counted.
     #[inline(never)]
     fn begin_run(&self, entry: &Request, key: u32, io: &mut Io<'_>) -> bool {
         let Some(rows) = &self.rows else { return false };
@@ -147,7 +147,7 @@ impl QueueStats {
     }
 }
 
-/// Bytes that a command has read or written, when it has succeeded.
+/// Returns the bytes that a successful command has read or written.
 #[inline]
 fn moved_bytes(plan: &Plan) -> u32 {
     match plan {

@@ -1,4 +1,4 @@
-//! What a host has written and not flushed ([`crate::subsystem::unflushed`]).
+//! Writes of a host that are not flushed ([`crate::subsystem::unflushed`]).
 
 use nvme::Status;
 
@@ -7,8 +7,8 @@ use super::role::QueueRole;
 use crate::command::Plan;
 use nvmfd_blockdev::DeviceId;
 
-/// An operation of a command is home: whether the host has something to flush now. `is_open`: its
-/// connection is, so that it is told of a failure.
+/// Records whether the host has data to flush after an operation has completed. `is_open`: its
+/// connection is open, so a failure is reported to it.
 #[inline]
 pub(super) fn note(role: &QueueRole, entry: &Request, outcome: Result<(), Status>, is_open: bool) {
     let Some(association) = role.association() else { return };
@@ -31,7 +31,7 @@ pub(super) fn note(role: &QueueRole, entry: &Request, outcome: Result<(), Status
 /// Whether a flush of this namespace may begin.
 ///
 /// # Errors
-/// Write Fault: what the host has written before may be lost, and it does not know yet.
+/// Write Fault: earlier writes of the host may be lost, and this has not been reported to it.
 pub(super) fn begin_flush(role: &QueueRole, nsid: u32) -> Result<(), Status> {
     let unflushed = role.association().map(|association| &association.unflushed);
     match unflushed.is_none_or(|unflushed| unflushed.begin_flush(nsid)) {
@@ -40,13 +40,14 @@ pub(super) fn begin_flush(role: &QueueRole, nsid: u32) -> Result<(), Status> {
     }
 }
 
-/// The same for one of the flushes of a shutdown.
+/// Whether one of the flushes of a shutdown may begin.
 pub(super) fn begin_shutdown_flush(role: &QueueRole, backing: DeviceId) -> Result<(), Status> {
     role.nsid_of(backing).map_or(Ok(()), |nsid| begin_flush(role, nsid))
 }
 
-/// One of the flushes of a shutdown has failed. The other devices are flushed all the same; the
-/// status of the controller says that not all were. The first is told, of this device.
+/// Records that a flush of a shutdown has failed. The other devices are flushed all the same; the
+/// status of the controller reports that not all were. Returns the device of the first failure
+/// only.
 pub(super) fn fail_shutdown(entry: &mut Request) -> Option<Option<DeviceId>> {
     let step = entry.step;
     let Plan::ShutDown { backings, durable } = &mut entry.plan else { return None };

@@ -19,19 +19,20 @@ struct AbortState {
     association: u64,
     sqid: u16,
     cid: u16,
-    /// Errands under way.
+    /// Number of tokens.
     tokens: AtomicU32,
     aborted: AtomicBool,
     home: Arc<dyn Waker>,
 }
 
-/// On the way to a command, or kept with it.
+/// Token in transit to a command, or kept with it.
 #[derive(Debug)]
 pub struct AbortToken(Arc<AbortState>);
 
 impl AbortRequest {
-    /// A wish of an association, by its [`crate::controller::association::Association::id`]: end the command
-    /// `cid` of queue `sqid`. `home` is the reactor of its admin queue. With its first errand.
+    /// Returns the request of an association, by its
+    /// [`crate::controller::association::Association::id`], to abort command `cid` of queue `sqid`,
+    /// and its first token. `home` is the reactor of its admin queue.
     #[must_use]
     pub fn new(
         association: u64,
@@ -51,10 +52,10 @@ impl AbortRequest {
         (AbortRequest(Arc::clone(&shared)), AbortToken(shared))
     }
 
-    /// Whether the command was aborted; none while that is open.
+    /// Whether the command was aborted; none while the outcome is unknown.
     #[must_use]
     pub fn outcome(&self) -> Option<bool> {
-        // Acquire: who has let go of the last errand has said before what came of it.
+        // Acquire: the outcome was stored before the last token was dropped.
         let open = self.0.tokens.load(Ordering::Acquire) > 0;
         match self.0.aborted.load(Ordering::Relaxed) {
             true => Some(true),
@@ -77,7 +78,7 @@ impl AbortToken {
         self.0.cid
     }
 
-    /// The command ends with Command Abort Requested.
+    /// Records that the command ends with Command Abort Requested.
     pub fn succeed(self) {
         self.0.aborted.store(true, Ordering::Relaxed);
     }

@@ -8,19 +8,19 @@ use nvme::{NSID_ALL, Nqn, Status};
 
 use crate::subsystem::reservation::HostId;
 
-/// The commands that must end. Reactors answer those that have not begun; those that are at the
-/// disk cannot be recalled, so their slots hold the fence until they come home.
+/// The commands that must end. Reactors complete those that have not begun; those at a device are
+/// not recalled, so their slots hold the barrier until they complete.
 pub struct DrainBarrier {
     /// The subsystem.
     pub subsystem: Nqn,
     /// The namespaces.
     pub nsids: Vec<u32>,
-    /// Whose commands.
+    /// The commands in its scope.
     pub whose: DrainScope,
     drained: Option<Drained>,
 }
 
-/// What is called when nobody holds a fence any more, on the thread that held it last.
+/// Called when no command holds a barrier any more, on the thread of the last holder.
 type Drained = Box<dyn FnOnce() + Send + Sync>;
 
 /// Class of a command, for a drain barrier.
@@ -28,11 +28,11 @@ type Drained = Box<dyn FnOnce() + Send + Sync>;
 pub enum IoClass {
     /// It changes blocks, or may.
     Changes,
-    /// It uses blocks, or what is known of them, and changes none.
+    /// It uses blocks or information about them, and changes none.
     Uses,
     /// It has nothing to do with blocks.
     Other,
-    /// It is a reservation command or Disconnect, which goes on also where its host was preempted.
+    /// It is a reservation command or Disconnect, which continues also if its host was preempted.
     Exempt,
 }
 
@@ -41,14 +41,15 @@ pub enum IoClass {
 pub enum DrainScope {
     /// All I/O commands of hosts that were preempted.
     Preempted(Vec<HostId>),
-    /// Everybody's that change blocks: the namespaces are write protected.
+    /// Commands of all hosts that change blocks: the namespaces are write protected.
     Writers,
-    /// Everybody's that do anything with blocks: the namespaces are formatted.
+    /// Commands of all hosts that use or change blocks: the namespaces are formatted.
     Users,
 }
 
 impl DrainBarrier {
-    /// A fence; `drained` is called when nobody holds it any more, and must not wait.
+    /// Returns a barrier; `drained` is called when no command holds it any more, and must not
+    /// block.
     #[must_use]
     pub fn new(
         subsystem: Nqn,
@@ -59,7 +60,8 @@ impl DrainBarrier {
         DrainBarrier { subsystem, nsids, whose, drained: Some(Box::new(drained)) }
     }
 
-    /// A fence around a namespace that is formatted; `waiting` goes when nobody holds it any more.
+    /// Returns a barrier for a namespace that is formatted; `waiting` is dropped when no command
+    /// holds it any more.
     #[must_use]
     pub fn around(subsystem: Nqn, nsid: u32, waiting: Sender<()>) -> DrainBarrier {
         DrainBarrier::new(subsystem, vec![nsid], DrainScope::Users, move || drop(waiting))
@@ -87,7 +89,7 @@ impl DrainBarrier {
         ends && (all || self.nsids.contains(&nsid))
     }
 
-    /// What commands are told that end.
+    /// Returns the status of commands that end.
     #[must_use]
     pub fn status(&self) -> Status {
         match self.whose {

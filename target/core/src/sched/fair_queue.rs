@@ -8,7 +8,7 @@ use rdma::Source;
 #[derive(Debug)]
 pub struct FairQueue<T> {
     waiting: BTreeMap<Source, VecDeque<T>>,
-    /// Each source of which something waits, once.
+    /// Each source with queued items, once.
     next: VecDeque<Source>,
     len: usize,
 }
@@ -20,13 +20,13 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Whether none waits.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.next.is_empty()
     }
 
-    /// Behind all others of its source.
+    /// Appends an item behind all others of its source.
     pub fn push(&mut self, source: Source, item: T) {
         let of_source = self.waiting.entry(source).or_default();
         if of_source.is_empty() {
@@ -36,7 +36,7 @@ impl<T> FairQueue<T> {
         self.len += 1;
     }
 
-    /// Puts back what was popped last: it is the next once more.
+    /// Puts back the item popped last: it is the next again.
     pub fn put_back(&mut self, source: Source, item: T) {
         let of_source = self.waiting.entry(source).or_default();
         if !of_source.is_empty() {
@@ -47,18 +47,18 @@ impl<T> FairQueue<T> {
         self.len += 1;
     }
 
-    /// How many of a source wait.
+    /// Returns the number of items of a source.
     pub(crate) fn count_of(&self, source: Source) -> usize {
         self.waiting.get(&source).map_or(0, VecDeque::len)
     }
 
-    /// How many wait.
+    /// Returns the number of items.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The next, of the source whose turn it is.
+    /// Removes and returns the next item, of the source whose turn it is.
     pub fn pop(&mut self) -> Option<T> {
         let source = self.next.pop_front()?;
         let of_source = self.waiting.get_mut(&source)?;
@@ -71,7 +71,7 @@ impl<T> FairQueue<T> {
         item
     }
 
-    /// Takes out the one of which this is true.
+    /// Removes and returns the item for which `is_it` is true.
     pub fn remove(&mut self, is_it: impl Fn(&T) -> bool) -> Option<T> {
         let find = |items: &VecDeque<T>| items.iter().position(&is_it);
         let mut all = self.waiting.iter_mut();
@@ -83,9 +83,9 @@ impl<T> FairQueue<T> {
         item
     }
 
-    /// Takes out the oldest of too many: of the source that it was pushed for last, if that has its
-    /// share or more, or else of the one that has the most. So who asks without end pays for itself,
-    /// and nobody walks through all sources for it.
+    /// Removes the oldest of too many items: of the source for which the last one was pushed, if
+    /// that has its share or more, otherwise of the one with the most. So a source that sends too
+    /// many displaces its own, without a search through all sources.
     pub(crate) fn displace(&mut self, source: Source) -> Option<T> {
         let source = match self.count_of(source) * self.next.len() >= self.len {
             true => source,

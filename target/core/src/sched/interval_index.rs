@@ -1,8 +1,8 @@
 //! Interval index: locks by block range, for lookups without a scan.
 //!
-//! Those of a store lie in classes by the power of two that their length is below, in each by their
-//! beginning. So what meets a claim begins in each class at most that power before it, and the
-//! search takes a few steps for each class that there is, whatever else is claimed.
+//! The locks of a device are in classes by the power of two that their length is below, ordered by offset in
+//! each. So a lock that overlaps a range begins at most that power before it, and the search takes a few
+//! steps for each class in use, however many other locks there are.
 
 use std::collections::BTreeMap;
 use std::iter::successors;
@@ -10,7 +10,7 @@ use std::iter::successors;
 use super::range_lock::RangeLock;
 use nvmfd_blockdev::DeviceId;
 
-/// Claims, as their tickets.
+/// Locks, by their tickets.
 #[derive(Debug, Default)]
 pub(super) struct IntervalIndex {
     /// Their lengths in bytes.
@@ -39,17 +39,17 @@ impl IntervalIndex {
         self.by_place.is_empty()
     }
 
-    /// Whether there are some of this store.
+    /// Whether there are any for this device.
     pub(super) fn has(&self, backing: DeviceId) -> bool {
         self.class_from(backing, 0).is_some()
     }
 
-    /// All of them.
+    /// Returns the tickets of all locks.
     pub(super) fn tickets(&self) -> impl Iterator<Item = u64> {
         self.by_place.keys().map(|place| place.ticket)
     }
 
-    /// Those whose blocks are also of this claim's.
+    /// Returns the tickets of the locks that overlap this one.
     pub(super) fn meeting(&self, claim: &RangeLock) -> impl Iterator<Item = u64> {
         let RangeLock { backing, at, .. } = *claim;
         let end = claim.end();
@@ -64,7 +64,7 @@ impl IntervalIndex {
             .map(|(place, _)| place.ticket)
     }
 
-    /// The next class that a store has some of.
+    /// Returns the next class with locks of a device.
     fn class_from(&self, backing: DeviceId, class: u32) -> Option<u32> {
         let from = Place { backing, class, at: 0, ticket: 0 };
         let (place, _) = self.by_place.range(from..).next()?;

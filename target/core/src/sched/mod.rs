@@ -1,5 +1,5 @@
-//! Scheduling of commands: buffers, rate limits, range locks, drain barriers, and work handed to
-//! others.
+//! Scheduling of commands: buffers, rate limits, range locks, drain barriers, and work handed to other
+//! threads.
 
 pub mod abort;
 pub mod buffers;

@@ -13,19 +13,19 @@ use crate::subsystem::ns_request::{CreatedNsid, NamespaceRequest};
 use crate::subsystem::reservation::{HostId, Order, Reservation};
 use crate::subsystem::write_protect::Protection;
 
-/// Carries out jobs elsewhere. What comes of one reaches the poll group as a message.
+/// Executes jobs on other threads. The outcome is sent to the poll group as a message.
 pub trait Offload: fmt::Debug + Send + Sync {
-    /// Hands a job over, and never waits. False: there is nobody who could do it, and no message
-    /// will come.
+    /// Submits a job, and never blocks. False: no worker can execute it, and no message will be
+    /// sent.
     #[must_use]
     fn submit(&self, job: Job) -> bool;
 
-    /// Takes the authentication job of this ticket back; false when it has begun, or is done.
+    /// Cancels the authentication job of this ticket; false if it has begun, or is done.
     fn cancel(&self, ticket: u64) -> bool;
 }
 
-/// A job. Those about reservations, write protection and unreadable blocks are carried out one
-/// after another, in the order in which they were handed over.
+/// A job. Those for reservations, write protection and unreadable blocks are executed one after
+/// another, in the order of submission.
 #[derive(Debug)]
 pub enum Job {
     /// A reservation command.
@@ -36,33 +36,33 @@ pub enum Job {
     MarkBlocks(Box<BadBlocksRequest>),
     /// A request that concerns a whole namespace.
     Namespace(Box<NamespaceJob>),
-    /// The arithmetic of an authentication.
+    /// The computation of an authentication.
     Authenticate(AuthJob),
 }
 
-/// A reservation command, and who waits for its outcome.
+/// A reservation command, and the recipient of its outcome.
 #[derive(Debug)]
 pub struct ReservationRequest {
-    /// What it is about; one after another, until one fails.
+    /// The reservations; one after another, until one fails.
     pub of: Vec<Arc<Reservation>>,
     /// The host.
     pub host: HostId,
-    /// What it wants.
+    /// The request.
     pub order: Order,
     /// The poll group to answer.
     pub reactor: usize,
-    /// What the answer is tagged with.
+    /// The tag of the answer.
     pub tag: Tag,
 }
 
-/// A change of write protection, and who waits for its outcome.
+/// A change of write protection, and the recipient of its outcome.
 #[derive(Debug)]
 pub struct WriteProtectRequest {
-    /// Whose; one after another, until one fails.
+    /// The namespaces; one after another, until one fails.
     pub of: Vec<Arc<Protection>>,
     /// The new state.
     pub state: WriteProtectState,
-    /// Whom to answer.
+    /// The recipient of the answer.
     pub from: ReplyTo,
 }
 
@@ -71,57 +71,56 @@ pub struct WriteProtectRequest {
 pub enum ReplyTo {
     /// A poll group, whose answer has this tag.
     Reactor(usize, Tag),
-    /// Somebody who is no host. The channel has room for the answer.
+    /// A caller that is no host. The channel has room for the answer.
     Caller(SyncSender<Result<(), Status>>),
 }
 
-/// A change of the blocks that cannot be read, and who waits for its outcome.
+/// A change of the blocks that cannot be read, and the recipient of its outcome.
 #[derive(Debug)]
 pub struct BadBlocksRequest {
-    /// Whose.
+    /// The list of the namespace.
     pub of: Arc<BadBlocks>,
     /// The change.
     pub change: Change,
-    /// The subsystem, and the host that wants blocks to be unreadable, which must be allowed to
-    /// still when the request is carried out. None where they were written: nobody can take that
-    /// back.
+    /// The subsystem, and the host that marks blocks, which must still be permitted to when the
+    /// request is executed. None if blocks were written: that cannot be undone.
     pub by: Option<(Nqn, HostId)>,
     /// The namespace.
     pub nsid: u32,
     /// The poll group to answer.
     pub reactor: usize,
-    /// What the answer is tagged with.
+    /// The tag of the answer.
     pub tag: Tag,
 }
 
-/// A request that concerns a whole namespace, and who waits for its outcome.
+/// A request that concerns a whole namespace, and the recipient of its outcome.
 #[derive(Debug)]
 pub struct NamespaceJob {
     /// The subsystem.
     pub subsystem: Nqn,
     /// The host.
     pub host: Nqn,
-    /// Its identifier, by which reservations know it.
+    /// Its identifier in reservations.
     pub host_id: HostId,
     /// Its controller.
     pub cntlid: u16,
-    /// What it wants.
+    /// The request.
     pub what: NamespaceRequest,
-    /// Where the id of a created namespace is left, before the answer.
+    /// Receives the id of a created namespace, before the answer.
     pub made: CreatedNsid,
     /// The poll group to answer.
     pub reactor: usize,
-    /// What the answer is tagged with.
+    /// The tag of the answer.
     pub tag: Tag,
 }
 
-/// The arithmetic of an authentication, which takes milliseconds.
+/// The computation of an authentication, which takes milliseconds.
 pub struct AuthJob {
-    /// Where the host is: sources take turns.
+    /// Address of the host: sources take turns.
     pub source: Source,
-    /// No other job ever had this number.
+    /// A number that no other job has ever had.
     pub ticket: u64,
-    /// Does it, and tells the poll group.
+    /// Executes it, and notifies the poll group.
     pub run: Box<dyn FnOnce() + Send>,
 }
 

@@ -24,7 +24,7 @@
 //! before that moment is unordered, as any two writes in progress at once. (The kernel's target waits for
 //! its commands before it frees a queue, but admits the host, and its writes, at once.) Reads do not
 //! wait. One may return the earlier data, and a later one those of the late write, as long as nothing was
-//! written since; a host that must know preempts and aborts.
+//! written since; a host that needs certainty uses Preempt and Abort.
 //!
 //! # Order
 //!
@@ -41,27 +41,26 @@ use super::interval_index::IntervalIndex;
 use crate::sched::Waker;
 use nvmfd_blockdev::DeviceId;
 
-/// So many changes without a fused command, and changes are no longer watched.
+/// After so many changes without a fused command, changes need no lock any more.
 const CALM: u32 = 256;
 
-/// All changes are to be claimed: there are fused commands.
+/// All changes need a lock: there are fused commands.
 const FUSED: u8 = 1;
-/// Those of some stores are: closed connections have left something there.
+/// Those of some devices do: closed connections have operations there.
 const LEFT: u8 = 2;
 
 /// The block range that a command changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RangeLock {
-    /// The store.
+    /// The device.
     pub backing: DeviceId,
     /// Byte offset.
     pub at: u64,
     /// Bytes.
     pub len: u64,
-    /// Nobody else may change any of it meanwhile. Other changes need not keep out of each
-    /// other's way.
+    /// No other command may change any of it meanwhile. Shared locks do not exclude each other.
     pub alone: bool,
-    /// Which reactor rings when it is granted.
+    /// The reactor to wake when it is granted.
     pub reactor: usize,
 }
 
@@ -70,9 +69,9 @@ pub struct RangeLock {
 pub struct RangeLocks {
     /// [`FUSED`] and [`LEFT`].
     watching: AtomicU8,
-    /// Stores at which closed connections have left something: a bit each.
+    /// Devices with operations of closed connections: a bit each.
     left: [AtomicU64; (DeviceId::COUNT / u64::BITS) as usize],
-    /// How often the flag of fused commands was raised.
+    /// How often the flag of fused commands was set.
     round: AtomicU32,
     reactors: Vec<Arc<dyn Waker>>,
     table: Mutex<Table>,
@@ -80,18 +79,17 @@ pub struct RangeLocks {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By ticket, which is the order in which they came.
+    /// By ticket, which is the order of the requests.
     entries: BTreeMap<u64, LockEntry>,
-    /// The same, by their blocks: those of fused commands, of other changes, and what closed
-    /// connections have left.
+    /// The same, by their blocks: exclusive locks, shared ones, and those of closed connections.
     alone: IntervalIndex,
     shared: IntervalIndex,
     left: IntervalIndex,
-    /// Of the first two, those that are not granted.
+    /// Those of the first two that are not granted.
     waiting: IntervalIndex,
     last: u64,
     watched: bool,
-    /// Reactors that have not looked yet, and changes without a claim that are not home.
+    /// Reactors that have not reported yet, and changes in progress without a lock.
     awaited: u64,
     /// Changes since the last fused command.
     calm: u32,
@@ -105,7 +103,7 @@ struct LockEntry {
 }
 
 impl RangeLocks {
-    /// For these reactors; nobody has claimed anything.
+    /// Returns an empty table for these reactors.
     #[must_use]
     pub fn new(reactors: Vec<Arc<dyn Waker>>) -> RangeLocks {
         RangeLocks {
@@ -117,9 +115,9 @@ impl RangeLocks {
         }
     }
 
-    /// Whether changes of a store must be claimed: one relaxed load, as a rule. That suffices also
-    /// where a connection has left something: between its end and what its host sends on another
-    /// one there are messages of the network.
+    /// Whether changes of a device need a lock: one relaxed load, as a rule. That suffices also
+    /// after a connection was closed: network messages lie between its end and the next command of
+    /// its host on another one.
     #[inline]
     #[must_use]
     pub fn is_watching(&self, backing: DeviceId) -> bool {
@@ -129,15 +127,15 @@ impl RangeLocks {
         }
     }
 
-    /// A number that is another one each time that watching for fused commands begins. A reactor
-    /// that finds a new one calls [`RangeLocks::settle`].
+    /// Returns a number that changes each time locking for fused commands begins. A reactor that
+    /// finds a new one calls [`RangeLocks::settle`].
     #[must_use]
     pub fn round(&self) -> u32 {
         self.round.load(Ordering::Acquire)
     }
 
-    /// Claims blocks: a ticket, to be given up at the end whatever happens, and whether the claim
-    /// is granted at once.
+    /// Requests a lock: returns a ticket, to be given up at the end in any case, and whether the
+    /// lock is granted at once.
     #[must_use]
     pub fn claim(&self, claim: RangeLock) -> (u64, bool) {
         let mut table = self.lock();
@@ -157,14 +155,14 @@ impl RangeLocks {
         (ticket, granted)
     }
 
-    /// Whether a claim is granted by now.
+    /// Whether a lock is granted by now.
     #[must_use]
     pub fn is_granted(&self, ticket: u64) -> bool {
         self.lock().entries.get(&ticket).is_some_and(|entry| entry.granted)
     }
 
-    /// A connection is closed, and a disk has a change of its that was not claimed: the ticket by
-    /// which it keeps its blocks until it is home, and the ticket is given up.
+    /// Locks the blocks of a change without a lock that a device still has when its connection is
+    /// closed; returns the ticket, to be given up when the change has completed.
     #[must_use]
     pub fn leave(&self, claim: RangeLock) -> u64 {
         let mut table = self.lock();
@@ -175,11 +173,11 @@ impl RangeLocks {
         ticket
     }
 
-    /// The same of a change that has claimed its blocks, and was granted them.
+    /// The same for a change with a granted lock.
     pub fn leave_claimed(&self, ticket: u64) {
         let mut table = self.lock();
         let Some(entry) = table.entries.get_mut(&ticket) else { return };
-        // A fused command has its blocks to itself in any case.
+        // An exclusive lock holds its blocks in any case.
         if entry.claim.alone || entry.left || !entry.granted {
             return;
         }
@@ -190,7 +188,7 @@ impl RangeLocks {
         self.note_left(claim.backing, &table);
     }
 
-    /// Gives a claim up, granted or not.
+    /// Gives a lock up, granted or not.
     pub fn give_up(&self, ticket: u64) {
         let mut table = self.lock();
         let Some(LockEntry { claim, granted, left }) = table.entries.remove(&ticket) else {
@@ -208,20 +206,20 @@ impl RangeLocks {
         if left {
             self.note_left(claim.backing, &table);
         }
-        // Nobody else has waited for it.
+        // No other request has waited for it.
         let met: Vec<u64> = table.waiting.meeting(&claim).collect();
         self.grant(met, &mut table);
     }
 
-    /// A reactor has looked: from now on it claims whatever it changes, and has so many changes at
-    /// its disks that were not claimed. Each of them ends with [`RangeLocks::settled`].
+    /// Records the report of a reactor: it locks all changes from now on, and has so many changes
+    /// without a lock at its devices. Each of them ends with [`RangeLocks::settled`].
     pub fn settle(&self, unclaimed: u32) {
         let mut table = self.lock();
         table.awaited += u64::from(unclaimed);
         self.await_less(&mut table);
     }
 
-    /// A change that was not claimed is home.
+    /// Records that a change without a lock has completed.
     pub fn settled(&self) {
         self.await_less(&mut self.lock());
     }
@@ -232,7 +230,7 @@ impl RangeLocks {
         what & FUSED != 0 || self.left[word].load(Ordering::Relaxed) & bit != 0
     }
 
-    /// Raises the flag, unless it is up.
+    /// Sets the flag, unless it is set.
     fn watch(&self, table: &mut Table) {
         table.calm = 0;
         if !table.watched {
@@ -244,7 +242,7 @@ impl RangeLocks {
         }
     }
 
-    /// Takes it down when that was long ago.
+    /// Clears it after many changes without a fused command.
     fn relax(&self, table: &mut Table) {
         table.calm = table.calm.saturating_add(1);
         if table.calm > CALM && table.watched && table.awaited == 0 && table.alone.is_empty() {
@@ -253,7 +251,7 @@ impl RangeLocks {
         }
     }
 
-    /// Says whether closed connections have left something at a store.
+    /// Records whether closed connections have operations at a device.
     fn note_left(&self, backing: DeviceId, table: &Table) {
         let (word, bit) = place_of(backing);
         match table.left.has(backing) {
@@ -274,7 +272,7 @@ impl RangeLocks {
         }
     }
 
-    /// Grants those of these claims in whose way nothing is any more.
+    /// Grants those of these locks with which nothing conflicts any more.
     fn grant(&self, waiting: Vec<u64>, table: &mut Table) {
         for ticket in waiting {
             let Some(&LockEntry { claim, .. }) = table.entries.get(&ticket) else { continue };
@@ -300,8 +298,8 @@ impl Table {
         self.last
     }
 
-    /// Whether no earlier claim, granted or not, is in the way of this one, nor anything that was
-    /// left.
+    /// Whether no earlier request, granted or not, conflicts with this one, nor a lock of a closed
+    /// connection.
     fn is_free(&self, ticket: u64, claim: &RangeLock) -> bool {
         let meets = |spans: &IntervalIndex| spans.meeting(claim).any(|earlier| earlier < ticket);
         if self.left.meeting(claim).next().is_some() {
@@ -315,13 +313,13 @@ impl Table {
 }
 
 impl RangeLock {
-    /// The byte offset behind it.
+    /// Returns the byte offset behind it.
     pub(super) fn end(&self) -> u64 {
         self.at.saturating_add(self.len)
     }
 }
 
-/// Where the bit of a store is.
+/// Returns the position of a device's bit.
 fn place_of(backing: DeviceId) -> (usize, u64) {
     let number = backing.0 % DeviceId::COUNT;
     ((number / u64::BITS) as usize, 1 << (number % u64::BITS))
@@ -408,7 +406,7 @@ mod tests {
         let tickets: Vec<u64> = (0..4).map(|_| exclusion.claim(alone(0, 0)).0).collect();
         let granted = || tickets.iter().map(|t| exclusion.is_granted(*t)).collect::<Vec<_>>();
         assert_eq!(granted(), [true, false, false, false]);
-        // One that waits goes: the others are none the wiser.
+        // A waiting request is given up: the others are not affected.
         exclusion.give_up(tickets[1]);
         assert_eq!(granted(), [true, false, false, false]);
         exclusion.give_up(tickets[0]);
@@ -463,7 +461,7 @@ mod tests {
         exclusion.give_up(waiting);
     }
 
-    /// It is older than all that waits, whenever its connection is closed.
+    /// It is older than all waiting requests, whenever its connection is closed.
     #[test]
     fn who_has_claimed_before_a_connection_closes_waits_for_what_it_has_left() {
         let (exclusion, _mail) = exclusion(true);
@@ -481,7 +479,7 @@ mod tests {
         assert!(!exclusion.is_granted(new), "there are two");
         exclusion.give_up(unclaimed);
         assert!(exclusion.is_granted(new));
-        // What has its blocks to itself, or has not begun, is left as it is.
+        // An exclusive lock, or one that is not granted, is not changed.
         let (fused, granted) = exclusion.claim(alone(0, 0));
         assert!(!granted);
         exclusion.leave_claimed(fused);
@@ -493,7 +491,8 @@ mod tests {
         assert!(may_write(&exclusion, 0));
     }
 
-    /// What is left may stay for as long as a disk hangs, and does not count among fused commands.
+    /// Such an operation may stay for as long as a device hangs, and does not count among fused
+    /// commands.
     #[test]
     fn changes_of_other_stores_are_not_watched_for_what_was_left() {
         let (exclusion, _mail) = exclusion(true);

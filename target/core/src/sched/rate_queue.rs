@@ -10,28 +10,29 @@ use std::time::{Duration, Instant};
 
 use crate::subsystem::rate_limit::Grant;
 
-/// How much of the limited time one line may have booked, beyond its first command: enough that a
-/// reactor which wakes a little late has lost nothing to others, little enough that a few commands
-/// fill it. Where commands of others take longer, as long as those, so that bytes are shared
-/// equally as well.
+/// The limited time that one wait queue may have booked, beyond its first command: enough that a
+/// reactor that wakes a little late loses nothing to others, little enough that a few commands fill
+/// it. If commands of others take longer, as long as those, so that bytes are shared equally as
+/// well.
 const SLICE: Duration = Duration::from_micros(200);
 
-/// Namespaces whose longest commands are remembered apart.
+/// Namespaces whose longest commands are recorded separately.
 const LENGTHS: usize = 16;
 
-/// Namespaces of one line that are told apart; commands for others wait until those ahead are gone.
+/// Namespaces of one wait queue that are distinguished; commands for others wait until those ahead
+/// have begun.
 const APART: usize = 8;
 
-/// The lines of a reactor. Bounded by the slots of all queues.
+/// The wait queues of a reactor. Bounded by the slots of all queue pairs.
 #[derive(Debug, Default)]
 pub struct RateLimitQueue {
     /// By share ([`crate::sched::buffers::BufferScheduler::join`]).
     lines: Vec<VecDeque<QueueEntry>>,
-    /// Whose turn it is.
+    /// Index of the next wait queue to serve.
     turn: usize,
     count: usize,
     due: Option<Instant>,
-    /// What the longest commands have taken lately, by namespace.
+    /// Recent times of the longest commands, by namespace.
     longest: [Duration; LENGTHS],
 }
 
@@ -44,8 +45,8 @@ struct QueueEntry {
 }
 
 impl RateLimitQueue {
-    /// Of this share so many commands can wait at once, from now on: there is room for all, so that
-    /// nothing is allocated when they do.
+    /// Reserves memory for so many commands of a share to wait at once, so that nothing is
+    /// allocated when they do.
     pub fn join(&mut self, share: u32, commands: usize) {
         let at = share as usize;
         if self.lines.len() <= at {
@@ -55,27 +56,27 @@ impl RateLimitQueue {
         line.reserve_exact(commands.saturating_sub(line.len()));
     }
 
-    /// Nobody has this share any more, and none of its commands waits.
+    /// Removes a share that is no longer used, of which no command waits.
     pub fn leave(&mut self, share: u32) {
         if let Some(line) = self.lines.get_mut(share as usize) {
             *line = VecDeque::new();
         }
     }
 
-    /// When [`RateLimitQueue::next`] may have somebody, if anybody waits.
+    /// Returns when [`RateLimitQueue::next`] may have a command, if any waits.
     #[inline]
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Whether a command may book before it waits: nobody of its line is ahead of it.
+    /// Whether a command may book before it waits: none for its namespace is queued ahead of it.
     #[must_use]
     pub fn may_book(&self, share: u32, nsid: u32) -> bool {
         self.lines.get(share as usize).is_none_or(|line| line.iter().all(|e| e.nsid != nsid))
     }
 
-    /// Puts a command at the end of its line, with what it has booked.
+    /// Appends a command to its wait queue, with its booking.
     pub fn push(&mut self, share: u32, (key, slot): (u32, u16), nsid: u32, booked: Option<Grant>) {
         let Some(line) = self.lines.get_mut(share as usize) else { return };
         line.push_back(QueueEntry { key, slot, nsid, booked });
@@ -85,8 +86,7 @@ impl RateLimitQueue {
         }
     }
 
-    /// A queue closes: none of its commands waits any more.
-    /// What they have booked is given back by `refund`.
+    /// Removes the commands of a queue pair that closes. Their bookings are refunded by `refund`.
     pub fn forget(&mut self, key: u32, mut refund: impl FnMut(u16, &Grant)) {
         self.retain(|entry| {
             let stays = entry.key != key;
@@ -97,7 +97,7 @@ impl RateLimitQueue {
         });
     }
 
-    /// A command ends before its turn. Gives what it has booked, which is to be given back.
+    /// Removes a command that ends before its turn. Returns its booking, which is to be refunded.
     pub fn remove(&mut self, key: u32, slot: u16) -> Option<Grant> {
         let mut booked = None;
         self.retain(|entry| {
@@ -110,8 +110,8 @@ impl RateLimitQueue {
         booked
     }
 
-    /// Limits change: what has not begun gives back by `refund` what it has booked, under the limits
-    /// of before, and books anew.
+    /// Handles a change of limits: the bookings of commands that have not begun are refunded by
+    /// `refund`, under the previous limits, and made again.
     pub fn change(&mut self, now: Instant, mut refund: impl FnMut(u32, u16, &Grant)) {
         for entry in self.lines.iter_mut().flatten() {
             if let Some(booking) = entry.booked.take() {
@@ -121,8 +121,8 @@ impl RateLimitQueue {
         self.due = (self.count > 0).then_some(now);
     }
 
-    /// The next command that may begin now, out of its line. `book` books for a command; none: it
-    /// is under no limit any more.
+    /// Removes and returns the next command that may begin now. `book` books for a command; none:
+    /// it is no longer limited.
     pub fn next(
         &mut self,
         now: Instant,
@@ -145,7 +145,7 @@ impl RateLimitQueue {
         None
     }
 
-    /// Places in each line.
+    /// Returns the capacity of each wait queue.
     #[cfg(test)]
     pub(crate) fn capacities(&self) -> impl Iterator<Item = usize> {
         self.lines.iter().map(VecDeque::capacity)
@@ -159,8 +159,8 @@ impl RateLimitQueue {
     }
 }
 
-/// Takes out the first of a line that may begin; books for those who may. Without one, `due` is
-/// when there will be.
+/// Removes and returns the first command of a wait queue that may begin; books for those that may.
+/// Without one, `due` is when there will be.
 fn first_of(
     line: &mut VecDeque<QueueEntry>,
     now: Instant,
@@ -171,7 +171,7 @@ fn first_of(
     let mut ahead = [(0, Duration::ZERO); APART];
     for at in 0..line.len() {
         let entry = &mut line[at];
-        // The place of its namespace, or the first free one; no namespace has the id 0.
+        // The entry of its namespace, or the first free one; no namespace has the id 0.
         let apart = ahead.iter_mut().find(|(nsid, _)| *nsid == entry.nsid || *nsid == 0);
         let Some((nsid, booked)) = apart else { continue };
         *nsid = entry.nsid;
@@ -182,13 +182,13 @@ fn first_of(
             None => book(entry.key, entry.slot),
         };
         if let (None, Some(new)) = (entry.booked, booking) {
-            // What was long once is forgotten after a while.
+            // The longest time decays after a while.
             *longest = new.takes.max(*longest - *longest / 1024);
         }
         entry.booked = booking;
         match booking {
             Some(booking) if booking.start > now => {
-                // At least something, so that whoever is first waits for itself alone.
+                // At least something, so that the first command waits only for itself.
                 *booked += booking.takes.max(Duration::from_nanos(1));
                 *due = Some(due.map_or(booking.start, |due| due.min(booking.start)));
             }
@@ -204,7 +204,7 @@ mod tests {
     use crate::subsystem::rate_limit::{Limit, Limiter};
     use std::collections::BTreeMap;
 
-    /// Reactors with lines at one limiter, each woken late by its own time.
+    /// Reactors with wait queues at one limiter, each woken late by its own time.
     struct Stage {
         now: Instant,
         limiter: Limiter,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     impl Stage {
-        /// Lines as they are on each reactor: how many commands each always has waiting.
+        /// The wait queues on each reactor: how many commands each always has waiting.
         fn new(limit: Limit, reactors: &[(&[u16], u64)]) -> Stage {
             let now = Instant::now();
             let mut stage = Stage {
@@ -236,7 +236,7 @@ mod tests {
             stage
         }
 
-        /// Everybody comes again as soon as it has begun, for so long.
+        /// Each command is queued again as soon as it has begun, for so long.
         fn run(&mut self, time: Duration, bytes: impl Fn(u32) -> u64) {
             let end = self.now + time;
             loop {

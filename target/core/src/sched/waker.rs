@@ -2,8 +2,8 @@
 
 use std::fmt::Debug;
 
-/// Wakes a poll group that may sleep: something that it shares has changed.
+/// Wakes a poll group that may sleep: state that it shares has changed.
 pub trait Waker: Debug + Send + Sync {
-    /// Wakes it; for any thread, and never waits.
+    /// Wakes it; from any thread, and never blocks.
     fn wake(&self);
 }

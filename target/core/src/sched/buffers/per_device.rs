@@ -1,34 +1,34 @@
 //! Buffers of a reactor held by commands for one backing store, over all hosts and also for closed
-//! connections. A disk that hangs keeps that, and hosts that give up come again.
+//! connections. A device that hangs keeps them, and hosts that give up reconnect.
 //!
-//! In-capsule data go to the disk in the receive in which they came. Of a host that gives up, a disk
-//! that hangs keeps these, so each store gets a part of those that there are, all stores a larger
-//! one, and no more: nobody else could connect. What comes in others is copied into data buffers.
+//! In-capsule data are submitted in the receive in which they arrived. A device that hangs keeps these after
+//! the host has given up, so each device gets at most a part of all receives, and all devices a larger part:
+//! otherwise no other host could connect. Data in further receives are copied into data buffers.
 
 use nvmfd_blockdev::DeviceId;
 
-/// A share may hold a buffer for a store that others have filled, as long as this many of the
-/// largest size are free: so hosts get something done at a store that has lost some operations.
+/// A share may hold a buffer for a device whose limit others exhaust, as long as this many of the
+/// largest size are free: so hosts make progress at a device that has lost some operations.
 const FREE_FOR_FIRST: u64 = 3;
 
-/// Where others hold little for a store, this many times that stays free as well.
+/// If others hold little for a device, this many times that stays free as well.
 const FREE_FOR_LITTLE: u64 = 4;
 
-/// Of so many receives of a reactor a store may have one.
+/// A device may have one in this many receives of a reactor.
 const RECEIVES_FOR_ONE: u32 = 4;
 
-/// Of so many receives of a reactor all stores together may have one.
+/// All devices together may have one in this many receives of a reactor.
 const RECEIVES_FOR_ALL: u32 = 2;
 
 /// Bits of a word.
 const BITS: u32 = u64::BITS;
 
-/// A backing store, as those know it who wait.
+/// Index of a backing store in the scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceSlot(u16);
 
 impl DeviceSlot {
-    /// The one of this number.
+    /// Returns the index of a backing store.
     #[must_use]
     pub fn of(backing: DeviceId) -> DeviceSlot {
         DeviceSlot((backing.0 % DeviceId::COUNT) as u16)
@@ -39,16 +39,16 @@ impl DeviceSlot {
     }
 }
 
-/// All stores of a reactor.
+/// All devices of a reactor.
 #[derive(Debug)]
 pub(super) struct DeviceShares {
-    /// Bytes of data buffers that commands hold, by store.
+    /// Bytes of data buffers that commands hold, by device.
     held_bytes: Box<[u64]>,
-    /// Receives that are at disks or on their way there, by store.
+    /// Receives that are at devices or will be submitted, by device.
     receives: Box<[u32]>,
-    /// The same, of all.
+    /// The same, of all devices.
     all_receives: u32,
-    /// Stores for which somebody waits until less is held: a bit each.
+    /// Devices for which commands wait until less is held: a bit each.
     closed: [u64; (DeviceId::COUNT / BITS) as usize],
 }
 
@@ -75,7 +75,7 @@ impl DeviceShares {
         *held = held.saturating_sub(bytes.into());
     }
 
-    /// Lets a receive go to the disk, of so many that there are, or not.
+    /// Passes a receive to a device, if the limit for so many receives permits it.
     #[inline]
     pub(super) fn keep_receive(&mut self, store: DeviceSlot, receives: u32) -> bool {
         let kept = &mut self.receives[store.index()];
@@ -86,28 +86,28 @@ impl DeviceShares {
         is_let
     }
 
-    /// It is home, or has not gone.
+    /// Stops counting a receive that was returned, or not submitted.
     pub(super) fn return_receive(&mut self, store: DeviceSlot) {
         let kept = &mut self.receives[store.index()];
         *kept = kept.saturating_sub(1);
         self.all_receives = self.all_receives.saturating_sub(1);
     }
 
-    /// Whether so little is held for a store that it may have more, whoever holds it.
+    /// Whether so little is held for a device that any share may hold more.
     #[inline]
     pub(super) fn holds_little(&self, store: DeviceSlot, free_bytes: u64) -> bool {
         let held = self.held_bytes[store.index()];
         held.saturating_mul(1 + FREE_FOR_LITTLE) <= free_bytes
     }
 
-    /// Whether a share, whose commands hold `own_bytes` for a store, may take more for it.
+    /// Whether a share, whose commands hold `own_bytes` for a device, may hold more for it.
     ///
-    /// What others hold for it may be as much as is free, and a buffer of the largest size less; of
-    /// little, four times that is kept free at most, so that a store whose hosts hold a few small
-    /// buffers is not closed where no large one is free.
-    /// What the connected share holds that holds most is left out: it has a limit of its own, and
-    /// may be that of a host that has gone quiet while the store does well. How much the command
-    /// wants does not matter, so that small ones do not keep a large one waiting for ever.
+    /// Others may hold as much for it as is free, less a buffer of the largest size; if they hold
+    /// little, at most four times that is kept free, so that a device whose hosts hold a few small
+    /// buffers is not closed when no large one is free. The connected share that holds the most is
+    /// not counted: it has a limit of its own, and may be that of an idle host while the device
+    /// works. The size of the command does not matter, so that small ones do not keep a large one
+    /// waiting for ever.
     pub(super) fn allows(
         &self,
         store: DeviceSlot,
@@ -125,13 +125,13 @@ impl DeviceShares {
             || fits(held.saturating_sub(most_bytes()))
     }
 
-    /// Whether who comes for a store waits behind others. That may be said of one for which nobody
-    /// waits any more, until somebody does.
+    /// Whether a new command for a device waits behind others. May stay true while none waits,
+    /// until one does.
     pub(super) fn is_closed(&self, store: DeviceSlot) -> bool {
         self.closed[store.index() / BITS as usize] & bit(store) != 0
     }
 
-    /// A command that waits for a store may go on, or not.
+    /// Records whether a command that waits for a device may proceed.
     pub(super) fn note(&mut self, store: DeviceSlot, is_open: bool) {
         let word = &mut self.closed[store.index() / BITS as usize];
         match is_open {

@@ -1,19 +1,18 @@
 //! Starvation guard: holds back others for a limited time, and reserves blocks of the pool, so that
 //! large requests make progress among small ones.
 //!
-//! What is set aside is a part of the pool, for as long as a disk may take for what it holds of
-//! that. Where it did not come together, another part has its turn: some disk may keep a piece of
-//! the first for ever.
+//! A part of the pool is set aside for as long as a device may take for its pieces of that part. If it did
+//! not become free, another part is set aside: a device may keep a piece of the first for ever.
 
 use std::time::{Duration, Instant};
 
 use super::{PoolState, QueuedCommand};
 
-/// How long one that lacks buffers is waited for.
+/// How long others wait for a command that lacks buffers.
 const HOLD: Duration = Duration::from_millis(250);
 /// Time without a hold after one that ended without the buffers.
 const AFTER_HOLD: Duration = Duration::from_secs(10);
-/// How long a part of the pool is set aside at first; after a round of all parts twice as long.
+/// How long a part of the pool is set aside at first; doubled after a round of all parts.
 const ASIDE: Duration = Duration::from_millis(250);
 /// The same, at most.
 const LONGEST_ASIDE: Duration = Duration::from_secs(8);
@@ -23,35 +22,35 @@ const LONGEST_ASIDE: Duration = Duration::from_secs(8);
 pub enum Starved {
     /// Nothing.
     None,
-    /// What is.
+    /// The part that is set aside already.
     Stay,
-    /// A part of the pool with so many bytes, for the first time of a command.
+    /// A part of the pool with so many bytes, the first for a command.
     First(u64),
     /// The next such part.
     Next(u64),
 }
 
-/// A command that claims, and the share that it waits for; none: an admin command.
+/// A starved command, and the share in whose queue it waits; none: an admin command.
 pub(super) type Claimant = (Option<u32>, QueuedCommand);
 
 #[derive(Debug, Default)]
 pub(super) struct StarvationGuard {
-    /// Until when the one is waited for that is waited for.
+    /// End of the current hold.
     held_until: Option<Instant>,
-    /// Nobody is waited for until then.
+    /// There is no hold until then.
     none_until: Option<Instant>,
-    /// For whom something is set aside.
+    /// The command for which a part is set aside.
     claimant: Option<Claimant>,
-    /// Until when that part is.
+    /// Until when that part is set aside.
     aside_until: Option<Instant>,
-    /// How long a part is, of late.
+    /// How long a part is set aside at present.
     patience: Duration,
-    /// The share that had the last claimant.
+    /// The share of the last claimant.
     last: Option<u32>,
 }
 
 impl StarvationGuard {
-    /// A command lacks buffers. Whether it is still waited for.
+    /// Whether others still wait for a command that lacks buffers.
     pub(super) fn holds_up(&mut self, now: Instant) -> bool {
         let vain = |until: Option<Instant>| until.is_some_and(|until| now < until);
         if self.claimant.is_some() || vain(self.none_until) {
@@ -65,7 +64,7 @@ impl StarvationGuard {
         false
     }
 
-    /// A command has got its buffers.
+    /// Records that a command has got its buffers.
     pub(super) fn served(&mut self, waiter: &QueuedCommand) {
         self.held_until = None;
         if waiter.claims {
@@ -73,12 +72,12 @@ impl StarvationGuard {
         }
     }
 
-    /// Nobody is waited for just now.
+    /// Ends the hold.
     pub(super) fn rest(&mut self) {
         self.held_until = None;
     }
 
-    /// What is set aside is for somebody else.
+    /// Withdraws the part set aside from its command.
     pub(super) fn give_up(&mut self) {
         self.claimant = None;
     }
@@ -87,7 +86,7 @@ impl StarvationGuard {
         self.claimant = self.claimant.filter(|(_, waiter)| keep((waiter.key, waiter.slot)));
     }
 
-    /// The one for whom something is set aside, when that suffices.
+    /// Returns the command for which a part is set aside, if that suffices.
     pub(super) fn ready(&self, room: &PoolState) -> Option<Claimant> {
         self.claimant.filter(|(_, waiter)| u64::from(waiter.block_bytes) <= room.aside_bytes)
     }
@@ -97,17 +96,18 @@ impl StarvationGuard {
         self.claimant.filter(|_| self.aside_until.is_none_or(|until| now >= until))
     }
 
-    /// Whether nothing is set aside for anybody.
+    /// Whether no part is set aside for a command.
     pub(super) fn is_vacant(&self) -> bool {
         self.claimant.is_none()
     }
 
-    /// The share that had the last claimant.
+    /// The share of the last claimant.
     pub(super) fn last_share(&self) -> Option<u32> {
         self.last
     }
 
-    /// Looks whether another part of the pool has its turn; `next` claims if nobody does.
+    /// Checks whether another part of the pool is to be set aside; for `next`, if there is no
+    /// command yet.
     pub(super) fn look(&mut self, now: Instant, next: Option<Claimant>) -> Starved {
         let is_new = self.claimant.is_none();
         if is_new {
