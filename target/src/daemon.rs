@@ -50,7 +50,7 @@ use crate::worker_thread::WorkerThread;
 /// CPU.
 const SPIN_AUTO: Duration = Duration::from_micros(50);
 
-/// Time for writing persistent state during a stop, also when hosts or devices have used up the
+/// Time for writing persistent state during a stop, also if hosts or devices have used up the
 /// rest.
 const KEEPING: Duration = Duration::from_millis(400);
 
@@ -85,8 +85,8 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// Whether every reactor has iterated since the last call. Wakes them all, so that the next
-    /// call has something to see also when they sleep.
+    /// Whether every reactor has iterated since the last call. Wakes all of them, so that sleeping
+    /// reactors have iterated at the next call.
     pub fn alive(&mut self) -> bool {
         let mut alive = true;
         for (stats, seen_turns) in &mut self.reactors {
@@ -99,7 +99,7 @@ impl Liveness {
     }
 
     /// Disconnects every host and ends the reactors when pending I/O of devices has finished, also
-    /// while the target is in use elsewhere; gives up at the deadline. Leaves out the rest of a
+    /// while the target is in use elsewhere; gives up at the deadline. Omits the other steps of a
     /// stop.
     pub fn part(&self, deadline: Instant) {
         self.registry.leave();
@@ -139,7 +139,7 @@ impl Drop for Ending {
     }
 }
 
-/// The provider that serves the configured addresses, and where its fabrics come from.
+/// Returns the provider that serves the configured addresses, and the source of its fabrics.
 fn fabrics_of(config: &Config) -> Result<(Choice, Fabrics), Fatal> {
     let (provider, why) = choose(config.provider, &config.addresses(), will_own);
     info!(%provider, "fabric provider chosen: {why}");
@@ -149,7 +149,7 @@ fn fabrics_of(config: &Config) -> Result<(Choice, Fabrics), Fatal> {
     Ok((provider, fabrics.map_err(|error| Fatal(error.to_string()))?))
 }
 
-/// One for each reactor.
+/// Creates a mailbox for each reactor.
 fn mailboxes(reactors: usize) -> Result<(Vec<Sender>, Vec<Mailbox>), Fatal> {
     let boxes = (0..reactors).map(|_| mailbox()).collect::<io::Result<_>>();
     boxes.map_err(|error| Fatal(format!("no eventfd for a reactor: {error}")))
@@ -159,7 +159,7 @@ impl RunningTarget {
     /// Starts the reactors, opens every device and listens.
     ///
     /// # Errors
-    /// One sentence about what keeps it from serving. Nothing is left running.
+    /// One sentence about the obstacle. Nothing is left running.
     pub fn start(config: Config) -> Result<RunningTarget, Fatal> {
         let mut keyring = config.authentication.keyring().map_err(unusable)?;
         let directory = checked(config.state_directory.as_deref())?;
@@ -250,10 +250,10 @@ impl RunningTarget {
     }
 
     /// Replaces the configuration: subsystems, hosts, namespaces, listeners; all or nothing.
-    /// Returns one line for each change, when every queue of connected hosts follows it.
+    /// Returns one line for each change, when it applies to every queue of connected hosts.
     ///
     /// # Errors
-    /// One sentence about what cannot be served; everything is as before.
+    /// One sentence about what cannot be served; nothing has changed.
     pub fn apply(&mut self, config: Config) -> Result<Vec<String>, Fatal> {
         self.put(config, true, || Ok(())).map_err(|not_served| match not_served {
             NotServed::Unservable(fatal) => fatal,
@@ -261,13 +261,13 @@ impl RunningTarget {
         })
     }
 
-    /// As [`RunningTarget::apply`], for a request that waits for the answer: new devices and
+    /// As [`RunningTarget::apply`], for a request that waits for the result: new devices and
     /// addresses must be available; only a start and a reload make missing ones pending. `persist`
-    /// makes the change durable: it is called when nothing else can fail any more, and before any
-    /// host sees a change.
+    /// makes the change durable: it is called when no later step can fail, and before any host
+    /// sees the change.
     ///
     /// # Errors
-    /// What cannot be served, or what `persist` says; everything is as before.
+    /// The reason why it cannot be served, or the error of `persist`; nothing has changed.
     pub fn change(
         &mut self,
         config: Config,
@@ -291,7 +291,7 @@ impl RunningTarget {
             .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
         config.keep_fixed(provisioner.config());
-        // A change of something else reads no key file; a change without differences reloads
+        // A change of other settings reads no key file; a change without differences reloads
         // replaced key files.
         let is_about_keys = config.authentication != provisioner.config().authentication;
         let keyring = match may_wait || is_about_keys || config == *provisioner.config() {
@@ -315,8 +315,8 @@ impl RunningTarget {
             provisioner.abandon(next.as_ref(), &added);
             return Err(NotServed::Unkept(sentence));
         }
-        // From here on nothing can fail, and hosts see it. (A name that is not put in place now is
-        // tried again with what is adopted.)
+        // From here on no step can fail, and hosts see the change. (A record that is not put in
+        // place now is retried with what is adopted.)
         let _ = memory.persist();
         let old = provisioner.set_config(config);
         if let Some(keyring) = keyring {
@@ -331,7 +331,7 @@ impl RunningTarget {
             Some(next) => lines.extend(provisioner.adopt(next, gone)),
             None => provisioner.adopt_listeners(),
         }
-        // The answer means that no queue serves a host by the old configuration.
+        // On return no queue serves a host by the old configuration.
         provisioner.wait_for_reactors();
         Ok(lines)
     }
@@ -407,10 +407,10 @@ impl RunningTarget {
     /// Disconnects every host, lets pending I/O of devices finish, and ends the reactors; gives up
     /// at the deadline, or 400 ms later for persistent state.
     pub fn stop(mut self, deadline: Instant) {
-        // A host's format would keep its reactor beyond any deadline.
+        // A format by a host would delay its reactor beyond any deadline.
         self.registry.halt();
         self.monitor.report_detached(deadline.min(Instant::now() + KEEPING));
-        // It may hang in a device: hosts and persistent state come first.
+        // The task may hang in a device: hosts and persistent state have priority.
         self.waiting.iter_mut().for_each(RetryTask::cease);
         for index in 0..self.reactors.len() {
             self.registry.reactor(index).send(Message::Stop);
@@ -433,7 +433,7 @@ impl RunningTarget {
         let _ = self.ns_admin.1.send(NamespaceAdminMessage::Stop);
         self.worker.0.join_by(deadline);
         self.ns_admin.0.join_by(deadline);
-        // A thread that holds the lock now hangs in a device.
+        // If the lock is held now, its owner hangs in a device.
         if let Ok(provisioner) = self.provisioner.try_lock() {
             rewrite_records(provisioner.unwritten_records(), deadline);
         }
@@ -525,8 +525,8 @@ fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
     }
 }
 
-/// Writes the hosts that have had keys, where there is a directory for that. Returns a sentence
-/// where that fails: then they are refused until the daemon ends.
+/// Writes the hosts that have had keys, if there is a state directory. Returns a sentence if that
+/// fails: then they are rejected until the daemon ends.
 fn keep_keyed(registry: &Registry, directory: Option<&Path>) -> Option<String> {
     let (hosts, directory) = (registry.keyed_hosts(), directory?);
     if revoked_hosts::read(directory).is_ok_and(|kept| kept == hosts) {
@@ -566,7 +566,7 @@ fn ns_admin_worker(
     Ok((thread, sender))
 }
 
-/// Key files that cannot be used, as one sentence.
+/// Formats the errors of key files as one sentence.
 fn unusable(mistakes: Vec<String>) -> Fatal {
     Fatal(mistakes.join("; "))
 }
@@ -580,8 +580,8 @@ fn pin(cpu: Option<u32>) {
     }
 }
 
-/// Whether an RDMA device has this address, or may get it: where the machine has one, addresses
-/// that appear later may be its.
+/// Whether an RDMA device has this address, or may get it: if the machine has an RDMA device, an
+/// address that appears later may belong to it.
 fn will_own(at: &SocketAddr) -> bool {
     let any = SocketAddr::from(([0, 0, 0, 0], at.port()));
     owns(at) || availability::address(at.ip()).is_some() && owns(&any)
@@ -596,7 +596,7 @@ mod tests {
     use crate::daemon::*;
     use crate::state::ns_catalog::RECORD;
 
-    /// What a start finds would be served, and reverted by the next power loss.
+    /// Records that a start finds would be served, and then reverted by a power loss.
     #[test]
     fn a_start_makes_the_names_of_records_durable_that_a_killed_daemon_has_left() {
         let directory = tempfile::tempdir().unwrap();
@@ -606,7 +606,7 @@ mod tests {
         assert_eq!(did, [format!("sync directory {name}")]);
     }
 
-    /// A target that listens nowhere: its address is one of documentation.
+    /// A target that cannot listen: its address is one of the range for documentation.
     fn config(directory: &Path) -> Config {
         let text = format!(
             "provider = \"soft\"\nstate_directory = {directory:?}\n[[listener]]\naddress = \
@@ -667,7 +667,7 @@ mod tests {
         let refused = target.change(with(&[(2, &new), (3, &old), (4, &none)]), kept).unwrap_err();
         assert!(refused.to_string().contains("there is no directory"), "{refused}");
         assert_eq!((new.exists(), old.exists()), (false, true));
-        // It cannot be listened at: another refusal, after everything was opened.
+        // A port in use: an error after everything else was opened.
         let taken = std::net::UdpSocket::bind("127.99.71.3:4791").unwrap();
         let mut elsewhere = with(&[(2, &new), (3, &old)]);
         let mut listener = elsewhere.listeners[0];
@@ -677,7 +677,7 @@ mod tests {
         assert!(refused.to_string().contains("127.99.71.3"), "{refused}");
         assert_eq!((new.exists(), old.exists()), (false, true));
         drop(taken);
-        // What was opened for that is on its way out.
+        // The devices that were opened for that may not be closed yet.
         let deadline = Instant::now() + Duration::from_secs(60);
         while let Err(refused) = target.change(with(&[(2, &new), (3, &old)]), kept) {
             assert!(refused.to_string().contains("a lock on it is held"), "{refused}");
@@ -747,7 +747,7 @@ mod tests {
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 
-    /// Or the file would be made anew, empty, by a start that does not find it.
+    /// Otherwise a start that does not find the file would create it anew, empty.
     #[test]
     fn a_file_that_cannot_be_remembered_is_not_served() {
         let directory = tempfile::tempdir().unwrap();
@@ -777,7 +777,7 @@ mod tests {
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 
-    /// One image that is shorter than configured holds its own namespace back at a start.
+    /// At a start, an image that is shorter than configured makes only its own namespace pending.
     #[test]
     fn a_start_serves_what_it_can_and_waits_for_a_damaged_image() {
         let directory = tempfile::tempdir().unwrap();
@@ -864,7 +864,7 @@ mod tests {
         let at_work = std::fs::read(&power).unwrap();
         let is_kept = move || usage.exists() && std::fs::read(&power).unwrap() != at_work;
         target.waiting = Some(RetryTask::at(move || {
-            // Returns when the rest has stopped, or after a long time.
+            // Returns after everything else has stopped, or after a time-out.
             let hopeless = Instant::now() + Duration::from_secs(30);
             let has_stopped =
                 || is_kept() && stats.iter().all(|each| each.ended.load(Ordering::Relaxed));

@@ -1,8 +1,8 @@
 //! nvmfd: a user-space NVMe over RDMA storage target.
 //!
 //! `control/` (tokio) reads the configuration and signals and drives a [`RunningTarget`]; the target runs
-//! reactors, each on a thread of its own: see `reactor/mod.rs` for a turn, `qpair/mod.rs` for the
-//! states of a command, `command/` for the rules of NVMe.
+//! reactors, each on its own thread: see `reactor/mod.rs` for an iteration, `qpair/mod.rs` for the states
+//! of a command, `command/` for the rules of NVMe.
 
 pub mod api;
 pub mod config;

@@ -86,7 +86,7 @@ fn install_files(share: &Path) -> bool {
     written.is_ok()
 }
 
-/// Registered memory counts as locked, and registered files as open: takes what the system grants.
+/// Raises the limits to the maximum: registered memory counts as locked, and registered files as open.
 fn raise_limits() {
     for resource in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NOFILE] {
         let raised = getrlimit(resource).and_then(|(_, hard)| setrlimit(resource, hard, hard));

@@ -8,11 +8,11 @@ use clap::Command;
 use clap_complete::aot::{Bash, Fish, Generator, Zsh, generate_to};
 use clap_mangen::Man;
 
-/// Writes the pages of `command` and of its commands, for a section of the manual, and completions
-/// for bash, zsh and fish, into the places that they have below a directory such as `/usr/share`.
+/// Writes the pages of `command` and of its subcommands, for a section of the manual, and completions for
+/// bash, zsh and fish, to their standard places below a directory such as `/usr/share`.
 ///
 /// # Errors
-/// A directory or file cannot be made or written.
+/// A directory or file cannot be created or written.
 pub fn write(command: Command, section: &str, share: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
     let mut command = command.disable_help_subcommand(true);
@@ -21,7 +21,7 @@ pub fn write(command: Command, section: &str, share: &Path) -> io::Result<()> {
     fs::create_dir_all(&directory)?;
     pages(&command, section, &directory)?;
     complete(Bash, &mut command, &name, &share.join("bash-completion/completions"))?;
-    // bash-completion looks for the plain name.
+    // bash-completion expects the plain name.
     let directory = share.join("bash-completion/completions");
     fs::rename(directory.join(format!("{name}.bash")), directory.join(&name))?;
     complete(Zsh, &mut command, &name, &share.join("zsh/vendor-completions"))?;

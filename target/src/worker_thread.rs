@@ -1,5 +1,5 @@
-//! Worker threads: each does one kind of job, one after another, until it is stopped. Operations
-//! that may hang are tasks of the blocking pool.
+//! Worker threads: each executes one kind of job, one after another, until it is stopped.
+//! Operations that may hang are tasks of the blocking pool.
 
 use std::io;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -14,10 +14,10 @@ pub(crate) struct WorkerThread {
 }
 
 impl WorkerThread {
-    /// Starts a thread. The system shows fifteen bytes of its name: `worker-`, and eight of this.
+    /// Starts a thread. The kernel shows fifteen bytes of its name: `worker-`, and eight of `name`.
     ///
     /// # Errors
-    /// No thread to be had.
+    /// The thread cannot be created.
     pub(crate) fn start(
         name: &str,
         work: impl FnOnce() + Send + 'static,

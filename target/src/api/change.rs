@@ -216,7 +216,7 @@ pub struct UnsavedChange {
     pub at_unix_s: u64,
     /// Number of the requesting user, if known.
     pub uid: Option<u32>,
-    /// What.
+    /// The change.
     pub change: Change,
     /// The address and port of its listener before the change: a listener without `id` has another
     /// number when others are added or removed. Absent: it is about no existing listener, or was

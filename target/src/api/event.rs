@@ -10,7 +10,7 @@ use super::Controller;
 pub struct Event {
     /// Seconds since 1970.
     pub at_unix_s: u64,
-    /// What.
+    /// The event.
     #[serde(flatten)]
     pub what: Happened,
 }

@@ -215,7 +215,7 @@ impl Latency {
         }
     }
 
-    /// Those that have come since an earlier look.
+    /// Returns the difference from an earlier snapshot.
     #[must_use]
     pub fn since(&self, earlier: &Latency) -> Latency {
         let before = |bound: u64| {
@@ -251,7 +251,7 @@ impl Operations {
         }
     }
 
-    /// Those that have come since an earlier look.
+    /// Returns the difference from an earlier snapshot.
     #[must_use]
     pub fn since(&self, earlier: &Operations) -> Operations {
         let stage = |own: &StageLatency| {

@@ -20,7 +20,7 @@ use super::table_reader::{At, Diagnostics, TableReader};
 /// The most referrals of discovery.
 const MOST_REFERRALS: usize = 256;
 
-/// Values that differ from the default, a line each.
+/// Displays the values that differ from the default, one per line.
 pub(super) fn show(offer: &AccessPolicy, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if !offer.listeners.is_empty() {
         writeln!(f, "            at the listeners {:?}", offer.listeners)?;

@@ -15,14 +15,14 @@ use crate::core::auth::Policy;
 /// Authentication of hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct AuthenticationConfig {
-    /// Hosts without a key are refused by every subsystem.
+    /// Hosts without a key are rejected by every subsystem.
     pub required: bool,
-    /// Discovery controllers ask for authentication as well.
+    /// Discovery controllers require authentication as well.
     pub discovery: bool,
     /// Hashes and groups that may be negotiated, best first.
     #[serde(flatten, serialize_with = "key_tree::policy")]
     pub policy: Policy,
-    /// The hosts that have keys; no name twice.
+    /// The hosts that have keys; each name is unique.
     #[serde(skip)]
     pub hosts: Vec<HostConfig>,
     /// Hosts that are exempt from authentication; none of those with keys.

@@ -7,7 +7,7 @@ use super::NamespaceKind;
 use super::schema::once;
 use super::table_reader::{At, Diagnostics, TableReader};
 
-/// Name space of derived UUIDs and serial numbers. Never change it: hosts would see other disks.
+/// Name space of derived UUIDs and serial numbers. Never change it: hosts would see other namespaces.
 const UUID_SPACE: Uuid = Uuid::from_u128(0x1f0c_a4a5_4d2e_4f1b_9a53_6e76_6d66_6431);
 
 /// Configured identifiers of a namespace.
@@ -78,8 +78,8 @@ fn uuid(
     }
 }
 
-/// Parses an identifier of the IEEE: so many bytes, two digits each, in the order of the wire.
-/// Hosts print it that way, some with `.` or `-` in between.
+/// Parses an IEEE identifier: `N` bytes, two digits each, in wire order. Hosts print it that
+/// way, some with `.` or `-` in between.
 fn number<const N: usize>(
     section: &mut TableReader<'_>,
     key: &'static str,

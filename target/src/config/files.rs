@@ -17,7 +17,7 @@ use super::{ConfigErrors, Diagnostic, renamed_keys};
 /// Default name of the directory of more files, beside the configuration file.
 const INCLUDE: &str = "conf.d";
 
-/// Limit of readings while files change.
+/// Maximum number of readings while files change.
 const MOST_READINGS: u32 = 8;
 
 /// A text, and its file.
@@ -63,7 +63,7 @@ impl From<&str> for ConfigFiles {
 
 impl ConfigFiles {
     /// Reads a file, and those whose names end in `.toml` in the directory that it names as
-    /// `include`, else in `conf.d` beside it, if there is one. Hidden files are passed over.
+    /// `include`, else in `conf.d` beside it, if there is one. Hidden files are ignored.
     ///
     /// During a save the result is either all old or all new texts.
     ///
@@ -79,7 +79,7 @@ impl ConfigFiles {
         })
     }
 
-    /// As [`ConfigFiles::read`], for a text that stands for the file whose name it has.
+    /// As [`ConfigFiles::read`], for a text that replaces the file whose name it has.
     ///
     /// # Errors
     /// A file of the directory, or the directory, cannot be read.
@@ -132,7 +132,7 @@ impl ConfigFiles {
         files.into_iter().map(read).collect()
     }
 
-    /// Files to write so that they contain `new`, by name.
+    /// Returns the files to write so that they contain `new`, by name.
     #[must_use]
     pub fn rewritten<'s>(&'s self, new: &'s ConfigFiles) -> Vec<Rewritten<'s>> {
         let text = |of: &'s ConfigFiles, file: &Path| {
@@ -182,7 +182,7 @@ impl ConfigFiles {
     }
 }
 
-/// A consistent reading of the files: two readings in a row are equal. If the files keep changing,
+/// Reads the files until two consecutive readings are equal. If the files keep changing, returns
 /// the last one.
 fn settled(
     read: impl Fn() -> Result<ConfigFiles, ConfigErrors>,
@@ -208,7 +208,7 @@ fn begun(file: &Path) -> Result<Option<UnfinishedSave>, ConfigErrors> {
     })
 }
 
-/// The text of a file, also if an interrupted save has yet to put it in place.
+/// Returns the text of a file, also if an interrupted save has not put it in place yet.
 fn said(begun: Option<&UnfinishedSave>, file: &Path, text: Option<String>) -> Option<String> {
     begun.map_or_else(|| text.clone(), |begun| begun.text(file, text.clone()))
 }
@@ -216,7 +216,7 @@ fn said(begun: Option<&UnfinishedSave>, file: &Path, text: Option<String>) -> Op
 const INCLUDE_REMEDY: &str = "`include` names a directory: make it, and let the user of the daemon read \
                       it; or take `include` out";
 
-/// The directory of more files, whether it exists or not.
+/// Returns the directory of more files, whether it exists or not.
 fn directory(main: &Source) -> Result<Option<PathBuf>, ConfigErrors> {
     let Some(beside) = main.file.as_deref().map(parent) else { return Ok(None) };
     let directory = match included(&main.text) {
@@ -281,7 +281,7 @@ pub(super) fn merged<'t>(
     }
     let mut all = all.into_iter();
     let mut merged = all.next().unwrap_or_default();
-    // The meaning of an invalid text is unknown: no errors that follow from it.
+    // The meaning of an invalid text is unknown: do not report errors that result from it.
     if report.is_empty() {
         all.for_each(|table| merge(&mut merged, table, report));
     }
@@ -317,7 +317,7 @@ fn merge<'t>(into: &mut DeTable<'t>, from: DeTable<'t>, report: &mut Diagnostics
     }
 }
 
-/// The same, with places counted from the begin of all texts.
+/// Returns the table with places counted from the beginning of all texts.
 fn shifted(table: DeTable<'_>, by: usize) -> DeTable<'_> {
     if by == 0 {
         return table;

@@ -24,7 +24,7 @@ impl AuthenticationConfig {
     /// Reads every key file.
     ///
     /// # Errors
-    /// A sentence for each file that cannot be used. None shows a part of a secret.
+    /// One sentence for each file that cannot be used. None contains a part of a secret.
     pub fn keyring(&self) -> Result<Keyring, Vec<String>> {
         let (mut hosts, mut mistakes) = (HashMap::new(), Vec::new());
         for host in &self.hosts {
@@ -46,8 +46,8 @@ impl AuthenticationConfig {
         Ok(Keyring::new(hosts, self.policy.clone()).with_rules(rules))
     }
 
-    /// Errors of the key files, a sentence each, and warnings about access by the daemon, if it has
-    /// another user, where root checks.
+    /// Returns the errors of the key files, one sentence each, and warnings about access by the
+    /// daemon if it runs as another user and root checks.
     #[must_use]
     pub fn examine_keys(&self, reader: KeyReader) -> (Vec<String>, Vec<String>) {
         let (mut mistakes, mut doubts) = (Vec::new(), Vec::new());
@@ -68,12 +68,12 @@ impl AuthenticationConfig {
 pub enum KeyReader {
     /// This process.
     This,
-    /// The daemon, checked by root: the number of its user, if known.
+    /// The daemon, checked by root: its user ID, if known.
     Daemon(Option<u32>),
 }
 
 impl KeyReader {
-    /// The user of the daemon: the owner of its state directory, or the user of its package.
+    /// The reader for a daemon: the owner of its state directory, or the user of its package.
     #[must_use]
     pub fn of(state_directory: Option<&Path>) -> KeyReader {
         if !geteuid().is_root() {
@@ -93,7 +93,7 @@ fn read_secret(path: &Path) -> Result<Secret, String> {
     read_secret_for(path, KeyReader::This).map(|(secret, _)| secret)
 }
 
-/// The same, for a reader; with a warning if it may not be able to read the file.
+/// As [`read_secret`], for a reader; with a warning if it may not be able to read the file.
 fn read_secret_for(path: &Path, reader: KeyReader) -> Result<(Secret, Option<String>), String> {
     let shown = path.display();
     let us = geteuid().as_raw();
@@ -199,7 +199,7 @@ mod tests {
         let doubt = says(0, 0, daemon).unwrap().unwrap();
         assert!(doubt.contains("user 997 cannot read it; run `chown 997 /key`"), "{doubt}");
         assert!(says(998, 0, daemon).unwrap_err().contains("chown 997 /key"));
-        // Who reads it for himself.
+        // A user that reads the file for itself.
         assert_eq!(
             (says(997, 997, KeyReader::This), says(0, 997, KeyReader::This)),
             (Ok(None), Ok(None))
@@ -215,7 +215,7 @@ mod tests {
         use std::os::unix::fs::chown;
 
         let directory = tempdir().unwrap();
-        // Only root can give files away.
+        // Only root can change the owner of files.
         if chown(directory.path(), Some(65_534), None).is_err() {
             assert_eq!(KeyReader::of(Some(directory.path())), KeyReader::This);
             return;

@@ -12,10 +12,10 @@ use crate::core::auth::Policy;
 use crate::core::subsystem::rate_limit::Limit;
 use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, DuplicateHosts, Referral};
 
-/// The tree of a configuration. Listeners and keys of hosts are left out: they have lines of their
-/// own.
+/// Returns the tree of a configuration. Listeners and keys of hosts are omitted: they are
+/// displayed on separate lines.
 pub(crate) fn tree(config: &Config) -> Value {
-    // Every type of it becomes a value: there are no maps with keys that are none.
+    // Every type in it is serializable: all map keys are strings.
     serde_json::to_value(config).unwrap_or_default()
 }
 

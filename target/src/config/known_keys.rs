@@ -7,8 +7,8 @@ use super::files::merged;
 use super::schema::root;
 use super::table_reader::{Diagnostics, TableReader};
 
-/// A text with one of every section that the parser reads only if present. Its values do not
-/// matter.
+/// A text with one of every section that the parser reads only if present. The values are
+/// irrelevant.
 const EVERY_SECTION: &str = r#"
 [[listener]]
 [capture]

@@ -1,4 +1,4 @@
-//! Origin of each line of an edited text: a line of the file on disk, or the change that added it.
+//! Origin of each line of an edited text: a line of a file, or the change that added it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const MOST_CHARS: usize = 120;
 pub(super) struct Origin {
     /// The change that has written it; `None`: the file.
     pub(super) by: Option<Arc<str>>,
-    /// Its number in the file, or in the text that the change gave.
+    /// Its number in the file, or in the text that the change supplied.
     pub(super) line: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ impl Origins {
         Origins(sources.iter().map(|s| (s.file.clone(), numbered(&s.text, None))).collect())
     }
 
-    /// After a change that has made `new` of `old`. `is_given`: it has given whole texts.
+    /// Returns the origins after a change from `self` to `new`. `is_given`: the change supplied whole texts.
     pub(crate) fn after(
         &self,
         old: &ConfigFiles,
@@ -54,7 +54,7 @@ impl Origins {
         Origins(each.collect())
     }
 
-    /// The same for the client that has just sent whole texts, and knows their lines.
+    /// Returns the origins for the client that has just sent whole texts, and refers to their lines.
     pub(crate) fn known_to_giver(&self) -> Origins {
         let mut known = self.clone();
         for origin in known.0.iter_mut().flat_map(|(_, lines)| lines) {
@@ -81,7 +81,7 @@ fn numbered(text: &str, by: Option<&Arc<str>>) -> Vec<Origin> {
     (1..=text.lines().count()).map(|n| Origin { by: by.cloned(), line: Some(n) }).collect()
 }
 
-/// Origins of the lines of an edited text: unchanged lines keep theirs.
+/// Returns the origins of the lines of an edited text: unchanged lines keep theirs.
 fn edited(was: &str, known: &[Origin], is: &str, by: &Arc<str>) -> Vec<Origin> {
     let (was, is): (Vec<&str>, Vec<&str>) = (was.lines().collect(), is.lines().collect());
     let head = was.iter().zip(&is).take_while(|(a, b)| a == b).count();
@@ -100,10 +100,10 @@ fn edited(was: &str, known: &[Origin], is: &str, by: &Arc<str>) -> Vec<Origin> {
     [&known[..head], &middle, &known[known.len() - tail..]].concat()
 }
 
-/// For each line of `new` the one of `old` that it is, along a longest common subsequence.
+/// Returns for each line of `new` the matching line of `old`, along a longest common subsequence.
 fn pairs(old: &[&str], new: &[&str]) -> Vec<Option<usize>> {
     let width = new.len() + 1;
-    // How long it is from here to the ends.
+    // Length of the longest common subsequence from each pair of positions to the ends.
     let mut longest = vec![0u32; (old.len() + 1) * width];
     for a in (0..old.len()).rev() {
         for b in (0..new.len()).rev() {
@@ -145,7 +145,7 @@ mod tests {
     fn each_line_is_told_by_its_file_or_by_the_change_that_has_written_it() {
         let text = "[[a]]\nn = 1\n[[a]]\nn = 2\n# end\n";
         let first = ConfigFiles::from(text);
-        // Each section has a new line, one is gone, and one is added that says what another does.
+        // Each section has a new line, one is removed, and one is added that equals another.
         let next = "[[a]]\nid = 1\nn = 1\n[[a]]\nid = 2\n\n[[a]]\nn = 1\n# end\n";
         let second = ConfigFiles::from(next);
         let origins = Origins::of(&first).after(&first, &second, "edit", false);
@@ -154,7 +154,7 @@ mod tests {
             "file 5", "file 6",
         ];
         assert_eq!(said(&origins, 10), expected);
-        // What is given as a whole has lines of its own, which its giver knows.
+        // A text that is supplied as a whole has line numbers of its own, which the client uses.
         let third = ConfigFiles::from("x = 1\ny = 2\n");
         let given = origins.after(&second, &third, "replace", true);
         assert_eq!(said(&given, 3), ["replace 1", "replace 2", "replace 3"]);

@@ -54,7 +54,7 @@ impl ManagementConfig {
     }
 }
 
-/// Values that differ from the default, a line each.
+/// Displays the values that differ from the default, one per line.
 impl fmt::Display for ManagementConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.enabled {

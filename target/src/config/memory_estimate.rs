@@ -1,5 +1,5 @@
 //! Memory estimate of connected hosts besides the pools: the formula that `nvmfd check` and the
-//! start print, checked by a test with a counting allocator.
+//! start print, verified by a test with a counting allocator.
 //!
 //! It counts allocations with the provider `soft`. Some pages are touched only when they are
 //! needed, so less is resident while hosts are idle. With `verbs` the adapter's library needs more
@@ -10,23 +10,23 @@ use super::Config;
 /// Entries of an admin queue, as hosts request them.
 const ADMIN_ENTRIES: u16 = 32;
 
-/// Bytes of a queue, however deep it is; half of them are a bit for each command id.
+/// Bytes of a queue, independent of its depth; half of them are a bit for each command id.
 const QUEUE_BYTES: u64 = 14_960;
 
-/// Bytes for each entry of a queue: two slots for commands (two thirds of it), places in wait
-/// queues, and room for operations of the fabric.
+/// Bytes for each entry of a queue: two slots for commands (two thirds of it), entries in wait
+/// queues, and space for operations of the fabric.
 const ENTRY_BYTES: u64 = 1_961;
 
 /// Bytes of a controller, without its queues.
 const CONTROLLER_BYTES: u64 = 27_000;
 
-/// Bytes of a queue with so many entries.
+/// Bytes of a queue with this number of entries.
 #[must_use]
 pub fn queue_bytes(entries: u16) -> u64 {
     QUEUE_BYTES + ENTRY_BYTES * u64::from(entries)
 }
 
-/// Bytes of a host with so many I/O queues, each with so many entries.
+/// Bytes of a host with this number of I/O queues, each with this number of entries.
 #[must_use]
 pub fn host_bytes(io_queues: u16, entries: u16) -> u64 {
     let queues = u64::from(io_queues) * queue_bytes(entries);

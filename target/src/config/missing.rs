@@ -10,7 +10,7 @@ pub enum Missing {
     /// They are pending: the rest is served, and these once they are available.
     #[default]
     Wait,
-    /// The daemon does not start; a reload is refused.
+    /// The daemon does not start; a reload is rejected.
     Fail,
 }
 

@@ -1,11 +1,11 @@
 //! The configuration: TOML text to validated types.
 //!
-//! [`Config::parse`] finds every error of a text in one reading, each with its line, its column and
-//! a remedy. Its result needs no further checks, except those that only the running system can
-//! answer (does the file exist, is the address available).
+//! [`Config::parse`] finds every error of a text in one pass, each with its line, its column and a
+//! remedy. Its result needs no further checks, except those that depend on the running system
+//! (whether the file exists, whether the address is available).
 //!
-//! Serial numbers and UUIDs that the text leaves out are derived from names that do not change, so
-//! a host finds the same disk after a restart and after a move to another machine.
+//! Serial numbers and UUIDs that are not configured are derived from names that do not change, so a
+//! host finds the same namespace after a restart and after a move to another machine.
 
 mod access;
 mod authentication;
@@ -112,8 +112,8 @@ pub struct Config {
     pub stop: StopConfig,
 }
 
-/// The state directory of the daemon with this configuration file, as far as another process can
-/// tell: the package's unit has its own directories.
+/// Returns the state directory of the daemon with this configuration file, as far as another
+/// process can determine it: the package's unit has its own directories.
 pub(crate) fn given_state_directory(file: &Path) -> Option<OsString> {
     let own = std::env::var_os("STATE_DIRECTORY");
     own.or_else(|| unit_state_directory(file, Path::new("/etc/nvmfd"), "/var/lib/nvmfd"))
@@ -221,7 +221,7 @@ pub struct MemoryConfig {
     /// Bytes for data between hosts and devices.
     #[serde(rename = "data", serialize_with = "key_tree::size")]
     pub data_bytes: u64,
-    /// Receive buffers. A queue holds as many as it is deep for as long as it lives.
+    /// Receive buffers. A queue holds as many as its depth for as long as it exists.
     pub receives: u32,
 }
 
@@ -383,7 +383,7 @@ impl Config {
     /// Reads a configuration from one text.
     ///
     /// # Errors
-    /// Every mistake in the text.
+    /// Every error in the text.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
         Self::of(&ConfigFiles::from(text))
     }
@@ -391,15 +391,15 @@ impl Config {
     /// Reads a configuration from its texts.
     ///
     /// # Errors
-    /// Every mistake in them.
+    /// Every error in the texts.
     pub fn of(sources: &ConfigFiles) -> Result<Self, ConfigErrors> {
         schema::read(sources)
     }
 
-    /// The same for edited texts: errors name the origins of their lines.
+    /// As [`Config::of`], for edited texts: errors name the origins of their lines.
     ///
     /// # Errors
-    /// Every mistake in them.
+    /// Every error in the texts.
     pub(crate) fn of_edited(
         sources: &ConfigFiles,
         origins: &Origins,
@@ -410,7 +410,7 @@ impl Config {
     /// Reads a configuration from a file, and from those that it includes.
     ///
     /// # Errors
-    /// A file cannot be read, or every mistake in the texts.
+    /// A file cannot be read, or every error in the texts.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
         let config = Self::of(&ConfigFiles::read(path)?)?;
         Ok(config.or_state_directory(given_state_directory(path)))
@@ -437,7 +437,7 @@ impl Config {
     #[must_use]
     pub fn pool_plan(&self) -> rdma::PoolPlan {
         rdma::PoolPlan {
-            // A queue has twice as many slots as receives: commands whose response is under way.
+            // A queue has twice as many slots as receives, for commands whose response is in flight.
             cells: self.memory.receives.saturating_mul(2),
             receives: self.memory.receives,
             lead_bytes: 64,
@@ -463,7 +463,7 @@ impl Config {
         differs.into_iter().filter_map(|(differs, name)| differs.then_some(name)).collect()
     }
 
-    /// Takes over from `running` what only a restart can change.
+    /// Copies the values from `running` that only a restart can change.
     pub fn keep_fixed(&mut self, running: &Config) {
         self.provider = running.provider;
         self.reactor = running.reactor.clone();

@@ -20,10 +20,10 @@ use super::table_reader::{At, Diagnostics, TableReader};
 pub struct ManagedConfig {
     /// Absolute path of the directory of their files and record; used by no other subsystem.
     pub directory: PathBuf,
-    /// The most bytes of all namespaces together.
+    /// The maximum size of all namespaces together, in bytes.
     #[serde(rename = "quota", serialize_with = "key_tree::size")]
     pub quota_bytes: u64,
-    /// The most namespaces: 1 to [`MAX_NSID`].
+    /// The maximum number of namespaces: 1 to [`MAX_NSID`].
     pub namespaces: u32,
     /// Every host that may connect may manage.
     #[serde(rename = "hosts \"any\"")]

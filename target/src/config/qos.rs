@@ -15,8 +15,8 @@ use crate::core::subsystem::rate_limit::Limit;
 /// The longest burst.
 const MOST_BURST_MS: u32 = 10_000;
 
-/// A `[[qos]]`: one limit for the commands of its hosts anywhere and of all hosts with its
-/// namespaces.
+/// A `[[qos]]`: one limit for all commands of its hosts, and for the commands of all hosts
+/// to its namespaces.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LimitConfig {
     /// Its name.

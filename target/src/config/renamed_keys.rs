@@ -91,10 +91,10 @@ mod tests {
         let warnings = ConfigFiles::from(&*earlier).warnings();
         assert_eq!(warnings, ["line 2: the key `limit` is named `qos` now"]);
         assert_eq!(ConfigFiles::from(NOW).warnings(), Vec::<String>::new());
-        // Also where one is renamed and the other is not, as in files of several versions.
+        // Also if one is renamed and the other is not, as in files of several versions.
         let both = Config::parse(&NOW.replacen("[[qos]]", "[[limit]]", 1)).unwrap();
         assert_eq!(both.quotas.len(), 2);
-        // A namespace has a limit, before and now.
+        // A namespace has the key `limit` in earlier versions and in this one.
         let text = "[[subsystem]]\n[[subsystem.namespace]]\n[subsystem.namespace.limit]\n";
         assert_eq!(ConfigFiles::from(text).warnings(), Vec::<String>::new());
     }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! new texts beside the files ─► the record ─► rename, rename, .. ─► no record
-//!                                   └─ from here on the new texts are what the files say
+//!                                   └─ from here on the new texts are those of the files
 //! ```
 //!
-//! The record lies beside the configuration file and holds, for each file, the digests of the old
-//! and new text. So a reader of half renamed files uses the new text where it is not yet in place.
-//! Files that were edited since are left alone.
+//! The record is beside the configuration file and contains, for each file, the digests of the old
+//! and new text. So a reader of partially renamed files uses the new text where it is not yet in
+//! place. Files that were edited since are not changed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -34,7 +34,7 @@ pub(crate) fn digest(text: &str) -> String {
     Uuid::new_v5(&DIGEST_SPACE, text.as_bytes()).to_string()
 }
 
-/// Writer of the files of a configuration. There is one at a time.
+/// Writer of the files of a configuration. There is only one at a time.
 #[derive(Debug)]
 pub struct Saving {
     file: PathBuf,
@@ -45,7 +45,7 @@ pub struct Saving {
 
 impl Saving {
     /// Locks the files, and completes an interrupted save. `file`: the configuration file, by the
-    /// name that the daemon has for it.
+    /// name that the daemon uses.
     ///
     /// # Errors
     /// A sentence: another save is in progress, or a file cannot be written.
@@ -70,12 +70,12 @@ impl Saving {
         self.finished
     }
 
-    /// Writes the files that differ. They keep their owners and modes; new ones get them from the
-    /// configuration file, and a new directory from its parent. `old`: the current texts.
+    /// Writes the files that differ. They keep their owners and modes; new ones get those of the
+    /// configuration file, and a new directory those of its parent. `old`: the current texts.
     ///
     /// # Errors
-    /// A sentence. Nothing has changed then, or everything has and is still to be put in place, as
-    /// the sentence says.
+    /// A sentence. Either nothing has changed, or the new texts are in force but not yet in place,
+    /// as the sentence says.
     pub fn write(&self, old: &ConfigFiles, new: &ConfigFiles) -> Result<(), String> {
         if !self.commit(old, new)? {
             return Ok(());
@@ -84,8 +84,8 @@ impl Saving {
         self.finish().map(drop).map_err(|error| format!("{error}: {on}"))
     }
 
-    /// Executes everything that can fail: after it the new texts are in force. Returns whether any
-    /// differ. After an error the old texts are in force, or where the sentence says so, the new
+    /// Executes every step that can fail: afterwards the new texts are in force. Returns whether
+    /// any differ. After an error the old texts are in force or, if the sentence says so, the new
     /// ones.
     pub(crate) fn commit(&self, old: &ConfigFiles, new: &ConfigFiles) -> Result<bool, String> {
         let mut made = Vec::new();
@@ -125,11 +125,11 @@ impl Saving {
         let text = serde_json::to_string_pretty(&content).map_err(|error| shown(&error))?;
         let beside = waiting(&record);
         made.push(beside.clone());
-        // Readers of the files may know their names.
+        // The record may be readable by others: readers of the files may know their names.
         put(&beside, &text, &like, Permissions::from_mode(0o644)).map_err(|error| shown(&error))?;
         crash_point();
         durable::rename(&beside, &record).map_err(|error| shown(&error))?;
-        // From here on the new texts are read, whatever fails.
+        // From here on the new texts are read, even if a later step fails.
         made.clear();
         let on = "the saved texts are in force, but a power loss may revert them: run `nvmfctl \
                   save` again";
@@ -152,7 +152,7 @@ impl Saving {
                     durable::rename(&waiting, file).map_err(|e| failed(&e))?;
                 }
                 (true, None) => durable::remove_file(file).map_err(|e| failed(&e))?,
-                // It is in place, or the file was edited since.
+                // The file is in place, or was edited since.
                 _ => drop(durable::remove_file(&waiting)),
             }
             directories.insert(parent(file).to_owned());
@@ -222,7 +222,7 @@ impl UnfinishedSave {
         }
     }
 
-    /// Its files of a directory.
+    /// Returns its files in a directory.
     pub(super) fn of_directory(&self, directory: &Path) -> impl Iterator<Item = PathBuf> {
         let real = fs::canonicalize(directory).ok();
         let here =
@@ -236,7 +236,7 @@ impl SavedFile {
         text.map(digest) == self.old
     }
 
-    /// The new text is beside the file.
+    /// Whether the new text is beside the file.
     fn waits(&self) -> bool {
         self.new.is_some() && read(&waiting(&self.file)).as_deref().map(digest) == self.new
     }
@@ -244,7 +244,7 @@ impl SavedFile {
 
 /// Creates a durable file with the owner and mode of another one.
 fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Result<()> {
-    // It may be left from a power loss.
+    // A file may remain from a power loss.
     crash_point();
     let _ = fs::remove_file(file);
     crash_point();
@@ -260,8 +260,8 @@ fn put(file: &Path, text: &str, like: &Metadata, mode: Permissions) -> io::Resul
     durable::sync(&new, file)
 }
 
-/// Creates the directory of included files. Readers of its parent may read it, whatever the umask;
-/// but it is not writable for all.
+/// Creates the directory of included files. Readers of its parent may read it, independent of the
+/// umask; but it is not writable for all users.
 fn make_directory(directory: &Path) -> Result<(), String> {
     if directory.exists() {
         return Ok(());
@@ -279,7 +279,7 @@ fn make_directory(directory: &Path) -> Result<(), String> {
 /// Creates a directory with the owner of another one.
 fn put_directory(directory: &Path, like: &Path) -> io::Result<()> {
     let like = fs::metadata(like)?;
-    // It may be left from a power loss.
+    // A directory may remain from a power loss.
     crash_point();
     let _ = fs::remove_dir(directory);
     crash_point();
@@ -287,8 +287,8 @@ fn put_directory(directory: &Path, like: &Path) -> io::Result<()> {
     let new = File::open(directory)?;
     let mine = new.metadata()?;
     if (mine.uid(), mine.gid()) != (like.uid(), like.gid()) {
-        // Without the right to change the owner it stays with this user, in the group that may read
-        // its parent.
+        // Without the permission to change the owner, the directory belongs to this user, and to
+        // the group that may read its parent.
         fchown(&new, Some(like.uid()), Some(like.gid()))
             .or_else(|_| fchown(&new, None, Some(like.gid())))?;
     }
@@ -362,8 +362,8 @@ mod tests {
     use crate::blockdev::durable::testing::calls;
     use crate::config::save::*;
 
-    /// A file that is another's stays so, because the daemon may read it by that; a directory may
-    /// be the saver's, in the group that may read what is around it.
+    /// A file of another owner is not replaced, because the daemon may depend on that owner to read
+    /// it; a directory may belong to the user of the save, in the group of its parent.
     #[test]
     fn who_may_give_nothing_away_replaces_no_file_of_another_and_makes_a_directory() {
         const SAVER: u32 = 65_534;
@@ -378,7 +378,7 @@ mod tests {
         let like = fs::metadata(&file).unwrap();
         let (beside, more) =
             (directory.path().join("nvmfd.toml.new"), directory.path().join("conf.d"));
-        // These two are this thread's alone.
+        // These two apply to this thread only.
         setfsgid(Gid::from_raw(SAVER));
         setfsuid(Uid::from_raw(SAVER));
         let refused = put(&beside, "text", &like, like.permissions());

@@ -1,4 +1,4 @@
-//! From text to validated types: every rule of the configuration is here.
+//! From text to validated types: every rule of the configuration.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,7 +29,7 @@ use super::{
     NamespaceKind, Origins, Provider, ReactorConfig, Spin, SubsystemConfig, Threads,
 };
 
-/// Receives that a reactor keeps for admin queues and for connections that are just beginning.
+/// Receives that a reactor reserves for admin queues and for connections that are being established.
 const SPARE_RECEIVES: u32 = 64;
 
 /// The largest MDTS.
@@ -45,7 +45,7 @@ pub(super) fn read(sources: &ConfigFiles) -> Result<Config, ConfigErrors> {
     read_with(sources, Diagnostics::new(sources))
 }
 
-/// The same for edited texts: see [`Diagnostics::of_edited`].
+/// As [`read`], for edited texts: see [`Diagnostics::of_edited`].
 pub(super) fn read_edited(
     sources: &ConfigFiles,
     origins: &Origins,
@@ -59,7 +59,7 @@ fn read_with<'t>(
 ) -> Result<Config, ConfigErrors> {
     let table = merged(sources, &mut report);
     if !report.is_empty() {
-        // The meaning of an invalid text is unknown: no errors that follow from it.
+        // The meaning of an invalid text is unknown: do not report errors that result from it.
         return Err(report.finish());
     }
     let span = table.span();
@@ -195,7 +195,7 @@ fn reactor(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Reacto
     reactor
 }
 
-/// A number of the section within its bounds, or its default.
+/// Reads a number of the section within its bounds, or returns its default.
 pub(super) fn bounded(
     section: &mut TableReader<'_>,
     key: &'static str,
@@ -549,7 +549,7 @@ fn flag(section: &mut TableReader<'_>, key: &'static str, report: &mut Diagnosti
     section.take(key, "true or false", report).is_some_and(|flag| flag.value)
 }
 
-/// Whether several daemons serve the namespace, which `not_shared` excludes.
+/// Whether several daemons serve the namespace; reports an error if the setting `not_shared` excludes that.
 fn shared(
     section: &mut TableReader<'_>,
     not_shared: Option<&str>,

@@ -12,8 +12,8 @@ const MOST_MS: u32 = 30_000;
 /// Draining of hosts before the daemon stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct StopConfig {
-    /// All paths are reported as inaccessible, and hosts have this long to use others before they
-    /// are disconnected, in milliseconds; 0: they are disconnected at once.
+    /// All paths are reported as inaccessible, and hosts have this time to switch to others
+    /// before they are disconnected, in milliseconds; 0: they are disconnected at once.
     pub inaccessible_ms: u32,
 }
 

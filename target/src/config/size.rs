@@ -6,8 +6,8 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
-/// A number of bytes. Prints the way it may be written: `10GiB`, or plain digits where no binary
-/// unit divides it.
+/// A number of bytes. Displayed as it may be written: `10GiB`, or plain digits if it is no
+/// multiple of a binary unit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Size(pub u64);
 

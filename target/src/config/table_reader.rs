@@ -94,7 +94,7 @@ impl<'t> Diagnostics<'t> {
         Self { sources: all, origins: None, found: Vec::new(), known: BTreeMap::new() }
     }
 
-    /// The same for edited texts: places name the origins of lines.
+    /// As [`Diagnostics::new`], for edited texts: places name the origins of lines.
     pub(super) fn of_edited(sources: &'t ConfigFiles, origins: &'t Origins) -> Self {
         Self { origins: Some(origins), ..Self::new(sources) }
     }

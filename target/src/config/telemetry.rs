@@ -12,7 +12,7 @@ const SLOW_MS: u32 = 100;
 /// Recording of slow commands and disconnects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct ObserveConfig {
-    /// Commands that took at least so long are recorded, in milliseconds; 0: none are.
+    /// Commands that took at least this time are recorded, in milliseconds; 0: none are.
     pub slow_ms: u32,
 }
 

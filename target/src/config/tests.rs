@@ -128,7 +128,7 @@ path = "/dev/sdz"
 
 #[test]
 fn derived_identities_never_change() {
-    // Hosts remember these: a change here makes every disk a new disk for them.
+    // Hosts store these: a change makes every namespace a new one for them.
     let subsystem = Config::parse(LEAST).unwrap().subsystems.remove(0);
     assert_eq!(subsystem.serial, "1F1304E456075F0BB457");
     assert_eq!(subsystem.namespaces[0].uuid.to_string(), "c862d3b8-0e87-5244-a6b3-ca7928f80983");
@@ -181,7 +181,7 @@ block_size = 520
     }
 }
 
-/// Changes to the least text, and what is then said.
+/// Changes to the minimal text, and the resulting message.
 #[test]
 fn each_mistake_has_its_sentence() {
     let second = "[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:disk2\"\n[[subsystem.namespace]]\n";
@@ -334,7 +334,7 @@ fn the_printed_configuration_names_every_part() {
     }
 }
 
-/// Pieces of configurations, so that random text gets past the first character.
+/// Fragments of configurations, so that random text is not rejected at its first character.
 fn pieces() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         prop::sample::select(vec![
@@ -471,7 +471,7 @@ fn a_capture_is_off_until_somebody_names_its_file() {
 
 #[test]
 fn hosts_may_make_blocks_unreadable_where_somebody_says() {
-    // Where that is remembered the service manager may have said.
+    // The state directory may be that of the service manager.
     let config = Config::parse(&format!("{LEAST}write_uncorrectable = true\n")).unwrap();
     assert!(config.subsystems[0].namespaces[0].write_uncorrectable);
     assert!(config.subsystems[0].namespaces[0].needs_state());
@@ -502,7 +502,7 @@ fn state_is_kept_where_somebody_says() {
     let errors = Config::parse(&format!("state_directory = \"x\"\n{LEAST}")).unwrap_err();
     assert!(errors.to_string().contains("the path is not absolute"), "{errors}");
 
-    // What the service manager gives counts where the text is silent.
+    // The directory of the service manager applies if none is configured.
     let given = |text: &str| Some(std::ffi::OsString::from(text));
     let state =
         |config: &Config, text| config.clone().or_state_directory(given(text)).state_directory;

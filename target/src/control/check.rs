@@ -52,7 +52,7 @@ pub fn check(file: &Path) -> bool {
     good
 }
 
-/// Checks that the state directory exists; warns where one is needed and none is configured.
+/// Checks that the state directory exists; warns if one is needed and none is configured.
 fn state_directory(config: &Config) -> bool {
     let mut good = true;
     if let Some(directory) = &config.state_directory
@@ -70,7 +70,7 @@ fn state_directory(config: &Config) -> bool {
     good
 }
 
-/// Checks that the addresses of listeners are available, as far as they must not be pending.
+/// Checks that the addresses of listeners are available, unless they may be pending.
 fn addresses(config: &Config) -> bool {
     let mut good = true;
     for at in config.addresses() {
@@ -150,7 +150,7 @@ fn keys(config: &Config) -> bool {
     mistakes.is_empty() && is_list_good
 }
 
-/// Checks the list of hosts that have had keys; warns of those that are refused.
+/// Checks the list of hosts that have had keys; warns of those that are rejected.
 fn keyed(config: &Config, directory: &Path) -> bool {
     let known = match revoked_hosts::read(directory) {
         Ok(known) => known,
@@ -196,7 +196,7 @@ fn declared(file: &Path) -> Result<(EffectiveConfig, bool), ConfigErrors> {
 struct PathCheck {
     /// Its name in messages.
     place: String,
-    /// Reason why it would be pending, if it would; an error if it cannot be served.
+    /// Reason why it would be pending, if any; an error if it cannot be served.
     seen: Result<Option<String>, String>,
     below: Below,
     block_bytes: u32,
@@ -240,7 +240,7 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
     seen.collect()
 }
 
-/// Properties of the device below a namespace; defaults where hosts may not write.
+/// Properties of the device below a namespace; defaults if hosts may not write.
 fn below(namespace: &NamespaceConfig) -> Below {
     let NamespaceKind::File { path, .. } = &namespace.kind else { return Below::default() };
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -249,8 +249,8 @@ fn below(namespace: &NamespaceConfig) -> Below {
     opened.map_or_else(Below::default, |file| Below::of(&file))
 }
 
-/// Checks whether the file of a namespace can be served; returns why it would be pending, if it
-/// would. Changes nothing.
+/// Checks whether the file of a namespace can be served; returns the reason if it would be
+/// pending. Changes nothing.
 fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, String> {
     let NamespaceKind::File { path, size } = &namespace.kind else { return Ok(None) };
     let shown = path.display();
@@ -291,7 +291,7 @@ fn look(namespace: &NamespaceConfig, is_served: bool) -> Result<Option<String>, 
     }
 }
 
-/// A file that this user may not open may be accessible to the daemon.
+/// Formats an error: a file that this user may not open may be accessible to the daemon.
 fn told(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::PermissionDenied => {
@@ -301,7 +301,7 @@ fn told(error: &io::Error) -> String {
     }
 }
 
-/// A missing file is created by a start, where that is possible.
+/// Checks whether a start can create the missing file.
 fn absent(namespace: &NamespaceConfig, path: &Path, size: Option<u64>) -> Result<(), String> {
     let shown = path.display();
     if namespace.read_only {

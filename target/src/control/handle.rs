@@ -19,7 +19,7 @@ pub(crate) struct RunningConfig {
     pub(crate) declared: EffectiveConfig,
     /// Sections with changes that need a restart.
     pub(crate) needs_restart: Vec<&'static str>,
-    /// The last reload was refused: the files differ from the running configuration.
+    /// The last reload was rejected: the files differ from the running configuration.
     pub(crate) reload_refused: Arc<AtomicBool>,
 }
 
@@ -39,7 +39,7 @@ impl RunningConfig {
 /// Reason why a change was rejected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ChangeError {
-    /// It does not fit the current configuration.
+    /// It cannot be applied to the current configuration.
     Misfit(EditError),
     /// The resulting configuration cannot be served.
     Unservable(String),

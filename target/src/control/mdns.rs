@@ -15,7 +15,7 @@ use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
 use nvme::Nqn;
 use tracing::{info, warn};
 
-/// NVMe discovery over UDP, which is what RoCEv2 is.
+/// NVMe discovery over UDP, the transport of RoCEv2.
 const SERVICE: &str = "_nvme-disc._udp.local.";
 
 /// Time limit for withdrawing a service, and for the end of the library's thread.
@@ -44,8 +44,8 @@ pub(super) struct Announcer {
 
 impl Announcer {
     /// Announces the listeners of a configuration, and withdraws others. After a change all are
-    /// announced anew: the library would take its earlier announcements for those of another
-    /// machine, and choose other names.
+    /// announced anew: otherwise the library would treat its earlier announcements as those of
+    /// another machine, and choose other names.
     pub(super) fn update(&mut self, config: &Config) {
         let host = host_name(&fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default());
         let wanted = services(config, &host);

@@ -2,9 +2,9 @@
 //! service manager. It takes no part in I/O.
 //!
 //! Calls into the target may wait for reactors or devices, so each runs on tokio's blocking
-//! threads, and owns the target meanwhile. This thread keeps its [`Liveness`](crate::Liveness),
-//! which only reads: so the watchdog is notified, and a failed reactor or a signal is noticed, also
-//! while a reload waits for a device that does not answer.
+//! threads, and owns the target meanwhile. This thread retains its [`Liveness`](crate::Liveness),
+//! which only reads: so also while a reload waits for a device that does not answer, the watchdog
+//! is notified, and a failed reactor or a signal is detected.
 
 mod change;
 pub mod check;
@@ -68,13 +68,13 @@ trait Serve: Sized + Send + 'static {
 
     fn pulse(&self) -> Self::Pulse;
     fn apply(&mut self, config: Config) -> Result<Vec<String>, String>;
-    /// `persist` is called when nothing else can fail any more, and before any host sees a change.
+    /// Applies a configuration. `persist` is called when no later step can fail, before any host sees it.
     fn change(
         &mut self,
         config: Config,
         persist: impl FnOnce() -> Result<(), String>,
     ) -> Result<Vec<String>, NotServed>;
-    /// Reports all paths as inaccessible, and waits for hosts until then.
+    /// Reports all paths as inaccessible, and waits until then for hosts to use other paths.
     fn leave(&self, until: Instant);
     fn stop(self, deadline: Instant);
 }
@@ -142,7 +142,7 @@ impl Pulse for crate::Liveness {
 /// Starts the target and serves until a signal requests a stop.
 ///
 /// # Errors
-/// One sentence: why the target did not start, or died.
+/// One sentence: why the target did not start, or failed.
 pub fn run(declared: EffectiveConfig) -> Result<(), String> {
     block_on(async {
         let asks = signals::listen().map_err(|e| format!("signals cannot be heard: {e}"))?;
@@ -150,10 +150,10 @@ pub fn run(declared: EffectiveConfig) -> Result<(), String> {
     })
 }
 
-/// As [`run`], with `asks` in the place of signals. Ends also when the channel closes.
+/// As [`run`], with `asks` instead of signals. Ends also when the channel closes.
 ///
 /// # Errors
-/// One sentence: why the target did not start, or died.
+/// One sentence: why the target did not start, or failed.
 pub fn run_for(declared: EffectiveConfig, asks: Receiver<ControlRequest>) -> Result<(), String> {
     block_on(async {
         let (sender, heard) = mpsc::channel(4);
@@ -176,7 +176,7 @@ async fn begin(
     asks: mpsc::Receiver<ControlRequest>,
 ) -> Result<(), String> {
     let lock = declared.config().state_directory.as_deref().map(StateDirLock::take).transpose()?;
-    // A daemon that was just stopping may still have written when this was read first.
+    // A daemon that was just stopping may still have written after the first reading.
     let declared = declared.reread().map_err(|errors| errors.to_string())?;
     let config = declared.config().clone();
     change::log_unsaved(declared.changes());
@@ -192,7 +192,7 @@ async fn begin(
     for line in target.summary().lines() {
         info!("{line}");
     }
-    // Changes that the file contains by now are dropped.
+    // Changes that the file contains now are dropped.
     if let Err(sentence) = declared.keep() {
         warn!("{sentence}");
     }
@@ -224,7 +224,7 @@ pub fn log_mistakes(errors: &ConfigErrors) {
     }
 }
 
-/// A target and its configuration. The owner may change it.
+/// A target and its configuration. Its owner may change it.
 struct RunningDaemon<T> {
     target: T,
     config: Config,
@@ -232,7 +232,7 @@ struct RunningDaemon<T> {
     declared: EffectiveConfig,
     announcer: Announcer,
     shown: watch::Sender<Arc<RunningConfig>>,
-    /// The last reload was refused: the file differs from the running configuration.
+    /// The last reload was rejected: the file differs from the running configuration.
     refused: bool,
 }
 
@@ -269,7 +269,7 @@ impl<T: Serve> RunningDaemon<T> {
         }
         let changes =
             self.target.apply(next.config().clone()).map_err(|sentence| vec![sentence])?;
-        // Changes that the file contains by now are dropped. On failure the next reload does so.
+        // Changes that the file contains now are dropped. On failure the next reload does so.
         if let Err(sentence) = next.keep() {
             warn!("{sentence}");
         }
@@ -306,7 +306,7 @@ struct Control {
     watchdog: Option<Duration>,
     /// Requests of the management interface.
     orders: mpsc::Receiver<Order>,
-    /// The last reload was refused.
+    /// The last reload was rejected.
     refused: Cell<bool>,
 }
 
@@ -336,7 +336,7 @@ impl Control {
             }
             served = self.serve_requests(served, &mut asks, &mut orders) => served?,
         };
-        // Pending requests are answered: the daemon stops.
+        // Pending requests fail: the daemon stops.
         drop(orders);
         if let Some(served) = served {
             self.stop(served, asks).await;
@@ -344,8 +344,8 @@ impl Control {
         Ok(())
     }
 
-    /// Notifies the watchdog while every reactor iterates. Ends when the target has failed, and
-    /// returns why.
+    /// Notifies the watchdog while every reactor iterates. Ends when the target has failed; returns
+    /// the reason.
     async fn watch(&self, mut pulse: impl Pulse) -> String {
         let period = self.watchdog.map(|limit| (limit / 2).max(Duration::from_millis(1)));
         let mut tick = interval(period.unwrap_or(Duration::from_secs(3600)));
@@ -380,8 +380,8 @@ impl Control {
     }
 
     /// Executes reloads and changes until a stop is requested. Returns the target to stop; `None`
-    /// if a change still has it after the time limit. All reloads requested during a change are one
-    /// reload after it.
+    /// if a change still owns it after the time limit. All reloads requested during a change result
+    /// in one reload after it.
     async fn serve_requests<T: Serve>(
         &self,
         mut served: RunningDaemon<T>,
@@ -432,8 +432,8 @@ impl Control {
         spawn_blocking(move || served.execute(order))
     }
 
-    /// A stop was requested during a reload. Waits for the target that the reload has, for a
-    /// limited time, and not if a stop is requested again. Hosts are disconnected in any case.
+    /// Handles a stop that was requested during a reload. Waits for the target that the reload owns, for a
+    /// limited time, or until another stop is requested. Hosts are disconnected in any case.
     async fn outwait<T>(
         &self,
         reload: ChangeTask<T>,
@@ -501,12 +501,12 @@ fn panicked() -> String {
     "reload panicked (bug)".to_owned()
 }
 
-/// Suffix of the line for `systemctl status` after a refused reload.
+/// Suffix of the line for `systemctl status` after a rejected reload.
 fn of_refusal(refused: bool) -> &'static str {
     if refused { "; the last reload was refused: see the log" } else { "" }
 }
 
-/// The same, about pending listeners, devices and directories.
+/// Suffix about pending listeners, devices and directories.
 fn waiting(pending: &[String]) -> String {
     match pending {
         [] => "serving everything that is configured".to_owned(),

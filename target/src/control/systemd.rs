@@ -13,7 +13,7 @@ pub(super) struct ServiceNotifier {
 }
 
 impl ServiceNotifier {
-    /// The service manager of `$NOTIFY_SOCKET`.
+    /// The service manager at `$NOTIFY_SOCKET`.
     pub(super) fn systemd() -> Self {
         Self::new(|states| {
             // Without a service manager, or after it has ended, serving continues.

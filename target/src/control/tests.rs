@@ -17,7 +17,7 @@ kind = "null"
 size = "1GiB"
 "#;
 
-/// Everything that happens, in order.
+/// All events, in order.
 #[derive(Clone, Default)]
 struct Story(Arc<Mutex<Vec<String>>>);
 
@@ -38,7 +38,7 @@ impl Story {
         self.lines().iter().filter(|line| line.starts_with(start)).count()
     }
 
-    /// What happened from the first line that starts so.
+    /// Returns the lines from the first one with this prefix.
     fn since(&self, start: &str) -> Vec<String> {
         self.lines().into_iter().skip_while(|line| !line.starts_with(start)).collect()
     }
@@ -47,12 +47,12 @@ impl Story {
 struct Fake {
     story: Story,
     health: FakePulse,
-    /// What `apply` answers.
+    /// Whether `apply` fails.
     refuses: bool,
-    /// And how the target is from then on.
+    /// State of the target afterwards.
     after: (bool, bool),
     apply_takes: Duration,
-    /// It goes on until the story is so.
+    /// `apply` continues until this is true.
     apply_ends: fn(&Story) -> bool,
     apply_panics: bool,
     stop_takes: Duration,
@@ -195,13 +195,13 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
 
 /// A test that waits longer has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Longer than any test; what takes as long is left behind.
+/// Longer than any test; an operation that takes as long is abandoned.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
-/// What the world does to the daemon.
+/// An input to the daemon.
 enum Act {
     Ask(ControlRequest),
-    /// Waits until the story has so many lines that start so.
+    /// Waits until the story has this number of lines with this prefix.
     Until(usize, &'static str),
 }
 
@@ -209,7 +209,7 @@ const STOP: Act = Act::Ask(ControlRequest::Stop);
 const RELOAD: Act = Act::Ask(ControlRequest::Reload);
 
 impl Stage {
-    /// Serves while the acts are played, one after the other.
+    /// Serves while the acts are executed, one after the other.
     fn play(self, acts: &[Act]) -> Result<(), String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let outcome = runtime.block_on(async {
@@ -363,7 +363,7 @@ fn the_watchdog_is_fed_only_while_every_reactor_turns() {
     }
 }
 
-/// A stage whose reload takes some time, and whose watchdog wants ten ticks a second.
+/// A stage whose reload takes some time, and whose watchdog requires ten ticks per second.
 fn slow_reload(change: impl FnOnce(&mut Fake)) -> Stage {
     let mut stage = stage(|fake| {
         fake.apply_takes = Duration::from_secs(1);
@@ -382,7 +382,7 @@ fn a_slow_reload_keeps_the_watchdog_fed_and_hears_a_stop() {
     };
     let stage = slow_reload(|fake| fake.apply_ends = fed_since_the_stop);
     let story = stage.story.clone();
-    // Fed before the stop is asked for, and after.
+    // Notified before the request to stop, and after.
     stage.play(&[RELOAD, APPLYING, Act::Until(8, "WATCHDOG=1"), STOP]).unwrap();
     let mut lines = story.since("apply depth");
     let applied = lines.iter().position(|line| line == "applied").expect("it ended");
@@ -412,7 +412,7 @@ fn a_reactor_that_gets_stuck_during_a_reload_starves_the_watchdog() {
     let (fed, ready) = (Act::Until(3, "WATCHDOG=1"), Act::Until(2, "READY=1"));
     stage.play(&[fed, RELOAD, ready, STOP]).unwrap();
     let fed = story.since("apply depth").iter().filter(|line| *line == "WATCHDOG=1").count();
-    // One look may have been under way.
+    // One check may have been in progress.
     assert!(fed <= 1, "{:?}", story.lines());
 }
 
@@ -463,7 +463,7 @@ fn a_reload_that_does_not_end_holds_a_stop_up_for_its_grace_and_no_longer() {
     assert!(began.elapsed() >= RELOAD_GRACE);
     assert!(!story.has("stopped"), "the reload has the target");
     assert!(story.has("parted"), "hosts are told all the same");
-    // Fifty are due; a machine that stalls misses some.
+    // Fifty are due; a machine that stalls may miss some.
     let fed = story.count("WATCHDOG=1");
     assert!(fed >= 10, "the watchdog is fed {fed} times in {RELOAD_GRACE:?}");
 }
@@ -513,7 +513,7 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
     };
     let (served, answer) = remove(served, 2);
     answer.unwrap();
-    // After the rename the directory cannot be synchronised; a moment later it can.
+    // After the rename the directory cannot be synced once; then it can.
     hinder_before(5, move || {
         std::fs::rename(&state, &aside).unwrap();
         hinder_before(1, move || std::fs::rename(&aside, &state).unwrap());

@@ -81,7 +81,7 @@ impl<'d> ChangeLog<'d> {
     }
 }
 
-/// Changes that are synced beside the persisted ones; `None` where nothing is persisted, or they
+/// Changes that are synced beside the persisted ones; `None` if nothing is persisted, or if they
 /// are equal.
 #[derive(Debug)]
 pub(super) struct PreparedChangeLog(Option<(PathBuf, Next)>);
@@ -94,7 +94,7 @@ enum Next {
 }
 
 impl PreparedChangeLog {
-    /// Makes them the persisted ones.
+    /// Replaces the persisted changes by these.
     pub(super) fn persist(self) -> Result<(), String> {
         let Some((path, next)) = self.0 else { return Ok(()) };
         let directory = path.parent().unwrap_or(Path::new("/"));
@@ -110,7 +110,7 @@ fn failed(path: &Path, error: &dyn Display) -> String {
     format!("{} cannot be written: {error}", path.display())
 }
 
-/// A JSON text whose first line has the checksum of all that follows.
+/// Returns a JSON text whose first line contains the checksum of the rest.
 fn emit(changes: &Changes) -> serde_json::Result<Vec<u8>> {
     let changes = serde_json::to_string_pretty(changes)?;
     let rest = changes.strip_prefix("{\n").unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Differences between two configurations, as text: `+` added, `-` removed, `~` changed.
 //!
-//! Named objects (listeners, subsystems, their namespaces and hosts, keys of hosts) are compared as
-//! such. Everything else is compared key by key in the trees of both, so that no key can be missed.
+//! Named objects (listeners, subsystems, their namespaces and hosts, keys of hosts) are compared as objects.
+//! Everything else is compared key by key in the trees of both, so that no key can be missed.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -13,7 +13,7 @@ use crate::config::{
 };
 use crate::core::subsystem::ListenerConfig;
 
-/// One sentence for each difference.
+/// Returns one sentence for each difference.
 #[must_use]
 pub fn differences(old: &Config, new: &Config) -> Vec<String> {
     let mut lines = Vec::new();
@@ -93,7 +93,7 @@ fn hosts_with_keys(
 }
 
 /// Hosts that are exempt from authentication. For hosts whose key is added or removed, the line of
-/// the key says so.
+/// the key includes it.
 fn hosts_without_keys(
     lines: &mut Vec<String>,
     old: &AuthenticationConfig,
@@ -168,7 +168,7 @@ fn subsystem(
     }
 }
 
-/// A line for each key that differs; `of` says whose.
+/// Adds a line for each key that differs; `of` names the owner of the keys.
 fn keys(lines: &mut Vec<String>, of: &str, old: &Tree, new: &Tree) {
     let names = old.keys().chain(new.keys().filter(|key| !old.contains_key(*key)));
     let nothing = Value::Null;
@@ -241,7 +241,7 @@ fn members(value: Value) -> Tree {
     }
 }
 
-/// Takes a list of sections out of a tree.
+/// Removes a list of sections from a tree, and returns it.
 fn list(tree: &mut Tree, key: &str) -> Vec<Value> {
     match tree.remove(key) {
         Some(Value::Array(list)) => list,

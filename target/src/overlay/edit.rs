@@ -28,7 +28,7 @@ pub enum EditError {
 }
 
 impl EditError {
-    /// All errors of a text, in one sentence, with their places.
+    /// Combines all errors of a text into one sentence, with their places.
     pub(super) fn mistakes(errors: &ConfigErrors) -> EditError {
         let each = errors.mistakes.iter().map(|mistake| {
             let file = mistake.file.as_ref().or(errors.file.as_ref());
@@ -42,10 +42,10 @@ impl EditError {
     }
 }
 
-/// The texts after a change.
+/// Returns the texts after a change.
 ///
 /// # Errors
-/// What it names is not there, what it adds is, or a value cannot be written.
+/// An object that it names is missing, an object that it adds exists, or a value cannot be written.
 pub fn edit(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditError> {
     let mut edited = sources.clone();
     if let Change::Replace { text, files } = change {
@@ -72,7 +72,7 @@ pub fn edit(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditE
 }
 
 /// As [`edit`], for a change that may have been made in the texts by hand: existing objects may be
-/// added once more, and missing ones removed. Its listeners are found by their addresses if their
+/// added again, and missing ones removed. Its listeners are found by their addresses if their
 /// numbers have changed.
 pub(super) fn again(
     sources: &ConfigFiles,
@@ -80,7 +80,7 @@ pub(super) fn again(
     found: &mut ListenerMap,
 ) -> Result<ConfigFiles, EditError> {
     let Err(misfit) = found.renumber(sources, kept) else { return redo(sources, &kept.change) };
-    // The files may contain it, then the listener has its new address.
+    // If the files contain the change, the listener has its new address already.
     match redo(sources, &kept.change) {
         Ok(same) if same == *sources => Ok(same),
         _ => Err(misfit),
@@ -103,7 +103,7 @@ fn redo(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditError
         _ => None,
     };
     match edit(sources, change) {
-        // Only without a change: another device under the same number is another namespace.
+        // Only if nothing changes: another device under the same number is another namespace.
         Err(EditError::Exists(what)) => match twice.and_then(|twice| edit(sources, &twice).ok()) {
             Some(same) if same == *sources => Ok(same),
             _ => Err(EditError::Exists(what)),
@@ -131,7 +131,7 @@ fn bounded(text: String) -> Result<String, EditError> {
     }
 }
 
-/// Files of the included directory, from their names and texts.
+/// Returns the files of the included directory, from their names and texts.
 fn placed(
     sources: &ConfigFiles,
     files: &BTreeMap<String, String>,
@@ -217,7 +217,7 @@ fn set_host(roots: Vec<&mut Table>, nqn: &str, settings: &Settings) -> Result<()
     set(host, settings, &["nqn"])
 }
 
-/// Without an entry a host that has had a key would be refused.
+/// Exempts the host: without an entry, a host that has had a key would be rejected.
 fn remove_host(roots: Vec<&mut Table>, nqn: &str) -> Result<(), EditError> {
     let is = |t: &Table| text(t, "nqn") == Some(nqn);
     let exempt = Settings::from_iter([("authenticate".to_owned(), false.into())]);
@@ -244,7 +244,7 @@ fn listener(roots: Vec<&mut Table>, id: u16) -> Result<&mut Table, EditError> {
     })
 }
 
-/// Writes the number of each listener into its table: adding or removing others must not change it.
+/// Writes the number of each listener into its table: it must not change if others are added or removed.
 fn number_listeners(mut roots: Vec<&mut Table>) -> Result<Vec<&mut Table>, EditError> {
     let mut at = 0i64;
     for root in roots.iter_mut().filter(|root| root.contains_key("listener")) {
@@ -281,7 +281,7 @@ fn tables<'t>(parent: &'t mut Table, key: &str) -> Result<&'t mut ArrayOfTables,
     item.as_array_of_tables_mut().ok_or_else(wrong)
 }
 
-/// The place of a table among those of one name, which are kept as written.
+/// Returns the index of a table among those of one name, whose formatting is kept.
 fn place(parent: &Table, key: &str, is: impl FnMut(&Table) -> bool) -> Option<usize> {
     let item = parent.get(key)?;
     match item.as_array_of_tables() {

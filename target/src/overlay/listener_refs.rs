@@ -1,6 +1,6 @@
-//! References of unsaved changes to listeners. Changes name them by number, and a listener without
-//! `id` has its place as its number, which changes when others are added or removed. So a stored
-//! change has their addresses as well, and is applied again to the listeners with these.
+//! References of unsaved changes to listeners. Changes contain the number of a listener, which for a listener
+//! without `id` is its position and changes when others are added or removed. Therefore a stored change
+//! contains the addresses as well, and is applied again to the listeners with these.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,8 +10,8 @@ use super::EditError;
 use crate::api::{Change, UnsavedChange};
 use crate::config::ConfigFiles;
 
-/// The addresses of the listeners of a change: of the one that is changed itself, and of those of a
-/// subsystem, in their order.
+/// Returns the addresses of the listeners of a change: of the one that is changed itself, and of
+/// those of a subsystem, in their order.
 pub(super) fn meant(sources: &ConfigFiles, change: &Change) -> (Option<String>, Vec<String>) {
     let offered = offered(change);
     if listener_of(change).is_none() && offered.is_empty() {
@@ -31,7 +31,7 @@ impl ListenerMap {
     /// Changes the numbers in a change to those of the listeners with the stored addresses.
     ///
     /// # Errors
-    /// Such a listener is not there, and another one has its number.
+    /// Such a listener does not exist, and another one has its number.
     pub(super) fn renumber(
         &mut self,
         sources: &ConfigFiles,
@@ -57,7 +57,7 @@ impl ListenerMap {
     }
 
     fn find(&self, there: &[ConfiguredListener], id: u16, meant: &str) -> Result<u16, EditError> {
-        // Of two with the same address for a moment, one has been changed before.
+        // Of two with temporarily equal addresses, one has been matched before.
         let is_other = |now: u16| self.0.iter().any(|(then, is)| *then != id && *is == now);
         let with = || there.iter().filter(|one| one.address == meant && !is_other(one.id));
         if let Some(found) = with().find(|one| one.id == id).or_else(|| with().next()) {

@@ -1,12 +1,12 @@
 //! The effective configuration: the files, and the changes applied at run time.
 //!
 //! ```text
-//! nvmfd.toml, conf.d ──(kept changes, in order)──► the texts ──(the rules)──► what is served
+//! nvmfd.toml, conf.d ──(unsaved changes, in order)──► texts ──(rules)──► served configuration
 //! ```
 //!
-//! A change is an edit of the text. So there is one set of rules and errors, comments survive, and
-//! `nvmfctl save` only has to write the text. Changes are persisted in the state directory before
-//! they are acknowledged.
+//! A change is an edit of the text. So there is one set of rules and errors, comments are
+//! preserved, and `nvmfctl save` only has to write the text. Changes are persisted in the state
+//! directory before they are acknowledged.
 
 mod change_log;
 pub mod diff;
@@ -27,7 +27,7 @@ pub use edit::{EditError, edit};
 /// The longest text of a configuration, in bytes.
 pub const MOST_TEXT_BYTES: usize = 512 << 10;
 
-/// The texts in force, and their origins.
+/// The texts in use, and their origins.
 #[derive(Clone, Debug)]
 pub struct EffectiveConfig {
     file: PathBuf,
@@ -46,12 +46,12 @@ impl EffectiveConfig {
     /// Reads the file, and the unsaved changes.
     ///
     /// # Errors
-    /// Every mistake of the file; or the changes cannot be read.
+    /// Every error of the file; or the changes cannot be read.
     pub fn load(file: &Path) -> Result<EffectiveConfig, ConfigErrors> {
         EffectiveConfig::load_with(file, std::env::var_os("STATE_DIRECTORY"))
     }
 
-    /// What the files alone say.
+    /// Loads the files without the unsaved changes.
     pub(crate) fn without_changes(
         file: &Path,
         given: Option<OsString>,
@@ -86,7 +86,7 @@ impl EffectiveConfig {
     /// Reads the file and the changes again.
     ///
     /// # Errors
-    /// As [`EffectiveConfig::load`]; or the files name another `state_directory` by now.
+    /// As [`EffectiveConfig::load`]; or the files name another `state_directory` now.
     pub(crate) fn reread(&self) -> Result<EffectiveConfig, ConfigErrors> {
         let next = EffectiveConfig::load_with(&self.file, self.state_directory.clone())?;
         if next.config.state_directory != self.config.state_directory {
@@ -98,7 +98,7 @@ impl EffectiveConfig {
         Ok(next)
     }
 
-    /// What the files alone say.
+    /// Loads the files without the unsaved changes.
     fn read(file: &Path, given: Option<OsString>) -> Result<EffectiveConfig, ConfigErrors> {
         let sources = ConfigFiles::read(file)?;
         let config = Config::of(&sources)?.or_state_directory(given.clone());
@@ -116,10 +116,10 @@ impl EffectiveConfig {
         })
     }
 
-    /// Reads the files again, with the unsaved changes of this.
+    /// Reads the files again, with the unsaved changes of `self`.
     ///
     /// # Errors
-    /// Every mistake of the file.
+    /// Every error of the file.
     pub fn reload(&self) -> Result<EffectiveConfig, ConfigErrors> {
         let mut next = EffectiveConfig::read(&self.file, self.state_directory.clone())?;
         next.replay(self.changes.clone());
@@ -161,7 +161,7 @@ impl EffectiveConfig {
     /// Adds changes, in order; nothing is written yet. `origin`: seconds since 1970, and the user.
     ///
     /// # Errors
-    /// The first change that does not fit, or what is wrong with what comes out.
+    /// The first change that cannot be applied, or the errors of the result.
     pub fn with(
         &self,
         more: &[Change],
@@ -186,7 +186,7 @@ impl EffectiveConfig {
             next.changes.kept.push(kept);
             next.origins = after(&next.origins, &next.sources, &sources, change);
             next.sources = sources;
-            // It equals the files.
+            // The result equals the files.
             if replaces(change) && next.sources == self.read {
                 next.changes.kept.clear();
                 next.origins = Origins::of(&self.read);
@@ -218,15 +218,15 @@ impl EffectiveConfig {
     /// Persists the changes, if there is a state directory.
     ///
     /// # Errors
-    /// What the system says, or that there is no room. What was kept before, is.
+    /// The I/O error, or that the changes are too long. The previous changes remain persisted then.
     pub fn keep(&self) -> Result<(), String> {
         self.journal().prepare(&self.changes)?.persist()
     }
 
-    /// Writes the changes beside the persisted ones, which may fail for want of space or rights.
+    /// Writes the changes beside the persisted ones, which may fail for lack of space or permission.
     ///
     /// # Errors
-    /// What the system says, or that there is no room.
+    /// The I/O error, or that the changes are too long.
     pub fn prepare(&self) -> Result<PreparedChanges, String> {
         self.journal().prepare(&self.changes).map(PreparedChanges)
     }
@@ -241,8 +241,8 @@ impl EffectiveConfig {
         Ok(config.or_state_directory(self.state_directory.clone()))
     }
 
-    /// Applies the changes again that the files do not contain. Of changes made at once, one alone
-    /// may be invalid: then it is applied with the next ones.
+    /// Applies the changes again that the files do not contain. One of several changes made
+    /// together may be invalid alone: then it is applied together with the next ones.
     fn replay(&mut self, found: Changes) {
         self.changes.set_aside = found.set_aside;
         let mut left: Vec<UnsavedChange> = unsaved(&digest_all(&self.read), found.kept).collect();
@@ -255,7 +255,7 @@ impl EffectiveConfig {
             match redone {
                 Ok(Redone { config, sources, origins, kept }) => {
                     left.drain(..kept.len());
-                    // Unless the files contain it.
+                    // Changes that the files contain are dropped.
                     if sources != self.sources {
                         (self.config, self.sources) = (config, sources);
                         self.origins = origins;
@@ -270,7 +270,7 @@ impl EffectiveConfig {
         }
     }
 
-    /// The digest of the texts that a change replaces.
+    /// Returns the digest of the texts that a change replaces.
     fn base(&self, change: &Change) -> String {
         let mut replaced = self.read.clone();
         if let Change::Replace { text: None, .. } = change {
@@ -282,7 +282,7 @@ impl EffectiveConfig {
         }
     }
 
-    /// Whether no earlier change is left: those in unchanged files are.
+    /// Whether a change replaces all earlier ones: they have changed no file that it does not replace.
     fn replaces_all(&self, change: &Change, before: &ConfigFiles) -> bool {
         let Change::Replace { text, files } = change else { return false };
         (text.is_some() || before.main == self.read.main)
@@ -306,7 +306,7 @@ impl EffectiveConfig {
         };
         let wrong = |what: &str| Err(EditError::Wrong(what.to_owned()));
         if sources == self.sources {
-            // No other change may follow from it.
+            // No other change may depend on it.
         } else if run.iter().any(is_old) {
             return wrong("the replaced object was changed afterwards");
         } else if config.state_directory != self.config.state_directory {
@@ -330,7 +330,7 @@ fn replaces(change: &Change) -> bool {
     matches!(change, Change::Replace { .. })
 }
 
-/// Origins of the lines after a change.
+/// Returns the origins of the lines after a change.
 fn after(origins: &Origins, old: &ConfigFiles, new: &ConfigFiles, change: &Change) -> Origins {
     origins.after(old, new, &change.to_string(), replaces(change))
 }
@@ -341,14 +341,14 @@ fn after(origins: &Origins, old: &ConfigFiles, new: &ConfigFiles, change: &Chang
 pub struct PreparedChanges(PreparedChangeLog);
 
 impl PreparedChanges {
-    /// Persists them in the place of those `before`.
+    /// Persists them in place of those of `before`.
     ///
     /// # Errors
-    /// What the system says; those before are kept again. Where that fails as well, it is said: a
-    /// restart may find either.
+    /// The I/O error; the changes of `before` are persisted again. If that fails as well, the
+    /// sentence says so: a restart may find either.
     pub fn persist(self, before: &EffectiveConfig) -> Result<(), String> {
         let Err(mut sentence) = self.0.persist() else { return Ok(()) };
-        // The rename may have happened: a refused change must not be in force after a restart.
+        // The rename may have happened: a rejected change must not take effect at a restart.
         if let Err(worse) = before.keep() {
             error!("a rejected change may take effect after a restart: {worse}");
             sentence += "; it may take effect after a restart";
@@ -357,10 +357,10 @@ impl PreparedChanges {
     }
 }
 
-/// The texts of configuration files with all changes.
+/// Returns the texts of configuration files with all changes.
 ///
 /// # Errors
-/// The first change that does not fit, or what is wrong with what comes out.
+/// The first change that cannot be applied, or the errors of the result.
 pub fn merged(sources: &ConfigFiles, changes: &Changes) -> Result<ConfigFiles, EditError> {
     let (mut merged, mut origins) = (sources.clone(), Origins::of(sources));
     let mut found = ListenerMap::default();
@@ -373,14 +373,14 @@ pub fn merged(sources: &ConfigFiles, changes: &Changes) -> Result<ConfigFiles, E
     Ok(merged)
 }
 
-/// The changes that the files do not contain: a save of all changes up to one leaves the text after
-/// that one.
+/// Returns the changes that the files do not contain: after a save of all changes up to one, the
+/// files have the text after that one.
 fn unsaved(read: &str, kept: Vec<UnsavedChange>) -> impl Iterator<Item = UnsavedChange> + use<> {
     let held = kept.iter().rposition(|kept| kept.after == read);
     kept.into_iter().skip(held.map_or(0, |at| at + 1))
 }
 
-/// Digest of several files with their names; of one alone as by [`digest`].
+/// Digest of several files with their names; of a single file as by [`digest`].
 fn digest_all(sources: &ConfigFiles) -> String {
     if sources.more.is_empty() {
         return digest(&sources.main.text);

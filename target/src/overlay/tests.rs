@@ -16,7 +16,7 @@ mod saving;
 const A: &str = "nqn.2026-11.io.nvmfd:a";
 const HOST: &str = "nqn.2026-11.org.example:h";
 
-/// What a person wrote.
+/// A configuration written by hand.
 const TEXT: &str = r#"# our disks
 provider = "soft"     # no adapter yet
 
@@ -74,7 +74,7 @@ fn load(directory: &TempDir) -> EffectiveConfig {
     EffectiveConfig::load_with(&directory.path().join("nvmfd.toml"), None).unwrap()
 }
 
-/// A process that another test starts may hold the lock as well, until it runs its own program.
+/// A process that another test spawns may hold the lock as well, until it executes its program.
 fn begin(declared: &EffectiveConfig) -> Saving {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -254,14 +254,14 @@ fn changes_are_there_after_a_restart_until_they_are_saved() {
     assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
     assert_eq!(nsids(&found), [1, 3]);
 
-    // Saved, and killed before the changes are forgotten.
+    // Killed after a save, before the changes are removed.
     let file = directory.path().join("nvmfd.toml");
     let saved = merged(&ConfigFiles::read(&file).unwrap(), found.changes()).unwrap();
     fs::write(&file, &saved.main.text).unwrap();
     let saved = load(&directory);
     assert_eq!(saved.changes(), &Changes::default());
     assert_eq!(saved.config(), next.config());
-    // Another change came in between.
+    // Another change was made in between.
     let more = next.with(&[add(4, "4GiB")], AT).unwrap();
     more.keep().unwrap();
     let found = load(&directory);
@@ -283,12 +283,12 @@ fn changes_that_a_person_has_made_impossible_are_set_aside_and_told() {
     let aside = &found.changes().set_aside;
     assert_eq!((aside.len(), &aside[0].kept.change), (1, &add(2, "2GiB")));
     assert!(aside[0].why.contains("namespace 2 already"), "{}", aside[0].why);
-    // It is not lost, until somebody says so.
+    // It is retained until the administrator discards it.
     found.keep().unwrap();
     assert_eq!(load(&directory).changes(), found.changes());
     found.without_set_aside().keep().unwrap();
     assert!(load(&directory).changes().set_aside.is_empty());
-    // The same by hand as was changed, is no contradiction.
+    // The same edit by hand is no conflict.
     let same = by_hand.replace("9GiB", "2GiB");
     let again = TEXT.replace("[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:b\"", &same);
     declared.with(&[add(2, "2GiB")], AT).unwrap().keep().unwrap();
@@ -312,7 +312,7 @@ fn changes_that_were_made_at_once_outlast_a_restart_where_none_could_be_alone() 
     let found = load(&directory);
     assert_eq!((found.config(), found.changes()), (next.config(), next.changes()));
     assert_eq!(found.config().listeners[0].address.ip().to_string(), "127.0.0.9");
-    // Of what no longer fits, each is set aside, and the others are made.
+    // Each change that no longer applies is set aside; the others are applied.
     write(&directory, &text.replace("127.0.0.1", "127.0.0.5"));
     let found = load(&directory);
     assert_eq!(nsids(&found), [1, 2, 3]);
@@ -351,7 +351,7 @@ fn what_cannot_be_kept_is_an_error() {
     let next = declared.with(&[add(2, "1MiB")], AT).unwrap();
     drop(directory);
     assert!(next.keep().unwrap_err().contains("cannot be written"));
-    // Without a state directory there is nothing to fail, and nothing to last.
+    // Without a state directory nothing can fail, and nothing is persisted.
     let text = TEXT.replace("nsid = 1", "nsid = 8");
     let directory = tempdir().unwrap();
     fs::write(directory.path().join("nvmfd.toml"), text).unwrap();
@@ -415,7 +415,7 @@ fn things_are_changed_in_the_file_in_which_they_stand() {
     }
     assert_eq!(next.config().subsystems[2].namespaces.len(), 1);
 
-    // What is new goes into the configuration file; what is there is there, wherever it stands.
+    // New objects are added to the configuration file; existing ones are changed in the file that has them.
     let d =
         Change::AddSubsystem { nqn: "nqn.2026-11.io.nvmfd:d".into(), settings: Settings::new() };
     let last = next.with(&[d, Change::RemoveHost { nqn: HOST.to_owned() }], AT).unwrap();
@@ -430,7 +430,7 @@ fn things_are_changed_in_the_file_in_which_they_stand() {
     assert_eq!(gone.config().listeners.iter().map(|each| each.id).collect::<Vec<_>>(), [2]);
     assert!(text_of(&gone, 2).contains("id = 2"));
 
-    // It is there after a restart, and each file can be saved.
+    // It is effective after a restart, and each file can be saved.
     gone.keep().unwrap();
     let found = load(&directory);
     assert_eq!((found.config(), found.changes()), (gone.config(), gone.changes()));
@@ -451,14 +451,14 @@ fn changes_outlast_what_others_do_in_their_files() {
     let next = declared.with(&[replace(other), add(2, "1MiB")], AT).unwrap();
     assert_eq!((nsids(&next), next.config().subsystems.len()), (vec![9, 2], 3));
     next.keep().unwrap();
-    // Somebody brings a file, another goes: the file that was replaced is as it was.
+    // An administrator adds a file and removes another: the file that was replaced is unchanged.
     let more = directory.path().join("conf.d/more.toml");
     fs::write(directory.path().join("conf.d/new.toml"), MORE.replace(":c", ":d")).unwrap();
     fs::remove_file(&more).unwrap();
     let found = next.reload().unwrap();
     assert_eq!((nsids(&found), found.changes().set_aside.len()), (vec![9, 2], 0));
     assert_eq!(found.config().subsystems[2].nqn.as_str(), "nqn.2026-11.io.nvmfd:d");
-    // What stood in a file that is gone cannot be changed any more.
+    // Objects of a removed file cannot be changed any more.
     let lost = Change::AllowHost { subsystem: C.to_owned(), host: HOST.to_owned() };
     fs::write(&more, MORE.replace("127.0.0.7", "127.0.0.8").replace("example:h", "example:i"))
         .unwrap();
@@ -466,12 +466,12 @@ fn changes_outlast_what_others_do_in_their_files() {
     fs::remove_file(&more).unwrap();
     let found = next.reload().unwrap();
     assert_eq!(found.changes().set_aside[0].kept.change, lost);
-    // A mistake in any of the files refuses the reload.
+    // An error in any of the files makes the reload fail.
     fs::write(&more, "colour = 1").unwrap();
     let said = next.reload().unwrap_err().to_string();
     assert!(said.contains("conf.d/more.toml: line 1, column 1: unknown key `colour`"), "{said}");
 
-    // A listener is the one that it was, also when another one has its number.
+    // A listener retains its identity, also when another one has its number.
     let (directory, declared) = stage_more();
     let gone = declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap();
     let other = "[[listener]]\naddress = \"127.0.0.6\"\n";
@@ -486,7 +486,7 @@ fn changes_outlast_what_others_do_in_their_files() {
     assert!(refused.to_string().contains("write it into the file, and reload"), "{refused}");
 }
 
-/// The changes in the life of the process that is killed.
+/// The changes during the run of the process that is killed.
 fn life() -> Vec<Change> {
     let mut life: Vec<Change> = (2..8).map(|nsid| add(nsid, "1MiB")).collect();
     life.extend((2..6).map(remove));
@@ -495,7 +495,7 @@ fn life() -> Vec<Change> {
     life
 }
 
-/// The process that is killed: not a test by itself. Tells every change that is kept.
+/// The process that is killed: not a test by itself. Reports every change that is persisted.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
@@ -551,7 +551,7 @@ fn places_of_mistakes_are_in_the_file_that_somebody_sees() {
     let (directory, declared) = stage(&TEXT.replace("allow_any_host = true", &disk));
     let text = fs::read_to_string(directory.path().join("nvmfd.toml")).unwrap();
     let line = 1 + text.lines().position(|line| line.contains(UUID)).unwrap();
-    // The lines behind that of the file have others in what is in force.
+    // Lines after that of the file have other numbers in the effective text.
     let serial = settings(json!({"serial": "X", "model": "Y"}));
     let next = declared.with(&[Change::SetSubsystem { nqn: A.to_owned(), settings: serial }], AT);
     let next = next.unwrap();
@@ -561,12 +561,12 @@ fn places_of_mistakes_are_in_the_file_that_somebody_sees() {
         settings: settings(json!({"kind": "null", "size": "1MiB", "uuid": uuid})),
     };
     let said = next.with(&[disk(5, UUID)], AT).unwrap_err().to_string();
-    // Both say the same: the one is a line of the file, the other is of the change.
+    // The same value twice: one is a line of the file, the other is from the change.
     assert!(said.contains(&format!("line {line}")), "{said}");
     assert_eq!(said.matches("line ").count(), 1, "{said}");
     let by = |nsid| format!("written by this change: add namespace {nsid} to {A}");
     assert!(said.contains(&by(5)), "{said}");
-    // A line of a change that was made before, and after that of the file itself.
+    // A line of an earlier change, then a line of the file itself.
     let other = UUID.replace('1', "2");
     let next = next.with(&[disk(6, &other)], AT).unwrap();
     let said = next.with(&[disk(7, &other)], AT).unwrap_err().to_string();
@@ -575,13 +575,13 @@ fn places_of_mistakes_are_in_the_file_that_somebody_sees() {
     let said = kept.with(&[disk(8, &other)], AT).unwrap_err().to_string();
     let given = format!("line {line} of what this change gave: replace the configuration file");
     assert!(said.contains(&given) && said.contains(&by(8)), "{said}");
-    // What is nowhere in the file is told as it is.
+    // A value that is not in the file is reported as it is.
     let any = settings(json!({"allow_any_host": "perhaps"}));
     let any = Change::SetSubsystem { nqn: A.to_owned(), settings: any };
     let said = next.with(&[any], AT).unwrap_err().to_string();
     let by = "(`allow_any_host = \"perhaps\"`, written by this change: set allow_any_host = ";
     assert!(said.contains(by), "{said}");
-    // Who gives a text knows its lines.
+    // The errors of a replaced text are reported by its own line numbers.
     let said = next.with(&[replace("colour = 1\n".to_owned())], AT).unwrap_err().to_string();
     assert!(said.contains("line 1, column 1: unknown key `colour`"), "{said}");
 }

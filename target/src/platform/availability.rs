@@ -1,5 +1,5 @@
 //! Configured addresses, devices and files that are unavailable on this machine. They may appear
-//! late during boot: meanwhile no file may be created in the place of one that is about to appear.
+//! late during boot: meanwhile no file may be created in place of one that is about to appear.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -54,8 +54,8 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
     ))
 }
 
-/// Reason why the directory of host-created namespaces is missing: it, or its file system. Where
-/// that is mounted by hand, only the file `record` in the directory shows that it is the right one.
+/// Returns why the directory of host-created namespaces is missing: it, or its file system. If that
+/// is mounted by hand, only the file `record` in the directory identifies it.
 pub(crate) fn directory(path: &Path, record: &str) -> Option<String> {
     directory_below(path, record, expected(path))
 }
@@ -73,8 +73,8 @@ fn directory_below(path: &Path, record: &str, unmounted: Option<Mount>) -> Optio
     }
 }
 
-/// The file system of a path that should be mounted and is not. Links on the path may lead into
-/// another one.
+/// Returns the file system of a path that should be mounted but is not. Links on the path may lead
+/// into another one.
 fn expected(path: &Path) -> Option<Mount> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let (fstab, mountinfo) = (read("/etc/fstab"), read("/proc/self/mountinfo"));

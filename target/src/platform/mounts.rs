@@ -40,8 +40,8 @@ impl FstabEntry<'_> {
     }
 
     /// Whether the mount at its point shows more than the file system around it. A service with
-    /// `ReadWritePaths=` has a directory that is no mount point bound onto itself: then there is a
-    /// mount, and yet nothing is mounted.
+    /// `ReadWritePaths=` has a directory that is not a mount point bound onto itself: then there is
+    /// a mount, but the file system is not mounted.
     fn is_mounted(&self, lines: &[MountinfoLine<'_>]) -> bool {
         let Some(mut seen) = visible(&self.point, lines) else {
             // The root itself may not be listed: the list begins below it.
@@ -60,8 +60,8 @@ impl FstabEntry<'_> {
         false
     }
 
-    /// Whether this very entry was mounted where its directory is visible anyway, as a subvolume of
-    /// btrfs or an export of NFS within another may be.
+    /// Whether this very entry was mounted although its directory is visible without a mount, as
+    /// possible for a subvolume of btrfs or an export of NFS within another.
     fn names(&self, line: &MountinfoLine<'_>) -> bool {
         let plain = |option: &str| option.replacen("subvol=/", "subvol=", 1);
         let has = |wanted: &str| line.options.split(',').any(|own| plain(own) == plain(wanted));
@@ -79,7 +79,7 @@ struct MountinfoLine<'t> {
     id: &'t str,
     parent: &'t str,
     device: &'t str,
-    /// Directory of the file system that it shows.
+    /// Directory of the file system that is mounted.
     root: PathBuf,
     point: PathBuf,
     source: String,
@@ -104,7 +104,7 @@ impl MountinfoLine<'_> {
         })
     }
 
-    /// Whether it shows the directory that the mount around it has at its point anyway.
+    /// Whether it shows the same directory as the mount around it at its point.
     fn is_place_in(&self, around: &MountinfoLine<'_>) -> bool {
         let below = self.point.strip_prefix(&around.point);
         let is_same = below.is_ok_and(|below| around.root.join(below) == self.root);
@@ -112,15 +112,15 @@ impl MountinfoLine<'_> {
     }
 }
 
-/// The mount of a path, resolved like in the kernel: from the root on, and at each directory into
-/// the mount over it.
+/// Returns the mount of a path, resolved as by the kernel: from the root on, and at each directory
+/// into the mount over it.
 fn visible<'l, 't>(path: &Path, lines: &'l [MountinfoLine<'t>]) -> Option<&'l MountinfoLine<'t>> {
     let is_lowest =
         |line: &&MountinfoLine| lines.iter().all(|o| o.id == line.id || o.id != line.parent);
     let mut at = lines.iter().filter(is_lowest).find(|line| line.point == Path::new("/"))?;
     let directories: Vec<&Path> = path.ancestors().collect();
     for directory in directories.into_iter().rev() {
-        // One may be over another, at most all of them.
+        // Mounts may be stacked, at most all of them.
         for _ in lines {
             let is_over = |line: &&MountinfoLine| line.parent == at.id && line.point == directory;
             match lines.iter().filter(|line| line.id != at.id).find(is_over) {
@@ -143,7 +143,7 @@ fn unescaped(text: &str) -> String {
 mod tests {
     use crate::platform::mounts::*;
 
-    /// What a daemon sees that has a root file system, and nothing else.
+    /// The mounts of a process with a root file system only.
     const ROOT: &str = "44 43 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\n\
                         46 44 0:21 / /proc rw,relatime - proc proc rw\n";
 
@@ -166,10 +166,10 @@ mod tests {
         assert_eq!(why(deep, &both), None);
         assert_eq!(why("/srv/b.img", ""), Some(mount("/srv", false)));
         assert_eq!(why("/srvb/b.img", ""), None);
-        // Mounted, and then something else over the directory above: it is not seen any more.
+        // Mounted, but then hidden by another mount over the parent directory.
         let hidden = format!("{both}62 60 98:2 / /srv rw - ext4 /dev/sdc rw\n");
         assert_eq!(why(deep, &hidden), Some(mount("/srv/my disks", true)));
-        // A process whose root is a plain directory sees mounts below it alone.
+        // A process whose root is a plain directory sees only the mounts below it.
         let below = "61 60 98:1 / /srv/my\\040disks rw - xfs /dev/sdb rw\n";
         assert_eq!(unmounted(Path::new(deep), fstab, below), None);
     }
@@ -187,12 +187,12 @@ mod tests {
         let above = "88 44 254:0 /srv /srv rw,relatime master:2 - ext4 /dev/vda rw\n\
                      89 88 254:0 /srv/disks /srv/disks rw,relatime - ext4 /dev/vda rw\n";
         assert!(!is_mounted("/srv/disks", fstab, above));
-        // What is mounted late comes below and above that.
+        // A late mount is inserted below and above that.
         let late = "89 91 254:0 /srv/disks /srv/disks rw,relatime master:2 - ext4 /dev/vda rw\n\
                     91 44 8:1 / /srv/disks rw,relatime master:3 - ext4 /dev/sda1 rw\n\
                     92 89 8:1 / /srv/disks rw,relatime master:3 - ext4 /dev/sda1 rw\n";
         assert!(is_mounted("/srv/disks/a.img", fstab, late));
-        // What was mounted before, and then bound onto itself, is.
+        // A file system that was mounted before, and then bound onto itself, is mounted.
         let before = "91 44 8:1 / /srv/disks rw,relatime - ext4 /dev/sda1 rw\n\
                       92 91 8:1 / /srv/disks rw,relatime - ext4 /dev/sda1 rw\n";
         assert!(is_mounted("/srv/disks/a.img", fstab, before));
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_directory_of_another_place_is_mounted_though_the_file_system_is_the_same() {
-        // Bound on purpose.
+        // An intended bind mount.
         let fstab = "/data/disks /srv/disks none bind 0 0\n";
         let bound = "89 44 254:0 /data/disks /srv/disks rw,relatime - ext4 /dev/vda rw\n";
         assert!(is_mounted("/srv/disks/a.img", fstab, bound));

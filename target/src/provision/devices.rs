@@ -36,9 +36,9 @@ use crate::blockdev::blocking::{BlockingPool, BlockingTask};
 /// Time limit for opening a device.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a start retries to open a device that may become available. A daemon that was killed a
-/// moment ago may leave a ring that still holds locks: a host that reconnects meanwhile and does
-/// not find its namespace removes it.
+/// How long a start retries to open a device that may become available: the ring of a daemon that
+/// was just killed may still hold locks, and a host that reconnects meanwhile and does not find its
+/// namespace removes it.
 const LINGER: Duration = Duration::from_secs(8);
 
 /// A device that is open, and the state of its namespace.
@@ -112,7 +112,7 @@ impl Memory {
     /// Writes the records, so that they survive a power loss.
     ///
     /// # Errors
-    /// What the system says.
+    /// The I/O error.
     pub(crate) fn persist(self) -> std::io::Result<()> {
         self.0.into_iter().try_for_each(PreparedFile::persist)
     }
@@ -122,8 +122,8 @@ impl Memory {
 pub(crate) type Place = (Nqn, u32);
 
 impl DeviceTable {
-    /// A table without devices, for so many rings. `state_directory`: the directory of the records,
-    /// if any.
+    /// A table without devices, for this number of rings. `state_directory`: the directory of the
+    /// records, if any.
     #[must_use]
     pub fn new(state_directory: Option<PathBuf>, rings: usize) -> DeviceTable {
         let (linger, is_starting) = (Some(LINGER), true);
@@ -131,13 +131,13 @@ impl DeviceTable {
         DeviceTable { state_directory, rings, linger, is_starting, trust, ..DeviceTable::default() }
     }
 
-    /// A start does not retry.
+    /// Disables the retries of a start.
     #[cfg(test)]
     pub(crate) fn without_linger(self) -> DeviceTable {
         DeviceTable { linger: None, ..self }
     }
 
-    /// Opens the devices that `subsystems` need, and keeps from `self` those that do not change.
+    /// Opens the devices that `subsystems` need, and retains those of `self` that do not change.
     /// Closes nothing: a device is closed when the old `DeviceTable` is dropped.
     ///
     /// # Errors
@@ -146,8 +146,8 @@ impl DeviceTable {
         self.next_or_wait(subsystems, Missing::Fail, &[])
     }
 
-    /// The same, where missing devices may be pending. Of pending devices only those that are `due`
-    /// are probed, since a probe may take long.
+    /// As [`DeviceTable::next`], except that missing devices may be pending. Of pending devices
+    /// only those that are `due` are probed, since a probe may take long.
     ///
     /// # Errors
     /// One sentence about the first store that cannot be served, and cannot be pending.
@@ -160,8 +160,8 @@ impl DeviceTable {
         self.next_as(subsystems, missing, due, &|_, _| true)
     }
 
-    /// The same for a request of a host, which concerns one namespace: no other open device is
-    /// probed, so none that fails or hangs prevents it.
+    /// As [`DeviceTable::next_or_wait`], for a request of a host, which concerns one namespace: no
+    /// other open device is probed, so a device that fails or hangs does not prevent it.
     ///
     /// # Errors
     /// One sentence about the first new store that cannot be served, and cannot be pending.
@@ -173,8 +173,8 @@ impl DeviceTable {
         self.next_as(subsystems, missing, &[], &|_, _| false)
     }
 
-    /// The same for a change of `served`: of the open devices, only those are probed whose
-    /// namespaces differ.
+    /// As [`DeviceTable::next_or_wait`], for a change of `served`: of the open devices, only those
+    /// whose namespaces differ are probed.
     ///
     /// # Errors
     /// One sentence about the first store that cannot be served, and cannot be pending.
@@ -192,7 +192,7 @@ impl DeviceTable {
         self.next_as(subsystems, missing, &[], &differs)
     }
 
-    /// The probe of pending devices, which holds no lock.
+    /// Returns the probe of pending devices, which holds no lock.
     pub(crate) fn pending_probe(&self) -> PendingProbe {
         PendingProbe {
             all: self.pending.clone(),
@@ -215,7 +215,7 @@ impl DeviceTable {
         self.opening.begin(path, act)
     }
 
-    /// Whether the next table is the one of a start.
+    /// Whether the next table is that of a start.
     pub(crate) fn is_starting(&self) -> bool {
         self.is_starting
     }
@@ -258,11 +258,11 @@ impl DeviceTable {
         Served::load(self.state_directory.as_deref())
     }
 
-    /// Prepares the records of served files and identities, so that no served file is created anew.
-    /// Pending files stay in the records.
+    /// Prepares the records of served files and identities, which prevent that a served file is
+    /// created anew. Pending files stay in the records.
     ///
     /// # Errors
-    /// One sentence: it cannot be remembered.
+    /// One sentence if a record cannot be prepared.
     pub(crate) fn prepare_memory(&self, subsystems: &[SubsystemConfig]) -> Result<Memory, String> {
         let Some(directory) = &self.state_directory else { return Ok(Memory::default()) };
         let before = self.served();
@@ -361,10 +361,10 @@ impl DeviceTable {
         }
     }
 
-    /// Persisted write protection and reservations of a namespace that is not open, by its UUID.
+    /// Returns persisted write protection and reservations of a namespace that is not open, by UUID.
     ///
     /// # Errors
-    /// One sentence: what is kept cannot be used.
+    /// One sentence if the persisted state cannot be used.
     pub(crate) fn guards(
         &self,
         key: Place,
@@ -373,8 +373,8 @@ impl DeviceTable {
         Ok((self.protection(key, uuid)?, self.reservation(key, uuid)?))
     }
 
-    /// Bad blocks of a device; those of memory are volatile like its data. `store`: the persisted
-    /// identity of a file or block device.
+    /// Returns the bad blocks of a device; those of a RAM device are volatile like its data.
+    /// `store`: the persisted identity of a file or block device.
     pub(super) fn marks(&self, uuid: Uuid, store: Option<&str>) -> Result<Arc<BadBlocks>, String> {
         match (&self.state_directory, store) {
             (Some(directory), Some(store)) => {
@@ -389,8 +389,8 @@ impl DeviceTable {
         }
     }
 
-    /// Format of a device; without a state directory a file or block device keeps its block size.
-    /// `path`: its lasting path.
+    /// Returns the format of a device; without a state directory a file or block device retains its
+    /// block size. `path`: its persistent path.
     pub(super) fn format(
         &self,
         key: (Nqn, u32),
@@ -425,13 +425,13 @@ impl DeviceTable {
             self.marked.forget(*uuid);
             self.reservations.forget(*uuid);
             self.protections.forget(*uuid);
-            // Remains of a failed removal belong to no namespace, and are not used.
+            // Files that could not be removed belong to no namespace, and are not used.
             let _ = self.trust.set(*uuid, Distrust::default());
             let _ = NamespaceFile::new(directory, *uuid).remove();
         }
     }
 
-    /// The table is in use: created files stay.
+    /// Keeps the created files: the table is in use.
     pub fn keep(&self) {
         self.attempt.keep();
     }
@@ -534,8 +534,8 @@ impl DeviceTable {
         }
     }
 
-    /// The next free device number. Numbers are reused last: a command for the previous owner may
-    /// still be in flight.
+    /// Returns the next free device number. A number is reused as late as possible: a command for
+    /// the previous device may still be in flight.
     pub(super) fn fresh_id(&mut self, old: &DeviceTable) -> Option<DeviceId> {
         let taken = |id| {
             [&*old, &*self]
@@ -740,7 +740,7 @@ pub(super) mod tests {
         let stores = DeviceTable::default().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert_eq!((stores.pending().len(), stores.pending_probe().available()), (2, vec![]));
         paths.iter().for_each(|path| std::fs::write(path, vec![0; 1 << 20]).unwrap());
-        // A look that takes too long on a busy machine is not the last one.
+        // On a busy machine a probe may time out, so it is repeated.
         let until_come = |keys: &[Place]| {
             while stores.pending_probe().available() != keys {
                 std::thread::yield_now();
@@ -749,7 +749,7 @@ pub(super) mod tests {
         until_come(&keys);
         let go_on = stores.opening.hang_at(&paths[0]);
         until_come(&keys[1..]);
-        // A later attempt reports that, and does not wait either.
+        // A later attempt reports the time-out, and does not wait either.
         let fresh = DeviceTable { pending: Vec::new(), ..stores.clone() };
         let next = fresh.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert!(next.why_pending(config.nqn, 1).unwrap().contains("does not answer"));
@@ -761,8 +761,8 @@ pub(super) mod tests {
         until_come(&keys);
     }
 
-    /// Each thing that may hang waits for the others to be begun: one after the other they would
-    /// all be given up.
+    /// Each task that may hang waits until the others have begun: sequentially, all of them would
+    /// time out.
     #[test]
     fn all_paths_are_looked_at_and_opened_and_measured_at_once() {
         let directory = crate::blockdev::testing::directory();
@@ -806,7 +806,7 @@ pub(super) mod tests {
         let mut stores = new().next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert_eq!((ids(&stores).len(), stores.pending().len()), (1, 1));
         assert!(stores.why_pending(config.nqn, 1).unwrap().contains("a lock on it is held"));
-        // Neither while it is pending nor by the next daemon.
+        // The file is created anew neither while it is pending nor by the next daemon.
         stores.remember(subsystems);
         std::fs::rename(path(1), directory.path().join("aside")).unwrap();
         let due = [(config.nqn, 1)];
@@ -837,7 +837,7 @@ pub(super) mod tests {
         let mut stores = first.next_or_wait(subsystems, Missing::Wait, &[]).unwrap();
         assert_eq!(stores.pending().len(), 1);
         std::fs::rename(&path, &aside).unwrap();
-        // However often it is looked for, and what else of it is changed meanwhile.
+        // However often it is probed, and whatever else of its configuration is changed meanwhile.
         let mut changed = config.clone();
         changed.namespaces[0].read_only = true;
         for config in [&config, &changed, &config, &config] {
@@ -870,7 +870,7 @@ pub(super) mod tests {
         assert!(lines[0].contains("keeps its size") && lines[0].contains("whole number of blocks"));
         let backing = next.store(config.nqn, 1).unwrap().monitored.backing();
         assert_eq!(backing.size_bytes(), 1 << 20);
-        // A configured size is set, or refused with the reason.
+        // A configured size is set, or rejected with the reason.
         config.namespaces[0].kind = of(Some(1 << 21));
         assert!(stores.next(&[config]).unwrap_err().contains("the configuration says"));
     }
@@ -928,7 +928,7 @@ pub(super) mod tests {
         );
     }
 
-    /// A directory for what is to be kept, and a namespace of 1 MiB with a file.
+    /// A state directory, and a namespace of 1 MiB with a file.
     fn one_with_state() -> (tempfile::TempDir, PathBuf, SubsystemConfig) {
         let directory = crate::blockdev::testing::directory();
         let state = directory.path().join("state");
@@ -947,7 +947,7 @@ pub(super) mod tests {
         renamed.namespaces[0].uuid = Uuid::from_u128(7);
         let new = || DeviceTable::new(Some(state.clone()), 0);
         let next = |stores: &DeviceTable, config: &SubsystemConfig| {
-            // What was closed a moment ago may still be on its way out.
+            // The lock of a file that was just closed may not be released yet.
             loop {
                 match stores.next(std::slice::from_ref(config)) {
                     Err(why) if why.contains("a lock on it is held") => {}
@@ -975,8 +975,8 @@ pub(super) mod tests {
         assert!(third.store(config.nqn, 1).unwrap().protection.is_on(), "as the remedy says");
     }
 
-    /// A command is at its device, or its request with the state worker, while its namespace is
-    /// removed and added again: its later changes of bad blocks are in force, and persisted.
+    /// A command is in flight, or its request pending, while its namespace is removed and added
+    /// again: its later changes of bad blocks take effect, and are persisted.
     #[test]
     fn a_namespace_that_comes_back_has_the_marks_that_a_command_of_before_changes() {
         let (_directory, state, config) = one_with_state();
@@ -985,7 +985,7 @@ pub(super) mod tests {
                 Err(why) if why.contains("a lock on it is held") => {}
                 done => return done.unwrap(),
             }
-            // What was closed a moment ago may still be on its way out.
+            // The lock of a file that was just closed may not be released yet.
             std::thread::sleep(Duration::from_millis(5));
         };
         let marks = |stores: &DeviceTable| Arc::clone(&stores.store(config.nqn, 1).unwrap().marks);
@@ -1001,7 +1001,7 @@ pub(super) mod tests {
         let back = next(&away, std::slice::from_ref(&config));
         let now = marks(&back);
         assert_eq!(first(&now), Some(0));
-        // Others mark blocks, and then the orders of before are carried out.
+        // Blocks are marked by the new object before the earlier requests are executed.
         now.change(&mark(8192)).unwrap();
         before.change(&Change::Mend { ranges: vec![(0, 1 << 20)], until }).unwrap();
         assert_eq!(first(&now), Some(8192), "it was written, and the other was not");
@@ -1012,13 +1012,13 @@ pub(super) mod tests {
         let kept = marks(&again);
         assert_eq!(first(&kept), Some(4096), "as the file has it");
 
-        // Of a namespace that is no more nothing is kept, whatever comes late.
+        // No state of a deleted namespace is persisted, even if a request completes late.
         again.forget_kept(&[config.namespaces[0].uuid]);
         assert_eq!(kept.change(&mark(0)), Err(Status::INTERNAL_ERROR));
         assert!(std::fs::read_dir(&state).unwrap().next().is_none());
     }
 
-    /// The same of what hosts have settled: an order of before is with the state worker.
+    /// The same for reservations and write protection, with an earlier request pending.
     #[test]
     fn a_namespace_that_comes_back_has_what_orders_of_before_settle() {
         let (_directory, state, config) = one_with_state();
@@ -1039,7 +1039,7 @@ pub(super) mod tests {
         assert!(!unprotected.is_on() && free.barred(&[2; 16]) == Barred(0), "one made anew");
     }
 
-    /// The blocks of another store are other blocks, also under the same UUID.
+    /// Bad blocks of one device do not apply to another, not even under the same UUID.
     #[test]
     fn marks_of_one_store_do_not_become_those_of_another() {
         let marked = InternedBadBlocks::default();
@@ -1056,7 +1056,7 @@ pub(super) mod tests {
         assert!(get("other").is_empty(), "nobody had it");
     }
 
-    /// Whatever is refused leaves everything as it was.
+    /// A rejected change has no effect.
     #[test]
     fn a_store_that_would_take_the_uuid_of_another_leaves_its_marks_alone() {
         let directory = crate::blockdev::testing::directory();

@@ -64,7 +64,7 @@ struct Added<'a> {
 struct Probes {
     /// Of paths that are new or due.
     paths: BTreeMap<Place, ProbeResult>,
-    /// Of devices that stay: their new size, if it differs. Other devices have none.
+    /// New sizes of devices that stay, where they differ. Other devices have no entry.
     sizes: BTreeMap<Place, Result<Option<u64>, String>>,
 }
 
@@ -83,7 +83,7 @@ struct Diff<'a> {
 }
 
 impl<'a> Diff<'a> {
-    /// Takes over the devices that stay, and pending ones that are not due. Returns the others.
+    /// Retains the devices that stay, and pending ones that are not due. Returns the others.
     fn retain(
         &mut self,
         subsystems: &'a [SubsystemConfig],
@@ -163,8 +163,8 @@ impl<'a> Diff<'a> {
         Ok(())
     }
 
-    /// A device that cannot be served is pending where that may pass, or where it was pending
-    /// before: one that was replaced by something unusable prevents no other change.
+    /// Makes a device that cannot be served pending if the failure may be transient, or if it was
+    /// pending before: a device that was replaced by something unusable prevents no other change.
     fn set_pending(
         &mut self,
         key: Place,
@@ -194,8 +194,8 @@ impl<'a> Diff<'a> {
 }
 
 impl DeviceTable {
-    /// The table of the next configuration. Of devices that stay, those that `is_probed` names are
-    /// probed for their size; of pending ones, those that are `due`.
+    /// Returns the table of the next configuration. Of devices that stay, those selected by
+    /// `is_probed` are probed for their size; of pending ones, those that are `due`.
     ///
     /// # Errors
     /// One sentence about a device that cannot be served.
@@ -214,7 +214,7 @@ impl DeviceTable {
         let probes =
             Probes { paths: found_by(deadline, paths), sizes: answers_by(deadline, sizes) };
         let mut diff = Diff { current: self, missing, served, next: self.successor() };
-        // Nothing is opened, or even made, before it is sure that what is served may stay.
+        // No device is opened and no file created before it is certain that served devices may stay.
         let added = diff.retain(subsystems, probes, is_probed)?;
         let plans = diff.plan(subsystems, added)?;
         diff.open(plans)?;
@@ -263,8 +263,8 @@ impl DeviceTable {
         }
     }
 
-    /// Namespaces that cannot be served though their devices are there: records that hosts rely on
-    /// are damaged, or kept under another UUID. Opens and changes nothing.
+    /// Returns the namespaces that cannot be served though their devices are available: records
+    /// that hosts rely on are damaged, or persisted under another UUID. Opens and changes nothing.
     pub(crate) fn unusable_records(&self, subsystems: &[SubsystemConfig]) -> Vec<(Place, String)> {
         let identities = self.identities(subsystems);
         let probes = self.begin_path_probes(subsystems, (Missing::Fail, &[]), &Served::none());
@@ -317,8 +317,8 @@ impl DeviceTable {
         stays.collect()
     }
 
-    /// The records that a namespace needs, before anything is opened. `seen`: result of the probe,
-    /// if it has a path.
+    /// Loads the records that a namespace needs, before any device is opened. `seen`: result of
+    /// the probe, if the namespace has a path.
     fn plan<'a>(
         &self,
         key: Place,
@@ -474,7 +474,7 @@ fn answers_by<T>(
     tasks.into_iter().map(|(key, task)| (key, task.by(deadline))).collect()
 }
 
-/// Results of probes of paths. One that does not answer by the deadline is missing.
+/// Results of probes of paths. A path whose probe has no result by the deadline is missing.
 fn found_by(
     deadline: Instant,
     tasks: Vec<(Place, BlockingTask<'_, ProbeResult>)>,
@@ -483,8 +483,8 @@ fn found_by(
     answers.map(|(key, answer)| (key, answer.and_then(|found| found))).collect()
 }
 
-/// A device that stays open, and a notice for the administrator. `size`: the result of the probe,
-/// if the device is the configured one. Without `is_probed` no size was asked for.
+/// Retains an open device; returns it with a notice for the administrator. `size`: the result of
+/// the probe, if the device is the configured one. Without `is_probed` the size was not probed.
 ///
 /// # Errors
 /// One sentence about what cannot be changed.

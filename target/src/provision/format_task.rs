@@ -1,8 +1,8 @@
-//! Runs Format NVM on the devices: stops I/O, erases, and changes the block size. See
-//! [`crate::core::subsystem::lba_format`] for the steps and what a kill leaves; this is the thread that waits and
+//! Executes Format NVM on the devices: stops I/O, erases, and changes the block size. See
+//! [`crate::core::subsystem::lba_format`] for the steps and the state after a kill; this thread waits and
 //! erases between them.
 //!
-//! The provisioner is locked at both ends only: a reload goes on while a store is erased.
+//! The provisioner is locked at the beginning and at the end only: a reload is possible during the erase.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ struct StartedFormat {
 /// Formats a namespace; returns when the format is complete on every reactor. May take long.
 ///
 /// # Errors
-/// The status to answer with; the block size is as before, and what was read may be gone.
+/// The status of the completion; the block size is unchanged, and data may have been erased.
 pub(crate) fn execute(
     nqn: Nqn,
     wish: FormatRequest,

@@ -1,8 +1,8 @@
 //! Persistent state of namespaces, interned: one object per UUID, while it is in use.
 //!
-//! A namespace may be removed and added again while an order of before is with the state worker. With two
-//! objects for one file that order would be granted and kept, and unknown to all that come after it,
-//! the next of which would overwrite it.
+//! A namespace may be removed and added again while an earlier request is pending at the state worker.
+//! With two objects for one file that request would be granted and persisted, but later requests would
+//! not see it, and the next of them would overwrite it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,7 +22,7 @@ impl<T> Default for WeakByUuid<T> {
 }
 
 impl<T> WeakByUuid<T> {
-    /// The object of this UUID: the one in use for this namespace, else the result of `load`.
+    /// Returns the object of this UUID: the one in use for this namespace, else the result of `load`.
     ///
     /// # Errors
     /// As `load`.

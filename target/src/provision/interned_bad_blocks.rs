@@ -1,8 +1,8 @@
 //! Uncorrectable blocks, interned: one object per UUID, while it is in use.
 //!
-//! A namespace may be removed and added again while a command of before is at its disk, or its order
-//! with the state worker. Two objects for one file would each keep what it knows, and undo the other's: a
-//! mark would be lost, and old data could be read, or it would stay on what was written since.
+//! A namespace may be removed and added again while an earlier command is in flight at its device, or its
+//! request at the state worker. Two objects for one file would overwrite each other's state: a mark would
+//! be lost, and old data could be read, or a mark would remain on blocks that were written since.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,12 +16,12 @@ use crate::core::subsystem::bad_blocks::BadBlocks;
 pub(super) struct InternedBadBlocks(Mutex<BTreeMap<Uuid, (String, Weak<BadBlocks>)>>);
 
 impl InternedBadBlocks {
-    /// The bad blocks of this UUID: the object in use, if it is of the same device, else a new one.
-    /// Blocks of another device are other blocks, so its object is closed, unless it `is_served`.
+    /// Returns the bad blocks of this UUID: the object in use, if it is of the same device, else a new
+    /// one. The object of another device does not apply, so it is closed, unless it `is_served`.
     ///
     /// # Errors
-    /// As `load`, or one sentence: another store is served under this UUID. Whatever is about to
-    /// take its place may be refused yet.
+    /// As `load`, or one sentence: another store is served under this UUID. The change that is to replace
+    /// it may still be rejected.
     pub(super) fn get(
         &self,
         uuid: Uuid,

@@ -14,13 +14,13 @@ use crate::core::subsystem::rate_limit::{Limit, Limiter};
 #[derive(Clone, Debug, Default)]
 pub(super) struct Limiters {
     of_namespaces: BTreeMap<(Nqn, u32), Arc<Limiter>>,
-    /// Those of `[[qos]]`.
+    /// Limiters of `[[qos]]`, by name.
     named: BTreeMap<String, Arc<Limiter>>,
     of_hosts: Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>>,
 }
 
 impl Limiters {
-    /// Limiters of the next configuration; unchanged limits keep their state.
+    /// Returns the limiters of the next configuration; unchanged limits keep their state.
     #[must_use]
     pub(super) fn next(&self, limits: &[LimitConfig], subsystems: &[SubsystemConfig]) -> Limiters {
         let now = Instant::now();
@@ -47,7 +47,7 @@ impl Limiters {
         next
     }
 
-    /// Limiters of a namespace: its own, and the shared one of this name.
+    /// Returns the limiters of a namespace: its own, and the shared one of this name.
     #[must_use]
     pub(super) fn of_namespace(
         &self,
@@ -67,7 +67,7 @@ impl Limiters {
     }
 }
 
-/// The old limiter, if its limit is the same; else a new one.
+/// Returns the old limiter if its limit is unchanged; else a new one.
 fn kept(old: Option<&Arc<Limiter>>, limit: Limit, now: Instant) -> Arc<Limiter> {
     let same = old.filter(|limiter| limiter.limit() == limit);
     same.map_or_else(|| Arc::new(Limiter::new(limit, now)), Arc::clone)

@@ -1,6 +1,6 @@
 //! The provisioner: turns the configuration and host-created namespaces into opened devices and
 //! subsystems, and publishes them to the reactors. A change holds its lock, and may wait for
-//! devices and reactors; reactors never take it.
+//! devices and reactors; reactors never take the lock.
 
 pub mod devices;
 mod diff;
@@ -74,7 +74,7 @@ impl Transition {
         Transition::with_due(config, stores, catalogs, &[])
     }
 
-    /// The same, which probes these pending devices and directories as well.
+    /// As [`Transition::open`], and probes these pending devices and directories as well.
     fn with_due(
         config: &Config,
         stores: &DeviceTable,
@@ -129,7 +129,7 @@ impl Transition {
                 }
                 (None, DirectoryState::AsBefore) => continue,
             };
-            // Without an answer the files that are served or pending count as there.
+            // Without an answer, files that are served or pending count as existing.
             let is_there = |nsid, image: &Path| {
                 stores.serves((nqn, nsid), image)
                     || match &images {
@@ -170,7 +170,7 @@ enum ListenError {
     /// The address, or its RDMA device, is missing.
     #[error("{0}")]
     Missing(String),
-    /// The address is there and cannot be used.
+    /// The address exists and cannot be used.
     #[error("{0}")]
     Failed(String),
 }
@@ -227,8 +227,8 @@ impl Provisioner {
         &self.pending
     }
 
-    /// Replaces the configuration, and returns the previous one. [`Provisioner::adopt`] puts it to
-    /// use.
+    /// Replaces the configuration, and returns the previous one. [`Provisioner::adopt`] activates
+    /// it.
     pub(crate) fn set_config(&mut self, config: Config) -> Config {
         std::mem::replace(&mut self.config, config)
     }
@@ -256,7 +256,7 @@ impl Provisioner {
         next.map(Some)
     }
 
-    /// The same for a reload, which also retries devices that are held.
+    /// As [`Provisioner::next`], for a reload, which also retries devices that are held.
     ///
     /// # Errors
     /// One sentence about what cannot be served.
@@ -267,19 +267,19 @@ impl Provisioner {
     /// Checks that nothing becomes pending with `next`.
     ///
     /// # Errors
-    /// What is missing.
+    /// One sentence about a device or directory that is missing.
     pub(crate) fn check_pending(&self, next: &Transition) -> Result<(), Fatal> {
         let pending = self.stores.pending();
         let mut more = next.stores.pending().iter().filter(|each| !pending.contains(each));
         more.next().map_or(Ok(()), |each| Err(Fatal(format!("{}: {}", each.place, each.why))))
     }
 
-    /// Executes the steps that may fail before `next` is put to use: writes records, attaches
+    /// Executes the steps that may fail before `next` is activated: writes records, attaches
     /// devices, opens the listeners `added`. Connections to those are held until `next` is adopted
     /// or abandoned, so no host sees a listener or device that the registry does not have.
     ///
     /// # Errors
-    /// One sentence about what cannot be served; everything is as before.
+    /// One sentence about what cannot be served; nothing has changed.
     pub(crate) fn prepare(
         &mut self,
         next: Option<&Transition>,
@@ -315,7 +315,7 @@ impl Provisioner {
     /// Attaches the devices that `next` adds to every ring; all or none.
     ///
     /// # Errors
-    /// One sentence about the store that a ring does not take.
+    /// One sentence about the device that a ring rejects.
     pub(crate) fn attach_new(&self, next: &Transition) -> Result<(), Fatal> {
         let added: Vec<_> = next.stores.without(&self.stores).collect();
         for (index, store) in added.iter().enumerate() {
@@ -327,13 +327,13 @@ impl Provisioner {
         Ok(())
     }
 
-    /// Puts `next` to use and publishes it. Hosts of removed subsystems are disconnected before
-    /// their devices are closed. Returns one line for each new size of a device.
+    /// Activates `next` and publishes it. Hosts of removed subsystems are disconnected before their
+    /// devices are closed. Returns one line for each new size of a device.
     pub(crate) fn adopt(&mut self, next: Transition, gone: Vec<Nqn>) -> Vec<String> {
         let Transition { subsystems: configs, mut stores, catalogs } = next;
         let directory =
             |nqn: &Nqn| Some(&configs.iter().find(|s| s.nqn == *nqn)?.managed.as_ref()?.directory);
-        // While another directory is pending, requests in the old one are refused.
+        // While another directory is pending, requests for the old one are rejected.
         self.catalogs.retain(|nqn, open| {
             directory(nqn).is_some_and(|directory| directory == open.directory())
         });
@@ -367,13 +367,13 @@ impl Provisioner {
         lines
     }
 
-    /// Puts a configuration to use that has the devices and subsystems of the one before.
+    /// Activates a configuration with the devices and subsystems of the previous one.
     pub(crate) fn adopt_listeners(&self) {
         self.change(Vec::new(), Vec::new());
         self.report_pending();
     }
 
-    /// Has the registry serve these subsystems, and the configured listeners.
+    /// Replaces the subsystems of the registry, and its listeners by the configured ones.
     fn change(&self, subsystems: Vec<Arc<Subsystem>>, gone: Vec<Nqn>) {
         let listeners = Some(self.reachable());
         let discovery = Some(self.config.discovery.clone());
@@ -407,8 +407,8 @@ impl Provisioner {
         subsystem
     }
 
-    /// Configured subsystems with host-created namespaces, and with this one, whose file was just
-    /// created.
+    /// Returns the configured subsystems with host-created namespaces, including `made`, whose file
+    /// was just created.
     fn merged(&self, made: Option<Place>) -> Vec<SubsystemConfig> {
         let mut subsystems = self.config.subsystems.clone();
         for subsystem in &mut subsystems {
@@ -425,7 +425,7 @@ impl Provisioner {
         subsystems
     }
 
-    /// Namespace management data for hosts that may manage a subsystem.
+    /// Returns the namespace management data for hosts that may manage a subsystem.
     fn management(
         &self,
         stores: &DeviceTable,
@@ -464,7 +464,7 @@ impl Provisioner {
     /// Opens a listener, or makes it pending.
     ///
     /// # Errors
-    /// One sentence about why that is not possible.
+    /// One sentence with the reason.
     pub(crate) fn listen(&mut self, at: SocketAddr, missing: Missing) -> Result<(), Fatal> {
         match self.try_listening(at) {
             Err(ListenError::Missing(why)) if missing == Missing::Wait => {
@@ -500,7 +500,7 @@ impl Provisioner {
         }
         let why = "its RDMA device was removed; it is listened at again when that is back";
         for at in lost {
-            // Also if its state has changed meanwhile.
+            // Also if the state of the listener has changed meanwhile.
             self.registry.reactor(0).send(Message::Unlisten(at));
             self.pending_listeners.insert(at, why.to_owned());
         }
@@ -557,7 +557,7 @@ impl Provisioner {
                 if next.catalogs.is_empty()
                     && next.stores.without(&self.stores).next().is_none() =>
             {
-                // Some were available, and could not be opened.
+                // Some were available, but could not be opened.
                 let Transition { subsystems, stores, .. } = next;
                 self.stores.replace_pending(stores);
                 self.stores.remember(&subsystems);
@@ -590,7 +590,7 @@ impl Provisioner {
                 false => ListenError::Failed(error.to_string()),
             },
             Err(_) => {
-                // It may read the message later.
+                // The reactor may read the message later.
                 self.registry.reactor(0).send(Message::Unlisten(at));
                 ListenError::Failed("reactor 0 does not answer".to_owned())
             }

@@ -1,21 +1,21 @@
 //! Catalog of host-created namespaces: a layer over the configuration.
 //!
-//! A [`Catalog`] holds those of one subsystem. It keeps its record in the directory that the
-//! configuration grants, beside the files of the namespaces, which are sparse and named by UUID.
-//! What is answered to a host is in the record before, and the record is changed as
-//! `state/atomic_file.rs` changes files, so a daemon that is killed leaves the state before an
-//! order or the one after:
+//! A [`Catalog`] contains those of one subsystem. Its record is in the directory that the
+//! configuration grants, beside the files of the namespaces, which are sparse and named by UUID. A
+//! change is in the record before the host receives the completion, and the record is replaced as
+//! `state/atomic_file.rs` replaces files, so a daemon that is killed leaves the state before a
+//! request or the state after it:
 //!
-//! * a file is made after the record says that it is being made, and is a namespace only once the
-//!   record says so;
-//! * a namespace that is deleted is none once the record says that its file is being removed.
+//! * a file is created after the record announces it, and is a namespace only once the record
+//!   lists it;
+//! * a deleted namespace ceases to exist once the record says that its file is being removed.
 //!
-//! What is left half made or half removed goes when the catalog is opened next. No other file in
-//! the directory is ever touched.
+//! Incomplete files are removed when the catalog is opened next. No other file in the directory is
+//! ever touched.
 //!
-//! A namespace is attached to hosts: Namespace Attachment names a controller, which ends with its
-//! connection; the host that it belongs to has the namespace until it is detached, on each of its
-//! controllers.
+//! A namespace is attached to hosts: Namespace Attachment names a controller, which exists only as
+//! long as its association; the host of that controller has the namespace until it is detached, on
+//! each of its controllers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
@@ -48,7 +48,7 @@ impl Catalog {
     ///
     /// # Errors
     /// One sentence: the directory cannot be used, or its record is invalid. Such a record is
-    /// never passed over.
+    /// never ignored.
     pub fn open(directory: &Path, nqn: Nqn) -> Result<(Catalog, Vec<String>), String> {
         let shown = directory.display();
         let failed = |error: io::Error| {
@@ -110,14 +110,14 @@ impl Catalog {
     /// Replaces the record, so that it survives a power loss. May block.
     ///
     /// # Errors
-    /// What the system says; it is as before then.
+    /// The I/O error; the record is unchanged then.
     pub fn keep(&mut self, new: NamespaceCatalogRecord) -> io::Result<()> {
         self.directory.keep(&new, &self.record)?;
         self.record = new;
         Ok(())
     }
 
-    /// Takes over the record that was written to its directory.
+    /// Stores the record that was written to the directory.
     pub(crate) fn hold(&mut self, record: NamespaceCatalogRecord) {
         self.record = record;
     }
@@ -136,8 +136,8 @@ impl Catalog {
         }
     }
 
-    /// Adds its namespaces to those that a subsystem declares; declared ones take precedence. Adds
-    /// only those whose file `is_there`.
+    /// Adds its namespaces to the configured ones of a subsystem; configured ones take precedence.
+    /// Adds only those whose file `is_there`.
     pub fn merge_into(&self, config: &mut SubsystemConfig, is_there: impl Fn(u32, &Path) -> bool) {
         for (&nsid, entry) in &self.record.entries {
             let declared = config.namespaces.iter().any(|n| n.nsid == nsid);
@@ -153,7 +153,7 @@ impl Catalog {
         }
     }
 
-    /// Configuration of a namespace.
+    /// Returns the configuration of a namespace.
     #[must_use]
     pub fn namespace(&self, nsid: u32, entry: &Entry) -> NamespaceConfig {
         NamespaceConfig {
@@ -174,7 +174,7 @@ impl Catalog {
         }
     }
 
-    /// Sentences about its namespaces that `config` prevents.
+    /// Sentences about its namespaces that are not served because of `config`.
     pub fn eclipsed<'a>(
         &'a self,
         config: &'a SubsystemConfig,

@@ -1,4 +1,4 @@
-//! The directory of a catalog. Operations may block for ever: they hold no lock but the one that
+//! The directory of a catalog. Operations may block for ever: they hold no lock except the one that
 //! serializes them.
 
 use std::collections::BTreeSet;
@@ -37,11 +37,11 @@ impl DirectoryIdentity {
         DirectoryIdentity { dev: directory.dev(), ino: directory.ino() }
     }
 
-    /// Fails when a path leads to another directory: a file system was mounted over it, or it was
-    /// replaced. The record there is not ours to overwrite. May wait for disks.
+    /// Fails if the path leads to another directory: a file system was mounted over it, or it was
+    /// replaced. The record there must not be overwritten. May wait for devices.
     ///
     /// # Errors
-    /// A sentence about that, or what the system says.
+    /// A sentence about that, or the I/O error.
     pub fn is_at(self, directory: &Path) -> io::Result<()> {
         if DirectoryIdentity::of(&fs::metadata(directory)?) == self {
             return Ok(());
@@ -86,7 +86,7 @@ impl NamespaceDirectory {
     /// Replaces the record, so that it survives a power loss.
     ///
     /// # Errors
-    /// What the system says: it has the one of before, or owes that.
+    /// The I/O error: the previous record is in place, or remains to be written.
     pub fn keep(
         &self,
         new: &NamespaceCatalogRecord,
@@ -97,8 +97,7 @@ impl NamespaceDirectory {
         let kept = StateDir(&self.path).replace(RECORD, new);
         match kept {
             Ok(()) => *unwritten = None,
-            // The rename may have happened. The state that was reported to hosts counts, so restore
-            // it.
+            // The rename may have happened. Hosts were reported the previous state, so restore it.
             Err(_) => self.put_back(&mut unwritten, before),
         }
         kept
@@ -132,17 +131,17 @@ impl NamespaceDirectory {
     /// Removes the files of these namespaces, so that a power loss does not restore them.
     ///
     /// # Errors
-    /// What the system says; some may be removed.
+    /// The I/O error; some files may have been removed.
     pub fn remove(&self, uuids: &BTreeSet<Uuid>) -> io::Result<()> {
         let _unwritten = self.lock();
         self.is_in_place()?;
         uuids.iter().try_for_each(|uuid| StateDir(&self.path).remove(&format!("{uuid}.img")))
     }
 
-    /// Fails when its path leads to another one than the one that was opened.
+    /// Fails if its path leads to another directory than the one that was opened.
     ///
     /// # Errors
-    /// A sentence about that, or what the system says.
+    /// A sentence about that, or the I/O error.
     pub fn is_in_place(&self) -> io::Result<()> {
         self.identity.is_at(&self.path)
     }

@@ -20,8 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Result of a probe of a directory.
 pub(super) struct DirectoryProbe {
     pub(super) state: DirectoryState,
-    /// Files of namespaces that are there; `None` where the directory was not asked, or does not
-    /// answer.
+    /// Existing files of namespaces; `None` where the directory was not probed, or does not answer.
     pub(super) images: Option<BTreeSet<PathBuf>>,
 }
 
@@ -38,7 +37,7 @@ pub(super) enum DirectoryState {
 }
 
 /// Probes the directory of each subsystem of a configuration, of pending ones those that are due,
-/// and opens those that are not open. One that is open is left alone where the subsystem `is_same`.
+/// and opens those that are not open. An open one is not probed if the subsystem `is_same`.
 pub(super) fn probe(
     config: &Config,
     stores: &DeviceTable,
@@ -126,7 +125,7 @@ mod tests {
 
     const NQN: &str = "nqn.2026-11.io.nvmfd:a";
 
-    /// A subsystem with namespace 2 in a file, whose hosts may make more in a directory.
+    /// A subsystem with namespace 2 in a file, whose hosts may create more in a directory.
     fn config(directory: &Path) -> Config {
         let text = format!(
             "[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\

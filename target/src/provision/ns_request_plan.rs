@@ -1,13 +1,13 @@
 //! Plan of a namespace request with rollback, as a state machine without files, devices and
-//! reactors: its driver executes each step and reports the result. The order of the steps is what
-//! makes an order whole or not done at all, whenever the process ends or the power goes:
+//! reactors: its driver executes each step and reports the result. The order of the steps makes a
+//! request atomic, even if the process is killed or the power fails:
 //!
-//! * create: announce the file in the record, make it, enter the namespace in the record, open and
+//! * create: announce the file in the record, create it, enter the namespace in the record, open and
 //!   serve it;
-//! * delete: strike it out of the record, serve it no more, remove its file;
-//! * attach, detach: change the record, serve what that says.
+//! * delete: remove it from the record, stop serving it, remove its file;
+//! * attach, detach: change the record, serve accordingly.
 //!
-//! The answer comes last, when every reactor knows.
+//! The completion is last, after every reactor has the new state.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -31,8 +31,8 @@ pub enum Step {
         /// Its record.
         entry: Entry,
     },
-    /// Publish the namespaces of the record. A created one is attached to every ring before; on
-    /// failure everything stays as it is.
+    /// Publish the namespaces of the record. A created one is attached to every ring first; on
+    /// failure nothing changes.
     Serve,
     /// Remove the files of these namespaces, so that a power loss does not restore them.
     Remove(BTreeSet<Uuid>),
@@ -60,8 +60,8 @@ pub struct RequestContext<'a> {
     pub fresh: Uuid,
     /// All controllers, and their hosts.
     pub controllers: &'a [(u16, Nqn)],
-    /// Whether this namespace may be deleted, or the status of the refusal: called for each
-    /// namespace before the first step.
+    /// Whether this namespace may be deleted, or the error status: called for each namespace before
+    /// the first step.
     pub may_go: &'a dyn Fn(u32, &Entry) -> Result<(), Status>,
 }
 
@@ -84,7 +84,7 @@ impl RequestPlan {
     /// Plans a request.
     ///
     /// # Errors
-    /// The status to answer with: it is not to be done.
+    /// The status of the completion: the request is rejected.
     pub fn new(
         what: &NamespaceRequest,
         record: &NamespaceCatalogRecord,
@@ -115,7 +115,7 @@ impl RequestPlan {
         RequestPlan { rest: then.into(), otherwise: Vec::new() }
     }
 
-    /// The next step; `possible`: whether the last one succeeded, true at the beginning.
+    /// Returns the next step; `possible`: whether the last one succeeded, true at the beginning.
     pub fn next(&mut self, possible: bool) -> Step {
         let otherwise = std::mem::take(&mut self.otherwise);
         if !possible {
@@ -186,7 +186,7 @@ fn delete(
     let mut struck = record.clone();
     struck.entries.retain(|id, _| !goes(id));
     struck.unsettled.extend(&gone);
-    // It is none any more, whatever becomes of its file.
+    // The namespace no longer exists, even if its file cannot be removed.
     let end = vec![surely(Step::Forget(gone)), surely(Step::Await), answer(Ok(0))];
     let then = match struck.unsettled.is_empty() {
         true => end,
@@ -229,7 +229,7 @@ fn change_hosts(
     Ok(changed(record, new, vec![surely(Step::Await), answer(Ok(0))]))
 }
 
-/// Writes a record and publishes its namespaces, none of which is new; then the rest.
+/// Writes a record and publishes its namespaces, none of which is new; then executes the rest.
 fn changed(
     before: &NamespaceCatalogRecord,
     new: NamespaceCatalogRecord,
@@ -280,7 +280,7 @@ mod tests {
 
     const NEW: Uuid = Uuid::from_bytes([0x42; 16]);
 
-    /// A directory, and what is open of it.
+    /// Simulated directory, open devices and served state.
     #[derive(Clone, Debug)]
     struct Bench {
         kept: NamespaceCatalogRecord,
@@ -343,7 +343,7 @@ mod tests {
             self.kept.entries.values().map(|entry| entry.uuid).collect()
         }
 
-        /// Ends here, and starts again.
+        /// Simulates a restart.
         fn restart(&mut self) {
             self.open = self.uuids();
             let mut settling = RequestPlan::settling(&self.kept);
@@ -369,7 +369,7 @@ mod tests {
         ]
     }
 
-    /// Takes all steps, of which the one of this number is not possible.
+    /// Executes all steps, of which the one of this number fails.
     fn run(
         what: &NamespaceRequest,
         bench: &mut Bench,

@@ -1,6 +1,6 @@
-//! Executes Namespace Management requests of hosts. Each order is in the record of its catalog, and
-//! known to all reactors, before it is answered. Which steps that takes, and in which order,
-//! `provision/ns_request_plan.rs` says; here they are taken.
+//! Executes Namespace Management requests of hosts. Each request is in the record of its catalog,
+//! and published to all reactors, before it is completed. `provision/ns_request_plan.rs` defines
+//! the steps and their order; this module executes them.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -39,11 +39,11 @@ const ANSWER: Duration = Duration::from_secs(10);
 type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 
 /// Executes a request. Returns the id of the created namespace, or 0. Operations in the directory
-/// of the subsystem may block for ever: the provisioner is not locked meanwhile, and others may
-/// have changed the configuration by then.
+/// of the subsystem may block for ever: the provisioner is not locked meanwhile, and the
+/// configuration may have changed by then.
 ///
 /// # Errors
-/// The status to answer with; everything is as before.
+/// The status of the completion; nothing has changed.
 pub(crate) fn execute(
     provisioner: &Mutex<Provisioner>,
     order: &NamespaceJob,
@@ -55,7 +55,7 @@ pub(crate) fn execute(
         let catalog = provisioner.catalogs.get(&nqn).ok_or(FAILED)?;
         (Arc::clone(catalog.place()), provisioner.stores.opening())
     };
-    // One that hangs is not even begun with.
+    // No request is begun for a directory that hangs.
     let measured = opening.begin(directory.path(), {
         let directory = Arc::clone(&directory);
         move || Ok(free_bytes(directory.path()))
@@ -66,7 +66,7 @@ pub(crate) fn execute(
     })?;
     let mut held = lock(provisioner);
     let (managed, subsystem) = held.granted(order)?;
-    // What is deleted cannot be told of afterwards.
+    // The data of a deleted namespace are not available afterwards.
     let change = held.change_of(order);
     let (mut plan, guards) = held.plan(order, &subsystem, &managed, free_bytes)?;
     let mut runner =
@@ -108,8 +108,8 @@ struct RequestRunner<'s> {
     nqn: Nqn,
     /// Its directory, also after the catalog was closed.
     directory: Arc<NamespaceDirectory>,
-    /// Until none of what is deleted is there any more. Who protects or reserves one comes before
-    /// this, also while the order has waited, or learns that it goes.
+    /// Held until the deleted namespaces are no longer served. Write protection or a reservation
+    /// either precedes this, also while the request has waited, or fails.
     guards: Vec<Held>,
     /// The namespace whose file was created.
     made: Option<(u32, Uuid)>,
@@ -178,8 +178,8 @@ impl<'s> RequestRunner<'s> {
         match held.catalog_in(self.nqn, &self.directory) {
             Some(catalog) if kept || self.undoes => catalog.hold(record),
             Some(_) => {}
-            // A reload has closed the directory meanwhile. The next catalog there is without this
-            // request.
+            // A reload has closed the directory meanwhile. The next catalog there does not contain
+            // this request.
             None => {
                 drop(held);
                 self.directory.restore(&before);
@@ -213,7 +213,7 @@ impl Provisioner {
     /// Permission of a host, and its subsystem.
     ///
     /// # Errors
-    /// Nothing: a reload may have taken it back since.
+    /// Invalid Opcode: a reload may have revoked the permission since.
     fn granted(&self, order: &NamespaceJob) -> Result<(ManagedConfig, SubsystemConfig), Status> {
         let subsystem = self.config.subsystems.iter().find(|s| s.nqn == order.subsystem);
         let granted = subsystem.and_then(|s| Some((s.managed.clone()?, s.clone())));
@@ -248,7 +248,7 @@ impl Provisioner {
                 })
             }
             NamespaceRequest::Delete { nsid } => {
-                // Of all at once nothing is said but that.
+                // For NSID_ALL only the NSID is recorded.
                 let store = self.stores.store(order.subsystem, nsid);
                 let entry = self.catalogs.get(&order.subsystem);
                 let entry = entry.and_then(|catalog| catalog.record().entries.get(&nsid));
@@ -286,7 +286,7 @@ impl Provisioner {
     /// Plans a request, and locks the namespaces that it deletes.
     ///
     /// # Errors
-    /// The status to answer with: it is not to be done.
+    /// The status of the completion: the request is rejected.
     fn plan(
         &self,
         order: &NamespaceJob,
@@ -323,14 +323,14 @@ impl Provisioner {
     /// The namespace is protected or reserved, or its state cannot be read.
     fn may_go(&self, place: Place, entry: &Entry, host: &HostId) -> Result<Held, Status> {
         let (nqn, nsid) = place;
-        // What is declared under the same id is another one.
+        // A configured namespace with the same id is another one.
         let served = self.stores.store(nqn, nsid).filter(|store| store.uuid() == entry.uuid);
         if served.is_some_and(|store| store.format.under_way().is_some()) {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
         let (protection, reservation) = match served {
             Some(store) => (Arc::clone(&store.protection), Arc::clone(&store.reservation)),
-            // Its file may be there in a moment, and with it who relies on it.
+            // Its file may become available any moment, with the state that hosts rely on.
             None if self.stores.why_pending(nqn, nsid).is_some() => return Err(Health::NOT_READY),
             None => self.stores.guards(place, entry.uuid).map_err(|why| {
                 error!("cannot delete namespace {nsid} of {nqn}: {why}");

@@ -14,7 +14,7 @@ use crate::platform::availability;
 use crate::state::ns_catalog::RECORD;
 use crate::state::served::Served;
 
-/// Time limit for the probes of all paths. A slower one is repeated when it has answered.
+/// Time limit for the probes of all paths. A slower probe is repeated when it has finished.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A namespace whose device is missing, or a missing directory of host-created namespaces.
@@ -28,8 +28,8 @@ pub struct PendingDevice {
     what: PendingKind,
     /// Its file existed, and could not be opened: it is never created anew.
     was_there: bool,
-    /// The device exists and cannot be served: an administrator has to repair it and reload. A half
-    /// repaired device must not be served to its hosts.
+    /// The device exists and cannot be served: an administrator has to repair it and reload. A
+    /// half-repaired device must not be served to its hosts.
     pub(crate) is_held: bool,
 }
 
@@ -39,7 +39,7 @@ enum PendingKind {
     Directory(PathBuf),
 }
 
-/// An id of no namespace, for the directory of host-created namespaces.
+/// An invalid NSID, for the directory of host-created namespaces.
 const DIRECTORY_NSID: u32 = 0;
 
 impl PendingDevice {
@@ -56,12 +56,12 @@ impl PendingDevice {
         }
     }
 
-    /// The same, of a file that exists, or could not be created.
+    /// Sets whether the file exists, or could not be created.
     pub(super) fn there(self, was_there: bool) -> PendingDevice {
         PendingDevice { was_there, ..self }
     }
 
-    /// The same, which only a reload retries.
+    /// Sets whether only a reload retries it.
     pub(crate) fn held(self, is_held: bool) -> PendingDevice {
         PendingDevice { is_held, ..self }
     }
@@ -90,7 +90,7 @@ impl PendingDevice {
         }
     }
 
-    /// The namespace; an id of no namespace stands for the directory of a subsystem.
+    /// The namespace; an invalid NSID stands for the directory of a subsystem.
     pub(crate) fn key(&self) -> Place {
         self.key
     }
@@ -109,7 +109,7 @@ impl PendingDevice {
         matches!(&self.what, PendingKind::Directory(own) if own == directory)
     }
 
-    /// Begins to probe why it is missing, if it is. `served`: see
+    /// Begins to probe the reason, if it is still missing. `served`: see
     /// [`Stores::served`](super::Stores::served).
     fn look<'a>(
         &self,

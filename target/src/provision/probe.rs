@@ -16,9 +16,9 @@ pub(super) type ProbeResult = Result<Option<Probed>, String>;
 /// Result of a probe.
 #[derive(Debug)]
 pub(super) struct Probed {
-    /// The lasting path of the file or device.
+    /// The persistent path of the file or device.
     pub(super) lasting: PathBuf,
-    /// What the path leads to.
+    /// Identity of the target of the path.
     pub(super) same: FileId,
 }
 
@@ -92,7 +92,7 @@ fn seen(path: PathBuf) -> Probed {
             FileId::of_nothing(path, found_as.err().map(|error| error.kind()))
         }
     };
-    // Links to devices are not resolved: they last, and their targets are renamed at each start.
+    // Links to devices are not resolved: they persist, while their targets change at each start.
     let lasting = found.filter(|found| !found.starts_with("/dev")).unwrap_or(path);
     Probed { lasting, same }
 }
@@ -101,7 +101,7 @@ fn seen(path: PathBuf) -> Probed {
 mod tests {
     use crate::provision::probe::*;
 
-    /// What may be there is never made.
+    /// A file that may exist is never created.
     #[test]
     fn only_what_is_surely_not_there_is_to_be_made() {
         let is_there = |error| FileId::of_nothing(PathBuf::from("/disk"), error).is_there();

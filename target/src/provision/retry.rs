@@ -33,7 +33,7 @@ impl RetryTask {
     /// Starts the task.
     ///
     /// # Errors
-    /// No thread to be had.
+    /// The thread cannot be created.
     pub(crate) fn start(
         provisioner: Arc<Mutex<Provisioner>>,
         pool: &BlockingPool,

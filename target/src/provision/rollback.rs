@@ -1,4 +1,4 @@
-//! Rollback of a failed change: removes what it has created.
+//! Rollback of a failed change: removes the files that it has created.
 
 use std::mem::take;
 use std::sync::{Arc, Mutex, PoisonError};

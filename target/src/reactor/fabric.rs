@@ -42,7 +42,7 @@ pub(crate) fn choose(
     match provider {
         Provider::Verbs => (Choice::Verbs, "the configuration says so".to_owned()),
         Provider::Soft => (Choice::Soft, "the configuration says so".to_owned()),
-        // An address that is added later is one of this machine.
+        // An address that is added later belongs to this machine.
         Provider::Auto if listeners.is_empty() => {
             choose(provider, &[SocketAddr::from(([0, 0, 0, 0], 0))], owns)
         }
@@ -82,7 +82,7 @@ pub(crate) fn capture(choice: Choice, config: &CaptureConfig) -> Result<Capture,
 }
 
 impl Choice {
-    /// Creates the source of the fabrics of so many reactors, with a capture if configured.
+    /// Creates the source of the fabrics of this number of reactors, with a capture if configured.
     pub(crate) fn fabrics(
         self,
         reactors: usize,
@@ -110,7 +110,7 @@ pub(crate) enum Fabrics {
 }
 
 impl Fabrics {
-    /// The fabric of the reactor with this index, whose pool has so many receives.
+    /// Creates the fabric of the reactor with this index, whose pool has this number of receives.
     pub(crate) fn make(
         &self,
         index: usize,

@@ -7,7 +7,7 @@
 //! that sleep.
 //!
 //! An iteration completes no more commands than the fabric sends at once. So the host can continue
-//! while the rest is processed, and events meanwhile fill the next transmission.
+//! while the rest is processed, and events that occur meanwhile fill the next transmission.
 
 pub(crate) mod fabric;
 
@@ -77,7 +77,7 @@ impl Reactor {
     /// Creates the ring; must run on the reactor's thread.
     ///
     /// # Errors
-    /// No ring to be had; the text says what to do.
+    /// The ring cannot be created; the text contains a remedy.
     pub(crate) fn new(parts: Parts) -> io::Result<Reactor> {
         // A slot has at most one device operation in flight, and there is a cell for each slot.
         let ops = parts.pool.plan().cells;
@@ -163,7 +163,7 @@ impl Reactor {
         begun
     }
 
-    /// Passes completions of devices to the queues, until there is enough to send.
+    /// Passes completions of devices to the queues, until the batch to send is full.
     fn handle_completions(&mut self, now: Instant) {
         let mut done = take(&mut self.done);
         let (queues, mut lent) = self.split(now);
@@ -180,15 +180,15 @@ impl Reactor {
 
     /// Deadline of the sleep; `None` if there are new events.
     fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
-        // A command may wait for a push or a response to complete; otherwise sends are reaped
-        // later.
+        // A command may wait for a push or a response to complete; otherwise completions of sends
+        // are reaped later.
         let needed = self.queues.nobody_waits() && !self.queues.is_stopping();
         let wake = if needed { Wake::Needed } else { Wake::Any };
         if needed && self.parts.fabric.hints().sends_deferred {
             self.queues.before_sleep(now);
         }
         self.parts.fabric.arm(wake);
-        // Events between arming and here would not wake the reactor.
+        // Events that occurred since `arm` would not wake the reactor.
         self.parts.fabric.poll(now, &mut self.events);
         if !self.events.is_empty() {
             return None;
@@ -213,7 +213,7 @@ impl Reactor {
                     let _ = answer.send(self.parts.fabric.listen(at));
                 }
                 Message::Unlisten(at) => self.parts.fabric.unlisten(at),
-                // Those were for the queues.
+                // These messages are for the queues.
                 Message::Incoming(_)
                 | Message::Subsystem(_)
                 | Message::DiscoveryChanged
@@ -263,18 +263,18 @@ mod tests {
     use crate::reactor::*;
     use crate::worker::Workers;
 
-    /// What a fabric says, and what it was given. All its queue pairs have the same handle, one
-    /// after the other, as the contract allows.
+    /// Events that a fabric reports, and requests that it received. All its queue pairs have the
+    /// same handle, one after the other, which the contract permits.
     #[derive(Default)]
     struct Script {
         posted: VecDeque<(Tag, Work)>,
         opened: u32,
-        /// The deadline that the next poll brings.
+        /// The deadline that the next poll sets.
         next_deadline: Option<Instant>,
         deadline: Option<Instant>,
-        /// What the last sleep was to be woken by.
+        /// Wake condition of the last sleep.
         wake: Option<Wake>,
-        /// Whether the batch is full, each time that is asked; after that: no.
+        /// Whether the batch is full, for each call; afterwards: no.
         batch_full: VecDeque<bool>,
     }
 
@@ -350,7 +350,7 @@ mod tests {
         Incoming::detached(at, at, request.emit().to_vec(), 16, Box::new(()))
     }
 
-    /// What a fabric tells of a queue pair that ends.
+    /// The events of a queue pair that ends.
     fn end(script: &Mutex<Script>) -> Vec<Event> {
         let home = |(tag, work)| {
             let (qp, outcome) = (Qp(0), Err(Fault::Flushed));
@@ -373,8 +373,8 @@ mod tests {
         assert_eq!(reactor.prepare_sleep(now), Some(tick), "the queues have one as well");
     }
 
-    /// The handle of a queue pair that has gone is used again, for a request in a letter. What is
-    /// told of the old one must not be taken for the new one's.
+    /// The handle of a removed queue pair is reused for a request in a message. Events of the old
+    /// queue pair must not be applied to the new one.
     #[test]
     fn events_come_before_letters() {
         let (mut reactor, sender, script) = reactor();
@@ -406,8 +406,8 @@ mod tests {
         assert_eq!(reported.try_iter().collect::<Vec<_>>(), [at]);
     }
 
-    /// A slot is free again when its response is home. Who waits for one must not wait for the next
-    /// look at the clock.
+    /// A slot is free again when its response has completed. A command that waits for a slot must
+    /// not wait for the next timer check.
     #[test]
     fn a_capsule_that_waits_for_a_slot_is_woken_by_responses() {
         let (mut reactor, _sender, script) = reactor();
@@ -424,7 +424,7 @@ mod tests {
             let at = script.posted.iter().position(is_wanted)?;
             script.posted.remove(at)
         };
-        // No Connect has come, so each capsule is refused, and the refusals are not home.
+        // Without a Connect each capsule is rejected; the responses have not completed.
         let mut cid = 0u16;
         while wake(&mut reactor) == Wake::Needed {
             let (tag, work) = take(true).expect("a receive is posted again with each response");
@@ -448,14 +448,14 @@ mod tests {
         assert!(reactor.parts.pool.is_full());
     }
 
-    /// What is too much for one turn comes first in the next, or in the one after that when hosts
-    /// have said something: never later.
+    /// Completions that exceed one iteration are first in the next one, or in the one after that if
+    /// there were events of hosts: never later.
     #[test]
     fn a_turn_answers_until_there_is_enough_to_send() {
         let (mut reactor, _sender, script) = reactor();
         let now = Instant::now();
         let left = |reactor: &Reactor| reactor.done.iter().map(|done| done.tag).collect::<Vec<_>>();
-        // Of no queue, as if that had gone.
+        // Of no queue, like those of a removed queue pair.
         let done = |tag| IoCompletion { tag, buf: None, outcome: Ok(()) };
         reactor.reaped.extend([1, 2, 3, 4].map(done));
         script.lock().unwrap().batch_full.extend([false, false, true]);

@@ -1,5 +1,5 @@
-//! Small files that survive a power loss: written beside their name, synced, renamed, and their
-//! directory synced. At any time the name has either the whole old content or the whole new one.
+//! Small files that survive a power loss: written beside their name, synced, renamed, and their directory
+//! synced. At any time the name has either the complete old content or the complete new one.
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use crate::blockdev::crash_point::crash_point;
 use crate::blockdev::durable;
 
-/// Writes and syncs content beside `name` in `directory`: steps that need space or a working device
-/// are done then, and the name still has the old content.
+/// Writes and syncs content beside `name` in `directory`: all steps that need space or a working
+/// device are then complete, and the name still has the old content.
 ///
 /// # Errors
-/// What the system says.
+/// The I/O error.
 pub(crate) fn prepare(directory: &Path, name: &str, content: &[u8]) -> io::Result<PreparedFile> {
     let beside = directory.join(format!("{name}.new"));
     let mut options = OpenOptions::new();
@@ -27,8 +27,8 @@ pub(crate) fn prepare(directory: &Path, name: &str, content: &[u8]) -> io::Resul
     Ok(PreparedFile { path: directory.join(name), beside })
 }
 
-/// Content of a small file that is synced beside its name. The next one overwrites it if it is
-/// abandoned.
+/// Content of a small file that is synced beside its name. If it is abandoned, the next one
+/// overwrites it.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct PreparedFile {
@@ -40,7 +40,7 @@ impl PreparedFile {
     /// Renames the file to its name. On return the name has the content also after a power loss.
     ///
     /// # Errors
-    /// What the system says. The name may then mean either content, but no mixture.
+    /// The I/O error. The name may then have either content, but no mixture.
     pub(crate) fn persist(self) -> io::Result<()> {
         crash_point();
         durable::rename(&self.beside, &self.path)?;
@@ -51,7 +51,7 @@ impl PreparedFile {
 /// Removes `name` from `directory`, if it exists, as durably as [`PreparedFile::persist`] sets it.
 ///
 /// # Errors
-/// What the system says.
+/// The I/O error.
 pub(crate) fn remove(directory: &Path, name: &str) -> io::Result<()> {
     crash_point();
     match durable::remove_file(&directory.join(name)) {

@@ -14,8 +14,7 @@ use crate::state::namespace_state::NamespaceFile;
 ///
 /// # Errors
 /// One sentence about a file that cannot be read or is invalid, or about one of another UUID for
-/// this very store. Such a file is never passed over: the data would be read as blocks of another
-/// size.
+/// this very store. Such a file is never ignored: the data would be read as blocks of another size.
 pub fn open(
     (subsystem, nsid): (Nqn, u32),
     directory: &Path,
@@ -31,8 +30,8 @@ pub fn open(
     Ok(format)
 }
 
-/// Refuses a namespace whose device a host has formatted when the namespace had another UUID, which
-/// changes with the name of its subsystem where none is configured.
+/// Rejects a namespace whose device a host has formatted when the namespace had another UUID, which
+/// changes with the name of its subsystem if none is configured.
 fn not_of_another_uuid(
     directory: &Path,
     own: &NamespaceFile,
@@ -41,7 +40,7 @@ fn not_of_another_uuid(
 ) -> Result<(), String> {
     let all = NamespaceFile::all(directory).unwrap_or_default();
     for other in all.iter().filter(|other| *other != own) {
-        // A damaged record prevents its own namespace only.
+        // A damaged record prevents only its own namespace from being served.
         let Ok(Some(ChosenFormat { block_size_bytes: size, store: Some(of) })) = other.load()
         else {
             continue;
@@ -90,7 +89,7 @@ mod tests {
         assert_eq!(other(STORE, 512), Ok(None), "as it is anyway");
         std::fs::rename(directory.path().join(&old), directory.path().join(&new)).unwrap();
         assert_eq!(other(STORE, 4096), Ok(Some(512)), "as the remedy says");
-        // The first version said of no store. This is what it wrote.
+        // The first version did not record the store. This is its file.
         std::fs::remove_file(directory.path().join(&new)).unwrap();
         let first = "nvmfd format 1\nblock_size 512\ncrc32 3f2eaf18\n";
         std::fs::write(directory.path().join(new.replace("namespace", "format")), first).unwrap();

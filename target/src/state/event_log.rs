@@ -10,13 +10,12 @@ use uuid::Uuid;
 use crate::core::subsystem::event_log::PersistentEventLog;
 use crate::state::record::StateDir;
 
-/// Names of files are derived under this one. Never change it: events would be forgotten.
+/// Names of files are derived from this one. Never change it: the events would be lost.
 const UUID_SPACE: Uuid = Uuid::from_u128(0x6a2b_9d0c_71e8_4c55_8f3e_6e76_6d66_6450);
 
 /// Reads the events in `directory`; later events notify `wake`.
 ///
-/// A file that cannot be read, or is invalid, is passed over with a warning: no data depend on
-/// it.
+/// A file that cannot be read, or is invalid, is ignored with a warning: no data depend on it.
 pub(crate) fn open(directory: &Path, subsystem: Nqn, wake: SyncSender<()>) -> PersistentEventLog {
     let saved = StateDir(directory).load_if_usable(&name(&subsystem));
     PersistentEventLog::new(subsystem, saved, wake)
@@ -59,7 +58,7 @@ mod tests {
         log.note(event, &Power::default());
     }
 
-    /// How many events are found of a subsystem.
+    /// Returns the number of events of a subsystem.
     fn events(directory: &Path, nqn: Nqn) -> u32 {
         let header = LogHeader { nqn, serial: Text::lossy("S"), model: Text::lossy("M") };
         let page = open(directory, nqn, sync_channel(1).0).report(&header, &Power::default());
@@ -110,7 +109,7 @@ mod tests {
         save(&history, directory.path());
         assert!(!path.exists());
         reset(&history);
-        // Something is in the way of the file that is to become it.
+        // A directory in place of the temporary file.
         let beside = path.with_extension("events.new");
         fs::create_dir(&beside).unwrap();
         save(&history, directory.path());

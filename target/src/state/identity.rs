@@ -1,12 +1,12 @@
 //! UUID of each served device. State that hosts rely on (reservations, write protection, bad
-//! blocks) is persisted by UUID, and the UUID may differ in the next configuration: by its key, or
-//! because of a new name of the subsystem or a new spelling of the path, where there is no such
-//! key. The state would then be lost silently, so a device is not served under another UUID as long
-//! as state is persisted under the first.
+//! blocks) is persisted by UUID, and the UUID may differ in the next configuration: because of its
+//! key, or, without such a key, because of a new name of the subsystem or a new spelling of the
+//! path. The state would then be lost silently, so a device is not served under another UUID as
+//! long as state is persisted under the first.
 //!
-//! The block size that a host has chosen has a rule of its own
+//! For the block size that a host has chosen there is another rule
 //! ([`crate::core::subsystem::lba_format`]): its record names the device, and the configured size
-//! may be the same.
+//! may be equal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,14 +20,14 @@ use crate::state::atomic_file::PreparedFile;
 use crate::state::namespace_state::NamespaceFile;
 use crate::state::record::StateDir;
 
-/// In the state directory: the UUID and the store of each namespace, a line each.
+/// Name in the state directory: the UUID and the store of each namespace, one per line.
 const FILE: &str = "names";
 
 /// The devices by UUID, as [`of_path`] writes them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct DeviceIdentities(BTreeMap<Uuid, String>);
 
-/// Identity of a device: its path in quotes, which has no line end then.
+/// Returns the identity of a device: its path in quotes, which then contains no line end.
 pub(crate) fn of_path(path: &Path) -> String {
     format!("{path:?}")
 }
@@ -46,7 +46,7 @@ impl DeviceIdentities {
     /// namespaces.
     ///
     /// # Errors
-    /// One sentence: something is kept for it under another UUID.
+    /// One sentence: state of the device is persisted under another UUID.
     pub(crate) fn check(
         &self,
         directory: &Path,
@@ -85,7 +85,7 @@ impl DeviceIdentities {
     /// restored it, and nothing else.
     ///
     /// # Errors
-    /// What the system says.
+    /// The I/O error.
     pub(crate) fn prepare(
         directory: &Path,
         mut served: BTreeMap<Uuid, String>,
@@ -151,7 +151,7 @@ mod tests {
             .unwrap();
     }
 
-    /// A host has OLD protected from writes, or no longer.
+    /// Sets or clears the write protection of OLD.
     fn protect(directory: &Path, is_on: bool) {
         let file = NamespaceFile::new(directory, OLD);
         let state = WriteProtectState::PROTECTED;
@@ -171,7 +171,7 @@ mod tests {
             DeviceIdentities::load(at).unwrap().check(at, (uuid, &BTreeSet::from([uuid])), store)
         };
         assert_eq!((check(OLD, &one), check(NEW, &one)), (Ok(()), Ok(())));
-        // A block size has a rule of its own.
+        // The block size has another rule.
         let nqn = "nqn.2026-11.io.nvmfd:test".parse().unwrap();
         let format = block_size::open((nqn, 1), at, OLD.into_bytes(), Path::new("/srv/one"), 512);
         format.unwrap().choose(4096).unwrap();
@@ -191,7 +191,7 @@ mod tests {
             let why =
                 DeviceIdentities::load(at).unwrap().check(at, (NEW, &both), &one).unwrap_err();
             assert!(why.contains("start once without") && !why.contains("rename"), "{why}");
-            // As the remedy says.
+            // The remedy in the message.
             fs::rename(file(OLD, end), file(NEW, end)).unwrap();
             assert_eq!(check(NEW, &one), Ok(()));
         }

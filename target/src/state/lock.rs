@@ -8,7 +8,7 @@ use std::path::Path;
 
 use tracing::warn;
 
-/// The file that is locked. (The directory itself may be the one of the configuration, which a save
+/// The file that is locked. (The directory itself may be that of the configuration, which a save
 /// locks.)
 const NAME: &str = "lock";
 
@@ -25,11 +25,11 @@ impl StateDirLock {
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Locks the directory; `None` where its file system is read-only: no daemon can write there.
-    /// Another failure could prevent two daemons from noticing each other, and not from writing.
+    /// Locks the directory; `None` if its file system is read-only: no daemon can write there.
+    /// After any other failure two daemons might not detect each other, but might write.
     ///
     /// # Errors
-    /// One sentence: another daemon has it, or it cannot be locked.
+    /// One sentence: another daemon has locked it, or it cannot be locked.
     pub(crate) fn take(directory: &Path) -> Result<Option<StateDirLock>, String> {
         let path = directory.join(NAME);
         let file = match open(directory, &path) {
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn the_owner_of_the_directory_may_lock_it_whoever_did_before() {
         let directory = tempfile::tempdir().unwrap();
-        // Only root can try it with another user's.
+        // Only root can test it with the directory of another user.
         let _ = std::os::unix::fs::chown(directory.path(), Some(65_534), Some(65_534));
         assert!(StateDirLock::take(directory.path()).unwrap().is_some());
         let owner = |path: &Path| fs::metadata(path).map(|found| (found.uid(), found.gid()));
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(file, owner(directory.path()).unwrap());
     }
 
-    /// Another daemon may have it, and write.
+    /// Another daemon may have locked it, and write.
     #[test]
     fn a_directory_that_cannot_be_locked_is_not_used() {
         let directory = tempfile::tempdir().unwrap();
@@ -115,7 +115,7 @@ mod tests {
         assert!(sentence.contains("cannot be locked"), "{sentence}");
     }
 
-    /// There no daemon can write, and served files stay known.
+    /// No daemon can write there, and the list of served files is retained.
     #[test]
     fn only_a_read_only_file_system_needs_no_lock() {
         let path = Path::new("/state/lock");

@@ -14,8 +14,8 @@
 //! crc32 5f3a9c01
 //! ```
 //!
-//! Earlier versions had a file for each section (`UUID.reservation` and so on): a record whose lines
-//! are those of the section. They are read as well, and converted before the first change:
+//! Earlier versions had a file for each section (`UUID.reservation` and so on): a record whose lines are
+//! those of the section. They are read as well, and converted before the first change:
 //!
 //! ```text
 //! UUID.reservation .. ─► UUID.namespace says the same, durably ─► they are removed, durably ─► the change
@@ -38,12 +38,12 @@ use crate::state::record::StateDir;
 
 /// Names of a section, and its file in earlier versions.
 struct SectionKind {
-    /// Between brackets; the end of the name of the earlier file.
+    /// Name in brackets; suffix of the earlier file.
     name: &'static str,
     /// Kind and version of the earlier file.
     earlier: (&'static str, u32),
     thing: &'static str,
-    /// Hosts rely on it whatever the UUID is; a block size has a rule of its own.
+    /// Hosts rely on it whatever the UUID is; for a block size there is another rule.
     is_relied_on: bool,
 }
 
@@ -131,7 +131,7 @@ struct LoadedSections {
 }
 
 impl NamespaceFile {
-    /// In `directory`.
+    /// Returns the record in `directory`.
     #[must_use]
     pub fn new(directory: &Path, uuid: Uuid) -> NamespaceFile {
         NamespaceFile { directory: directory.to_owned(), uuid }
@@ -140,7 +140,7 @@ impl NamespaceFile {
     /// The records of all namespaces in `directory`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The I/O error.
     pub(crate) fn all(directory: &Path) -> io::Result<Vec<NamespaceFile>> {
         let names = StateDir(directory).names()?;
         let uuid = |name: &String| {
@@ -197,14 +197,14 @@ impl NamespaceFile {
     /// Removes all state of a deleted namespace.
     ///
     /// # Errors
-    /// What the system says.
+    /// The I/O error.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
         self.files().iter().try_for_each(|name| StateDir(&self.directory).remove(name))
     }
 
-    /// Reads all sections. Earlier files are read first: one that is missing then was converted,
-    /// and the new one exists.
+    /// Reads all sections. Earlier files are read first: if one is missing then, it was converted, and the
+    /// new file exists.
     fn read(&self) -> Result<LoadedSections, String> {
         let directory = StateDir(&self.directory);
         let mut earlier = Vec::new();
@@ -244,7 +244,7 @@ impl NamespaceFile {
         found.earlier.iter().try_for_each(|name| directory.remove(name))
     }
 
-    /// Writes all sections with this one as it is then.
+    /// Writes all sections, including the new value of this one.
     fn write(
         &self,
         Sections(mut all): Sections,
@@ -304,8 +304,7 @@ impl Persist for NamespaceFile {
             self.convert(&found)?;
             let write = |lines| self.write(found.sections.clone(), name, lines);
             write(new).inspect_err(|_| {
-                // The rename may have happened. The state that was reported to hosts counts, so
-                // restore it.
+                // The rename may have happened. Hosts were reported the previous state, so restore it.
                 if let Err(failure) = write(before) {
                     error!("cannot roll back [{name}]: {failure}");
                 }
@@ -317,7 +316,7 @@ impl Persist for NamespaceFile {
         })
     }
 
-    /// The file, as it is once it is converted.
+    /// Path of the file, which exists after the conversion.
     fn path(&self) -> PathBuf {
         self.directory.join(self.name())
     }

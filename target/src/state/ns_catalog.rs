@@ -30,7 +30,7 @@ pub struct NamespaceCatalogRecord {
     pub subsystem: Nqn,
     /// Its namespaces, by id.
     pub entries: BTreeMap<u32, Entry>,
-    /// Files that are being created or removed, by UUID: no namespaces.
+    /// Files that are being created or removed, by UUID: not namespaces.
     pub unsettled: BTreeSet<Uuid>,
 }
 
@@ -41,7 +41,7 @@ impl NamespaceCatalogRecord {
         NamespaceCatalogRecord { subsystem, entries: BTreeMap::new(), unsettled: BTreeSet::new() }
     }
 
-    /// The sizes of all namespaces together, in bytes.
+    /// The total size of all namespaces, in bytes.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.entries.values().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
@@ -75,7 +75,7 @@ impl NamespaceCatalogRecord {
         Some(())
     }
 
-    /// A state that no sequence of requests can reach is refused.
+    /// Whether the state can be reached by requests; any other is rejected.
     fn is_possible(&self) -> bool {
         let sound = |(nsid, entry): (&u32, &Entry)| {
             (1..=MAX_NSID).contains(nsid)

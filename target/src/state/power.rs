@@ -1,9 +1,9 @@
 //! The file of the times with power ([`PowerMeter`]).
 //!
 //! The persistent part is a file in the `state_directory`, written beside its name, synced and
-//! renamed, at the start, every few minutes, and at the end, by the thread that writes the usage. A
-//! start that finds no end before it counts an unsafe shutdown. Without a `state_directory` each
-//! start is the first.
+//! renamed at the start, every few minutes, and at the end, by the thread that writes the usage. A
+//! start without a recorded end before it counts as an unsafe shutdown. Without a `state_directory`
+//! each start is the first.
 //!
 //! ```text
 //! nvmfd power 1
@@ -24,10 +24,10 @@ use crate::core::subsystem::power::PowerMeter;
 use crate::state::record::StateDir;
 
 const NAME: &str = "power";
-/// How much of the time with power a crash may lose.
+/// The maximum time with power that a crash may lose.
 pub(super) const SAVE_EVERY: Duration = Duration::from_secs(600);
 
-/// The file, and what it counts.
+/// The file, and its counters.
 #[derive(Debug)]
 pub struct PowerLog {
     /// The previous record.
@@ -38,8 +38,8 @@ pub struct PowerLog {
 impl PowerLog {
     /// Reads the record in `directory`. Without a directory nothing is persisted.
     ///
-    /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend
-    /// on these numbers.
+    /// A file that cannot be read, or is invalid, is ignored with a warning: no data depend on
+    /// these numbers.
     #[must_use]
     pub fn open(directory: Option<&Path>, now: Instant) -> PowerLog {
         let fresh = PowerMeter { since: Some(now), ..PowerMeter::default() };
@@ -133,7 +133,7 @@ mod tests {
         first.save(now, false);
         let second = start(now);
         assert_eq!(told(&second, now), (2, 0, 0), "a start that failed does not count");
-        // As a crash leaves it: on.
+        // The state after a crash: on.
         let third = start(now);
         assert_eq!(told(&third, now), (3, 0, 1));
         save(directory.path(), &third.meter, now + Duration::from_secs(3600), false);

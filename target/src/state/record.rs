@@ -1,7 +1,7 @@
 //! Persisted records: one text file each, readable by administrators (`blockdev/record.rs`).
 //!
-//! A record is replaced as a whole (`atomic_file`). One that is damaged or cannot be read never
-//! counts as none.
+//! A record is replaced as a whole (`atomic_file`). A damaged or unreadable record never counts as
+//! missing.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -13,7 +13,7 @@ use crate::blockdev::durable;
 use crate::blockdev::record::{Record, seal, unseal};
 use crate::state::atomic_file::{self, PreparedFile};
 
-/// The longest record: a thousand subsystems with a hundred namespaces each take less.
+/// The longest record; a thousand subsystems with a hundred namespaces each need less.
 const BYTES_MAX: u64 = 16 << 20;
 
 /// A directory of records: the `state_directory`, or one of host-created namespaces.
@@ -23,10 +23,10 @@ pub(crate) struct StateDir<'d>(pub(crate) &'d Path);
 impl StateDir<'_> {
     /// Makes the names of all records durable, before any is read: a daemon that was killed between
     /// a rename and the sync of the directory has left names that a power loss would revert, after
-    /// hosts have seen what the records say. Does nothing where directories cannot be synced.
+    /// hosts have seen the content of the records. Does nothing where directories cannot be synced.
     ///
     /// # Errors
-    /// What the system says.
+    /// The I/O error.
     pub(crate) fn sync_names(self) -> io::Result<()> {
         match durable::sync_directory(self.0) {
             Err(error) if durable::cannot_be_synced(&error) => Ok(()),
@@ -34,7 +34,7 @@ impl StateDir<'_> {
         }
     }
 
-    /// The record of this name; `None` if there is no such file.
+    /// Loads the record of this name; `None` if there is no such file.
     ///
     /// # Errors
     /// One sentence about a file that cannot be read or is no such record.
@@ -42,7 +42,7 @@ impl StateDir<'_> {
         self.load_as(name, R::REMEDY, unseal)
     }
 
-    /// Result of `parse` for the file of this name.
+    /// Returns the result of `parse` for the file of this name.
     ///
     /// # Errors
     /// As [`StateDir::load`].
@@ -68,8 +68,8 @@ impl StateDir<'_> {
         })
     }
 
-    /// The same for a record that no data depend on: one that cannot be used is reported and counts
-    /// as missing.
+    /// As [`StateDir::load`], for a record that no data depend on: one that cannot be used is
+    /// reported and counts as missing.
     pub(crate) fn load_if_usable<R: Record>(self, name: &str) -> Option<R> {
         self.load(name).unwrap_or_else(|why| {
             warn!("{why}; it starts empty");
@@ -77,16 +77,16 @@ impl StateDir<'_> {
         })
     }
 
-    /// Whether this user may not read the record, which says nothing about the daemon.
+    /// Whether this user may not read the record, which does not imply that the daemon may not.
     pub(crate) fn is_denied(self, name: &str) -> bool {
         let opened = File::open(self.0.join(name));
         opened.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
     }
 
-    /// Writes and syncs a record beside its name: what takes room or a working device is done then.
+    /// Writes and syncs a record beside its name: the steps that need space or a working device.
     ///
     /// # Errors
-    /// What the system says, or that it is too long.
+    /// The I/O error, or that it is too long.
     pub(crate) fn prepare<R: Record>(self, name: &str, record: &R) -> io::Result<PreparedFile> {
         let text = seal(record);
         if text.len() as u64 > BYTES_MAX {
@@ -106,15 +106,15 @@ impl StateDir<'_> {
     /// Removes a record, if it exists, as durably as it is replaced.
     ///
     /// # Errors
-    /// What the system says.
+    /// The I/O error.
     pub(crate) fn remove(self, name: &str) -> io::Result<()> {
         atomic_file::remove(self.0, name)
     }
 
-    /// The names of all files; those that are no text are no records.
+    /// Returns the names of all files; names that are not UTF-8 are not records.
     ///
     /// # Errors
-    /// What the system says.
+    /// The I/O error.
     pub(crate) fn names(self) -> io::Result<Vec<String>> {
         let names = fs::read_dir(self.0)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
         names.filter_map(Result::transpose).collect()
@@ -125,8 +125,8 @@ impl StateDir<'_> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Damages the only file of a directory in each of its bits, and cuts it off at each place:
-    /// each has to be refused, with these words.
+    /// Damages the only file of a directory in each of its bits, and truncates it at each position:
+    /// each has to be rejected, with this message.
     pub(crate) fn damage(directory: &Path, refused: impl Fn() -> Option<String>) {
         let path = fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
         let good = fs::read(&path).unwrap();

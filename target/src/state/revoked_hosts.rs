@@ -1,5 +1,5 @@
-//! Hosts that have had keys, kept over restarts: a host whose key is removed while the daemon is
-//! stopped, or before a restart, is refused as well.
+//! Hosts that have had keys, persisted over restarts: a host whose key is removed while the
+//! daemon is stopped, or before a restart, is rejected as well.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,10 +28,10 @@ impl Record for KeyedHosts {
     }
 }
 
-/// The hosts that had keys; empty if there is no file yet.
+/// Returns the hosts that had keys; empty if there is no file yet.
 ///
 /// # Errors
-/// A sentence about a file that cannot be read. It never means that there are none.
+/// A sentence about a file that cannot be read. It never counts as empty.
 pub fn read(directory: &Path) -> Result<BTreeSet<Nqn>, String> {
     let hosts = StateDir(directory).load(NAME).map_err(|why| {
         format!("which hosts have had keys, and are refused without one, is not known: {why}")
@@ -39,7 +39,7 @@ pub fn read(directory: &Path) -> Result<BTreeSet<Nqn>, String> {
     Ok(hosts.map_or_else(BTreeSet::new, |KeyedHosts(hosts)| hosts))
 }
 
-/// Whether this user may not read it, which says nothing about the daemon.
+/// Whether this user may not read it, which does not imply that the daemon may not.
 pub(crate) fn is_denied(directory: &Path) -> bool {
     StateDir(directory).is_denied(NAME)
 }
@@ -47,7 +47,7 @@ pub(crate) fn is_denied(directory: &Path) -> bool {
 /// Writes the hosts that have or had keys.
 ///
 /// # Errors
-/// What the system says.
+/// The I/O error.
 pub fn write(directory: &Path, hosts: &BTreeSet<Nqn>) -> io::Result<()> {
     StateDir(directory).replace(NAME, &KeyedHosts(hosts.clone()))
 }
@@ -70,7 +70,7 @@ mod tests {
             std::fs::write(&path, damaged).unwrap();
             assert!(read(directory.path()).unwrap_err().contains("no record"));
         }
-        // Nor is what cannot be read at all.
+        // Nor is a file that cannot be read at all.
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert!(read(directory.path()).unwrap_err().contains("cannot be read"));

@@ -10,7 +10,7 @@ use crate::blockdev::record::Record;
 use crate::state::atomic_file::PreparedFile;
 use crate::state::record::StateDir;
 
-/// Name in the state directory: the paths of served files, one a line.
+/// Name in the state directory: the paths of served files, one per line.
 const SERVED: &str = "served";
 
 /// Files that were served before, as far as known.
@@ -23,7 +23,7 @@ pub(crate) enum Served {
 }
 
 impl Served {
-    /// Loads the list of a state directory. Without one nothing is known.
+    /// Loads the list of a state directory. Without a directory nothing is known.
     pub(crate) fn load(directory: Option<&Path>) -> Served {
         match directory.map_or(Ok(None), |directory| StateDir(directory).load(SERVED)) {
             Ok(list) => Served::Known(list.map_or_else(BTreeSet::new, |Paths(paths)| paths)),
@@ -64,7 +64,7 @@ impl Served {
     /// it is persisted already.
     ///
     /// # Errors
-    /// What the system says.
+    /// The I/O error.
     pub(crate) fn prepare(
         directory: &Path,
         paths: &BTreeSet<PathBuf>,
@@ -76,7 +76,7 @@ impl Served {
     }
 }
 
-/// The list of them.
+/// The list of served files.
 struct Paths(BTreeSet<PathBuf>);
 
 impl Record for Paths {
@@ -92,7 +92,7 @@ impl Record for Paths {
     }
 }
 
-/// Any path as a line of text: whatever is not plain is `%` and two hexadecimal digits.
+/// Encodes any path as a line of text: other bytes than plain ones are `%` and two hexadecimal digits.
 fn escaped(path: &Path) -> String {
     let plain = |byte: u8| (byte.is_ascii_graphic() && byte != b'%') || byte == b' ';
     let bytes = path.as_os_str().as_bytes().iter();
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(load(), Served::none());
     }
 
-    /// Or a disk that is not mounted yet would be made anew, empty.
+    /// Otherwise a file on a file system that is not mounted yet would be created anew, empty.
     #[test]
     fn of_a_list_that_cannot_be_read_everything_may_have_been_served() {
         let directory = tempdir().unwrap();
@@ -160,7 +160,7 @@ mod tests {
             bad[at] ^= 1;
             [bad, good[..at].to_vec()]
         });
-        // Nor is it one that only lists paths, as an older version wrote it.
+        // A file that only lists paths, as an older version wrote it, is not accepted either.
         for bad in damaged.chain([b"/other\n".to_vec(), Vec::new()]) {
             fs::write(&list, &bad).unwrap();
             let said = why().unwrap_or_default();

@@ -1,9 +1,9 @@
 //! Devices that are not trusted: a sync has failed, or a file was shortened while it was served.
-//! Data that hosts have written may be missing, so this lasts until an administrator decides
-//! otherwise (`nvmfctl namespace trust`): no reload, restart or reopening ends it.
+//! Data that hosts have written may be missing, so this persists until an administrator trusts the
+//! device again (`nvmfctl namespace trust`): no reload, restart or reopening ends it.
 //!
-//! It is kept by the UUID of the namespace, in the state directory. Without one it lasts as long as
-//! the daemon does.
+//! It is persisted by the UUID of the namespace, in the state directory. Without such a directory
+//! it ends with the daemon.
 
 use std::collections::BTreeMap;
 use std::io;

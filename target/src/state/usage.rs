@@ -1,10 +1,10 @@
-//! Lifetime counters of each subsystem, over restarts of the daemon: the numbers of the SMART log
-//! that count a lifetime, and the log of persistent events.
+//! Lifetime counters of each subsystem, over restarts of the daemon: the lifetime counters of the
+//! SMART log, and the log of persistent events.
 //!
-//! The numbers are one file in the `state_directory`, written beside its name, synced and renamed,
+//! The counters are one file in the `state_directory`, written beside its name, synced and renamed,
 //! once a minute while they change, and at the end. So a crash loses at most the last minute. The
-//! numbers of a removed subsystem are kept in case it is added again. Without a `state_directory` a
-//! lifetime is that of the daemon.
+//! counters of a removed subsystem are kept in case it is added again. Without a `state_directory`
+//! the lifetime is that of the daemon.
 //!
 //! ```text
 //! nvmfd usage 1
@@ -13,9 +13,9 @@
 //! crc32 5f3a9c01
 //! ```
 //!
-//! The numbers of a subsystem are: errors, quarters of a second with commands under way, reads,
-//! writes, 512-byte units read and written, media errors. Its namespaces follow, with their id in
-//! the place of the errors.
+//! The numbers of a subsystem are: errors, quarters of a second with commands in flight, reads,
+//! writes, 512-byte units read and written, media errors. Its namespaces follow, with their id
+//! instead of the errors.
 //!
 //! The thread that writes this file also writes those of the persistent events (`event_log.rs`) and
 //! of the times with power (`power.rs`).
@@ -44,16 +44,16 @@ use crate::state::record::StateDir;
 use crate::worker_thread::WorkerThread;
 
 const NAME: &str = "usage";
-/// Interval of writes: the loss of a crash.
+/// Interval of writes: the maximum loss by a crash.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
-/// How often events are written at most, however many hosts make.
+/// Minimum interval between writes of events, independent of their number.
 const EVENTS_APART: Duration = Duration::from_secs(1);
-/// How often the SMART log is noted as an event, besides at the start and at the end.
+/// Interval at which the SMART log is added as an event, besides at the start and at the end.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(24 * 3600);
 
 type Usages = BTreeMap<Nqn, Arc<Usage>>;
 
-/// Errors, the whole, and each namespace, as the file has them.
+/// Errors, the totals, and each namespace, as in the file.
 #[derive(PartialEq, Eq, Debug, Default)]
 struct Accounts(BTreeMap<Nqn, SubsystemCounters>);
 
@@ -81,8 +81,8 @@ pub struct UsageWriter {
 impl UsageStore {
     /// Reads the counters in `directory`. Without a directory nothing is persisted.
     ///
-    /// A file that cannot be read, or is invalid, is passed over with a warning: no data depend
-    /// on these numbers.
+    /// A file that cannot be read, or is invalid, is ignored with a warning: no data depend on
+    /// these numbers.
     #[must_use]
     pub fn open(directory: Option<&Path>, power: PowerMeter) -> UsageStore {
         let (wake, woken) = sync_channel(1);
@@ -102,7 +102,7 @@ impl UsageStore {
         empty
     }
 
-    /// Counters of a subsystem, continued from the persisted ones.
+    /// Returns the counters of a subsystem, continued from the persisted ones.
     #[must_use]
     pub fn usage(&self, subsystem: &Nqn) -> Arc<Usage> {
         Arc::clone(self.lock().entry(*subsystem).or_insert_with(|| {
@@ -150,7 +150,7 @@ impl UsageStore {
             let rung = woken.recv_timeout(due.saturating_duration_since(Instant::now()));
             news |= rung.is_ok();
             let now = Instant::now();
-            // Acquire: events before the stop are seen.
+            // Acquire: events before the stop are visible.
             let stopping = self.stopping.load(Ordering::Acquire);
             let late = stopping || now >= usage_due;
             if stopping || now >= snapshot_due {
@@ -194,10 +194,10 @@ impl UsageStore {
 }
 
 impl UsageWriter {
-    /// Writes everything for the last time; gives up at the deadline.
+    /// Writes all files for the last time; gives up at the deadline.
     pub fn close(self, deadline: Instant) {
         self.usage_store.stopping.store(true, Ordering::Release);
-        // A thread that was woken before sees this as well.
+        // A thread that was woken earlier sees the flag as well.
         let _ = self.usage_store.wake.try_send(());
         self.thread.join_by(deadline);
     }
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(usage.whole.busy(), Duration::from_millis(250));
         assert_eq!(usage.count_error(), 3, "no number comes twice");
         usage.add(7, &work(1));
-        // A start that fails keeps nothing, and forgets nothing.
+        // A start that fails persists nothing, and removes nothing.
         drop(UsageStore::open(Some(directory.path()), PowerMeter::default()));
         stopped(keeping);
 
@@ -385,7 +385,7 @@ mod tests {
             assert_eq!(told(&usage_store), 3 * starts + 2);
             stopped(keeping);
         }
-        // A start that fails is none.
+        // A start that fails does not count.
         UsageStore::open(Some(directory.path()), PowerMeter::default()).switched_on(&nqn("a"));
         assert_eq!(told(&started(directory.path()).0), 9);
     }

@@ -1,8 +1,8 @@
 //! A snapshot as OpenMetrics text, for Prometheus. Computed for each request.
 //!
-//! Series are bounded: a namespace has as many as there are states, rows are
+//! The number of series is bounded: a namespace has one per state, rows are limited
 //! ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds of
-//! commands, and the buckets of a latency are one to each power of four.
+//! commands, and the buckets of a latency are one per power of four.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ const BOUNDS_NS: [u64; 12] = [
 /// Availability of configured and host-created namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct Availability {
-    /// The last reload was refused.
+    /// The last reload was rejected.
     pub reload_refused: bool,
     /// Namespaces.
     pub namespaces: Vec<Namespace>,
@@ -47,10 +47,10 @@ pub(crate) struct Availability {
     pub directories: Vec<(String, bool)>,
 }
 
-/// The text.
+/// Returns the text.
 ///
 /// # Errors
-/// A name cannot be written; none is known.
+/// A name cannot be written; none is known to fail.
 pub(crate) fn text(stats: Stats, standing: Availability) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Scrape(stats, standing)));
@@ -91,8 +91,8 @@ impl Collector for Scrape {
     }
 }
 
-/// A state is exported as one series for each possible state, of which one is 1: so each series
-/// always exists.
+/// Exports states: each as one series per possible state, of which one is 1, so that each
+/// series always exists.
 fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let name = "nvmfd_namespace_state";
     let help = "1 for the state that a namespace is in: serving, sync_failed, pending, down, \

@@ -1,4 +1,4 @@
-//! A snapshot of all counters of the reactors. Not on the reactors' threads; it takes their locks
+//! A snapshot of all counters of the reactors. Not taken on the reactors' threads; holds their locks
 //! only while it copies pointers.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::core::stats::io_stats::{Kind, OpStats};
 use crate::core::stats::reactor_stats::{PollStats, ReactorStats};
 use crate::core::stats::stage_timer::Stage;
 
-/// Name of the row for all others.
+/// Name of the row for all other namespaces and hosts.
 const OTHER: &str = "other";
 
 /// All counts of all reactors, of a target that started then.
@@ -93,8 +93,8 @@ pub fn slow(observers: &[Arc<ReactorStats>]) -> Vec<SlowCommand> {
 }
 
 fn operations(kind: Kind, tally: &OpStats) -> Operations {
-    // The distribution is read once, so that its count and that of each stage are one; and so is the
-    // time in each stage, so that they add up.
+    // The distribution is read once, so that its count and that of each stage are equal; and so is
+    // the time in each stage, so that the sums match.
     let total = tally.total.read();
     let commands = total.iter().sum();
     let mut total_ns = 0_u64;

@@ -1,7 +1,7 @@
 //! The thread for the arithmetic of authentication, and its queue. It starts with the first job,
 //! and ends with the target.
 //!
-//! The queue is bounded by the connections: a queue pair has one job at most, and cancels it when
+//! The queue is bounded by the connections: a queue pair has at most one job, and cancels it when
 //! it closes. Jobs are taken in turn from the sources of hosts, so that no host waits for all the
 //! proofs of another.
 

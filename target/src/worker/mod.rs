@@ -13,7 +13,7 @@ use ns_management::NamespaceAdminMessage;
 use ns_state::NamespaceStateMessage;
 
 /// Senders of jobs to the worker threads. The one for authentication starts with the first job;
-/// jobs of a missing worker are refused.
+/// jobs of a missing worker are rejected.
 #[derive(Debug, Default)]
 pub struct Workers {
     ns_state: Option<Sender<NamespaceStateMessage>>,

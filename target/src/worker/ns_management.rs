@@ -1,11 +1,11 @@
 //! The worker of namespace management: one thread that executes requests of hosts about namespaces,
-//! one after another. Reactors submit and continue; it answers by message. So no reactor waits for
-//! a file, and a reload and a request never meet: each takes the lock of the provisioner
-//! (`provision/mod.rs`). A request releases it while it works in the directory of its subsystem,
-//! which may hang.
+//! one after another. Reactors submit and continue; the worker completes by message. So no reactor
+//! waits for a file, and a reload and a request never run concurrently: each takes the lock of the
+//! provisioner (`provision/mod.rs`). A request releases it while it works in the directory of its
+//! subsystem, which may hang.
 //!
-//! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
-//! answered, so there are never more than there are slots.
+//! Its queue needs no bound of its own: a command that was handed over occupies its slot until it
+//! is completed, so there are never more commands than slots.
 //!
 //! A format takes as long as the erase of its device. Each is a task of the blocking pool, so it
 //! delays no other request.
@@ -26,7 +26,7 @@ use crate::core::shared::Shared;
 use crate::core::subsystem::ns_request::{FormatRequest, NamespaceRequest};
 use crate::provision::{Provisioner, format_task, ns_requests};
 
-/// Formats at a time; the status of one more asks its host to retry.
+/// Maximum number of concurrent formats; the status of a further one requests a retry by its host.
 const MOST_FORMATS: usize = 16;
 
 /// Messages to the worker.
@@ -80,7 +80,7 @@ impl NamespaceAdmin {
     }
 }
 
-/// Starts a task that formats a namespace and answers.
+/// Starts a task that formats a namespace and completes the request.
 fn format(
     wish: FormatRequest,
     order: &NamespaceJob,
@@ -97,7 +97,7 @@ fn format(
     let spawned = pool.spawn(move || {
         let outcome = format_task::execute(nqn, wish, &provisioner, &own);
         drop(pass);
-        // A stop waits for the answer, and may want to open the devices again then.
+        // A stop waits for the completion, and may open the devices again afterwards.
         drop(provisioner);
         answer(&own.registry, reactor, tag, outcome);
     });
@@ -108,7 +108,7 @@ fn format(
 }
 
 fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {
-    // A reactor that has ended needs no answer.
+    // A reactor that has ended needs no completion.
     let _ =
         registry.reactor(reactor).send(Message::Answer(IoCompletion { tag, buf: None, outcome }));
 }

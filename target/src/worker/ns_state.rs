@@ -1,10 +1,10 @@
 //! The worker of namespace states: one thread that executes the requests of all hosts about
 //! reservations, write protection and bad blocks, one after another. Reactors submit and continue;
-//! it answers by message. So no reactor waits for a file, and every request finds the state of the
-//! one before.
+//! the worker completes by message. So no reactor waits for a file, and every request finds the
+//! state left by the previous one.
 //!
-//! Its queue needs no bound of its own: a command that was handed over keeps its slot until it is
-//! answered, so there are never more than there are slots.
+//! Its queue needs no bound of its own: a command that was handed over occupies its slot until it
+//! is completed, so there are never more commands than slots.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::core::subsystem::reservation::Barred;
 pub enum NamespaceStateMessage {
     /// A reservation request of a host.
     Ask(ReservationRequest),
-    /// A request to protect namespaces from writes, or to end that.
+    /// A request to write-protect namespaces, or to end that.
     Protect(WriteProtectRequest),
     /// A request to make blocks unreadable, or readable again.
     Mark(Box<BadBlocksRequest>),
@@ -38,8 +38,8 @@ pub enum NamespaceStateMessage {
     Stop,
 }
 
-/// Whether blocks may be made unreadable now: earlier requests may have barred the host, or
-/// protected the namespace.
+/// Checks whether blocks may be made unreadable now: earlier requests may have preempted the host,
+/// or protected the namespace.
 fn check_marking(request: &BadBlocksRequest, registry: &Registry) -> Result<(), Status> {
     let Some((nqn, host)) = &request.by else { return Ok(()) };
     let gone = || Status::INVALID_NAMESPACE.with_dnr();
@@ -139,7 +139,7 @@ impl NamespaceStateWorker {
     }
 
     /// Sets the state of all namespaces, and notifies their controllers. A namespace counts as
-    /// protected, and its host is answered, when no earlier command can change it any more.
+    /// protected, and the request is completed, when no earlier command can change it any more.
     fn protect(&mut self, wish: WriteProtectRequest, registry: &Registry) {
         for protection in &wish.of {
             match protection.change(wish.state) {
@@ -171,7 +171,7 @@ impl NamespaceStateWorker {
         self.fenced.insert(ticket, asker);
         let sender = self.sender.clone();
         Arc::new(DrainBarrier::new(subsystem, nsids, whose, move || {
-            // A worker that has ended sends no answer.
+            // A worker that has ended sends no completion.
             let _ = sender.send(NamespaceStateMessage::Drained(ticket));
         }))
     }
@@ -185,7 +185,7 @@ impl Default for NamespaceStateWorker {
 
 fn answer(registry: &Registry, asker: &ReplyTo, outcome: Result<(), Status>) {
     match asker {
-        // A reactor that has ended needs no answer.
+        // A reactor that has ended needs no completion.
         ReplyTo::Reactor(reactor, tag) => {
             let done = IoCompletion { tag: *tag, buf: None, outcome };
             let _ = registry.reactor(*reactor).send(Message::Answer(done));

@@ -69,9 +69,9 @@ pub(crate) async fn apply(other: &Other, client: &Client, output: Output) -> Res
     make(vec![change], client, output).await
 }
 
-/// The change that replaces configuration files by those at a path. Reports errors with their
-/// places in these files, as far as this side can read everything; otherwise the daemon checks
-/// them.
+/// Returns the change that replaces configuration files by those at a path. Reports errors
+/// with their places in these files if this process can read all of them; otherwise the daemon
+/// checks them.
 fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
     let cannot = |error| Failure::new(format!("cannot read {}: {error}", path.display()));
     let told = |errors: ConfigErrors| Failure::new(errors.to_string());
@@ -160,7 +160,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     Ok(())
 }
 
-/// Text of the configuration file after a save; of others, with the name.
+/// Prints the text of a configuration file after a save; of files besides the main one, with the name.
 fn would_say(file: &Rewritten<'_>, new: &ConfigFiles, output: Output) {
     let name = file.file.display();
     output.print(&match file.new {
@@ -170,7 +170,7 @@ fn would_say(file: &Rewritten<'_>, new: &ConfigFiles, output: Output) {
     });
 }
 
-/// Settings from `KEY=VALUE`: the value is TOML, or else a text.
+/// Parses settings from `KEY=VALUE`: the value is TOML, or else a text.
 pub(crate) fn settings(all: &[String]) -> Result<Settings, Failure> {
     let one = |each: &String| {
         let (key, value) = each

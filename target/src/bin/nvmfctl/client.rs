@@ -35,7 +35,7 @@ impl Client {
         Client { socket }
     }
 
-    /// Gets `path`: parsed, and as sent.
+    /// Gets `path`: the parsed response, and the response as sent.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<(T, Value), Failure> {
         self.ask(Method::GET, path, None).await
     }
@@ -51,7 +51,7 @@ impl Client {
         self.ask(method, path, Some(body)).await
     }
 
-    /// Streams `path`, a JSON value a line, until the daemon closes the connection.
+    /// Streams `path`, one JSON value per line, until the daemon closes the connection.
     pub(crate) async fn follow(
         &self,
         path: &str,
@@ -154,7 +154,7 @@ fn read<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<(T, Valu
     };
     if !status.is_success() {
         return Err(match serde_json::from_slice::<Problem>(body) {
-            // Behind a sentence that has its own remedy.
+            // The error contains its own remedy.
             Ok(Problem { error, remedy }) if remedy == UNCHANGED => {
                 Failure::new(format!("{error} ({remedy})"))
             }

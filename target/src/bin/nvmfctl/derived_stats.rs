@@ -10,7 +10,7 @@ pub(crate) struct Rate {
     pub(crate) nsid: u32,
     pub(crate) host: String,
     pub(crate) op: String,
-    /// Commands completed, failed ones included.
+    /// Completed commands, including failed ones.
     pub(crate) commands: u64,
     pub(crate) failures: u64,
     pub(crate) iops: f64,
@@ -26,12 +26,12 @@ pub(crate) struct Rate {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Stage {
     pub(crate) stage: String,
-    /// Of the whole time, from 0 to 1.
+    /// Share of the total time, from 0 to 1.
     pub(crate) share: f64,
     pub(crate) latency: Times,
 }
 
-/// A distribution in a few figures, in microseconds.
+/// Key figures of a distribution, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub(crate) struct Times {
     pub(crate) mean_us: f64,
@@ -40,7 +40,7 @@ pub(crate) struct Times {
     pub(crate) p999_us: f64,
 }
 
-/// A rate for each row and kind of command that has any; the busiest first.
+/// Returns a rate for each row and kind of command that has any; the busiest first.
 pub(crate) fn rates(since: &Stats) -> Vec<Rate> {
     let seconds = seconds(since);
     let each = since.rows.iter().flat_map(|row| row.ops.iter().map(move |ops| (row, ops)));
@@ -55,14 +55,14 @@ pub(crate) fn rates(since: &Stats) -> Vec<Rate> {
     all
 }
 
-/// All rows and kinds in one.
+/// Returns the rate of all rows and kinds together.
 pub(crate) fn together(since: &Stats) -> Rate {
     let mut sum = Operations::none("all");
     since.rows.iter().flat_map(|row| &row.ops).for_each(|ops| sum.add(ops));
     of(&sum, seconds(since))
 }
 
-/// All rows, by kind.
+/// Returns the rates by kind, of all rows.
 pub(crate) fn by_kind(since: &Stats) -> Vec<Rate> {
     let mut sums: Vec<Operations> = Vec::new();
     for ops in since.rows.iter().flat_map(|row| &row.ops).filter(|ops| ops.commands > 0) {
@@ -74,7 +74,7 @@ pub(crate) fn by_kind(since: &Stats) -> Vec<Rate> {
     sums.iter().map(|ops| of(ops, seconds(since))).collect()
 }
 
-/// All kinds, by row; the busiest first.
+/// Returns the rates by row, of all kinds; the busiest first.
 pub(crate) fn by_row(since: &Stats) -> Vec<Rate> {
     let seconds = seconds(since);
     let rate = |row: &nvmfd::api::stats::Row| {
@@ -132,17 +132,17 @@ fn times(latency: &Latency) -> Times {
     }
 }
 
-/// A count with its unit, three digits of it.
+/// Formats a count with its unit, with three digits.
 pub(crate) fn short(count: f64) -> String {
     scaled(count, 1000.0, &["", "k", "M", "G"])
 }
 
-/// Bytes, likewise.
+/// Formats bytes, likewise.
 pub(crate) fn bytes(count: f64) -> String {
     scaled(count, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB"])
 }
 
-/// A time, likewise.
+/// Formats a time, likewise.
 pub(crate) fn time(us: f64) -> String {
     scaled(us, 1000.0, &[" us", " ms", " s"])
 }

@@ -66,12 +66,12 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
     change::make(vec![change], client, output).await
 }
 
-/// The first identifier that no listener has.
+/// Returns the first unused identifier.
 fn free(all: &[Listener]) -> u16 {
     (1..u16::MAX).find(|id| all.iter().all(|each| each.id != *id)).unwrap_or(u16::MAX)
 }
 
-/// A listener in one line.
+/// Formats a listener as one line.
 pub(crate) fn one(listener: &Listener) -> String {
     format!("{} (id {})", listener.address, listener.id)
 }

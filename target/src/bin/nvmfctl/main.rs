@@ -1,7 +1,7 @@
 //! The tool `nvmfctl`: queries and manages a running `nvmfd` through its management interface.
 //!
-//! One file for each family of commands. Tables are for people; with `--json`, what the daemon
-//! answered is printed as it is.
+//! One file for each family of commands. Tables are for users; with `--json`, the response of the
+//! daemon is printed unchanged.
 
 mod ana;
 mod change;

@@ -30,7 +30,7 @@ impl Failure {
 }
 
 impl Output {
-    /// Prints a response: as JSON, or as `text` formats it.
+    /// Prints a response: as JSON, or as formatted by `text`.
     pub(crate) fn answer<T>(self, (typed, value): &(T, Value), text: impl FnOnce(&T) -> String) {
         match self.json {
             true => self.print(&pretty(value)),
@@ -57,7 +57,7 @@ impl Output {
     }
 }
 
-/// A table, or a sentence where it would be empty.
+/// Formats a table, or returns a sentence if it would be empty.
 pub(crate) fn table<const N: usize>(
     heads: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -69,13 +69,13 @@ pub(crate) fn table<const N: usize>(
     if table.is_empty() { empty.to_owned() } else { table.trim_fmt() }
 }
 
-/// A list in one cell.
+/// Formats a list as one cell.
 pub(crate) fn joined<T: Display>(all: impl IntoIterator<Item = T>, none: &str) -> String {
     let all: Vec<String> = all.into_iter().map(|each| each.to_string()).collect();
     if all.is_empty() { none.to_owned() } else { all.join(", ") }
 }
 
-/// A duration with its unit.
+/// Formats a duration with its unit.
 pub(crate) fn duration(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

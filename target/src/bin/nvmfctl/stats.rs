@@ -28,7 +28,7 @@ pub(crate) struct StatsArgs {
     interval: Duration,
 }
 
-/// An interval.
+/// Parses an interval.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "write seconds, such as 0.5".to_owned())?;
     match seconds {
@@ -37,7 +37,7 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The counts of the daemon.
+/// Gets the counters of the daemon.
 pub(crate) async fn look(client: &Client) -> Result<Stats, Failure> {
     Ok(client.get::<Stats>("/v1/stats").await?.0)
 }
@@ -162,10 +162,10 @@ fn slow_table(all: &[SlowCommand]) -> String {
     table(heads, rows, "no command was slow (see `slow_ms` in [observe])")
 }
 
-/// Day and time of a moment.
+/// Formats a point in time as date and time of day.
 fn clock(ms: u64) -> String {
     let (days, ms) = (ms / 86_400_000, ms % 86_400_000);
-    // Days from 1970 to a date of the Gregorian calendar, whose years here begin in March.
+    // Days since 1970 to a Gregorian date, with years that begin in March.
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;

@@ -34,7 +34,7 @@ pub(crate) struct TopArgs {
     interval: Duration,
 }
 
-/// Columns that suffice for every figure of a row beside the names.
+/// Minimum width at which all figures are displayed beside the names.
 const WIDE: u16 = 110;
 
 /// Mode of the view.
@@ -51,7 +51,7 @@ struct View {
 struct Figure {
     head: &'static str,
     columns: u16,
-    /// Shown if there is room.
+    /// Displayed only if there is space.
     extra: bool,
     of: fn(&Rate) -> String,
 }
@@ -95,7 +95,7 @@ async fn live(
     mut before: Stats,
     terminal: &mut ratatui::DefaultTerminal,
 ) -> Result<(), Failure> {
-    // The first view shows what there is since the start, so that there is one at once.
+    // The first view has the totals since the start, so that it is displayed immediately.
     let mut view = View::new(before.clone(), &Stats::default(), true);
     loop {
         terminal.draw(|frame| draw(frame, &view)).map_err(|error| unusable(&error))?;
@@ -110,7 +110,7 @@ async fn live(
     }
 }
 
-/// Waits for the next update; true if the user quits before.
+/// Waits for the next update; true if the user quits first.
 fn wants_to_quit(period: Duration) -> std::io::Result<bool> {
     let until = std::time::Instant::now() + period;
     loop {
@@ -141,7 +141,7 @@ impl View {
     }
 }
 
-/// Lines of a whole view.
+/// Number of lines of a complete view.
 fn lines(view: &View) -> u16 {
     let rows = by_row(&view.since).len().clamp(1, 1000) as u16;
     2 + (3 + rows).max(5) + lines_of_stages(&by_kind(&view.since)) + lines_of_reactors(&view.since)
@@ -155,7 +155,7 @@ fn lines_of_reactors(since: &Stats) -> u16 {
     3 + since.reactors.len().clamp(1, 8) as u16
 }
 
-/// A view as text.
+/// Formats a view as text.
 fn text(view: &View, columns: u16, lines: u16) -> Result<String, Failure> {
     let backend = TestBackend::new(columns, lines);
     let mut terminal = Terminal::new(backend).map_err(|error| unusable(&error))?;
@@ -212,7 +212,7 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
 
 fn draw_rows(frame: &mut Frame<'_>, area: Rect, all: &[Rate]) {
     let figures = || FIGURES.iter().filter(|figure| area.width >= WIDE || !figure.extra);
-    // What the number of the namespace, the figures and the gaps leave to the two names.
+    // The columns besides the two names: namespace id, figures and gaps.
     let taken = figures().map(|figure| figure.columns + 1).sum::<u16>() + 5 + 2;
     let names = area.width.saturating_sub(taken);
     let subsystem = names * 9 / 20;
@@ -235,7 +235,7 @@ fn draw_rows(frame: &mut Frame<'_>, area: Rect, all: &[Rate]) {
     );
 }
 
-/// A latency, if there were commands.
+/// Formats a latency, if there were commands.
 fn took(rate: &Rate, us: f64) -> String {
     if rate.commands == 0 { "-".to_owned() } else { time(us) }
 }
@@ -313,7 +313,7 @@ fn table<'a>(
         .block(Block::new().borders(Borders::TOP).title(title))
 }
 
-/// Shortens a name to so many columns: its end is kept.
+/// Truncates a name to this number of columns: its end is kept.
 fn end_of(name: &str, columns: u16) -> String {
     let (count, most) = (name.chars().count(), usize::from(columns));
     match count.checked_sub(most) {

@@ -81,7 +81,7 @@ fn the_directory_can_be_named_and_must_then_be_there() {
     says("\".\"", "it is where the file itself is: name a directory of its own");
     says("\"\"", "nvmfd.toml: line 1, column 11: `include` names no directory");
     says("7", "nvmfd.toml: line 1, column 11: `include`");
-    // Nobody needs one.
+    // The directory is optional.
     let directory = stage(&[("nvmfd.toml", &format!("{MAIN}{DISK}"))]);
     assert_eq!(load(&directory).unwrap().subsystems.len(), 1);
 }
@@ -131,7 +131,7 @@ fn mistakes_are_told_with_their_file_and_so_is_what_was_there_before() {
             "conf.d/b.toml: line 3, column 1: unknown key `colour`",
         ],
     );
-    // Each file has its mistakes.
+    // Each file has its own errors.
     let directory = stage(&[("nvmfd.toml", "a = 1"), ("conf.d/b.toml", "b = 1\nc = 1")]);
     let said = load(&directory).unwrap_err();
     for says in

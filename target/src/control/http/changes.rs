@@ -16,7 +16,7 @@ use crate::control::change::{ChangeResult, ConfigRequest};
 use crate::control::handle::{ChangeError, ControlHandle};
 use crate::overlay::EditError;
 
-/// Number of the user at the other end of a connection, if known.
+/// User ID of the peer of a connection, if known.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caller(pub(super) Option<u32>);
 

@@ -86,7 +86,7 @@ async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Controller>> {
     Json(all(&managed))
 }
 
-/// The same, for other requests.
+/// Returns all controllers, for other requests.
 pub(super) fn all(managed: &ControlHandle) -> Vec<Controller> {
     managed.view().registry.controllers().iter().map(controller).collect()
 }

@@ -38,7 +38,7 @@ const MOST_CONNECTIONS: usize = 32;
 /// Time limit for the arrival of the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// Time limit of a connection of the loopback address: any user can open them.
+/// Time limit of a connection to the loopback address, which is open to any user.
 const LOOPBACK_TIME: Duration = Duration::from_secs(300);
 
 /// Bytes that a connection may buffer.
@@ -54,7 +54,7 @@ impl Server {
     /// Opens the configured sockets. The default socket may fail with a warning.
     ///
     /// # Errors
-    /// One sentence: a socket or an address that was asked for cannot be had.
+    /// One sentence: a configured socket or address is not available.
     pub(crate) fn open(
         config: &ManagementConfig,
         managed: &ControlHandle,
@@ -140,7 +140,7 @@ async fn accept_loopback(listener: TcpListener, router: Router) {
     }
 }
 
-/// Usually out of descriptors: others may be closed soon.
+/// Waits: descriptors are usually exhausted, and others may be closed soon.
 async fn not_accepted(error: &io::Error) {
     debug!("cannot accept a management connection: {error}");
     sleep(Duration::from_millis(100)).await;
@@ -159,7 +159,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
     }
 }
 
-/// A web page of another site, whose name resolves to this address, must not read the state.
+/// Rejects foreign names: a web page of another site, whose name resolves to this address, must not read.
 async fn only_by_address(request: Request, next: Next) -> Response {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
     // With or without a port.
@@ -175,8 +175,8 @@ async fn only_by_address(request: Request, next: Next) -> Response {
     }
 }
 
-/// The socket that the service manager passes, if any (`nvmfd.socket`). It survives this process,
-/// and its permissions are those of the unit.
+/// Returns the socket that the service manager passes, if any (`nvmfd.socket`). It remains when
+/// this process ends, and has the permissions of the unit.
 fn given() -> Result<Option<UnixListener>, String> {
     let taken = ListenFd::from_env().take_unix_listener(0);
     let refuse = |error: io::Error| format!("the socket of the service manager is no use: {error}");
@@ -195,8 +195,8 @@ fn bind_loopback(at: SocketAddr) -> Result<TcpListener, String> {
     TcpListener::from_std(listener).map_err(refuse)
 }
 
-/// Creates the socket with its permissions: beside its name, so that no other user can connect
-/// before they are set.
+/// Creates the socket with its permissions: under a temporary name, so that no other user can
+/// connect before they are set.
 fn bind(path: &Path, config: &ManagementConfig) -> Result<UnixListener, String> {
     let shown = path.display();
     let refuse = |what: &str, error: &dyn std::fmt::Display| {
@@ -218,7 +218,7 @@ fn bind(path: &Path, config: &ManagementConfig) -> Result<UnixListener, String> 
         if let Some(name) = &config.group {
             let group = Group::from_name(name).ok().flatten();
             let group = group.ok_or_else(|| refuse("has no group", &format!("{name:?}")))?;
-            // That admits no other user; root and the daemon's user still have access, and may
+            // No other user has access then; root and the daemon's user still have, and may
             // correct it.
             if let Err(error) = chown(&beside, None, Some(group.gid)) {
                 warn!(

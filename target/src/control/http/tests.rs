@@ -45,7 +45,7 @@ eui64 = "0001020304050607"
 hosts = []
 "#;
 
-/// An interface of a target that has no reactor.
+/// The interface of a target without reactors.
 struct Stage {
     directory: TempDir,
     config: Config,
@@ -72,7 +72,7 @@ fn stage(management: &str) -> Stage {
         started: Instant::now(),
     };
     let running = watch::channel(Arc::new(RunningConfig::new(declared))).1;
-    // Nobody carries out orders here.
+    // No requests are executed here.
     let managed = ControlHandle::new(view, running, mpsc::channel(1).0);
     Stage { directory, config, managed }
 }
@@ -86,7 +86,7 @@ impl Stage {
         Server::open(&self.config.management, &self.managed)
     }
 
-    /// Has somebody come while the interface is open.
+    /// Runs `visitor` while the interface is open.
     fn visit<T: Send + 'static>(&self, visitor: impl FnOnce(&Path) -> T + Send + 'static) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -106,7 +106,7 @@ fn ask(mut stream: impl Read + Write, head: &str) -> (u16, Value) {
     (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}")))
 }
 
-/// An answer that is no JSON.
+/// Gets a response that is not JSON.
 fn text(socket: &Path, path: &str) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
@@ -148,7 +148,7 @@ fn every_path_is_described_and_answers_as_its_schema_says() {
     });
 }
 
-/// What is served is one thing, what is configured another one.
+/// The served state may differ from the configured one.
 #[test]
 fn who_is_not_there_is_told_to_lists_and_metrics() {
     let directory = tempfile::tempdir().unwrap();
@@ -266,7 +266,7 @@ fn the_judge_of_schemas_sees_what_is_wrong() {
     }
 }
 
-/// Does a value have the shape that a schema of the document says?
+/// Checks that a value conforms to a schema of the document.
 fn check(document: &Value, schema: &Value, value: &Value, place: &str) {
     if let Some(name) = schema["$ref"].as_str() {
         let name = name.strip_prefix("#/components/schemas/").expect("a schema of the document");
@@ -275,7 +275,7 @@ fn check(document: &Value, schema: &Value, value: &Value, place: &str) {
         return check(document, schema, value, &format!("{place} {name}"));
     }
     if let Some(either) = schema["oneOf"].as_array() {
-        // Of what may be absent: nothing, or the other one.
+        // An optional value: null or the other schema.
         let is_nothing = |schema: &&Value| schema["type"] == "null";
         assert!(either.len() == 2 && either.iter().any(|schema| is_nothing(&schema)), "{place}");
         let other = either.iter().find(|schema| !is_nothing(schema));
@@ -344,7 +344,7 @@ fn strange_requests_are_refused_in_words() {
             assert_eq!(found, status, "{head}");
             assert!(problem["remedy"].as_str().unwrap().contains("openapi"), "{problem}");
         }
-        // What is no HTTP ends the connection, and nothing else.
+        // Data that is not HTTP ends the connection, and nothing else.
         let mut stream = UnixStream::connect(socket).unwrap();
         stream.write_all(&[0xFF; 100_000]).ok();
         let mut rest = Vec::new();
@@ -355,7 +355,7 @@ fn strange_requests_are_refused_in_words() {
 
 #[test]
 fn the_loopback_address_is_for_reading_by_its_own_name() {
-    // An address of its own, which nobody else on this machine has a reason to use.
+    // An address of its own, which no other process on this machine is expected to use.
     stage("http = \"127.0.43.9:4480\"\n").visit(|_| {
         let at = SocketAddr::from(([127, 0, 43, 9], 4480));
         let get = |host: &str| {
@@ -389,7 +389,7 @@ fn a_socket_has_its_permissions_and_one_owner() {
     assert!(first.open().err().unwrap().contains("another daemon has"));
     drop(server);
     assert!(!path.exists(), "it goes with its server");
-    // A daemon that was killed leaves one behind; that is no obstacle.
+    // A socket left by a killed daemon does not prevent a start.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     drop(first.open().unwrap());

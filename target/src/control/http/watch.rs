@@ -1,8 +1,8 @@
 //! `/v1/watch`: streams events, one JSON object per line, until the client disconnects.
 //!
-//! Two snapshots of the target are compared, so that watching costs the target nothing. A
-//! controller that connects and disconnects between two snapshots is not seen here; `/v1/why` has
-//! it if the disconnect was an error.
+//! Two snapshots of the target are compared, so watching has no cost for the target. A controller
+//! that connects and disconnects between two snapshots is not reported here; `/v1/why` has it if
+//! the disconnect was an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -39,7 +39,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Queued events of a slow watcher.
 const MOST_BEHIND: usize = 256;
 
-/// Limit of the watchers of one socket: users of the loopback address take none from the
+/// Limit of the watchers of one socket: users of the loopback address use none of those of the
 /// administrators.
 #[derive(Clone)]
 pub(super) struct Room(Arc<Semaphore>);
@@ -76,7 +76,7 @@ async fn watch(
     Ok(([(CONTENT_TYPE, "application/jsonl")], Body::new(Lines(sent))).into_response())
 }
 
-/// Compares snapshots until the client disconnects. A slow client gets events later, and loses
+/// Compares snapshots until the client disconnects. A slow client gets events later, but loses
 /// none.
 async fn follow(managed: ControlHandle, lines: mpsc::Sender<Bytes>, _room: OwnedSemaphorePermit) {
     let mut seen = WatchedState::of(&managed);

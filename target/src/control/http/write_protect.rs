@@ -144,7 +144,7 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
     match outcome {
         Ok(Ok(Ok(()))) => Ok(()),
         Ok(Ok(Err(status))) if status == Status::FORMAT_IN_PROGRESS => Err(formatting()),
-        // Another request was faster.
+        // Another request was earlier.
         Ok(Ok(Err(status))) if status != Status::INTERNAL_ERROR => Err(settled(was)),
         Ok(Ok(Err(_))) => {
             let error = "the state cannot be kept in the `state_directory`; the log says why";
@@ -160,8 +160,8 @@ async fn answered(answer: Receiver<Result<(), Status>>, was: &'static str) -> Re
     }
 }
 
-/// Syncs earlier writes, as a host's protection does. A failure counts as that of a host's flush:
-/// it was reported here, and may not be reported to any flush again.
+/// Syncs earlier writes, as write protection by a host does. A failure counts as that of a host's
+/// Flush: it was reported here, and may not be reported to any Flush again.
 async fn durable(backing: Arc<BackingDevice>) -> Result<(), ApiError> {
     let failure = match spawn_blocking(move || backing.make_durable(&|| false)).await {
         Ok(Ok(())) => return Ok(()),

@@ -3,9 +3,9 @@
 //! A line is one datagram of `KEY=value` lines, or, where the value has several lines, of a key, its
 //! length as 64 bits, lowest byte first, and the value.
 //!
-//! The journal finds the unit of a datagram by its sending process, and fails if that has ended
-//! meanwhile and was not known before. So lines before the daemon serves, such as why it cannot,
-//! are plain lines, which always belong to the unit.
+//! The journal determines the unit of a datagram by its sending process, and fails if that has ended
+//! meanwhile and was not known before. So lines before the daemon serves, such as the reason why it
+//! cannot, are plain lines, which always belong to the unit.
 //!
 //! Source: systemd, "Native Journal Protocol"; systemd.journal-fields(7).
 
@@ -44,7 +44,7 @@ impl JournaldLayer {
         Some(JournaldLayer { socket, serving, lost: AtomicU64::new(0) })
     }
 
-    /// Sends a line, if the socket has room. A line that can never be sent is an error.
+    /// Sends a line, if the socket has space. An error means that the line can never be sent.
     fn send(&self, line: &[u8]) -> std::io::Result<()> {
         match self.socket.send(line) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -80,7 +80,7 @@ impl<S: Subscriber> Layer<S> for JournaldLayer {
         event.record(&mut fields);
         let metadata = event.metadata();
         let priority = priority(*metadata.level());
-        // The text alone is complete.
+        // The text is complete without the fields.
         let text = format!("{}{}", fields.message, fields.shown);
         let mut line = Vec::new();
         put(&mut line, "MESSAGE", &text);
@@ -89,8 +89,8 @@ impl<S: Subscriber> Layer<S> for JournaldLayer {
         put(&mut line, "CODE_FILE", metadata.file().unwrap_or_default());
         put(&mut line, "CODE_LINE", &metadata.line().unwrap_or_default().to_string());
         line.extend(fields.lines);
-        // What the journal does not take goes where lines without fields go. Not so what it does
-        // not take now: that is the same journal at the other end, and there we would wait for it.
+        // A line that the journal rejects is written to stderr, like lines without fields. A line that it
+        // cannot accept now is lost: stderr leads to the same journal, and writing to it would block.
         if !self.serving.load(Ordering::Relaxed) || self.send(&line).is_err() {
             let _ = writeln!(stderr(), "<{priority}>{text}");
         }
@@ -152,7 +152,7 @@ mod tests {
     use crate::control::logging::journald::*;
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// What a journal reads from a datagram.
+    /// Parses a datagram as the journal does.
     fn read(mut datagram: &[u8]) -> BTreeMap<String, String> {
         let mut fields = BTreeMap::new();
         while let Some(end) = datagram.iter().position(|byte| *byte == b'\n') {

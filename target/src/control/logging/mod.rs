@@ -1,8 +1,8 @@
 //! Logging to stderr.
 //!
-//! Lines for a terminal have the time and colours. The journal has the time, and gets each line
-//! with its fields ([`journald`]), or, where it cannot be reached or before the daemon serves, with
-//! the level as its prefix. A file or a pipe gets plain lines.
+//! Lines for a terminal have the time and colours. The journal adds the time, and receives each
+//! line with its fields ([`journald`]) or, if it cannot be reached or before the daemon serves,
+//! with the level as its prefix. A file or a pipe receives plain lines.
 
 mod journald;
 
@@ -33,7 +33,7 @@ pub(super) fn serving() {
     SERVING.store(true, Ordering::Relaxed);
 }
 
-/// Starts logging, once a process.
+/// Starts logging, once per process.
 pub fn start(level: LevelFilter) {
     let (filter, handle) = Layer::new(level);
     let lines = fmt::layer().with_writer(stderr);
@@ -62,22 +62,22 @@ pub(super) fn set_level(level: LevelFilter) -> bool {
     FILTER.get().is_some_and(|filter| filter.reload(level).is_ok())
 }
 
-/// Connects to the journal, if stderr leads there and it listens: `$NVMFD_JOURNAL_SOCKET` is its
-/// socket, if it is not the usual one.
+/// Connects to the journal, if stderr is connected to it and it listens: `$NVMFD_JOURNAL_SOCKET` is
+/// its socket, if it is not the default one.
 fn journal() -> Option<JournaldLayer> {
     let path = std::env::var_os("NVMFD_JOURNAL_SOCKET");
     let path = path.map_or_else(|| PathBuf::from(journald::SOCKET), PathBuf::from);
     is_journal().then(|| JournaldLayer::at(&path, &SERVING)).flatten()
 }
 
-/// Is stderr the very stream that the service manager connected to the journal?
+/// Whether stderr is the very stream that the service manager connected to the journal.
 fn is_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stat) = fstat(stderr()) else { return false };
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// `<priority>text`, as sd-daemon(3) has it.
+/// Formats `<priority>text`, as in sd-daemon(3).
 struct ForJournal;
 
 impl<S, N> FormatEvent<S, N> for ForJournal

@@ -3,8 +3,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::config::known_keys;
 use crate::overlay::diff::*;
 
-/// A configuration with every key. `«` and `»` enclose what is changed, ` | ` divides what it is
-/// from what it becomes.
+/// A configuration with every key. `«` and `»` enclose the parts that are changed, ` | `
+/// separates the old value from the new one.
 const EVERY_KEY: &str = r#"
 include = «"conf.d" | "more.d"»
 provider = «"soft" | "auto"»
@@ -136,7 +136,7 @@ shared = «false | true»
 limit = { shared = «"gold" | "silver"» }
 "#;
 
-/// The text with what was, but for one place (from 0), where it has what becomes of it.
+/// The text with the old values, except for one place (from 0), which has the new value.
 fn written(changed: Option<usize>) -> String {
     let mut text = String::new();
     for (place, part) in EVERY_KEY.split('«').enumerate() {
@@ -178,7 +178,7 @@ fn each_key_that_is_changed_has_a_line() {
     let places = places();
     for (place, (title, key)) in places.iter().enumerate() {
         let mut text = written(Some(place));
-        // What refers to a name follows it.
+        // References to a name change with it.
         if (title.as_str(), key.as_str()) == ("[[qos]]", "name") {
             text = text.replace("shared = \"gold\"", "shared = \"lead\"");
         }
@@ -191,7 +191,7 @@ fn each_key_that_is_changed_has_a_line() {
             assert!(lines.iter().any(told), "{title} {key}: {lines:?}");
         }
     }
-    // And none is left out.
+    // No key is missing.
     let mut written: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (title, key) in places {
         written.entry(title).or_default().insert(key);
@@ -203,7 +203,7 @@ fn each_key_that_is_changed_has_a_line() {
     }
 }
 
-/// Has a line in words of its own.
+/// Whether the difference has a line of its own.
 fn told_as_a_thing(title: &str, key: &str) -> bool {
     let things = ["[[listener]]", "[[host]]", "[[qos]]", "[[subsystem]]"];
     things.contains(&title) && ["nqn", "name", "hosts", "allow_any_host"].contains(&key)

@@ -6,13 +6,13 @@ use super::saving::{kill_saving, stage_three};
 use crate::config::Source;
 use crate::overlay::tests::*;
 
-/// The texts of some files, each by its name.
+/// The texts of the files, by name.
 fn named<'s>(sources: impl Iterator<Item = &'s Source>) -> BTreeMap<String, String> {
     let name = |source: &Source| source.file.as_ref()?.file_name()?.to_str().map(str::to_owned);
     sources.map(|source| (name(source).unwrap(), source.text.clone())).collect()
 }
 
-/// As what is there, but without `c.toml`, with its listener in `e.toml`, and with another `d.toml`.
+/// The current files, but without `c.toml`, with its listener in `e.toml`, and with another `d.toml`.
 fn other(declared: &EffectiveConfig) -> BTreeMap<String, String> {
     let mut files = named(declared.sources.more.iter());
     let gone = files.remove("c.toml").unwrap();
@@ -69,7 +69,7 @@ fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
     let change = Change::Replace { text: None, files: Some(other(&declared)) };
     let next = declared.with(&[change], AT).unwrap();
     let new = merged(&declared.sources, next.changes()).unwrap();
-    // The new texts can be got at while the record cannot.
+    // The new texts can be written while the record cannot.
     let (home, elsewhere) = (directory.path(), tempdir().unwrap());
     let (conf_d, stays) = (home.join("conf.d"), elsewhere.path().join("conf.d"));
     fs::rename(&conf_d, &stays).unwrap();
@@ -124,7 +124,7 @@ fn the_first_files_of_a_directory_make_it() {
     assert_eq!((load(&directory).config(), names(&next).len()), (next.config(), 3));
     kill_saving(&next);
     assert_eq!(fs::read_to_string(directory.path().join("conf.d/c.toml")).unwrap(), MORE);
-    // And they go again.
+    // And the files are removed again.
     let gone = load(&directory).with(&[Change::Replace { text: None, files: Some([].into()) }], AT);
     gone.as_ref().unwrap().keep().unwrap();
     assert_eq!((names(&gone.unwrap()).len(), names(&load(&directory)).len()), (2, 2));
@@ -133,10 +133,10 @@ fn the_first_files_of_a_directory_make_it() {
 #[test]
 fn who_may_read_the_configuration_may_read_the_directory_that_is_made() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-    // No umask gives all of these.
+    // No umask results in all of these.
     for (mode, made) in [(0o750, 0o750), (0o775, 0o775), (0o1777, 0o775)] {
         let (directory, declared) = stage(TEXT);
-        // Another user, where this one may.
+        // Another user, if this process may set it.
         let _ = chown(directory.path(), Some(1234), Some(1235));
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
         let files = Some([("c.toml".to_owned(), MORE.to_owned())].into());
@@ -161,7 +161,7 @@ fn what_was_changed_in_files_that_stay_outlasts_the_replacement_of_others() {
     for each in [&next, &load(&directory)] {
         assert_eq!((nsids(each), each.config().subsystems[2].namespaces.len()), (vec![9], 1));
     }
-    // The other way round.
+    // The reverse.
     let files = Some(named(declared.sources.more.iter()));
     let change = Change::Replace { text: None, files: files.clone() };
     let next = declared.with(&[theirs.clone(), add(2, "2GiB"), change], AT).unwrap();
@@ -180,7 +180,7 @@ fn files_that_replace_others_yield_to_what_is_written_later() {
     let change = Change::Replace { text: None, files: Some(other(&declared)) };
     let next = declared.with(std::slice::from_ref(&change), AT).unwrap();
     next.keep().unwrap();
-    // The configuration file is none of them.
+    // The configuration file is not one of them.
     let main = files[0].1.replace("nsid = 1", "nsid = 9");
     fs::write(&files[0].0, &main).unwrap();
     let found = load(&directory);

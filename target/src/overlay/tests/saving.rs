@@ -32,7 +32,7 @@ fn offer(nqn: &str, listeners: &[u16]) -> Change {
     Change::SetSubsystem { nqn: nqn.to_owned(), settings }
 }
 
-/// The addresses of two listeners, each other's. Neither can be first.
+/// The addresses of two listeners, swapped. Neither change can be first.
 fn swapped() -> [Change; 2] {
     [(2, 8), (3, 7)].map(|(id, last)| {
         let settings = settings(json!({"address": format!("127.0.0.{last}")}));
@@ -44,7 +44,7 @@ fn beside(file: &Path, end: &str) -> PathBuf {
     file.with_file_name(format!("{}{end}", file.file_name().unwrap().display()))
 }
 
-/// What is there that is no file of the configuration.
+/// Existing files that are not part of the configuration.
 fn left(directory: &Path) -> Vec<PathBuf> {
     let directories = [directory.to_owned(), directory.join("conf.d")];
     let entries = directories.iter().flat_map(|directory| fs::read_dir(directory).unwrap());
@@ -52,8 +52,8 @@ fn left(directory: &Path) -> Vec<PathBuf> {
     files.filter(|file| file.extension().is_none_or(|end| end != "toml")).collect()
 }
 
-/// Saves what was changed, and starts as after a power loss with each of the files in place or
-/// not. How many they were.
+/// Saves the changes, and starts as after a power loss with every combination of old and new
+/// files. Returns the number of files.
 fn save(changed: &EffectiveConfig) -> usize {
     let old = ConfigFiles::read(changed.file()).unwrap();
     let new = merged(&old, changed.changes()).unwrap();
@@ -103,7 +103,7 @@ fn killed_between_two_steps_of_saving() {
     println!("done 0");
 }
 
-/// Saves what was changed, killed before each step, and starts again.
+/// Saves the changes, killed before each step, and starts again.
 pub(super) fn kill_saving(changed: &EffectiveConfig) {
     let old = ConfigFiles::read(changed.file()).unwrap();
     let new = merged(&old, changed.changes()).unwrap();
@@ -136,7 +136,7 @@ pub(super) fn kill_saving(changed: &EffectiveConfig) {
         let found = load();
         assert_eq!(found.config(), changed.config(), "killed before step {steps}");
         assert!(found.changes().set_aside.is_empty());
-        // Also where nothing is known of the changes.
+        // Also without the record of the changes.
         fs::remove_file(&journal).unwrap();
         let found = Config::of(&ConfigFiles::read(changed.file()).unwrap()).unwrap();
         match (found == declared, found == Config::of(&new).unwrap()) {
@@ -144,7 +144,7 @@ pub(super) fn kill_saving(changed: &EffectiveConfig) {
             (_, true) => after += 1,
             _ => panic!("killed before step {steps}: {found:?}"),
         }
-        // Once more, and it is done.
+        // A second save completes it.
         changed.keep().unwrap();
         let saving = begin(changed);
         let read = ConfigFiles::read(changed.file()).unwrap();
@@ -173,7 +173,7 @@ fn what_a_person_writes_into_half_saved_files_stays() {
         assert!(saving.commit(&declared.sources, &new).unwrap());
     };
     commit();
-    // Nobody else may at the same time.
+    // No other save may run at the same time.
     let first = begin(&declared);
     assert!(Saving::begin(declared.file()).unwrap_err().contains("another save is in progress"));
     drop(first);
@@ -192,7 +192,7 @@ fn what_a_person_writes_into_half_saved_files_stays() {
         (says.map(String::from).into(), vec![])
     );
     assert_eq!(fs::read_to_string(&files[1].0).unwrap(), by_hand);
-    // A record that nobody can read is not passed over.
+    // An unreadable record is not ignored.
     let record = directory.path().join("nvmfd.toml.saving");
     for text in ["", "{}", "{\"form\": 2, \"files\": []}"] {
         fs::write(&record, text).unwrap();
@@ -233,7 +233,7 @@ fn files_keep_their_modes_and_where_one_cannot_be_written_none_is() {
     let new = merged(&declared.sources, changed.changes()).unwrap();
     let last = &files[2].0;
     fs::set_permissions(last, fs::Permissions::from_mode(0o640)).unwrap();
-    // In the way of a new text, and of the record.
+    // Directories in place of a new text, and of the record.
     for way in [beside(last, ".new"), directory.path().join("nvmfd.toml.saving.new")] {
         fs::create_dir(&way).unwrap();
         let saving = begin(&declared);
@@ -294,7 +294,7 @@ fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
     let serving = |declared: &EffectiveConfig| -> Vec<String> {
         declared.config().listeners.iter().map(ToString::to_string).collect()
     };
-    // What was taken away stays away, and who is new serves.
+    // A removed listener stays removed, and a new one serves.
     let (directory, declared, _) = stage_three();
     let gone = declared.with(&[Change::RemoveListener { id: 2 }], AT).unwrap();
     gone.keep().unwrap();
@@ -305,7 +305,7 @@ fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
     }
     save(&load(&directory));
 
-    // Also when it was changed more than once, and its address with it.
+    // Also if it was changed more than once, including its address.
     let (directory, declared, _) = stage_three();
     let moved = Change::SetListener { id: 2, settings: settings(json!({"port": 4421})) };
     let ana = Change::SetAna { listener: 2, group: None, state: "change".to_owned() };
@@ -317,13 +317,13 @@ fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
     assert_eq!(serving(&found), [at(1, 1), at(2, 6), changed, at(4, 8)]);
     fs::remove_file(directory.path().join("conf.d/a.toml")).unwrap();
     assert_eq!(found.reload().unwrap().config(), next.config());
-    // The files have it by now.
+    // The files contain the change now.
     let text = fs::read_to_string(directory.path().join("conf.d/c.toml")).unwrap();
     let by_hand = text.replace("[[sub", "port = 4421\nana = \"change\"\n[[sub");
     fs::write(directory.path().join("conf.d/c.toml"), by_hand).unwrap();
     assert_eq!(load(&directory).changes(), &Changes::default());
 
-    // When it is gone, the one that has its number has nothing to do with that.
+    // When it is removed, the listener that now has its number is not affected.
     come(&directory);
     fs::remove_file(directory.path().join("conf.d/c.toml")).unwrap();
     let found = load(&directory);
@@ -334,13 +334,13 @@ fn a_listener_that_was_changed_is_still_the_one_when_others_come() {
     assert_eq!(ana.why, why.replace("7:4420", "7:4421"));
 }
 
-/// Somebody brings a listener whose place is before most others.
+/// Adds a file with a listener whose position is before most others.
 fn come(directory: &TempDir) {
     let text = "[[listener]]\naddress = \"127.0.0.6\"\n";
     fs::write(directory.path().join("conf.d/a.toml"), text).unwrap();
 }
 
-/// Where a subsystem is offered, as the last numbers of the addresses.
+/// The addresses of the listeners of a subsystem.
 fn offered(declared: &EffectiveConfig, nqn: &str) -> Vec<String> {
     let config = declared.config();
     let subsystem = config.subsystems.iter().find(|each| each.nqn.as_str() == nqn).unwrap();
@@ -361,17 +361,17 @@ fn a_subsystem_is_offered_at_the_listeners_that_were_meant_when_others_come() {
         assert_eq!(offered(&found, D), ["127.0.0.7:4420", "127.0.0.8:4420"]);
         assert_eq!(offered(&found, b), ["127.0.0.8:4420"]);
         assert!(found.changes().set_aside.is_empty());
-        // Kept anew, it is the same.
+        // It is unchanged after it was persisted again.
         found.keep().unwrap();
         assert_eq!(load(&directory).config(), found.config());
     }
-    // What the files have by now is no change any more.
+    // A change that the files contain is dropped.
     for Source { file, text } in load(&directory).sources.iter() {
         fs::write(file.as_ref().unwrap(), text).unwrap();
     }
     assert_eq!(load(&directory).changes(), &Changes::default());
 
-    // One that is gone is not another one that has its number.
+    // Another listener that has the number of a removed one does not replace it.
     files.iter().for_each(|(file, text)| fs::write(file, text).unwrap());
     next.keep().unwrap();
     fs::remove_file(directory.path().join("conf.d/c.toml")).unwrap();

@@ -1,4 +1,4 @@
-//! Checks names of hosts, whose mistakes show only when a host is refused.
+//! Checks names of hosts, in which errors have no effect until a host is rejected.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Possible error in the name of a host.
+/// Returns a possible error in the name of a host.
 fn host(name: &str, is_subsystem: bool) -> Option<Finding> {
     let check = "hosts";
     let look =

@@ -72,7 +72,7 @@ fn locked(needed: u64, limit: u64, unlimited: bool) -> Finding {
     if unlimited || limit == RLIM_INFINITY {
         return Finding::ok(check, format!("{} MiB may be locked", mib(needed)));
     }
-    // A device and the ring each count the pool.
+    // A device and the ring each account for the pool.
     if limit >= needed * 2 {
         let sentence = format!("{} MiB are needed, {} MiB allowed", mib(needed * 2), mib(limit));
         return Finding::ok(check, sentence);
@@ -176,7 +176,7 @@ fn synchronised() -> Option<bool> {
     }
 }
 
-/// Whether a process with this `/proc/self/status` may lock as much as it likes.
+/// Whether a process with this `/proc/self/status` may lock unlimited memory.
 fn may_lock(status: &str) -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());

@@ -1,7 +1,7 @@
 //! Checks this machine for obstacles to a target.
 //!
-//! Each family of checks is a file. Reading and judging are two functions, so that tests can
-//! provoke every finding on any machine.
+//! Each family of checks is a file. Reading the state and evaluating it are two functions, so that
+//! tests can produce every finding on any machine.
 
 mod hosts;
 mod machine;
@@ -86,7 +86,7 @@ impl fmt::Display for Finding {
 }
 
 /// Checks this machine, and the resources of a configuration. Serves and changes nothing; creates
-/// and removes a file where only that shows that files can be created.
+/// and removes a file if there is no other way to check that files can be created.
 #[must_use]
 pub fn examine(config: Option<&Config>) -> Vec<Finding> {
     let mut findings = machine::examine(config);
@@ -99,7 +99,7 @@ pub fn examine(config: Option<&Config>) -> Vec<Finding> {
     findings
 }
 
-/// The worst of them; fine when there are none.
+/// Returns the most severe level; `Ok` if there are no findings.
 #[must_use]
 pub fn worst(findings: &[Finding]) -> Level {
     findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok)
@@ -114,8 +114,8 @@ fn may_be_soft(config: Option<&Config>) -> bool {
 pub(crate) mod tests {
     use crate::platform::doctor::*;
 
-    /// Asserts the level, that a remedy is there exactly where it is needed, and that the sentence
-    /// has these words.
+    /// Asserts the level, that there is a remedy exactly if one is needed, and that the sentence
+    /// contains these words.
     #[track_caller]
     pub(crate) fn says(finding: &Finding, level: Level, words: &str) {
         assert_eq!(finding.level, level, "{finding}");

@@ -61,7 +61,7 @@ fn roce_adapters(devices: &Path) -> BTreeMap<String, String> {
     found
 }
 
-/// Adapters with RoCEv2 consume the datagrams of its port before any socket.
+/// Checks for adapters with RoCEv2, which consume the datagrams of its port before any socket.
 fn steered(
     at: SocketAddr,
     interfaces: &BTreeMap<IpAddr, String>,
@@ -252,7 +252,7 @@ mod tests {
         let alone = BTreeMap::from([("127.0.0.1".parse().unwrap(), "lo".to_owned())]);
         let at = "0.0.0.0:4420".parse().unwrap();
         says(&listener(at, &alone, |_| Some(65536))[0], Warning, "but those of loopback");
-        // This machine, for real.
+        // The actual interfaces of this machine.
         assert_eq!(super::interfaces().get(&IpAddr::from([127, 0, 0, 1])), Some(&"lo".to_owned()));
     }
 

@@ -77,7 +77,7 @@ fn roce_port(refused: Option<SocketAddr>, holder: Option<Holder>) -> Finding {
     }
 }
 
-/// The holder of a UDP port, as far as it can be seen.
+/// Returns the user of a UDP port, as far as it can be determined.
 fn holder(port: u16) -> Option<Holder> {
     let tables = ["/proc/net/udp", "/proc/net/udp6"];
     let inode = tables.iter().find_map(|path| inode(&read(path), port))?;
@@ -105,7 +105,7 @@ fn inode(table: &str, port: u16) -> Option<u64> {
     row.split_whitespace().nth(9)?.parse().ok()
 }
 
-/// `ports`: of the kernel's target, transport, address and service.
+/// `ports`: transport, address and service of the ports of the kernel's target.
 fn kernel_target(listeners: &[SocketAddr], ports: &[(String, String, String)]) -> Finding {
     let check = "nvmet";
     let same = |(trtype, traddr, trsvcid): &&(String, String, String)| {
@@ -128,7 +128,7 @@ fn kernel_target(listeners: &[SocketAddr], ports: &[(String, String, String)]) -
     }
 }
 
-/// Output of a program; `None` if it is missing or fails.
+/// Returns the output of a program; `None` if it is missing or fails.
 pub(super) fn said(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(inode(&format!("{head}{}", row("0035", 9)), ROCE), None);
     }
 
-    /// A real socket, of this very process.
+    /// An actual socket of this process.
     #[test]
     fn a_port_in_use_is_seen() {
         let held = UdpSocket::bind("127.0.0.1:0").unwrap();

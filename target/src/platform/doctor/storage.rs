@@ -27,7 +27,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Checks all at once, within [`PATIENCE`].
+/// Checks all devices concurrently, within [`PATIENCE`].
 fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
     let mut probes = Vec::new();
     for subsystem in &config.subsystems {
@@ -75,13 +75,13 @@ fn try_writing(directory: &Path) -> io::Result<()> {
 }
 
 /// Creates a file with an unused name in a directory, and removes it. Other checks may run in the
-/// same directory meanwhile.
+/// same directory concurrently.
 fn trial(directory: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     static TRIALS: AtomicU32 = AtomicU32::new(0);
     let number = TRIALS.fetch_add(1, Ordering::Relaxed);
     let probe = directory.join(format!(".nvmfd-doctor-{}-{number}", std::process::id()));
     let made = make(&probe);
-    // Some file systems create the file first and refuse direct I/O afterwards.
+    // Some file systems create the file first and reject direct I/O afterwards.
     let _ = fs::remove_file(&probe);
     made
 }
@@ -137,7 +137,7 @@ fn state(directory: &Path, tried: io::Result<()>) -> Finding {
     Finding::problem(check, sentence, remedy)
 }
 
-/// Findings about so many key files.
+/// Returns the findings about this number of key files.
 fn key_files(keys: usize, (mistakes, doubts): (Vec<String>, Vec<String>)) -> Vec<Finding> {
     let check = "keys";
     if mistakes.is_empty() && doubts.is_empty() {
@@ -207,7 +207,7 @@ mod tests {
         let made = |number: u32| {
             trial(directory.path(), |probe| {
                 OpenOptions::new().write(true).create_new(true).open(probe)?;
-                // The next one while this one is there.
+                // The next trial while this file exists.
                 if number > 0 {
                     trial(directory.path(), |probe| fs::File::create_new(probe).map(drop))
                 } else {

@@ -24,7 +24,7 @@ use crate::worker::Workers;
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:a";
 const BYTES: usize = 64 << 10;
-/// Of the host that formats.
+/// The host identifier of the host that formats.
 const HOST_ID: HostId = [1; 16];
 
 fn nqn() -> Nqn {
@@ -45,7 +45,7 @@ fn config_of(directory: &Path, bytes: usize, block_size: u32, more: &str) -> Con
     Config::parse(&text).unwrap()
 }
 
-/// What is served without a reactor; and what was told.
+/// A provisioner without a reactor, and the lines that it reported.
 fn provisioner(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
@@ -60,7 +60,7 @@ fn provisioner(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     (Mutex::new(provisioner), told)
 }
 
-/// What was closed a moment ago may still be on its way out.
+/// The lock of a file that was just closed may not be released yet.
 fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
     let is_held = |why: &str| why.contains("a lock on it is held");
     loop {
@@ -73,13 +73,13 @@ fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
     }
 }
 
-/// Serves nothing any more, and holds no store.
+/// Closes all devices and the provisioner.
 fn close(provisioner: Mutex<Provisioner>) {
     let monitor = Arc::clone(&lock(&provisioner).monitor);
     monitor.stop(Instant::now() + Duration::from_secs(60));
 }
 
-/// Serves another configuration.
+/// Applies another configuration.
 fn reload(provisioner: &Mutex<Provisioner>, config: Config) -> Result<Vec<String>, String> {
     let mut provisioner = lock(provisioner);
     let next = provisioner.next(&config).map_err(|fatal| fatal.0)?.unwrap();
@@ -94,7 +94,7 @@ fn format_to(provisioner: &Mutex<Provisioner>, block_size_bytes: u32) -> Result<
     execute(nqn(), wish, provisioner, &shared).map_err(|status| status.code())
 }
 
-/// What is asked of its store from now on waits.
+/// Stalls the I/O of the device from now on.
 fn stall(directory: &Path, provisioner: &Mutex<Provisioner>) {
     let stalling = config(directory, 4096, "allow_format = true\nfault = \"stall\"\n");
     reload(provisioner, stalling).unwrap();
@@ -111,7 +111,7 @@ fn served(provisioner: &Mutex<Provisioner>) -> Arc<Subsystem> {
     lock(provisioner).registry.subsystem(&nqn()).unwrap()
 }
 
-/// Bytes of a block, blocks, and whether it is being formatted.
+/// Block size in bytes, number of blocks, and whether the namespace is being formatted.
 fn shape(provisioner: &Mutex<Provisioner>) -> (u32, u64, bool) {
     let subsystem = served(provisioner);
     let n = subsystem.namespace(1).unwrap();
@@ -145,11 +145,11 @@ fn a_namespace_has_other_blocks_at_once_and_after_a_restart() {
     assert_eq!(format_to(&one, 512), Ok(()));
     assert_eq!(shape(&one), (512, 128, false));
     assert!(contents(directory.path()) == vec![0; BYTES], "all of it is erased");
-    // Whatever else changes what is served finds the size that the host has chosen.
+    // Any other change of the configuration retains the block size that the host has chosen.
     let more = "allow_format = true\n[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1MiB\"\n";
     assert_eq!(reload(&one, config(directory.path(), 4096, more)), Ok(Vec::new()));
     assert_eq!(shape(&one), (512, 128, false));
-    // Also when the configuration says something new, which is told, or forbids to format.
+    // Also if the configured size changes, which is reported, or if formats are no longer allowed.
     assert_eq!(reload(&one, config(directory.path(), 512, "")), Ok(Vec::new()));
     let told = reload(&one, config(directory.path(), 4096, "")).unwrap();
     assert!(told.len() == 1 && told[0].contains("not heeded"), "{told:?}");
@@ -179,7 +179,7 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
     let directory = tempdir().unwrap();
     let at = directory.path();
     let (one, _) = provisioner(&with(at, 4096, OTHER));
-    // While it is served it has its UUID, whether a host has chosen by then or not.
+    // While it is served its UUID cannot change, whether a block size was chosen or not.
     for block_size in [4096, 512] {
         assert_eq!(format_to(&one, block_size), Ok(()));
         for uuid in ["", THIRD] {
@@ -192,7 +192,7 @@ fn a_namespace_that_gets_another_uuid_keeps_its_blocks_or_is_refused() {
     let (two, _) = provisioner(&with(at, 4096, OTHER));
     assert_eq!(shape(&two), (512, 128, false));
     close(two);
-    // Nor does a start overlook it, whatever the namespace is called now.
+    // A start detects the conflict as well, under any UUID.
     let open = |config: &Config| {
         let stores = DeviceTable::new(config.state_directory.clone(), 0);
         let next = Transition::open(config, &stores, &Catalogs::new()).map_err(|fatal| fatal.0)?;
@@ -253,7 +253,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(format_to(&provisioner, 512), Err(0x015));
 }
 
-/// The order has waited for the lock of the provisioner: what is so by then counts.
+/// The request has waited for the lock of the provisioner: the state after the wait applies.
 #[test]
 fn what_is_reserved_meanwhile_is_not_erased() {
     let (directory, provisioner) = granted(4096);
@@ -265,7 +265,7 @@ fn what_is_reserved_meanwhile_is_not_erased() {
     assert!(contents(directory.path()) == vec![0xA5; BYTES]);
     clear(&store.reservation, [2; 16]);
     store.reservation.carry_out(&[2; 16], &registered()).unwrap();
-    // Nor while it is erased: an order about it may be with the state worker already.
+    // Nor during the erase: a reservation request may be pending at the state worker already.
     stall(directory.path(), &provisioner);
     std::thread::scope(|scope| {
         let formats = scope.spawn(|| format_to(&provisioner, 512));
@@ -281,7 +281,7 @@ fn what_is_reserved_meanwhile_is_not_erased() {
     });
 }
 
-/// What is there now was not erased, so what hosts have made unreadable of it stays so.
+/// The new backing store was not erased, so the blocks marked by hosts stay unreadable.
 #[test]
 fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
     let (directory, provisioner) = granted(4096);
@@ -299,7 +299,7 @@ fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
         assert_eq!(monitor.trust(&store.monitored, || ()), Ok(()));
         assert!(!Arc::ptr_eq(&before, &store.monitored.backing()));
         store.monitored.health().set_fault(crate::blockdev::InjectedFault::None);
-        // It finds that its backing store is another one, or before that, that synchronising failed.
+        // The format detects the replaced backing store or, before that, the failed sync.
         let failed = formats.join().unwrap().unwrap_err();
         let expected = [Health::NOT_READY, nvme::Status::WRITE_FAULT].map(nvme::Status::code);
         assert!(expected.contains(&failed), "{failed:x}");
@@ -310,7 +310,7 @@ fn a_store_that_has_taken_the_place_of_the_erased_one_keeps_its_marks() {
     assert!(store.marks.is_empty());
 }
 
-/// They are not erased, and may belong to the namespace again.
+/// Blocks beyond the end are not erased, and may belong to the namespace again.
 #[test]
 fn blocks_behind_the_end_of_a_namespace_keep_their_data_and_their_marks() {
     let (directory, provisioner) = granted(4096);
@@ -346,7 +346,7 @@ fn a_store_that_fails_keeps_its_blocks_and_serves_again() {
     assert_eq!(shape(&provisioner), (512, 128, false));
 }
 
-/// As that of a host's flush: whoever is told, and kills the daemon then, finds it known to the next.
+/// As with a Flush: the failure is persisted before it is reported, so the next daemon knows it.
 #[test]
 fn a_failed_sync_of_a_format_is_kept_before_it_is_told_and_ends_with_the_trust_alone() {
     let (directory, first) = granted(4096);
@@ -401,7 +401,7 @@ fn a_reload_goes_on_meanwhile_and_everybody_sees_how_far_it_is() {
         assert_eq!(formats.join().unwrap(), Ok(()));
     });
     assert_eq!(shape(&provisioner), (512, 128, false));
-    // The other way round it is removed meanwhile, and what was not reached by then is left.
+    // In the other case it is removed meanwhile, and blocks not reached by then are kept.
     fill(directory.path(), 0xA5);
     reload(&provisioner, with("fault = \"stall\"\n")).unwrap();
     std::thread::scope(|scope| {
@@ -435,7 +435,7 @@ fn who_stops_does_not_wait_for_a_format() {
     assert!(contents(directory.path()) == vec![0xA5; BYTES]);
 }
 
-/// The text of a configuration that stalls.
+/// The text of a configuration whose device stalls.
 fn fs_text(directory: &Path) -> String {
     format!(
         "state_directory = {directory:?}\n[[listener]]\naddress = \"192.0.2.1\"\n[[subsystem]]\n\
@@ -465,12 +465,12 @@ fn hosts_may_choose_where_the_choice_can_be_kept() {
 const OWN: &str = "provision::format_task::tests::killed_between_two_steps";
 const ORDERS: u32 = 12;
 
-/// The block size after so many formats.
+/// The block size after this number of formats.
 fn size_after(orders: usize) -> u32 {
     if orders.is_multiple_of(2) { 4096 } else { 512 }
 }
 
-/// Not a test by itself. Fills the namespace and formats it, and so on.
+/// Not a test by itself. Fills the namespace and formats it, repeatedly.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
@@ -486,7 +486,7 @@ fn killed_between_two_steps() {
     }
 }
 
-/// What is written in blocks of a size.
+/// The byte that is written into blocks of this size.
 fn size_mark(block_size_bytes: u32) -> u8 {
     if block_size_bytes == 4096 { 0x40 } else { 0x51 }
 }

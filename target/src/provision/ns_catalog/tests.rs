@@ -27,13 +27,13 @@ fn what_is_kept_is_found_and_what_was_half_done_is_cleared_away() {
     assert!(lines[0].contains("other.img belongs to no namespace"), "{}", lines[0]);
 }
 
-/// Namespaces that a start finds are served, and must not be reverted by a power loss.
+/// Namespaces that exist at a start are served, so a power loss must not revert them.
 #[test]
 fn the_names_that_a_start_finds_are_durable_before_they_are_read() {
     let directory = tempfile::tempdir().unwrap();
     let name = directory.path().file_name().unwrap().to_str().unwrap();
     opened(directory.path()).0.keep(sample()).unwrap();
-    // Nothing is unfinished after this.
+    // No request is unfinished after this.
     drop(opened(directory.path()));
     let (_, did) = calls(|| opened(directory.path()));
     assert_eq!(did, [format!("sync directory {name}")]);
@@ -65,7 +65,7 @@ fn what_cannot_be_kept_is_not_so() {
     assert_eq!(*catalog.record(), before);
 }
 
-/// What happens when a file system is mounted late: the directory below it was opened.
+/// A file system that is mounted late: the directory below its mount point was opened.
 #[test]
 fn the_record_of_another_directory_in_its_place_is_not_overwritten() {
     let directory = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn what_is_declared_wins_and_nothing_is_served_without_its_file() {
     let mut merged = declared.clone();
     catalog.merge_into(&mut merged, |_, image| image.exists());
     assert_eq!(merged, declared);
-    // What is open is served, whatever a failing file system says of its files.
+    // An open namespace is served, whatever the file system reports about its file.
     let mut open = declared.clone();
     catalog.merge_into(&mut open, |nsid, image| nsid == 7 && image.starts_with(directory.path()));
     assert_eq!(open.namespaces.iter().map(|n| n.nsid).collect::<Vec<_>>(), [3, 7]);

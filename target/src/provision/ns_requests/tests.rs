@@ -46,12 +46,12 @@ fn config(directory: &Path) -> Config {
     Config::parse(&text).unwrap()
 }
 
-/// What is served without a reactor, with controllers 1 to 3 of hosts 1 to 3.
+/// A provisioner without a reactor, with controllers 1 to 3 of hosts 1 to 3.
 fn provisioner(config: &Config) -> Provisioner {
     provisioner_with(config, DeviceTable::default())
 }
 
-/// Nothing is served yet.
+/// A provisioner that serves nothing yet.
 fn empty_provisioner(config: &Config, stores: DeviceTable) -> Provisioner {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
@@ -60,7 +60,7 @@ fn empty_provisioner(config: &Config, stores: DeviceTable) -> Provisioner {
     Provisioner::new(config.clone(), stores, shared, monitor, usage_store, false)
 }
 
-/// The same, where `stores` know where to keep things.
+/// As [`provisioner`], with these `stores`, which may have a state directory.
 fn provisioner_with(config: &Config, stores: DeviceTable) -> Provisioner {
     let next = patiently(|| Transition::open(config, &stores, &Catalogs::new()));
     let mut provisioner = empty_provisioner(config, stores);
@@ -75,7 +75,7 @@ fn provisioner_with(config: &Config, stores: DeviceTable) -> Provisioner {
     provisioner
 }
 
-/// What was closed a moment ago may still be on its way out.
+/// The lock of a file that was just closed may not be released yet.
 fn patiently(open: impl Fn() -> Result<Transition, Fatal>) -> Transition {
     let is_held = |why: &str| why.contains("a lock on it is held");
     loop {
@@ -111,7 +111,7 @@ fn detach(nsid: u32, cntlids: &[u16]) -> NamespaceRequest {
     NamespaceRequest::Detach { nsid, cntlids: cntlids.to_vec() }
 }
 
-/// Who carries out orders has to let the provisioner go in between.
+/// Executing a request releases the lock of the provisioner in between.
 fn execute(provisioner: &mut Provisioner, order: &NamespaceJob) -> Result<u32, Status> {
     let (shared, monitor) = (Arc::clone(&provisioner.shared), Arc::clone(&provisioner.monitor));
     let (config, usage_store) = (provisioner.config.clone(), Arc::clone(&provisioner.usage_store));
@@ -131,7 +131,7 @@ fn ask(provisioner: &mut Provisioner, what: NamespaceRequest) -> Result<u32, u16
     })
 }
 
-/// What a host sees: its namespaces.
+/// The namespaces that a host sees.
 fn seen(provisioner: &Provisioner, n: u8) -> Vec<u32> {
     let subsystem = provisioner.registry.subsystem(&NQN.parse().unwrap()).unwrap();
     subsystem.seen_by(&host(n)).namespaces.iter().map(|n| n.nsid).collect()
@@ -165,7 +165,7 @@ fn namespaces_are_made_attached_detached_and_deleted() {
     };
     assert_eq!(management(1).unwrap().used_bytes, 3 * MIB);
     assert!(management(3).is_none(), "who may not manage learns nothing of it");
-    // What a start of the daemon finds.
+    // The state that a start of the daemon finds.
     provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
     drop(provisioner);
     let mut provisioner = self::provisioner(&config);
@@ -185,7 +185,7 @@ fn namespaces_are_made_attached_detached_and_deleted() {
     );
 }
 
-/// An order is about one namespace: no other one goes, and none stands in its way.
+/// A request concerns one namespace: no other one is removed, and none prevents it.
 #[test]
 fn an_order_leaves_stores_alone_that_fail_meanwhile() {
     let (directory, elsewhere) = (tempdir().unwrap(), tempdir().unwrap());
@@ -200,7 +200,7 @@ fn an_order_leaves_stores_alone_that_fail_meanwhile() {
     assert_eq!(ask(&mut provisioner, create(1)), Ok(1));
     assert_eq!(ask(&mut provisioner, attach(1, &[1])), Ok(0));
     assert_eq!(seen(&provisioner, 1), [1, 2, 9]);
-    // One has a length that no namespace has, the other one's file is out of sight.
+    // One file has an invalid length for a namespace, the other one is moved away.
     file.set_len(MIB + 100).unwrap();
     let image = images(directory.path()).remove(0);
     fs::rename(&image, elsewhere.path().join("aside")).unwrap();
@@ -272,7 +272,7 @@ fn each_refusal_has_its_status_and_changes_nothing() {
     assert_eq!(ask(&mut provisioner, create(1)), Err(0x116), "as many as may be");
 }
 
-/// The order has waited for the lock of the provisioner: what is so by then counts.
+/// The request has waited for the lock of the provisioner: the state after the wait applies.
 #[test]
 fn what_is_protected_or_reserved_meanwhile_is_not_deleted() {
     let (directory, state) = (tempdir().unwrap(), tempdir().unwrap());
@@ -398,7 +398,7 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
     assert_eq!(absent(&provisioner), [(3, false)], "its file is gone");
     provisioner.monitor.stop(Instant::now() + Duration::from_secs(60));
     drop(provisioner);
-    // Somebody else has it for a while.
+    // Another process holds its lock for a while.
     fs::rename(&aside, &image).unwrap();
     let lock = fs::File::open(&image).unwrap();
     lock.try_lock().unwrap();
@@ -409,7 +409,7 @@ fn who_manages_what_hosts_made_is_told_of_what_is_gone() {
     assert_eq!(absent(&provisioner), [(3, true)], "somebody else has it");
 }
 
-/// Whoever protects or reserves it relies on it also while it is away.
+/// Write protection and reservations also apply while the device is missing.
 #[test]
 fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     let (directory, state) = (tempdir().unwrap(), tempdir().unwrap());
@@ -450,7 +450,7 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     );
     end(provisioner);
 
-    // It is there, and somebody else has it.
+    // It exists, and another process holds its lock.
     fs::rename(&aside, &one_image).unwrap();
     let lock = fs::File::open(&one_image).unwrap();
     lock.try_lock().unwrap();
@@ -464,7 +464,7 @@ fn what_is_awaited_or_protected_is_not_deleted_while_it_is_away() {
     assert!(one_image.exists());
 }
 
-/// What hosts have made stays where it is, whatever they order meanwhile.
+/// Host-created namespaces stay where they are, whatever requests are made meanwhile.
 #[test]
 fn nothing_is_ordered_in_the_directory_of_before_while_another_one_is_awaited() {
     let (directory, late) = (tempdir().unwrap(), tempdir().unwrap());
@@ -496,7 +496,7 @@ fn nothing_is_begun_in_a_directory_that_hangs() {
     }
 }
 
-/// Whoever opens a pipe to write waits for a reader: so does who writes the record into one.
+/// Opening a pipe for writing blocks until there is a reader: so does writing the record into one.
 #[test]
 fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be_put_back() {
     let directory = tempdir().unwrap();
@@ -511,7 +511,7 @@ fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be
     let deletes = std::thread::spawn(move || {
         super::execute(&own, &order(host(1), NamespaceRequest::Delete { nsid: 1 }))
     });
-    // Its thread sleeps in the pipe then, unless it has not begun yet.
+    // The thread blocks in the pipe by then, unless it has not begun yet.
     std::thread::sleep(Duration::from_millis(50));
     let mut more = config.clone();
     let like = more.subsystems[0].namespaces[0].clone();
@@ -525,7 +525,7 @@ fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be
     assert!(held.registry.subsystem(&NQN.parse().unwrap()).unwrap().namespace(9).is_ok());
     assert!(!deletes.is_finished(), "a reload has not waited for it");
     drop(held);
-    // A pipe is nothing that can be synced, neither with the new record nor with the one of before.
+    // A pipe cannot be synced, neither with the new record nor with the previous one.
     let reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
     assert_eq!(deletes.join().unwrap(), Err(FAILED));
     drop(reader);
@@ -544,7 +544,7 @@ fn who_waits_for_a_directory_keeps_nobody_from_the_shelf_and_owes_what_cannot_be
     assert_eq!(record(), Some(before), "it is there for the next start");
 }
 
-/// The server has carried out the rename, and then went away.
+/// The file server has executed the rename, and then became unreachable.
 #[test]
 fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
     let directory = tempdir().unwrap();
@@ -568,7 +568,7 @@ fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
     assert_eq!((found(&provisioner).len(), images(&path).len()), (1, 1));
 }
 
-/// What hosts do in the life of the process that is killed.
+/// The requests during the run of the process that is killed.
 fn orders() -> Vec<NamespaceRequest> {
     vec![
         create(1),
@@ -582,7 +582,7 @@ fn orders() -> Vec<NamespaceRequest> {
     ]
 }
 
-/// Namespaces with their sizes and hosts, whatever their files are called.
+/// Namespaces with their sizes and hosts, independent of the names of their files.
 type Found = BTreeMap<u32, (u64, BTreeSet<Nqn>)>;
 
 #[test]
@@ -609,7 +609,7 @@ fn found(provisioner: &Provisioner) -> Found {
 /// The process that is killed.
 const OWN: &str = "provision::ns_requests::tests::killed_between_two_steps";
 
-/// Not a test by itself. Tells every order that is done.
+/// Not a test by itself. Reports every request that is complete.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
@@ -648,7 +648,7 @@ fn a_process_killed_anywhere_leaves_the_namespaces_before_or_after_an_order() {
             (_, true) => after += 1,
             _ => panic!("killed at step {steps}, after {done} orders: {now:?}"),
         }
-        // A file for each namespace, and none besides; all of them are served.
+        // There is a file for each namespace, and no other; all of them are served.
         let catalog = &provisioner.catalogs[&NQN.parse().unwrap()];
         let uuids = catalog.record().entries.values().map(|entry| entry.uuid);
         let expected: BTreeSet<PathBuf> = uuids.map(|uuid| catalog.image(uuid)).collect();

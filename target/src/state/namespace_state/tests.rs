@@ -160,7 +160,7 @@ fn what_cannot_be_persisted_is_as_before() {
     let path = directory.path().to_owned();
     let away = path.with_extension("away");
     for comes_back in [true, false] {
-        // Behind the rename: its directory cannot be synchronised.
+        // After the rename: the directory cannot be synced.
         let (here, there) = (path.clone(), away.clone());
         hinder_before(5, move || {
             fs::rename(&here, &there).unwrap();
@@ -179,7 +179,7 @@ fn what_cannot_be_persisted_is_as_before() {
     assert_eq!(file.load(), Ok(Some(before)));
 }
 
-/// What version 43fd4d4 has written for a namespace, and of a failed flush the one after it.
+/// Files of a namespace as version 43fd4d4 wrote them, and of a failed flush as the next one did.
 const EARLIER: [(&str, &[u8]); 5] = [
     ("format", include_bytes!("earlier/UUID.format")),
     ("protection", include_bytes!("earlier/UUID.protection")),
@@ -196,7 +196,7 @@ fn earlier(directory: &Path) {
 
 type Everything = (State, u8, Option<u32>, Vec<Option<u64>>, Distrust);
 
-/// Everything that is found, as the objects that are served have it.
+/// The complete state, as the served objects have it.
 fn found(directory: &Path) -> Result<Everything, String> {
     let nqn = "nqn.2026-11.io.nvmfd:a".parse().unwrap();
     let bad_blocks = BadBlocks::kept(file(directory))?;
@@ -226,7 +226,7 @@ fn files_of_earlier_versions_are_read_and_converted_before_the_first_change() {
     let before = names(directory.path());
     assert_eq!((found(directory.path()), before.len()), (Ok(expected()), 5));
     assert_eq!(names(directory.path()), before, "whoever only reads changes nothing");
-    // Something is in the way of the file that they become.
+    // A directory in place of the temporary file of the conversion.
     let beside = file(directory.path()).path().with_extension("namespace.new");
     fs::create_dir(&beside).unwrap();
     assert!(file(directory.path()).replace::<WriteProtectState>(None, None).is_err());
@@ -248,7 +248,7 @@ fn files_of_earlier_versions_are_read_and_converted_before_the_first_change() {
         (found(directory.path()), names(directory.path())),
         (Ok(expected()), vec![NAME.into()])
     );
-    // One that was left over says the same; another one was put there by somebody.
+    // A remaining earlier file has the same content; a different one was created by hand.
     earlier(directory.path());
     assert_eq!(found(directory.path()), Ok(expected()));
     file(directory.path()).replace::<WriteProtectState>(None, None).unwrap();
@@ -315,7 +315,7 @@ fn a_process_killed_while_it_converts_leaves_everything_as_it_was_or_as_it_is_th
             break;
         }
         kills += 1;
-        // The next start goes on.
+        // The next start continues.
         file(directory.path()).replace::<State>(None, None).unwrap();
         assert_eq!(
             found(directory.path()).unwrap(),
@@ -325,7 +325,7 @@ fn a_process_killed_while_it_converts_leaves_everything_as_it_was_or_as_it_is_th
     assert!(kills >= 20 && changed > 1, "{kills} kills, {changed} found the change");
 }
 
-/// What hosts do in the life of the process that is killed: every order persists or ends that.
+/// The requests during the run of the process that is killed: each sets or ends persistence.
 fn orders() -> Vec<(HostId, Order)> {
     let keep = Register(0).with_persistence(ChangePersistence::SET);
     let mut orders = vec![([1; 16], Order::Register(keep, RegisterKeys { current: 0, new: 1 }))];
@@ -361,7 +361,7 @@ fn reservation(directory: &Path) -> Result<std::sync::Arc<Reservation>, String> 
 /// The process that is killed.
 const OWN: &str = "state::namespace_state::tests::killed_between_two_steps";
 
-/// Not a test by itself. Tells every order that is done.
+/// Not a test by itself. Reports every request that is complete.
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
@@ -377,7 +377,7 @@ fn killed_between_two_steps() {
 #[test]
 fn a_process_killed_anywhere_leaves_the_state_before_or_after_its_step() {
     let orders = orders();
-    // The states that there ever are, as a restart finds them.
+    // All states that exist, as a restart finds them.
     let mut states = vec![State::default()];
     let mut state = State::default();
     for (host, order) in &orders {
@@ -399,7 +399,7 @@ fn a_process_killed_anywhere_leaves_the_state_before_or_after_its_step() {
             (_, true) => after += 1,
             _ => panic!("killed at step {steps}, after {done} orders: {found:?}"),
         }
-        // What was left lying about disturbs nobody.
+        // Remaining temporary files have no effect.
         file(directory.path()).replace(Some(&some_state()), None).unwrap();
         assert_eq!(reservation(directory.path()).unwrap().state(), some_state());
     }

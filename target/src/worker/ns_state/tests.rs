@@ -27,7 +27,7 @@ use crate::worker::ns_state::*;
 const A: HostId = [0xA; 16];
 const B: HostId = [0xB; 16];
 
-/// A worker on its thread, a reactor that is only its mailbox, and two connected hosts.
+/// A worker on its thread, a reactor that consists only of its mailbox, and two connected hosts.
 struct Scene {
     registry: Arc<Registry>,
     workers: Workers,
@@ -165,7 +165,7 @@ fn preempted_hosts_are_told_and_preempt_and_abort_waits_for_their_commands() {
     assert_eq!(scene.a.reservations.barred(1), Barred::WRITE, "no new command gets in behind it");
     assert_eq!(scene.a.reservations.page().kind, NotificationType::REGISTRATION_PREEMPTED);
     assert_eq!(scene.b.reservations.page().kind, NotificationType::EMPTY);
-    // A command is at the disk. Others are served meanwhile.
+    // A command is in flight at the device. Others are served meanwhile.
     let held = Arc::clone(&fence);
     drop(fence);
     scene.register(A, 1);

@@ -1,5 +1,5 @@
-//! Builder of a configuration from the parts of another target's. Whatever a source says is taken
-//! or refused here, by the rules of our own configuration, and every refusal leaves a remark.
+//! Builder of a configuration from the parts of another target's. Each value of a source is accepted or
+//! rejected here, by the rules of nvmfd's configuration, and every rejection adds a remark.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::{Display, Write as _};
@@ -17,7 +17,7 @@ use nvmfd::core::subsystem::ana::ANA_GROUPS;
 /// The most referrals that a configuration may have.
 const MOST_REFERRALS: usize = 256;
 
-/// What names that are no NQNs get in front.
+/// Prefix of names that are not NQNs.
 const RENAMED: &str = "nqn.2026-11.io.nvmfd:";
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ struct Listener {
 
 #[derive(Default)]
 pub(super) struct Subsystem {
-    /// As the source has it: what it refers to the subsystem by.
+    /// Name by which the source refers to the subsystem.
     pub(super) name: String,
     pub(super) allow_any_host: bool,
     pub(super) hosts: Vec<String>,
@@ -73,7 +73,7 @@ pub(super) struct Namespace {
     pub(super) nguid: Option<String>,
     pub(super) eui64: Option<String>,
     pub(super) ana_group: Option<u64>,
-    /// Only these hosts see it.
+    /// The hosts that see it; `None`: all.
     pub(super) hosts: Option<Vec<String>>,
     pub(super) limit: Limit,
 }
@@ -104,7 +104,7 @@ struct Host {
     controller_key_file: Option<String>,
 }
 
-/// What may occur only once in a configuration.
+/// Identifiers that may occur only once in a configuration.
 #[derive(Default)]
 struct Seen {
     nqns: HashSet<Nqn>,
@@ -114,14 +114,14 @@ struct Seen {
 }
 
 impl ConfigBuilder {
-    /// Notes what does not map, or what to look at.
+    /// Adds a remark about a setting without a counterpart, or one to be checked.
     pub(super) fn remark(&mut self, sentence: impl Display) {
-        // Control characters would end the comment that this becomes.
+        // Control characters would end the comment that contains the remark.
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         self.remarks.push(sentence.to_string().chars().map(plain).collect());
     }
 
-    /// Adds a listener, or finds the one that has this address already; its id.
+    /// Adds a listener, or finds the one that has this address already; returns its id.
     pub(super) fn listen(
         &mut self,
         id: Option<u64>,
@@ -149,7 +149,7 @@ impl ConfigBuilder {
         Some(id)
     }
 
-    /// The state of a group of namespaces at a listener.
+    /// Sets the state of a group of namespaces at a listener.
     pub(super) fn ana(&mut self, id: u16, group: u64, state: &str) {
         let state = state.replace('_', "-").to_lowercase();
         let known = ["non-optimized", "inaccessible", "persistent-loss", "change"];
@@ -166,7 +166,7 @@ impl ConfigBuilder {
         }
     }
 
-    /// Another discovery service.
+    /// Adds a referral to another discovery service.
     pub(super) fn refer(&mut self, address: Option<&str>, port: Option<&str>, nqn: Option<&str>) {
         let nqn = nqn.and_then(|nqn| Nqn::new(nqn).ok());
         match socket(address, port) {
@@ -181,7 +181,7 @@ impl ConfigBuilder {
         }
     }
 
-    /// A host that must prove itself, by the key in a file.
+    /// Adds a host that must authenticate with the key in a file.
     pub(super) fn host(&mut self, nqn: &str, key_file: String, controller: Option<String>) {
         let Ok(nqn) = Nqn::new(nqn) else {
             self.remark(format_args!("the key of {nqn:?} was left out: this is no NQN"));
@@ -205,7 +205,7 @@ impl ConfigBuilder {
         }
     }
 
-    /// The text, if there is anything to serve, and the remarks.
+    /// Returns the text, if there is anything to serve, and the remarks.
     pub(super) fn finish(mut self, source: &str) -> (Option<String>, Vec<String>) {
         let mut body = String::new();
         let mut seen = Seen::default();
@@ -266,7 +266,7 @@ impl ConfigBuilder {
         granted
     }
 
-    /// A name of a subsystem, changed where it is no NQN.
+    /// Returns the NQN of a subsystem, derived from its name if that is not an NQN.
     fn nqn(&mut self, name: &str) -> Option<Nqn> {
         if let Ok(nqn) = Nqn::new(name) {
             if nqn.is_discovery() {
@@ -328,7 +328,7 @@ impl ConfigBuilder {
         Some(text)
     }
 
-    /// What hosts know the subsystem by, and its own limits.
+    /// Returns the identity of the subsystem towards hosts, and its own limits.
     fn marks(&mut self, from: &Subsystem, nqn: Nqn, seen: &mut Seen) -> String {
         let mut text = String::new();
         for (key, value, longest) in [("serial", &from.serial, 20), ("model", &from.model, 40)] {
@@ -364,7 +364,7 @@ impl ConfigBuilder {
         text
     }
 
-    /// Valid names, each once.
+    /// Returns the valid names, each once.
     fn names(&mut self, names: &[String], nqn: Nqn) -> BTreeSet<Nqn> {
         let mut hosts = BTreeSet::new();
         for name in names {
@@ -435,7 +435,7 @@ impl ConfigBuilder {
         Ok(text)
     }
 
-    /// A line for an identifier, where it identifies something and nothing else has it.
+    /// Returns a line for an identifier if it is not zero, valid, and unique.
     fn identity(
         &mut self,
         key: &str,
@@ -466,7 +466,7 @@ impl ConfigBuilder {
         String::new()
     }
 
-    /// Referrals, keys, and what is agreed on for authentication.
+    /// Returns referrals, keys, and the parameters of authentication.
     fn access(&self) -> String {
         let mut text = String::new();
         for (at, nqn) in &self.referrals {
@@ -549,7 +549,7 @@ fn hosts_list(hosts: &BTreeSet<Nqn>) -> String {
     format!("[{}]", hosts.join(", "))
 }
 
-/// A text as TOML writes it.
+/// Quotes a text as in TOML.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }

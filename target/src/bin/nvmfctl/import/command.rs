@@ -65,12 +65,12 @@ fn refused(file: &Path, error: &ImportError) -> Failure {
     Failure::new(format!("{shown}: {error}{advice}"))
 }
 
-/// The logical block size of the block device at a path of this machine, in bytes.
+/// Returns the logical block size of the block device at a path of this machine, in bytes.
 fn block_size_bytes(path: &Path) -> Option<u32> {
     let device = std::fs::canonicalize(path).ok()?;
     let name = device.strip_prefix("/dev").ok()?.to_str()?.replace('/', "!");
     let of = Path::new("/sys/class/block").join(name).canonicalize().ok()?;
-    // A partition has its queue one directory up, at its disk.
+    // The queue directory of a partition is one level up, at its whole device.
     let queues = [of.join("queue"), of.parent()?.join("queue")];
     let read = |queue: &PathBuf| std::fs::read_to_string(queue.join("logical_block_size")).ok();
     queues.iter().find_map(read)?.trim().parse().ok()

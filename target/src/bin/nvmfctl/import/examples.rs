@@ -32,7 +32,7 @@ fn the_examples_of_nvmetcli_are_read() {
     assert_eq!(namespace.nguid[..4], [0xEF, 0x90, 0x68, 0x9C]);
     assert_eq!((namespace.nsid, namespace.block_size_bytes), (1, 512));
 
-    // A later version: names, model, serial number; the NGUID is none.
+    // A later version: names, model, serial number; no NGUID.
     let tcp = from_nvmetcli(include_str!("examples/nvmetcli-tcp.json"));
     let words = ["was NVMe/TCP", "nqn.2026-11.io.nvmfd:nvmet-always", "512 bytes a block"];
     told(&tcp, &words);

@@ -1,12 +1,12 @@
 //! `nvmfctl import`: converts the saved configuration of another target to one of nvmfd.
 //!
 //! Pure functions: JSON text in, TOML text out, and a list of settings without a counterpart, which
-//! also ends the text as comments. The result is checked by [`Config::parse`], so it is valid;
-//! whether files and addresses exist, only the machine can tell.
+//! is also at the end of the text, as comments. The result is checked by [`Config::parse`], so it
+//! is valid; whether files and addresses exist can only be checked on the machine.
 //!
-//! Identifiers of disks (NQN, serial number, model, nsid, UUID, NGUID, EUI64) are kept, so hosts
-//! find the same disks. Block sizes must stay the same as well, or a host finds other contents;
-//! where the saved file does not have one, the caller's `look` provides it.
+//! Identifiers of namespaces (NQN, serial number, model, nsid, UUID, NGUID, EUI64) are kept, so
+//! hosts find the same namespaces. Block sizes must stay the same as well, or a host finds other
+//! contents; if the saved file does not contain one, the caller's `look` provides it.
 
 mod builder;
 mod command;
@@ -28,7 +28,7 @@ type BlockSizeOf<'l> = &'l dyn Fn(&Path) -> Option<u32>;
 /// An imported configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Imported {
-    /// The text of an `nvmfd.toml`, without mistakes. Ends with `remarks` as comments.
+    /// The text of an `nvmfd.toml`, without errors. Ends with `remarks` as comments.
     pub(crate) text: String,
     /// Settings without a counterpart and why, one sentence each, without control characters.
     pub(crate) remarks: Vec<String>,
@@ -37,31 +37,31 @@ pub(crate) struct Imported {
 /// Reason why a configuration cannot be imported.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum ImportError {
-    /// The text is not JSON; what the parser says.
+    /// The text is not JSON; the message of the parser.
     #[error("this is not JSON: {0}")]
     NotJson(String),
-    /// JSON, but not what the other target saves.
+    /// JSON, but not a file that the other target saves.
     #[error("{0}")]
     NotThis(&'static str),
-    /// Nothing of it can be served here; the remarks say why.
+    /// None of it can be served here; the remarks contain the reasons.
     #[error("nothing of it can be served here: {}", .0.join("; "))]
     Nothing(Vec<String>),
-    /// A bug of ours: the result has mistakes.
+    /// An internal error: the result is invalid.
     #[error("the result has mistakes, which is a bug: {errors}")]
     Mistakes {
-        /// The mistakes.
+        /// The errors.
         errors: ConfigErrors,
-        /// The text that has them.
+        /// The invalid text.
         text: String,
     },
 }
 
-/// What nvmetcli saves (`nvmetcli save FILE`): the kernel's target.
+/// Imports a file of nvmetcli (`nvmetcli save FILE`): the kernel's target.
 ///
 /// `look`: a [`BlockSizeOf`].
 ///
 /// # Errors
-/// The text is no such file, or names nothing that can be served here.
+/// The text is no such file, or nothing in it can be served here.
 pub(crate) fn nvmet(
     text: &str,
     look: impl Fn(&Path) -> Option<u32>,
@@ -71,12 +71,12 @@ pub(crate) fn nvmet(
     finish(draft, "the kernel's target (nvmetcli)")
 }
 
-/// What SPDK saves (`rpc.py save_config`), or is started with (`--json`).
+/// Imports the file that SPDK saves (`rpc.py save_config`), or is started with (`--json`).
 ///
 /// `look`: a [`BlockSizeOf`].
 ///
 /// # Errors
-/// The text is no such file, or names nothing that can be served here.
+/// The text is no such file, or nothing in it can be served here.
 pub(crate) fn spdk(
     text: &str,
     look: impl Fn(&Path) -> Option<u32>,

@@ -46,7 +46,7 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Reads a port; the id of its listener.
+/// Reads a port; returns the id of its listener.
 fn port(saved: &Value, draft: &mut ConfigBuilder) -> Option<u16> {
     let (address, param) = (at(saved, "addr"), at(saved, "param"));
     let id = number(saved, "portid");
@@ -75,7 +75,7 @@ fn port(saved: &Value, draft: &mut ConfigBuilder) -> Option<u16> {
     if flag(param, "pi_enable") {
         draft.remark(format_args!("{name} had protection information on; nvmfd has none"));
     }
-    // The sizes of TCP say nothing of what is good for RDMA.
+    // The sizes for TCP are not appropriate for RDMA.
     if transport == "rdma" {
         let limits = &mut draft.limits;
         limits.in_capsule_bytes =
@@ -108,7 +108,7 @@ fn refer(saved: &Value, draft: &mut ConfigBuilder) {
     draft.refer(ip.as_deref(), service.as_deref(), None);
 }
 
-/// A host has a key here if it had one there; the key itself goes into a file, by hand.
+/// A host that has a key there must have one here; the key itself has to be copied to a file by hand.
 fn host(saved: &Value, draft: &mut ConfigBuilder) {
     let keys = [saved, at(saved, "dhchap")];
     let has = |names: [&str; 2]| {
@@ -184,7 +184,7 @@ fn namespace(
             ));
             512
         }
-        // The kernel's target gives a file blocks as large as the file system's, at most 4096.
+        // For a file the kernel's target uses the block size of the file system, at most 4096.
         None => 4096,
     };
     Some(Namespace {

@@ -12,27 +12,27 @@ use super::{BlockSizeOf, ImportError};
 /// The call that limits a block device.
 const SET_LIMIT: &str = "bdev_set_qos_limit";
 
-/// A block device of SPDK that can be one of ours.
+/// A block device of SPDK that can be converted.
 struct Bdev {
     store: BackingStore,
     block_size_bytes: u64,
     read_only: bool,
-    /// What hosts know a namespace of it by, unless that has its own.
+    /// UUID of a namespace on it, unless the namespace has its own.
     uuid: Option<String>,
     limit: Limit,
 }
 
-/// What calls refer to by name.
+/// Objects that calls refer to by name.
 #[derive(Default)]
 struct Names {
     bdevs: BTreeMap<String, Bdev>,
-    /// Those of them without a known block size.
+    /// Block devices without a known block size.
     guessed: BTreeSet<String>,
-    /// Those that cannot: what they are.
+    /// Objects that cannot be converted, with a description.
     strange: BTreeMap<String, String>,
     /// Files of keys.
     keys: BTreeMap<String, String>,
-    /// Calls that mean nothing here.
+    /// Calls without a meaning here.
     ignored: BTreeSet<String>,
 }
 
@@ -49,11 +49,11 @@ pub(super) fn read(
     }
     let calls = || parts.iter().flat_map(|part| list(part, "config"));
     let mut names = Names::default();
-    // Names first, whatever comes first in the file.
+    // Names first, independent of the order in the file.
     for call in calls() {
         define(call, look, &mut names);
     }
-    // Then what is set for them: namespaces are copies of that.
+    // Then their limits: namespaces are copies of the block devices.
     for call in calls().filter(|call| text(call, "method").is_some_and(|m| m == SET_LIMIT)) {
         limit(at(call, "params"), &mut names, draft);
     }
@@ -68,7 +68,7 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Notes block devices and keys.
+/// Adds block devices and keys.
 fn define(call: &Value, look: BlockSizeOf<'_>, names: &mut Names) {
     let params = at(call, "params");
     let Some(method) = text(call, "method") else { return };
@@ -114,15 +114,15 @@ fn define(call: &Value, look: BlockSizeOf<'_>, names: &mut Names) {
     }
 }
 
-/// What all commands of a block device may do together. Limits of reads or writes alone have no
-/// counterpart.
+/// Sets the limit of all commands of a block device together. Limits of reads or writes alone
+/// have no counterpart.
 fn limit(params: &Value, names: &mut Names, draft: &mut ConfigBuilder) {
     let name = text(params, "name").unwrap_or_default();
     let given = |key| number(params, key).filter(|most| *most > 0);
     if let Some(bdev) = names.bdevs.get_mut(&name) {
         bdev.limit = Limit {
             iops: given("rw_ios_per_sec"),
-            // SPDK's megabytes are of 1024 KiB.
+            // A megabyte of SPDK has 1024 KiB.
             bandwidth_bytes: given("rw_mbytes_per_sec").map(|mib| mib.saturating_mul(1 << 20)),
         };
     }
@@ -135,7 +135,7 @@ fn limit(params: &Value, names: &mut Names, draft: &mut ConfigBuilder) {
     }
 }
 
-/// Carries out a call on the draft.
+/// Executes a call on the draft.
 fn serve(method: &str, params: &Value, names: &mut Names, draft: &mut ConfigBuilder) {
     match method {
         "bdev_aio_create"
@@ -179,7 +179,7 @@ fn serve(method: &str, params: &Value, names: &mut Names, draft: &mut ConfigBuil
     }
 }
 
-/// Those names of a list that are known, each once.
+/// Returns the known names of a list, each once.
 fn chosen(params: &Value, key: &str, known: &[&str]) -> Vec<String> {
     let mut chosen: Vec<String> = Vec::new();
     for name in list(params, key).iter().filter_map(Value::as_str) {
@@ -202,7 +202,7 @@ fn transport(params: &Value, draft: &mut ConfigBuilder) {
     limits.queue_depth = number(params, "max_queue_depth");
     limits.in_capsule_bytes = number(params, "in_capsule_data_size");
     limits.mdts_bytes = number(params, "max_io_size");
-    // The older name counts the admin queue as well.
+    // The older key includes the admin queue.
     limits.io_queues = number(params, "max_io_qpairs_per_ctrlr")
         .or_else(|| number(params, "max_qpairs_per_ctrlr").map(|all| all.saturating_sub(1)))
         .filter(|queues| *queues > 0);
@@ -224,7 +224,7 @@ fn subsystem(params: &Value, draft: &mut ConfigBuilder) {
     });
 }
 
-/// The subsystem that a call is about.
+/// Returns the subsystem that a call refers to.
 fn of<'d>(params: &Value, draft: &'d mut ConfigBuilder) -> Option<&'d mut Subsystem> {
     let nqn = text(params, "nqn")?;
     draft.subsystems.iter_mut().find(|subsystem| subsystem.name == nqn)
@@ -283,7 +283,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut ConfigBuilder) {
     let reserved = text(from, "ptpl_file").is_some();
     let Some(subsystem) = of(params, draft) else { return };
     let free = |nsid: &u64| subsystem.namespaces.iter().all(|old| old.nsid != *nsid);
-    // Without an id, or with 0, SPDK gives the first that is free.
+    // Without an id, or with 0, SPDK uses the first free one.
     let nsid = number(from, "nsid").filter(|nsid| *nsid > 0);
     let nsid = nsid.or_else(|| (1..).find(free)).unwrap_or(0);
     subsystem.namespaces.push(Namespace {
@@ -305,7 +305,7 @@ fn namespace(params: &Value, names: &Names, draft: &mut ConfigBuilder) {
     }
 }
 
-/// A host that sees a namespace with restricted access.
+/// Adds a host that sees a namespace with restricted access.
 fn mask(params: &Value, draft: &mut ConfigBuilder) {
     let (nsid, host) = (number(params, "nsid"), text(params, "host"));
     let Some(subsystem) = of(params, draft) else { return };

@@ -192,7 +192,7 @@ fn the_calls_of_spdk_make_the_same_disks() {
 
 #[test]
 fn a_guess_at_the_blocks_of_a_disk_is_told() {
-    // SPDK leaves out what it has found out itself.
+    // SPDK omits values that it has detected itself.
     let elsewhere = |_: &Path| None;
     let text = r#"{"subsystems": [{"subsystem": "bdev", "config": [
       {"method": "bdev_aio_create", "params": {"name": "a", "filename": "/dev/sdq"}},
@@ -242,7 +242,7 @@ fn nothing_of_a_foreign_file_leaves_its_comment() {
     told(&imported.remarks, "to x provider = \"verbs\"");
 }
 
-/// Values that a field does not expect.
+/// Values of unexpected types.
 fn strange() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),
@@ -289,7 +289,7 @@ fn strange() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Puts `new` in the place of the value with this number, or doubles it in its list.
+/// Replaces the value with this number by `new`, or duplicates it in its list.
 fn disturb(value: &mut Value, countdown: &mut usize, new: &Value, double: bool) {
     if *countdown == 0 {
         *value = new.clone();
