@@ -44,8 +44,8 @@ pub(crate) enum Wire {
 }
 
 impl Wire {
-    /// The fabric that leads to a target. `source` is the address to connect from, where that can
-    /// be chosen.
+    /// Creates the fabric for a target. `source` is the address to connect from, where it can be
+    /// chosen.
     pub(crate) fn new(
         provider: Provider,
         source: Option<IpAddr>,
@@ -66,7 +66,7 @@ impl Wire {
         }
     }
 
-    /// Which it is.
+    /// Returns the provider in use.
     pub(crate) fn provider(&self) -> Provider {
         match self {
             Wire::Soft(_) => Provider::Soft,
@@ -83,9 +83,9 @@ impl Wire {
         }
     }
 
-    /// Sleeps until there is something to poll, at most so long.
+    /// Sleeps until there is an event to poll, at most for `limit`.
     pub(crate) fn sleep(&self, limit: Duration) {
-        // A signal or a failure wakes; then there is just nothing to poll.
+        // Signals and failures also end the sleep; then there is nothing to poll.
         let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None);
     }
@@ -99,7 +99,7 @@ impl Wire {
     }
 }
 
-/// The address of ours from which the system would send there.
+/// Returns the local address from which the system would send there.
 fn route(to: SocketAddr) -> Option<IpAddr> {
     let any: SocketAddr = match to {
         SocketAddr::V4(_) => ([0; 4], 0).into(),

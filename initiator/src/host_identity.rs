@@ -1,4 +1,4 @@
-//! Host NQN and host id from `/etc/nvme`, as nvme-cli has them.
+//! Host NQN and host identifier from `/etc/nvme`, as in nvme-cli.
 
 use std::fs;
 use std::path::Path;
@@ -7,13 +7,13 @@ use nvme::Nqn;
 
 use crate::Error;
 
-/// Where the name of this host is.
+/// File with the NQN of this host.
 const HOSTNQN: &str = "/etc/nvme/hostnqn";
-/// Where its id is.
+/// File with the identifier of this host.
 const HOSTID: &str = "/etc/nvme/hostid";
 
-/// The name and id of this host: as given, else as the files say, else made up. A made-up name
-/// holds for one run, so a target that asks who we are does not know it.
+/// Returns the NQN and identifier of this host: as given, else from the files, else random. A random NQN is
+/// valid for one run only, so it is not in the list of a target that restricts access.
 pub(crate) fn host(nqn: Option<&str>, id: Option<&str>) -> Result<(Nqn, [u8; 16]), Error> {
     resolve(nqn, id, Path::new(HOSTNQN), Path::new(HOSTID))
 }
@@ -40,7 +40,7 @@ fn resolve(
         }
         None => None,
     };
-    // As nvme-cli does: the id in the name, where only one of them is known.
+    // As in nvme-cli: the identifier from the NQN, if only one of them is known.
     let in_name = nqn.and_then(|nqn| uuid(nqn.as_str().strip_prefix(Nqn::UUID_PREFIX)?));
     let id = id.or(in_name).unwrap_or_else(|| uuid::Uuid::new_v4().into_bytes());
     let nqn = match nqn {
@@ -53,7 +53,7 @@ fn resolve(
     Ok((nqn, id))
 }
 
-/// What was given, or the first line of the file where there is one; and where it came from.
+/// Returns the given value, or the first line of the file if it exists; and its origin.
 fn given_or(
     given: Option<&str>,
     option: &'static str,

@@ -1,4 +1,4 @@
-//! Ctrl-C and other signals as a descriptor to poll: long-running commands end early and in order.
+//! SIGINT and SIGTERM as a descriptor to poll: long-running commands end early and in order.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::Error;
 
-/// Takes SIGINT and SIGTERM, as long as it lives, of the thread that made it. The second of them
-/// ends the process at once, as it would without this.
+/// Receives SIGINT and SIGTERM of the thread that created it, while it exists. The second of them
+/// ends the process at once, as without this.
 #[derive(Debug)]
 pub(crate) struct Stop {
     signals: SignalFd,
@@ -19,10 +19,10 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// To be made before any thread is.
+    /// Must be created before any thread.
     ///
     /// # Errors
-    /// The system refuses, which it never should.
+    /// The system call failed, which it never should.
     pub(crate) fn new() -> Result<Stop, Error> {
         let mut set = SigSet::empty();
         set.add(Signal::SIGINT);
@@ -34,7 +34,7 @@ impl Stop {
         Ok(Stop { signals, set, asked: false })
     }
 
-    /// Does something that cannot be told to stop: meanwhile a signal ends the process at once.
+    /// Executes an operation that cannot be interrupted: meanwhile a signal ends the process at once.
     pub(crate) fn aside<T>(&self, act: impl FnOnce() -> T) -> T {
         let _ = self.set.thread_unblock();
         let result = act();
@@ -44,7 +44,7 @@ impl Stop {
         result
     }
 
-    /// Waits so long, or until somebody asks to stop. Returns whether anybody has.
+    /// Waits for `limit`, or until a signal arrives. Returns whether there was one at any time.
     pub(crate) fn wait(&mut self, limit: Duration) -> bool {
         let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);

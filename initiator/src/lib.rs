@@ -3,10 +3,10 @@
 //! * [`session`] is one association with a controller as a state machine: an admin queue and I/O
 //!   queues, one queue pair each, on a pool and a fabric that it borrows. It has no thread, clock
 //!   or socket, so a simulator can drive it.
-//! * [`host`] puts a pool and a fabric under a session and blocks until things are done.
-//! * [`crate::verify::block_stamp`] is what `nvmf verify` writes into every block, and `verify::model` what it then
-//!   expects to read. Neither knows a target.
-//! * [`options`] is the part of the command line that says which target is meant.
+//! * [`host`] adds a pool and a fabric to a session and blocks until operations are done.
+//! * [`crate::verify::block_stamp`] is the content that `nvmf verify` writes into every block, and
+//!   `verify::model` the contents that it then expects. Both are independent of a target.
+//! * [`options`] is the part of the command line that selects the target.
 
 pub mod bench;
 mod fabric;

@@ -1,6 +1,6 @@
 //! The tool `nvmf`: a user-space NVMe over RDMA host on the command line. Its commands, options
-//! and JSON are those of nvme-cli, where it has them; but there is no device, so every command
-//! says which target it means, connects, acts and disconnects.
+//! and JSON are those of nvme-cli, if it has them; but there is no device, so every command
+//! selects its target, connects, acts and disconnects.
 
 mod cli;
 
@@ -17,7 +17,7 @@ use crate::cli::{
     read_write, reservation, show_regs, supported,
 };
 
-/// The version of the package, or what `NVMFD_VERSION` was while this was built.
+/// The version of the package, or `NVMFD_VERSION` at build time.
 const VERSION: &str = match option_env!("NVMFD_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),
@@ -171,7 +171,7 @@ impl Command {
         .map(|()| ExitCode::SUCCESS)
     }
 
-    /// How the command prints, where that is the same for all.
+    /// Output options of the command, if it has the common ones.
     fn output(&self) -> Option<Output> {
         Some(match self {
             Command::Discover(args) => args.output,
@@ -219,7 +219,7 @@ fn main() -> ExitCode {
     };
     if command.output().is_some_and(Output::is_json) {
         let json = cli::nvme_cli_json::object([("error", error.to_string().into())]);
-        // Nothing is left to be done about a failure to tell of a failure.
+        // A failure to print the error is ignored.
         let _ = cli::output::print(&format!("{json:#}\n"));
     }
     eprintln!("nvmf: {error}");

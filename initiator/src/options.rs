@@ -1,6 +1,6 @@
 //! Options of `nvmf` that select the target and the connection, named as in nvme-cli. Their short
-//! forms are those of `nvme connect`; so what a command of nvme-cli abbreviates otherwise (`-n` for
-//! the namespace, `-s` for the first block) has no short form here.
+//! forms are those of `nvme connect`; so options that have other short forms in nvme-cli (`-n` for
+//! the namespace, `-s` for the first block) have none here.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::fabric::Provider;
 use crate::host::Host;
 use crate::{Error, HostOptions, Options, host_identity};
 
-/// Where help lists these options.
+/// Heading of these options in the help text.
 const TARGET: &str = "Target";
 
 /// Options that select the target.
@@ -89,10 +89,10 @@ impl Default for OptionDefaults {
 }
 
 impl TargetArgs {
-    /// Everything for [`Host::connect`]; what the command line leaves open is as `usual` says.
+    /// Returns the arguments of [`Host::connect`]; options that are not given default to `usual`.
     ///
     /// # Errors
-    /// An option that cannot be, or the name of the subsystem is missing.
+    /// An invalid option, or the name of the subsystem is missing.
     pub fn resolve(&self, usual: OptionDefaults) -> Result<(Options, HostOptions), Error> {
         let Some(nqn) = &self.nqn else {
             return Err(Error::Usage(
@@ -106,7 +106,7 @@ impl TargetArgs {
     /// As [`TargetArgs::resolve`], for a subsystem that the command line did not name.
     ///
     /// # Errors
-    /// An option that cannot be.
+    /// An invalid option.
     pub fn resolve_for(
         &self,
         subnqn: Nqn,
@@ -138,13 +138,13 @@ impl TargetArgs {
     /// Connects.
     ///
     /// # Errors
-    /// Why that failed.
+    /// The reason of the failure.
     pub fn connect(&self, usual: OptionDefaults) -> Result<Host, Error> {
         let (options, setup) = self.resolve(usual)?;
         Host::connect(options, setup)
     }
 
-    /// Where the target listens.
+    /// Returns the address of the target.
     ///
     /// # Errors
     /// The address is neither an address nor a name that the system can resolve.
@@ -160,7 +160,7 @@ impl TargetArgs {
     }
 }
 
-/// A secret from the command line, which others can see, or from a file, which they need not.
+/// Parses a secret from the command line, which other users can see, or from a file.
 fn secret(option: &str, text: Option<&str>) -> Result<Option<Secret>, Error> {
     let Some(text) = text else { return Ok(None) };
     let read = match text.strip_prefix('@') {
@@ -168,7 +168,7 @@ fn secret(option: &str, text: Option<&str>) -> Result<Option<Secret>, Error> {
             .map_err(|error| Error::Usage(format!("{option} {text}: {error}")))?,
         None => text.to_owned(),
     };
-    // What was written is not repeated: it might be nearly right.
+    // The error does not repeat the text: it might be almost correct.
     let secret = Secret::parse(read.trim());
     secret.map(Some).map_err(|error| Error::Usage(format!("{option} is no secret: {error}")))
 }

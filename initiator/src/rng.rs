@@ -1,35 +1,35 @@
 //! Random numbers from a seed: the same seed, the same run. Not for secrets.
 
-/// SplitMix64: one multiplication chain a number, any seed is good.
+/// SplitMix64: one multiplication chain per number; any seed is suitable.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed.
+    /// Creates a generator from a seed.
     #[must_use]
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// Any number.
+    /// Returns any number.
     #[expect(clippy::should_implement_trait, reason = "it never ends, so it is no iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
 
-    /// A number below `limit`, all alike but for a part in 2^64; 0 for a limit of 0.
+    /// Returns a number below `limit`, uniform except for a part in 2^64; 0 for a limit of 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// True in `percent` of 100 cases.
+    /// Returns true in `percent` of 100 cases.
     pub fn percent(&mut self, percent: u8) -> bool {
         self.below(100) < u64::from(percent)
     }
 }
 
-/// A function of 64 bits onto themselves without visible pattern (the finaliser of SplitMix64).
+/// Bijective function of 64 bits without visible pattern (the finaliser of SplitMix64).
 pub(crate) fn mix(mut z: u64) -> u64 {
     z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// A number of bytes: `4096`, `4k`, `4KiB`, `128K`, `1m`, `10GiB`. Prefixes are binary, as in fio.
+/// Parses a number of bytes: `4096`, `4k`, `4KiB`, `128K`, `1m`, `10GiB`. Prefixes are binary, as in fio.
 ///
 /// # Errors
-/// A sentence that says what to write.
+/// A sentence with the valid forms.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no size: write a number of bytes, or 4k, 128k, 1m, 10g");
     let lower = text.trim().to_ascii_lowercase();
@@ -23,10 +23,10 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// A time: a number of seconds, or `500ms`, `90s`, `5m`, `1h`.
+/// Parses a time: a number of seconds, or `500ms`, `90s`, `5m`, `1h`.
 ///
 /// # Errors
-/// A sentence that says what to write.
+/// A sentence with the valid forms.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no time: write a number of seconds, or 500ms, 5m, 1h");
     let text = text.trim();
@@ -40,7 +40,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
         _ => return Err(wrong()),
     };
     let number: f64 = number.parse().map_err(|_| wrong())?;
-    // A year is for ever, and still can be added to any time.
+    // A year is long enough, and can be added to any time without overflow.
     Duration::try_from_secs_f64(number * unit).map_err(|_| wrong()).and_then(|time| {
         if time <= Duration::from_secs(365 * 86_400) { Ok(time) } else { Err(wrong()) }
     })

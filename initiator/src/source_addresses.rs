@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::Error;
 
-/// The address `n` behind a given one; without one the route decides, for all.
+/// Returns the address `n` after the given one; without one the route determines it, for all.
 pub(crate) fn following(address: Option<IpAddr>, n: u32) -> Result<Option<IpAddr>, Error> {
     let Some(address) = address else { return Ok(None) };
     let next = match address {

@@ -1,4 +1,4 @@
-//! In-band authentication with DH-HMAC-CHAP: messages, secrets, and the proofs made of them.
+//! In-band authentication with DH-HMAC-CHAP: messages, secrets, and the responses derived from them.
 //!
 //! ```text
 //! host                                            controller
@@ -9,9 +9,9 @@
 //!   Success2, after an R2  ──────────►
 //! ```
 //!
-//! Both sides hold the host's secret; where the controller proves itself too, both hold the
-//! controller's. No secret crosses the wire. The messages travel as the data of Authentication
-//! Send and Receive ([`crate::fabrics::Authentication`]).
+//! Both sides have the host's secret; if the controller authenticates itself too, both have the
+//! controller's. No secret is transmitted. The messages are transferred as the data of
+//! Authentication Send and Receive ([`crate::fabrics::Authentication`]).
 //!
 //! Source: NVMe Base Specification 2.0, "NVMe In-band Authentication" and "DH-HMAC-CHAP Protocol";
 //! RFC 7919 for the groups. A secure channel is never concatenated.
@@ -37,10 +37,10 @@ open_enum! {
 }
 
 impl HashId {
-    /// Those that this crate computes.
+    /// The hashes that this crate computes.
     pub const ALL: [Self; 3] = [Self::SHA256, Self::SHA384, Self::SHA512];
 
-    /// Bytes of a digest, when it is one that this crate computes.
+    /// Bytes of a digest, if this crate computes it.
     pub const fn digest_bytes(self) -> Option<usize> {
         match self {
             Self::SHA256 => Some(32),
@@ -64,7 +64,7 @@ open_enum! {
 }
 
 impl GroupId {
-    /// Those that this crate computes.
+    /// The groups that this crate computes.
     pub const ALL: [Self; 6] = [
         Self::NULL,
         Self::FFDHE2048,
@@ -74,7 +74,7 @@ impl GroupId {
         Self::FFDHE8192,
     ];
 
-    /// Bytes of a public value (0 for the null group), when it is one that this crate computes.
+    /// Bytes of a public value (0 for the null group), if this crate computes it.
     pub const fn value_bytes(self) -> Option<usize> {
         match self {
             Self::NULL => Some(0),

@@ -2,11 +2,11 @@
 //!
 //! Source: NVMe RDMA Transport Specification, "Fabric Dependent Settings" and the RDMA_CM_REQUEST,
 //! RDMA_CM_ACCEPT and RDMA_CM_REJECT private data formats. In a request the data follows the 36
-//! bytes of the RDMA IP CM header; in a reply or reject it starts at byte 0. Carriers pad to their
-//! own length, so only the first bytes count.
+//! bytes of the RDMA IP CM header; in a reply or reject it starts at byte 0. The CM pads the data
+//! to its own length, so only the first bytes are significant.
 
 wire! {
-    /// Private data of a connection request: which NVMe queue, and how deep. 32 bytes.
+    /// Private data of a connection request: the NVMe queue and its depth. 32 bytes.
     pub struct Request[32] {
         /// Record format, 0.
         recfmt: u16 = 0,
@@ -16,7 +16,7 @@ wire! {
         hrqsize: u16 = 4,
         /// Host send queue size in entries, minus one.
         hsqsize_z: u16 = 6,
-        /// Controller id of an I/O queue. Linux before 6.12 sends 0, so nothing may rest on it.
+        /// Controller id of an I/O queue. Linux before 6.12 sends 0, so it must not be relied on.
         cntlid: u16 = 8,
     }
 }
@@ -36,7 +36,7 @@ wire! {
     pub struct Reject[4] {
         /// Record format, 0.
         recfmt: u16 = 0,
-        /// Why.
+        /// Reject status.
         status: RejectStatus = 2,
     }
 }
@@ -60,20 +60,20 @@ open_enum! {
 }
 
 impl Request {
-    /// The request in private data as a carrier delivers it, padded to whatever length. Too short
-    /// data is answered with the reject code for it; the record format is not looked at.
+    /// Parses the request in private data as received, padded to any length. Data that are too
+    /// short return the reject status for it; the record format is not checked.
     pub fn from_private_data(data: &[u8]) -> Result<Self, RejectStatus> {
         data.first_chunk().map(Self::parse).ok_or(RejectStatus::INVALID_LENGTH)
     }
 }
 
 impl Reject {
-    /// Private data that rejects with `status`.
+    /// Returns private data that reject with `status`.
     pub fn new(status: RejectStatus) -> Self {
         Self { recfmt: 0, status }
     }
 
-    /// The reason in private data as a carrier delivers it, if it is long enough to have one.
+    /// Returns the status in private data as received, if they are long enough.
     pub fn from_private_data(data: &[u8]) -> Option<Self> {
         data.first_chunk().map(Self::parse)
     }

@@ -49,7 +49,7 @@ impl Copy {
         Self { sdlba: command.slba(), flags: CopyFlags(command.cdw12) }
     }
 
-    /// The command, with its ranges where `data` says.
+    /// Returns the command, with its ranges at `data`.
     pub fn emit(&self, nsid: u32, data: Sgl) -> Sqe {
         let command = Sqe::io(IoOpcode::COPY, nsid).with_range(self.sdlba, 0).with_sgl(data);
         Sqe { cdw12: self.flags.0, ..command }
@@ -60,7 +60,7 @@ impl Copy {
         u32::from(self.flags.nr_z()) + 1
     }
 
-    /// Bytes of one descriptor; none for a format that there is not.
+    /// Bytes of one descriptor; `None` for an undefined format.
     pub fn range_bytes(&self) -> Option<u32> {
         match self.flags.format() {
             0 => Some(32),

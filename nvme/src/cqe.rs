@@ -9,12 +9,12 @@ wire! {
     /// Source: NVMe Base Specification 2.0, "Common Completion Queue Entry" and "Fabrics
     /// Responses".
     pub struct Cqe[16] {
-        /// Command specific result: dword 0 is the low half. Property Get uses all 64 bits.
+        /// Command specific result: dword 0 is the lower half. Property Get uses all 64 bits.
         result: u64 = 0,
         /// Submission queue head pointer, 0 to queue size - 1; FFFFh where the host disabled flow
         /// control.
         sqhd: u16 = 8,
-        /// Submission queue id. Reserved on a fabric, where the connection says it.
+        /// Submission queue id. Reserved on a fabric, where the connection implies it.
         sqid: u16 = 10,
         /// Command id of the command that this completes, all 16 bits.
         cid: u16 = 12,
@@ -45,7 +45,7 @@ mod tests {
         #[test]
         fn every_completion_reads_back(bytes: [u8; 16]) {
             let mut expected = bytes;
-            expected[14] &= 0xFE; // The phase tag means nothing on a fabric.
+            expected[14] &= 0xFE; // The phase tag is reserved on a fabric.
             prop_assert_eq!(Cqe::parse(&bytes).emit(), expected);
         }
     }

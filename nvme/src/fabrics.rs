@@ -35,7 +35,7 @@ bits! {
     pub struct ConnectAttributes(u8) {
         /// Priority class: 0 urgent to 3 low; for weighted round robin only.
         priority with_priority: u8 = 0, 2;
-        /// The host does not look at SQHD: answer FFFFh there.
+        /// The host does not use SQHD: return FFFFh there.
         disable_sq_flow_control with_disable_sq_flow_control: bool = 2, 1;
         /// The host may delete single I/O queues with Disconnect.
         io_queue_deletion with_io_queue_deletion: bool = 3, 1;
@@ -69,7 +69,7 @@ impl Connect {
         }
     }
 
-    /// The command, with its 1024 bytes of data where `data` says.
+    /// Returns the command, with its 1024 bytes of data at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
         Sqe {
             cdw10: u32::from(self.recfmt) | u32::from(self.qid) << 16,
@@ -101,7 +101,7 @@ pub const CNTLID_DYNAMIC: u16 = 0xFFFF;
 /// Connect data, admin queue of the static controller model: any available controller.
 pub const CNTLID_STATIC: u16 = 0xFFFE;
 
-/// The highest controller id that may be given out; the 16 above are reserved.
+/// The highest controller id that may be assigned; the 16 above are reserved.
 pub const CNTLID_MAX: u16 = 0xFFEF;
 
 impl ConnectData {
@@ -110,12 +110,12 @@ impl ConnectData {
         Self { hostid, cntlid, subnqn_field: subnqn.into(), hostnqn_field: hostnqn.into() }
     }
 
-    /// Name of the subsystem, or why it is none.
+    /// Returns the name of the subsystem, or why it is invalid.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         self.subnqn_field.nqn()
     }
 
-    /// Name of the host, or why it is none.
+    /// Returns the name of the host, or why it is invalid.
     pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
         self.hostnqn_field.nqn()
     }
@@ -133,12 +133,12 @@ bits! {
     }
 }
 
-/// Result dword of a Connect that failed with Connect Invalid Parameters: which field is wrong.
+/// Result dword of a Connect that failed with Connect Invalid Parameters: the invalid field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InvalidParameter {
     /// Byte offset of the field.
     pub offset: u16,
-    /// In the data rather than in the command.
+    /// The field is in the data rather than in the command.
     pub in_data: bool,
 }
 
@@ -171,12 +171,12 @@ impl InvalidParameter {
     }
 }
 
-/// Fields of a Property Get command. The value comes back in the result, 4 or 8 bytes of it.
+/// Fields of a Property Get command. The value is returned in the result, 4 or 8 bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PropertyGet {
     /// Attributes: bits 2:0 are 0 for 4 bytes, 1 for 8 bytes.
     pub attrib: u8,
-    /// Which property.
+    /// The property.
     pub property: Property,
 }
 
@@ -200,7 +200,7 @@ impl PropertyGet {
         }
     }
 
-    /// Size asked for, in bytes: 4, 8, or `None` when the attributes say neither.
+    /// Requested size, in bytes: 4, 8, or `None` if the attributes specify neither.
     pub const fn size_bytes(&self) -> Option<u32> {
         property_size_bytes(self.attrib)
     }
@@ -211,9 +211,9 @@ impl PropertyGet {
 pub struct PropertySet {
     /// Attributes: bits 2:0 are 0 for 4 bytes, 1 for 8 bytes.
     pub attrib: u8,
-    /// Which property.
+    /// The property.
     pub property: Property,
-    /// The value; of 4 bytes in the low half.
+    /// The value; if it has 4 bytes, in the lower half.
     pub value: u64,
 }
 
@@ -243,7 +243,7 @@ impl PropertySet {
         }
     }
 
-    /// Size of the value, in bytes: 4, 8, or `None` when the attributes say neither.
+    /// Size of the value, in bytes: 4, 8, or `None` if the attributes specify neither.
     pub const fn size_bytes(&self) -> Option<u32> {
         property_size_bytes(self.attrib)
     }
@@ -277,7 +277,7 @@ impl Authentication {
         Self { spsp0, spsp1, secp, len_bytes: command.cdw11 }
     }
 
-    /// The command of type `kind`, with its data where `data` says.
+    /// Returns the command of type `kind`, with its data at `data`.
     pub fn emit(&self, kind: FabricsType, data: Sgl) -> Sqe {
         Sqe {
             cdw10: u32::from_le_bytes([0, self.spsp0, self.spsp1, self.secp]),

@@ -67,13 +67,13 @@ bits! {
 /// Fields of a Get Features command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct GetFeatures {
-    /// Which feature.
+    /// The feature.
     pub fid: FeatureId,
-    /// Which of its values.
+    /// The selected value.
     pub sel: Select,
     /// Namespace id, for a feature that each namespace has.
     pub nsid: u32,
-    /// What the feature wants in dword 11.
+    /// Feature specific value of dword 11.
     pub cdw11: u32,
 }
 
@@ -88,7 +88,7 @@ impl GetFeatures {
         }
     }
 
-    /// The command, its data (if the feature has any) where `data` says.
+    /// Returns the command, with its data (if the feature has any) at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
         Sqe {
             nsid: self.nsid,
@@ -102,7 +102,7 @@ impl GetFeatures {
 /// Fields of a Set Features command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SetFeatures {
-    /// Which feature.
+    /// The feature.
     pub fid: FeatureId,
     /// Keep the value through power loss and reset.
     pub save: bool,
@@ -128,7 +128,7 @@ impl SetFeatures {
         }
     }
 
-    /// The command, its data (if the feature has any) where `data` says.
+    /// Returns the command, with its data (if the feature has any) at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
         Sqe {
             nsid: self.nsid,
@@ -194,7 +194,7 @@ bits! {
 }
 
 bits! {
-    /// 07h Number of Queues: what a host asks for in dword 11, and what it gets in the result.
+    /// 07h Number of Queues: the number requested in dword 11, and the number granted in the result.
     pub struct NumberOfQueues(u32) {
         /// I/O submission queues, minus one; FFFFh is invalid.
         submission_z with_submission_z: u16 = 0, 16;
@@ -324,7 +324,7 @@ wire! {
 }
 
 impl Timestamp {
-    /// A timestamp that a host sets; what does not fit in 48 bits is dropped.
+    /// Creates a timestamp that a host sets; bits above 48 are dropped.
     pub const fn new(ms: u64) -> Self {
         let [a, b, c, d, e, f, ..] = ms.to_le_bytes();
         Self { timestamp: [a, b, c, d, e, f], attributes: 0 }
@@ -338,9 +338,9 @@ impl Timestamp {
 }
 
 wire! {
-    /// 16h Host Behavior Support, 512 bytes of data: what the host can cope with, 0 or 1 each.
+    /// 16h Host Behavior Support, 512 bytes of data: features that the host supports, 0 or 1 each.
     pub struct HostBehavior[512] {
-        /// Advanced Command Retry: the host heeds Command Retry Delay.
+        /// Advanced Command Retry: the host observes Command Retry Delay.
         acre: u8 = 0,
         /// Extended Telemetry Data Area 4.
         etdas: u8 = 1,
@@ -363,12 +363,12 @@ open_enum! {
 }
 
 bits! {
-    /// Result of an Asynchronous Event Request, dword 0: what happened, and which log to read to
+    /// Result of an Asynchronous Event Request, dword 0: the event, and the log to read to
     /// acknowledge it.
     pub struct AsyncEvent(u32) {
         /// Type.
         kind with_kind: AsyncEventType = 0, 3;
-        /// Information: which event of the type.
+        /// Information: the event of the type.
         info with_info: u8 = 8, 8;
         /// Log page to read.
         log with_log: LogId = 16, 8;

@@ -18,7 +18,7 @@ pub use namespace::{
 };
 
 open_enum! {
-    /// Controller or Namespace Structure: what Identify asks for.
+    /// Controller or Namespace Structure: the requested structure.
     pub struct Cns(u8) {
         NAMESPACE = 0x00, "Identify Namespace";
         CONTROLLER = 0x01, "Identify Controller";
@@ -46,9 +46,9 @@ open_enum! {
 /// Fields of an Identify command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Identify {
-    /// What is asked for.
+    /// The requested structure.
     pub cns: Cns,
-    /// Namespace id, where the page is about one; the id to start after, for lists of them.
+    /// Namespace id, if the structure concerns one; the id to start after, for lists of them.
     pub nsid: u32,
     /// Controller id, for the lists of controllers: the first to list.
     pub cntid: u16,
@@ -61,7 +61,7 @@ pub struct Identify {
 }
 
 impl Identify {
-    /// Asks for page `cns` about namespace `nsid` (0 where the page is not about one).
+    /// Creates a request for structure `cns` of namespace `nsid` (0 if the structure concerns none).
     pub fn new(cns: Cns, nsid: u32) -> Self {
         Self { cns, nsid, ..Self::default() }
     }
@@ -78,7 +78,7 @@ impl Identify {
         }
     }
 
-    /// The command, with its 4096 bytes of data where `data` says.
+    /// Returns the command, with its 4096 bytes of data at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
         Sqe {
             nsid: self.nsid,
@@ -105,7 +105,7 @@ bits! {
     pub struct Cmic(u8) {
         /// The subsystem may have more than one port.
         multi_port with_multi_port: bool = 0, 1;
-        /// The subsystem may have more than one controller. Linux refuses a second path without.
+        /// The subsystem may have more than one controller. Linux rejects a second path without it.
         multi_controller with_multi_controller: bool = 1, 1;
         /// The controller belongs to an SR-IOV virtual function.
         sr_iov with_sr_iov: bool = 2, 1;
@@ -175,7 +175,7 @@ bits! {
     pub struct Vwc(u8) {
         /// There is one: hosts send Flush and FUA.
         present with_present: bool = 0, 1;
-        /// Flush for all namespaces (nsid FFFFFFFFh): 0 not told, 2 not supported, 3 supported.
+        /// Flush for all namespaces (nsid FFFFFFFFh): 0 not reported, 2 not supported, 3 supported.
         flush_all with_flush_all: u8 = 1, 2;
     }
 }
@@ -185,9 +185,9 @@ bits! {
     pub struct Sgls(u32) {
         /// 0 none, 1 supported, 2 supported with dword alignment.
         support with_support: u8 = 0, 2;
-        /// Keyed SGL data block descriptors; RDMA hosts demand it.
+        /// Keyed SGL data block descriptors; RDMA hosts require it.
         keyed with_keyed: bool = 2, 1;
-        /// An SGL longer than the data is fine.
+        /// An SGL longer than the data is permitted.
         longer with_longer: bool = 18, 1;
         /// Offsets in address fields: in-capsule data.
         offset with_offset: bool = 20, 1;
@@ -215,7 +215,7 @@ wire! {
         rwl: u8 = 15,
         /// Idle power, in the unit of `idle_scale`.
         idle_power: u16 = 16,
-        /// Bits 7:6: 0 not told, 1 0.1 mW, 2 10 mW.
+        /// Bits 7:6: 0 not reported, 1 0.1 mW, 2 10 mW.
         idle_scale: u8 = 18,
         /// Active power, in the unit of `active_scale`.
         active_power: u16 = 20,
@@ -245,7 +245,7 @@ wire! {
         cmic: Cmic = 76,
         /// Maximum data transfer size: 2^n minimum memory pages (4 KiB); 0 no limit.
         mdts: u8 = 77,
-        /// Controller id: what Connect returned.
+        /// Controller id: as returned by Connect.
         cntlid: u16 = 78,
         /// Version, as the property.
         ver: Vs = 80,
@@ -316,7 +316,7 @@ wire! {
         dsto: u8 = 318,
         /// Firmware update granularity, in units of 4 KiB.
         fwug_4k: u8 = 319,
-        /// Keep alive granularity, in units of 100 ms; Linux demands that it is not 0.
+        /// Keep alive granularity, in units of 100 ms; Linux requires that it is not 0.
         kas_100ms: u16 = 320,
         /// Host controlled thermal management attributes.
         hctma: u16 = 322,
@@ -352,7 +352,7 @@ wire! {
         sqes: u8 = 512,
         /// Completion queue entry: bits 3:0 required, 7:4 maximum, both as 2^n bytes; 44h.
         cqes: u8 = 513,
-        /// Maximum outstanding commands per queue; not zero-based. Linux demands it of fabrics.
+        /// Maximum outstanding commands per queue; not zero-based. Linux requires it for fabrics.
         maxcmd: u16 = 514,
         /// Number of namespaces: the highest namespace id.
         nn: u32 = 516,

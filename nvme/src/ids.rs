@@ -1,4 +1,4 @@
-//! Identifiers and sizes that several commands have in common.
+//! Identifiers and sizes common to several commands.
 
 /// Entries of a page that lists namespace ids.
 pub const NAMESPACES_PER_PAGE: usize = 1024;

@@ -9,12 +9,12 @@
 //!   never converted silently. Other numbers carry their unit: `_bytes`, `_ms`, `_us`.
 //! * **Open enums.** A code is a newtype over its integer with named constants, so every value that
 //!   a peer may send is representable, and printable.
-//! * **Total parsers.** Input is a fixed array and every content of it parses; only where bytes can
-//!   contradict each other is the answer a `Result`, and then its error is the answer to send.
+//! * **Total parsers.** Input is a fixed array and every content of it parses; only if bytes can
+//!   contradict each other a parser returns a `Result`, whose error is the one to send to the peer.
 //!
-//! A structure of the documents is one table here: field, type, byte offset. The macros below turn
-//! a table into a struct, its `parse` and its `emit`, and check while compiling that fields neither
-//! overlap nor leave the structure.
+//! A structure of the specifications is one table here: field, type, byte offset. The macros below
+//! convert a table to a struct, its `parse` and its `emit`, and check at compile time that fields
+//! neither overlap nor exceed the structure.
 
 #![cfg_attr(not(test), no_std)]
 
@@ -32,9 +32,9 @@ pub(crate) trait Field: Sized {
 pub(crate) trait Bits: Sized {
     /// The widest range that the type can hold.
     const WIDTH: u32;
-    /// From the bits of the range, at bit 0.
+    /// Converts from the bits of the range, at bit 0.
     fn from_bits(bits: u64) -> Self;
-    /// To bits, at bit 0.
+    /// Converts to bits, at bit 0.
     fn into_bits(self) -> u64;
 }
 
@@ -44,7 +44,7 @@ pub(crate) trait Bits: Sized {
 /// first.
 macro_rules! wire {
     (@emit $name:ident, $size:literal, { $($field:ident = $offset:literal,)* }) => {
-        /// The structure as the wire has it. Bytes that belong to no field are zero.
+        /// The structure on the wire. Bytes that belong to no field are zero.
         pub fn emit(&self) -> [u8; $size] {
             let mut bytes = [0; $size];
             $( $crate::Field::put(&self.$field, &mut bytes[$offset..]); )*
@@ -131,7 +131,7 @@ macro_rules! open_enum {
         impl $name {
             $( #[doc = $text] pub const $variant: Self = Self($value); )*
 
-            /// The documents' name, if the value has one here.
+            /// The name in the specifications, if the value has one here.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $( $value => Some($text), )*
@@ -182,7 +182,7 @@ macro_rules! open_enum {
 }
 
 /// Bit fields of one integer: getter, setter, type, lowest bit, width. The integer itself stays
-/// public, so reserved bits survive.
+/// public, so reserved bits are preserved.
 macro_rules! bits {
     (
         $(#[$meta:meta])*
@@ -309,7 +309,7 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// Escaped, so safe to print whatever the peer sent.
+/// Escaped, so that it is safe to print any bytes of the peer.
 impl<const N: usize> core::fmt::Display for Text<N> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{}", self.trimmed().escape_ascii())

@@ -11,7 +11,7 @@ use crate::{AdminOpcode, NSID_ALL, NqnField, PAGE_BYTES, Sgl, Sqe, Status, Text}
 /// Fields of a Get Log Page command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct GetLogPage {
-    /// Which log.
+    /// The log.
     pub lid: LogId,
     /// Namespace id; [`NSID_ALL`] or 0 for the log of the controller.
     pub nsid: u32,
@@ -25,7 +25,7 @@ pub struct GetLogPage {
     pub numd_z: u32,
     /// Log page offset: bytes, or an index where `offset_is_index`.
     pub lpo: u64,
-    /// The offset counts entries rather than bytes.
+    /// The offset is a number of entries rather than bytes.
     pub offset_is_index: bool,
     /// Command set.
     pub csi: Csi,
@@ -56,7 +56,7 @@ impl GetLogPage {
         }
     }
 
-    /// The command, with its data where `data` says.
+    /// Returns the command, with its data at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
         Sqe {
             nsid: self.nsid,
@@ -74,7 +74,7 @@ impl GetLogPage {
         }
     }
 
-    /// Length asked for in bytes: 4 to 2^34.
+    /// Requested length in bytes: 4 to 2^34.
     pub const fn len_bytes(&self) -> u64 {
         (self.numd_z as u64 + 1) * 4
     }
@@ -101,9 +101,9 @@ wire! {
 }
 
 wire! {
-    /// Entry of the Error Information log (01h), 64 bytes. The newest comes first.
+    /// Entry of the Error Information log (01h), 64 bytes. The newest is first.
     pub struct ErrorEntry[64] {
-        /// Number of the error, from 1 up over the life of the controller; 0 no entry.
+        /// Number of the error, from 1 up over the lifetime of the controller; 0 no entry.
         error_count: u64 = 0,
         /// Submission queue of the command; FFFFh for none.
         sqid: u16 = 8,
@@ -111,13 +111,13 @@ wire! {
         cid: u16 = 10,
         /// Its status, in the bits of a completion.
         status: Status = 12,
-        /// Where the wrong parameter is: byte in bits 7:0, bit in 10:8; FFFFh for nowhere.
+        /// Location of the invalid parameter: byte in bits 7:0, bit in 10:8; FFFFh for none.
         parameter: u16 = 14,
         /// First logical block concerned.
         lba: u64 = 16,
         /// Namespace.
         nsid: u32 = 24,
-        /// Log page with more; 0 for none.
+        /// Log page with additional information; 0 for none.
         vendor_log: u8 = 28,
         /// Transport type, as in the Discovery log; 0 when the error is not of a transport.
         trtype: TransportType = 29,
@@ -129,7 +129,7 @@ wire! {
         command_info: u64 = 32,
         /// Transport specific information.
         transport_info: u16 = 40,
-        /// Version of the entry: 0 or 1, from which on `csi` and `opcode` are valid.
+        /// Version of the entry: 0 or 1; with 1 `csi` and `opcode` are valid.
         version: u8 = 63,
     }
 }
@@ -185,13 +185,13 @@ wire! {
         unsafe_shutdowns: u128 = 144,
         /// Unrecovered data integrity errors.
         media_errors: u128 = 160,
-        /// Entries ever made in the Error Information log.
+        /// Total number of entries added to the Error Information log.
         error_entries: u128 = 176,
         /// Time at or above the warning temperature, in minutes.
         warning_temperature_min: u32 = 192,
         /// Time at or above the critical temperature, in minutes.
         critical_temperature_min: u32 = 196,
-        /// Temperature sensors 1 to 8, in kelvins; 0 not there.
+        /// Temperature sensors 1 to 8, in kelvins; 0 not implemented.
         sensors_k: [u16; 8] = 200,
         /// Transitions to light throttling.
         tmt1_transitions: u32 = 216,
@@ -231,7 +231,7 @@ bits! {
         cse with_cse: u8 = 16, 3;
         /// A UUID may be selected.
         uuid with_uuid: bool = 19, 1;
-        /// CSP: scope; 0 not told.
+        /// CSP: scope; 0 not reported.
         scope with_scope: u16 = 20, 12;
     }
 }
@@ -432,11 +432,11 @@ wire! {
         trtype: TransportType = 0,
         /// Family of `traddr`.
         adrfam: AddressFamily = 1,
-        /// What the record leads to.
+        /// Subsystem type of the record.
         subtype: SubsystemType = 2,
         /// Requirements.
         treq: Treq = 3,
-        /// Port of the subsystem, a number of its own choice.
+        /// Port of the subsystem, an arbitrary number.
         portid: u16 = 4,
         /// Controller id; FFFFh dynamic, FFFEh static.
         cntlid: u16 = 6,

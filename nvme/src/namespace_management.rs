@@ -25,7 +25,7 @@ open_enum! {
 /// Fields of a Namespace Management command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NamespaceManagement {
-    /// What is done.
+    /// The operation.
     pub sel: ManagementSelect,
     /// The namespace to delete, or FFFFFFFFh for all.
     pub nsid: u32,
@@ -43,7 +43,7 @@ impl NamespaceManagement {
         }
     }
 
-    /// The command; to create, with its 4096 bytes of data where `data` says.
+    /// Returns the command; to create, with its 4096 bytes of data at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
         Sqe {
             nsid: self.nsid,
@@ -57,7 +57,7 @@ impl NamespaceManagement {
 /// Fields of a Namespace Attachment command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NamespaceAttachment {
-    /// What is done.
+    /// The operation.
     pub sel: AttachmentSelect,
     /// The namespace.
     pub nsid: u32,
@@ -69,7 +69,7 @@ impl NamespaceAttachment {
         Self { sel: AttachmentSelect((command.cdw10 & 0xF) as u8), nsid: command.nsid }
     }
 
-    /// The command, with its Controller List of 4096 bytes where `data` says.
+    /// Returns the command, with its Controller List of 4096 bytes at `data`.
     pub fn emit(&self, data: Sgl) -> Sqe {
         Sqe {
             nsid: self.nsid,
@@ -104,7 +104,7 @@ impl NewNamespace {
     /// Bytes of the data of a Create.
     pub const BYTES: usize = PAGE_BYTES;
 
-    /// Reads the data of a Create; what is no field of it counts for nothing.
+    /// Reads the data of a Create; bytes that belong to no field are ignored.
     pub fn parse(data: &[u8; PAGE_BYTES]) -> Self {
         let page = IdentifyNamespace::parse(data);
         let IdentifyNamespace { nsze, ncap, flbas, dps, nmic, anagrpid, nvmsetid, endgid, .. } =

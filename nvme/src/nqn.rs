@@ -3,10 +3,10 @@
 //! Source: NVMe Base Specification 2.0, "NVMe Qualified Names". A name is at most 223 bytes and
 //! ends with a NUL in a field of 256 bytes.
 //!
-//! Names reach logs, tables and files, and they come from peers that nobody has authenticated yet.
-//! So this type is narrower than the documents' UTF-8: every byte is printable ASCII other than
-//! space, and the name begins with `nqn.`. Nothing more is demanded (Linux hosts do not check
-//! either); whoever wants to know how a name is built asks [`Nqn::form`].
+//! Names are written to logs, tables and files, and are received from peers before authentication.
+//! So this type is narrower than the UTF-8 of the specification: every byte is printable ASCII
+//! other than space, and the name begins with `nqn.`. Nothing else is required (Linux hosts do not
+//! check either); [`Nqn::form`] returns the format of a name.
 
 use core::{cmp::Ordering, fmt, str::FromStr};
 
@@ -29,7 +29,7 @@ pub enum NqnForm {
     Uuid,
     /// `nqn.yyyy-mm.` and a reversed domain name, then perhaps `:` and any text.
     Domain,
-    /// None of the documents' forms.
+    /// None of the forms in the specification.
     Other,
 }
 
@@ -64,11 +64,11 @@ impl Nqn {
     /// Well-known name of the discovery service: `nqn.2014-08.org.nvmexpress.discovery`.
     pub const DISCOVERY: Self = Self::literal(b"nqn.2014-08.org.nvmexpress.discovery");
 
-    /// Stands for a host that has sent no name: the one of the nil UUID, which no host is given.
+    /// Represents a host that has sent no name: the name of the nil UUID, which is assigned to no host.
     pub const UNNAMED: Self =
         Self::literal(b"nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000000");
 
-    /// What a name made from a UUID begins with.
+    /// Prefix of a name made from a UUID.
     pub const UUID_PREFIX: &'static str = "nqn.2014-08.org.nvmexpress:uuid:";
 
     /// Validates `name`.
@@ -97,7 +97,7 @@ impl Nqn {
         }
     }
 
-    /// Validates a field: a name and its NUL. What follows the NUL is ignored.
+    /// Validates a field: a name and its NUL. Bytes after the NUL are ignored.
     pub fn parse_field(field: &[u8; Self::FIELD_BYTES]) -> Result<Self, NqnError> {
         let len = field.iter().position(|&byte| byte == 0).ok_or(NqnError::NoTerminator)?;
         Self::from_bytes(field.get(..len).unwrap_or_default())
@@ -123,12 +123,12 @@ impl Nqn {
         core::str::from_utf8(self.as_bytes()).unwrap_or_default()
     }
 
-    /// Is it the well-known name of the discovery service?
+    /// Whether it is the well-known name of the discovery service.
     pub fn is_discovery(&self) -> bool {
         *self == Self::DISCOVERY
     }
 
-    /// Which of the documents' forms the name has.
+    /// Returns the form of the name in the specification.
     pub fn form(&self) -> NqnForm {
         if self.is_discovery() {
             NqnForm::Discovery
@@ -141,7 +141,7 @@ impl Nqn {
         }
     }
 
-    /// A name that is known to be valid, for constants.
+    /// Creates a name that is known to be valid, for constants.
     const fn literal(name: &[u8]) -> Self {
         let mut bytes = [0; Self::MAX_BYTES];
         let mut i = 0;
@@ -178,7 +178,7 @@ impl AsRef<str> for Nqn {
     }
 }
 
-/// By the bytes of the name.
+/// Ordered by the bytes of the name.
 impl Ord for Nqn {
     fn cmp(&self, other: &Self) -> Ordering {
         self.as_bytes().cmp(other.as_bytes())
@@ -209,7 +209,7 @@ impl fmt::Display for NqnError {
 
 impl core::error::Error for NqnError {}
 
-/// A name's field within a structure: 256 bytes as they came, validated on demand.
+/// A name's field within a structure: 256 bytes as received, validated on demand.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NqnField(pub [u8; Nqn::FIELD_BYTES]);
 
@@ -217,7 +217,7 @@ impl NqnField {
     /// All zero: no name.
     pub const EMPTY: Self = Self([0; Nqn::FIELD_BYTES]);
 
-    /// The name, or why there is none.
+    /// Returns the name, or why it is invalid.
     pub fn nqn(&self) -> Result<Nqn, NqnError> {
         Nqn::parse_field(&self.0)
     }

@@ -1,8 +1,8 @@
-//! The Persistent Event log (0Dh): events in the life of an NVM subsystem.
+//! The Persistent Event log (0Dh): events in the lifetime of an NVM subsystem.
 //!
-//! A host establishes a reporting context, which freezes what the log says; reads it in pieces; and
-//! releases the context. The header is followed by the events, the newest first, each with a header
-//! of its own.
+//! A host establishes a reporting context, which freezes the content of the log; reads it in
+//! pieces; and releases the context. The header is followed by the events, the newest first, each
+//! with a header of its own.
 //!
 //! Source: NVMe Base Specification 2.0, "Persistent Event Log (Log Identifier 0Dh)".
 
@@ -49,7 +49,7 @@ wire! {
         total_bytes: u64 = 8,
         /// Revision of the log: 2 in version 2.0 of the documents.
         revision: u8 = 16,
-        /// Bytes of this header behind this field: 492.
+        /// Bytes of this header after this field: 492.
         header_bytes: u16 = 18,
         /// When the context was established.
         timestamp: Timestamp = 20,
@@ -67,32 +67,32 @@ wire! {
         mn: Text<40> = 76,
         /// Name of the NVM subsystem.
         subnqn: NqnField = 116,
-        /// Grows with each context that is established.
+        /// Incremented with each context that is established.
         generation: u16 = 372,
         /// Whether a context existed before, bit 18, and by which port; 0 for none.
         context: u32 = 374,
-        /// The kinds that are supported, a bit each from bit 0 of byte 0.
+        /// The supported kinds, one bit each from bit 0 of byte 0.
         supported: [u8; 32] = 480,
     }
 }
 
 impl PersistentEventHeader {
-    /// What `header_bytes` says.
+    /// Value of `header_bytes`.
     pub const REST_BYTES: u16 = 492;
 }
 
 wire! {
     /// Header of an event, 24 bytes; its data follow.
     pub struct EventHeader[24] {
-        /// What has happened.
+        /// Kind of the event.
         kind: EventType = 0,
         /// Revision of the event.
         revision: u8 = 1,
-        /// Bytes of this header behind this field: 21.
+        /// Bytes of this header after this field: 21.
         header_bytes: u8 = 2,
         /// Controller that has logged it; FFFFh for none.
         cntlid: u16 = 4,
-        /// When.
+        /// Time of the event.
         timestamp: Timestamp = 6,
         /// Bytes of vendor specific information before the data.
         vendor_bytes: u16 = 20,
@@ -102,7 +102,7 @@ wire! {
 }
 
 impl EventHeader {
-    /// What `header_bytes` says.
+    /// Value of `header_bytes`.
     pub const REST_BYTES: u8 = 21;
 }
 
@@ -121,7 +121,7 @@ wire! {
         power_cycles: u32 = 24,
         /// Milliseconds since power was switched on.
         power_on_ms: u64 = 28,
-        /// When.
+        /// Time of the event.
         timestamp: Timestamp = 36,
     }
 }
@@ -167,7 +167,7 @@ wire! {
     pub struct FormatCompletion[12] {
         /// Namespace of the command.
         nsid: u32 = 0,
-        /// The smallest progress indicator that was shown; 0 when none is.
+        /// The smallest progress indicator that was reported; 0 if none is.
         smallest_progress: u8 = 4,
         /// Bit 0: it failed. Bit 1: it is not complete.
         outcome: u8 = 5,
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!((bytes[0], &bytes[4..9]), (0x0D, &[4, 3, 2, 1, 0x55][..]));
         assert_eq!((&bytes[18..20], &bytes[372..374]), (&[0xEC, 1][..], &[0x77, 0x66][..]));
         assert_eq!((bytes[479], &bytes[480..]), (0, &[0xEE; 32][..]));
-        // Both lengths are counted from behind themselves.
+        // Both lengths are counted from the end of their own fields.
         assert_eq!(usize::from(PersistentEventHeader::REST_BYTES) + 20, bytes.len());
         assert_eq!(usize::from(EventHeader::REST_BYTES) + 3, EventHeader::BYTES);
         let event = EventHeader { cntlid: 0x0203, event_bytes: 0x0405, ..EventHeader::default() };

@@ -48,7 +48,7 @@ bits! {
         dstrd with_dstrd: u8 = 32, 4;
         /// NVM Subsystem Reset supported.
         nssrs with_nssrs: bool = 36, 1;
-        /// Command sets: bit 0 NVM, bit 6 those that Identify CNS 1Ch tells, bit 7 none.
+        /// Command sets: bit 0 NVM, bit 6 those reported by Identify CNS 1Ch, bit 7 none.
         css with_css: u8 = 37, 8;
         /// Boot partition support.
         bps with_bps: bool = 45, 1;
@@ -74,7 +74,7 @@ bits! {
 impl Cap {
     /// CSS bit: NVM command set.
     pub const CSS_NVM: u8 = 1 << 0;
-    /// CSS bit: one or more I/O command sets, as Identify CNS 1Ch tells.
+    /// CSS bit: one or more I/O command sets, as reported by Identify CNS 1Ch.
     pub const CSS_MULTIPLE: u8 = 1 << 6;
     /// CSS bit: no I/O command set, Admin only.
     pub const CSS_NONE: u8 = 1 << 7;
@@ -194,7 +194,7 @@ bits! {
 }
 
 bits! {
-    /// Controller Ready Timeouts, 4 bytes; there when CAP.CRWMS or CAP.CRIMS is set.
+    /// Controller Ready Timeouts, 4 bytes; present if CAP.CRWMS or CAP.CRIMS is set.
     pub struct Crto(u32) {
         /// Ready with media timeout, in units of 500 ms.
         crwmt_500ms with_crwmt_500ms: u16 = 0, 16;

@@ -30,22 +30,22 @@ impl ReservationType {
         Self::EXCLUSIVE_ACCESS_ALL,
     ];
 
-    /// Is it one of the six?
+    /// Whether it is one of the six types.
     pub const fn is_known(self) -> bool {
         matches!(self.0, 1..=6)
     }
 
-    /// Does it keep others from reading, too?
+    /// Whether it prevents reads by other hosts, too.
     pub const fn excludes_readers(self) -> bool {
         matches!(self.0, 2 | 4 | 6)
     }
 
-    /// May every registrant do what the holder may?
+    /// Whether every registrant has the access of the holder.
     pub const fn admits_registrants(self) -> bool {
         matches!(self.0, 3..=6)
     }
 
-    /// Is every registrant a holder?
+    /// Whether every registrant is a holder.
     pub const fn is_held_by_all(self) -> bool {
         matches!(self.0, 5 | 6)
     }
@@ -118,9 +118,9 @@ bits! {
     pub struct Register(u32) {
         /// Action.
         action with_action: RegisterAction = 0, 3;
-        /// Ignore Existing Key: the current key is not looked at.
+        /// Ignore Existing Key: the current key is not checked.
         ignore_key with_ignore_key: bool = 3, 1;
-        /// What becomes of persistence.
+        /// Change of the persistence.
         persistence with_persistence: ChangePersistence = 30, 2;
     }
 }
@@ -152,9 +152,9 @@ bits! {
 wire! {
     /// Data of Reservation Register, 16 bytes.
     pub struct RegisterKeys[16] {
-        /// Current key: of Unregister and Replace.
+        /// Current key: for Unregister and Replace.
         current: u64 = 0,
-        /// New key: of Register and Replace.
+        /// New key: for Register and Replace.
         new: u64 = 8,
     }
 }
@@ -164,7 +164,7 @@ wire! {
     pub struct AcquireKeys[16] {
         /// Current key.
         current: u64 = 0,
-        /// The key to preempt; not looked at by Acquire.
+        /// The key to preempt; ignored by Acquire.
         preempt: u64 = 8,
     }
 }
@@ -183,7 +183,7 @@ impl Register {
         Self(command.cdw10)
     }
 
-    /// The command for namespace `nsid`, its 16 bytes of data where `data` says.
+    /// Returns the command for namespace `nsid`, with its 16 bytes of data at `data`.
     pub fn emit(self, nsid: u32, data: Sgl) -> Sqe {
         let command = Sqe::io(IoOpcode::RESERVATION_REGISTER, nsid).with_sgl(data);
         Sqe { cdw10: self.0, ..command }
@@ -196,7 +196,7 @@ impl Acquire {
         Self(command.cdw10)
     }
 
-    /// The command for namespace `nsid`, its 16 bytes of data where `data` says.
+    /// Returns the command for namespace `nsid`, with its 16 bytes of data at `data`.
     pub fn emit(self, nsid: u32, data: Sgl) -> Sqe {
         let command = Sqe::io(IoOpcode::RESERVATION_ACQUIRE, nsid).with_sgl(data);
         Sqe { cdw10: self.0, ..command }
@@ -209,7 +209,7 @@ impl Release {
         Self(command.cdw10)
     }
 
-    /// The command for namespace `nsid`, its 8 bytes of data where `data` says.
+    /// Returns the command for namespace `nsid`, with its 8 bytes of data at `data`.
     pub fn emit(self, nsid: u32, data: Sgl) -> Sqe {
         let command = Sqe::io(IoOpcode::RESERVATION_RELEASE, nsid).with_sgl(data);
         Sqe { cdw10: self.0, ..command }
@@ -231,27 +231,27 @@ impl Report {
         Self { numd_z: command.cdw10, extended: command.cdw11 & 1 == 1 }
     }
 
-    /// The command for namespace `nsid`, with its data where `data` says.
+    /// Returns the command for namespace `nsid`, with its data at `data`.
     pub fn emit(self, nsid: u32, data: Sgl) -> Sqe {
         let command = Sqe::io(IoOpcode::RESERVATION_REPORT, nsid).with_sgl(data);
         Sqe { cdw10: self.numd_z, cdw11: self.extended.into(), ..command }
     }
 
-    /// Length asked for in bytes: 4 to 2^34.
+    /// Requested length in bytes: 4 to 2^34.
     pub const fn len_bytes(self) -> u64 {
         (self.numd_z as u64 + 1) * 4
     }
 }
 
 wire! {
-    /// Begin of a Reservation Status structure, 24 bytes. The extended one has 40 reserved bytes
-    /// more ([`EXTENDED_STATUS_BYTES`]) before its first registrant.
+    /// Beginning of a Reservation Status structure, 24 bytes. The extended one has 40 more reserved
+    /// bytes ([`EXTENDED_STATUS_BYTES`]) before its first registrant.
     pub struct ReservationStatus[24] {
-        /// Generation: grows with every change of the registrants.
+        /// Generation: incremented with every change of the registrants.
         generation: u32 = 0,
         /// Type of the reservation.
         rtype: ReservationType = 4,
-        /// Registrants, also those that did not fit.
+        /// Number of registrants, including those that did not fit.
         registrants: u16 = 5,
         /// Bit 0: persists through power loss.
         ptpls: u8 = 9,
@@ -302,11 +302,11 @@ open_enum! {
 wire! {
     /// Reservation Notification log page (80h), 64 bytes.
     pub struct NotificationPage[64] {
-        /// Number of the page: grows by one with each, and skips 0, which is an empty page.
+        /// Number of the page: incremented with each, and skips 0, which is an empty page.
         count: u64 = 0,
-        /// What happened.
+        /// The event.
         kind: NotificationType = 8,
-        /// Pages that wait behind this one; 255 for that many or more.
+        /// Number of pages after this one; 255 for that many or more.
         waiting: u8 = 9,
         /// Namespace.
         nsid: u32 = 12,
@@ -314,7 +314,7 @@ wire! {
 }
 
 bits! {
-    /// 82h Reservation Notification Mask: what is not to be told.
+    /// 82h Reservation Notification Mask: events that are not reported.
     pub struct NotificationMask(u32) {
         /// REGPRE: registration preempted.
         registration_preempted with_registration_preempted: bool = 1, 1;
@@ -326,7 +326,7 @@ bits! {
 }
 
 impl NotificationMask {
-    /// The bit that masks this type; 0 for one that is none.
+    /// The bit that masks this type; 0 for other types.
     pub const fn bit(kind: NotificationType) -> u32 {
         match kind.0 {
             kind @ 1..=3 => 1 << kind,
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn dword_10_is_as_hosts_spell_it() {
-        // What Linux sends: register with persistence, replace regardless of the old key, preempt
+        // As sent by Linux: register with persistence, replace regardless of the old key, preempt
         // and abort with type 4, clear.
         let register = Register(0).with_persistence(ChangePersistence::SET);
         assert_eq!(register.0, 0xC000_0000);

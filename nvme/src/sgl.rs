@@ -63,7 +63,7 @@ open_enum! {
 /// The one descriptor of a command capsule over RDMA, 16 bytes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sgl {
-    /// Host memory, moved by RDMA Read or RDMA Write.
+    /// Host memory, transferred by RDMA Read or RDMA Write.
     Keyed {
         /// Start, as an address of the memory region.
         addr: u64,
@@ -71,7 +71,7 @@ pub enum Sgl {
         len: U24,
         /// Remote key.
         key: u32,
-        /// The host asks for Send with Invalidate of `key` as the response.
+        /// The host requests Send with Invalidate of `key` as the response.
         invalidate: bool,
     },
     /// Data in the command capsule itself.
@@ -84,10 +84,10 @@ pub enum Sgl {
 }
 
 impl Sgl {
-    /// No data: what hosts put in a command that moves none. All zero but for the type.
+    /// No data: the descriptor in commands without data transfer. All zero except for the type.
     pub const NONE: Self = Self::Keyed { addr: 0, len: U24(0), key: 0, invalidate: false };
 
-    /// Keyed descriptor; `None` when `len` needs more than 24 bits.
+    /// Creates a keyed descriptor; `None` if `len` needs more than 24 bits.
     pub const fn keyed(addr: u64, len: u32, key: u32, invalidate: bool) -> Option<Self> {
         match U24::new(len) {
             Some(len) => Some(Self::Keyed { addr, len, key, invalidate }),
@@ -100,8 +100,8 @@ impl Sgl {
         Self::InCapsule { offset, len }
     }
 
-    /// Reads a descriptor. A type or sub type that RDMA capsules cannot use is answered with SGL
-    /// Descriptor Type Invalid, do not retry. Reserved bytes are ignored.
+    /// Reads a descriptor. A type or sub type that RDMA capsules cannot use returns SGL Descriptor
+    /// Type Invalid, do not retry. Reserved bytes are ignored.
     #[inline]
     pub fn parse(bytes: &[u8; 16]) -> Result<Self, Status> {
         let [address @ .., a, b, c, d, e, f, g, identifier] = *bytes;
@@ -124,7 +124,7 @@ impl Sgl {
         }
     }
 
-    /// The descriptor as the wire has it.
+    /// The descriptor in wire format.
     pub fn emit(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         let [to_address @ .., a, b, c, d, e, f, g, identifier] = &mut bytes;
@@ -154,7 +154,7 @@ impl Sgl {
         }
     }
 
-    /// The key to invalidate with the response, if the host asked for it.
+    /// The key to invalidate with the response, if the host requested it.
     pub const fn invalidate_key(self) -> Option<u32> {
         match self {
             Self::Keyed { key, invalidate: true, .. } => Some(key),
@@ -163,20 +163,20 @@ impl Sgl {
     }
 }
 
-/// A Last Segment descriptor of a capsule: the data are described by descriptors that stand in the
-/// capsule itself, behind the command, 16 bytes each.
+/// A Last Segment descriptor of a capsule: the data are described by descriptors in the capsule
+/// itself, after the command, 16 bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LastSegment {
-    /// Where they begin, in bytes from ICDOFF.
+    /// Offset of the descriptors, in bytes from ICDOFF.
     pub offset: u64,
-    /// All of them, in bytes.
+    /// Length of all descriptors, in bytes.
     pub len: u32,
 }
 
 impl LastSegment {
     const IDENTIFIER: u8 = SglType::LAST_SEGMENT.0 << 4 | SglSubtype::OFFSET.0;
 
-    /// Reads a descriptor, if it is such a one.
+    /// Reads a descriptor, if it has this type.
     #[inline]
     pub const fn parse(bytes: &[u8; 16]) -> Option<Self> {
         let [a, b, c, d, e, f, g, h, i, j, k, l, _, _, _, identifier] = *bytes;
@@ -187,7 +187,7 @@ impl LastSegment {
         Some(Self { offset, len: u32::from_le_bytes([i, j, k, l]) })
     }
 
-    /// The descriptor as the wire has it.
+    /// The descriptor in wire format.
     pub fn emit(self) -> [u8; 16] {
         // The layout is that of data in the capsule.
         let mut bytes = Sgl::in_capsule(self.offset, self.len).emit();

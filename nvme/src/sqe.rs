@@ -79,7 +79,7 @@ bits! {
 }
 
 impl Flags {
-    /// What every command over a fabric carries: not fused, SGL.
+    /// Value for commands over a fabric: not fused, SGL.
     pub const SGL: Self = Self(0x40);
     /// FUSE: the first half of a fused command.
     pub const FUSED_FIRST: u8 = 1;
@@ -89,7 +89,7 @@ impl Flags {
 
 wire! {
     /// Submission queue entry: a command of 64 bytes. The fields cover every byte, so any content
-    /// parses and comes out of `emit` as it was.
+    /// parses and `emit` returns it unchanged.
     pub struct Sqe[64] {
         /// Opcode; see [`AdminOpcode`] and [`IoOpcode`].
         opcode: u8 = 0,
@@ -205,19 +205,19 @@ impl Sqe {
         IoOpcode(self.opcode)
     }
 
-    /// Is it a fabrics command (opcode 7Fh, on any queue)?
+    /// Whether it is a fabrics command (opcode 7Fh, on any queue).
     pub const fn is_fabrics(&self) -> bool {
         self.opcode == AdminOpcode::FABRICS.0
     }
 
-    /// The data descriptor, or the status that refuses its type.
+    /// Returns the data descriptor, or the status that rejects its type.
     #[inline]
     pub fn sgl(&self) -> Result<Sgl, Status> {
         Sgl::parse(&self.dptr)
     }
 
-    /// Does the command use an SGL with a metadata address, unfused, as every command over a fabric
-    /// must? If not: the status that refuses it.
+    /// Checks that the command uses an SGL with a metadata address, as required over a fabric, and
+    /// is not fused. If not: the status that rejects it.
     pub fn check_flags(&self) -> Result<(), Status> {
         if self.flags.psdt() == Flags::SGL.psdt() && self.flags.fuse() == 0 {
             Ok(())
@@ -322,7 +322,7 @@ bits! {
 }
 
 wire! {
-    /// One range of Dataset Management, 16 bytes; a command brings 1 to 256 of them.
+    /// One range of Dataset Management, 16 bytes; a command has 1 to 256 of them.
     ///
     /// Source: NVM Command Set Specification 1.0, "Dataset Management command".
     pub struct DsmRange[16] {

@@ -10,9 +10,9 @@ use crate::Field;
 
 /// The outcome of a command: the only error of command code.
 ///
-/// `code` is `SCT << 8 | SC`, 11 bits: status code type 0 to 7, status code 0 to FFh. Beside it
-/// stand Command Retry Delay (0 to 3), More and Do Not Retry. Equality compares all of them;
-/// compare `code()`, or ask `is`, to look at the code alone.
+/// `code` is `SCT << 8 | SC`, 11 bits: status code type 0 to 7, status code 0 to FFh. In addition
+/// there are Command Retry Delay (0 to 3), More and Do Not Retry. Equality compares all of them;
+/// compare `code()`, or use `is`, for the code alone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Status {
     code: u16,
@@ -67,7 +67,7 @@ impl Status {
         self.code as u8
     }
 
-    /// Same type and code, whatever the advice.
+    /// Whether type and code are equal, whatever the retry advice.
     pub const fn is(self, other: Self) -> bool {
         self.code == other.code
     }
@@ -98,7 +98,7 @@ impl Status {
         Self { dnr: true, ..self }
     }
 
-    /// Without Do Not Retry: the failure may pass.
+    /// Without Do Not Retry: the failure may be transient.
     #[must_use]
     pub const fn without_dnr(self) -> Self {
         Self { dnr: false, ..self }
@@ -182,7 +182,7 @@ macro_rules! codes {
             /// Every code that has a name here.
             pub const NAMED: &'static [Self] = &[$( Self::$name, )*];
 
-            /// The documents' name of the code; where two commands use one code, both.
+            /// The name of the code in the specifications; if two commands use one code, both.
             pub const fn name(self) -> Option<&'static str> {
                 match self.code {
                     $( $code => Some(concat!($text $(, " or ", $what)?)), )*
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(Status::SUCCESS.with_more(true).field(), 0x4000);
         assert_eq!(Status::SUCCESS.with_dnr().field(), 0x8000);
         assert_eq!(Status::ABORTED_BY_HOST.field(), 0x371 << 1);
-        // linux-6.12-session.pcap frame 572: read past the end, as nvmet answers it.
+        // linux-6.12-session.pcap frame 572: a read past the end, as completed by nvmet.
         assert_eq!(Status::from_field(0xC00C), Status::INTERNAL_ERROR.with_dnr().with_more(true));
     }
 

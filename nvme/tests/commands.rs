@@ -45,8 +45,8 @@ fn last_column<const N: usize>(row: &str) -> [u8; N] {
     hex(digits).try_into().expect("the size")
 }
 
-/// Reads an Admin or fabrics command through its typed view, and builds it again from what the view
-/// kept.
+/// Parses an Admin or fabrics command into its typed view, and rebuilds it from the fields of the
+/// view.
 fn rebuilt_admin(command: &Sqe) -> Sqe {
     let data = command.sgl().expect("a type for RDMA");
     match (command.admin_opcode(), command.fabrics_type()) {
@@ -245,7 +245,7 @@ fn connection_messages_name_queue_and_depth() {
     let expected = Request { recfmt: 0, qid: 1, hrqsize: 128, hsqsize_z: 127, cntlid: 1 };
     assert_eq!(Request::parse(&io), expected);
     assert_eq!(expected.emit(), io);
-    // linux-6.1-session-mtu4096.pcap frame 145: hosts of that age do not name the controller.
+    // linux-6.1-session-mtu4096.pcap frame 145: older hosts do not send the controller id.
     let old: [u8; 32] = bytes("0000010080007f00");
     assert_eq!(Request::parse(&old), Request { cntlid: 0, ..expected });
     // linux-6.12-session.pcap frame 152.

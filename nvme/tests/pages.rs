@@ -20,7 +20,7 @@ fn identify_controller_of_linux_6_12() {
     id.emit(&mut again);
     assert_eq!(again, page);
 
-    // The values are those that tshark shows, where it knows the field.
+    // The values are those displayed by tshark, if it knows the field.
     assert_eq!((id.sn, id.mn), (Text::lossy("LABSERIAL0001"), Text::lossy("Linux")));
     assert_eq!(id.fr.to_string(), "6.12.117");
     assert_eq!((id.rab, id.mdts, id.cntlid, id.ver), (6, 8, 1, Vs::V1_3));
@@ -270,7 +270,7 @@ fn lengths_and_offsets_of_get_log_page_use_all_their_bits() {
     assert_eq!(GetLogPage::new(LogId::ERROR, 0, 0).len_bytes(), 4);
 }
 
-/// `N` bytes from a seed; some of them mostly zero, as real pages are.
+/// `N` bytes from a seed; some of them mostly zero, like real pages.
 fn noise<const N: usize>(seed: u64) -> Box<[u8; N]> {
     let mut state = seed | 1;
     let sparse = seed >> 63 == 1;
@@ -286,7 +286,7 @@ fn noise<const N: usize>(seed: u64) -> Box<[u8; N]> {
     page
 }
 
-/// Parsing never fails, `emit` invents no bit, and what it writes parses to the same.
+/// Parsing never fails, `emit` sets no other bit, and its output parses to the same.
 macro_rules! any_bytes {
     (@emit page $value:ident) => {{
         let mut bytes = [0xAA; _];

@@ -1,6 +1,6 @@
-//! Where each field lies: a second transcription of the documents' tables, byte offset and size.
-//! For Identify Controller, the SMART log, the error entry and the firmware slots a page with a
-//! different value in every field was also read back with tshark 4.0.
+//! Position of each field: a second transcription of the tables of the specifications, byte
+//! offset and size. For Identify Controller, the SMART log, the error entry and the firmware
+//! slots a page with a different value in every field was also read back with tshark 4.0.
 
 use nvme::fabrics::*;
 use nvme::feature::*;
@@ -10,7 +10,7 @@ use nvme::property::*;
 use nvme::reservation::*;
 use nvme::sqe::*;
 
-/// Each field changes with its first and its last byte, and not with the bytes beside them.
+/// Each field changes with its first and its last byte, and not with the adjacent bytes.
 macro_rules! positions {
     ($($test:ident: $name:ident { $($field:ident $offset:literal $size:literal,)* })*) => {$(
         #[test]
@@ -106,7 +106,7 @@ positions! {
     }
 }
 
-/// Each bit range changes with its lowest and its highest bit, and not with the bits beside them.
+/// Each bit range changes with its lowest and its highest bit, and not with the adjacent bits.
 macro_rules! bit_positions {
     ($($test:ident: $name:ident($int:ty) { $($get:ident $low:literal $width:literal,)* })*) => {$(
         #[test]

@@ -1,12 +1,12 @@
 //! `nvmf bench`: measures a namespace, with the options and the report of `fio`.
 //!
-//! One thread drives one association with all its queues: it takes every answer that is there,
-//! submits as much again, and rings once. When nothing has happened it looks again for a while,
-//! then sleeps. The clock is read once a turn. So a latency is exact when a turn has one answer,
-//! and otherwise too long by at most the turn.
+//! One thread drives one association with all its queues: it takes all completions, submits the
+//! same number of commands, and rings once. When there are no events it polls for a while, then
+//! sleeps. The clock is read once per iteration. So a latency is exact if an iteration has one
+//! completion, and otherwise too long by at most the iteration.
 //!
-//! Buffers are exposed once, before the clock runs, and used again and again: no registration and
-//! no invalidation is part of the measurement. In steady state nothing is allocated.
+//! Buffers are exposed once, before the measurement, and reused: no registration and no
+//! invalidation is part of the measurement. In steady state nothing is allocated.
 
 mod pattern;
 mod plan;
@@ -29,10 +29,10 @@ use pattern::Access;
 use plan::Plan;
 use runner::{Job, Live, Outcome};
 
-/// How often the live line is renewed.
+/// Update interval of the live line.
 const TELL_EVERY: Duration = Duration::from_millis(500);
 
-/// How often to look whether the jobs have ended, when they should have.
+/// Interval of checks whether the jobs have ended, when they should have.
 const SOON: Duration = Duration::from_millis(5);
 
 /// Options of `nvmf bench`: fio's names, where it has them.
@@ -97,10 +97,10 @@ pub struct Args {
     pub printing: Printing,
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// A sentence for a person.
+/// A sentence for the user.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let (report, failure) = measure(args)?;
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -115,11 +115,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     }
 }
 
-/// Runs it and prints nothing but progress. What ended it before its time comes with the results
-/// up to then. Takes SIGINT and SIGTERM.
+/// Runs the benchmark and prints only progress. An error that ended it early is returned with the
+/// results up to then. Handles SIGINT and SIGTERM.
 ///
 /// # Errors
-/// It did not begin: a sentence for a person.
+/// It did not start: a sentence for the user.
 pub fn measure(args: &Args) -> Result<(Report, Option<Error>), Error> {
     let begin = Instant::now();
     let mut stop = Stop::new()?;
@@ -128,7 +128,7 @@ pub fn measure(args: &Args) -> Result<(Report, Option<Error>), Error> {
     let (plan, outcomes) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..args.numjobs)
             .map(|n| {
-                // What is exposed belongs to a thread, so each thread connects for itself.
+                // Exposed memory belongs to a thread, so each thread connects its own host.
                 let (ready, is_ready) = mpsc::channel();
                 let (go, begins) = mpsc::channel();
                 let halt = &halt;
@@ -164,7 +164,7 @@ pub fn measure(args: &Args) -> Result<(Report, Option<Error>), Error> {
     Ok(sum_up(args, options, outcomes, begin.elapsed()))
 }
 
-/// Waits for a job to be ready. Who asks twice to stop is not kept waiting.
+/// Waits for a job to be ready. A second signal ends the process without delay.
 fn heard(
     is_ready: &mpsc::Receiver<Ready>,
     stop: &mut Stop,
@@ -184,7 +184,7 @@ fn panicked() -> Error {
     Error::Local("a job has panicked".into())
 }
 
-/// What a job says when it is connected.
+/// Result of the preparation of a job.
 type Ready = Result<(Arc<Live>, Arc<Plan>), Error>;
 
 /// The thread of job `n`: connects, waits for all others, runs.
@@ -203,7 +203,7 @@ fn work(
     match prepare() {
         Ok((job, plan)) => {
             let _ = ready.send(Ok((job.live(), plan)));
-            // Without a word to begin, another job could not.
+            // No start time: another job has failed.
             match begins.recv() {
                 Ok(start) => Some(job.run(start, halt)),
                 Err(_) => {
@@ -232,7 +232,7 @@ fn connect(args: &Args, n: u32) -> Result<Host, Error> {
     Host::connect(options, setup)
 }
 
-/// What the live line has said.
+/// Counters at the last update of the live line.
 #[derive(Default)]
 struct LiveLine {
     at: Duration,
@@ -261,7 +261,7 @@ impl LiveLine {
     }
 }
 
-/// Adds the jobs up.
+/// Sums the results of the jobs.
 fn sum_up(
     args: &Args,
     options: Vec<(&'static str, String)>,

@@ -21,7 +21,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// Fio's name.
+    /// Returns fio's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl Access {
         matches!(self, Access::Randread | Access::Randwrite | Access::Randrw)
     }
 
-    /// Percentage of reads.
+    /// Returns the percentage of reads.
     #[must_use]
     pub fn reads(self, mix: u8) -> u8 {
         match self {
@@ -53,25 +53,25 @@ impl Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Next {
     pub(super) is_read: bool,
-    /// Counted in commands from the start of the range.
+    /// Position in the range, in commands.
     pub(super) place: u64,
 }
 
-/// An endless order of commands over a range of `places`. Random places are drawn one by one, so
-/// some come again before others come at all (fio's `norandommap`).
+/// An endless sequence of commands over a range of `places`. Random places are drawn
+/// independently, so some are repeated before others are used at all (fio's `norandommap`).
 #[derive(Debug)]
 pub(super) struct Pattern {
     random: Random,
     is_random: bool,
     read_percent: u8,
     places: u64,
-    /// The next place to read and the next to write, in sequential order: each has its own, as in
-    /// fio they share one. See [`Pattern::next`].
+    /// The next place in sequential order; reads and writes share it, as in fio. See
+    /// [`Pattern::next`].
     next: u64,
 }
 
 impl Pattern {
-    /// Sequential jobs begin at different places: job `n` of `jobs`.
+    /// Creates a pattern. Sequential jobs begin at different places: job `n` of `jobs`.
     pub(super) fn new(rw: Access, mix: u8, places: u64, seed: u64, n: u32, jobs: u32) -> Pattern {
         let next = (u128::from(places) * u128::from(n) / u128::from(jobs.max(1))) as u64;
         Pattern {

@@ -10,13 +10,13 @@ use crate::{Error, Host};
 use super::Args;
 use super::pattern::Access;
 
-/// How long to look for what nobody has promised: about the cost of waking up, twice.
+/// Default time to poll for completions: about twice the cost of a wake-up.
 const SPIN_AUTO: Duration = Duration::from_micros(100);
 /// The unit of the pool.
 const PAGE_BYTES: u64 = 4096;
-/// Room in the pool for what is not the benchmark's.
+/// Space in the pool for other users than the benchmark.
 const SPARE_BYTES: u64 = 1 << 20;
-/// Most buffers of one job, in bytes.
+/// Maximum size of the buffers of one job, in bytes.
 const MOST_BYTES: u64 = 16 << 30;
 
 /// Settings shared by all jobs.
@@ -28,7 +28,7 @@ pub(super) struct Plan {
     /// Bytes and blocks of one command.
     pub(super) bytes: u32,
     pub(super) blocks: u32,
-    /// The first block, and how many commands fit in the range.
+    /// The first block, and the number of commands that fit in the range.
     pub(super) first_lba: u64,
     pub(super) places: u64,
     pub(super) depth: u32,
@@ -44,7 +44,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// From what was asked for and what the target has.
+    /// Creates a plan from the options and the properties of the target.
     pub(super) fn new(args: &Args, host: &mut Host) -> Result<Plan, Error> {
         let namespace = host.identify_namespace(args.namespace_id)?;
         let Some(block_bytes) = namespace.block_bytes().filter(|_| namespace.nsze > 0) else {
@@ -91,7 +91,7 @@ impl Plan {
     }
 }
 
-/// A part of a namespace, cut into commands.
+/// A part of a namespace, divided into commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Range {
     first_lba: u64,
@@ -121,14 +121,14 @@ fn range(args: &Args, block_bytes: u32, blocks: u64) -> Result<Range, Error> {
     }
 }
 
-/// What the pool needs for one command, in bytes.
+/// Returns the memory of the pool for one command, in bytes.
 pub(super) fn piece(bytes: u64) -> Result<u32, Error> {
     let piece = bytes.max(PAGE_BYTES).checked_next_power_of_two();
     let piece = piece.and_then(|piece| u32::try_from(piece).ok()).filter(|_| bytes < 16 << 20);
     piece.ok_or_else(|| Error::Usage(format!("--bs {bytes}: one command moves less than 16 MiB")))
 }
 
-/// What to connect with.
+/// Returns the defaults for connecting.
 pub(super) fn usual(args: &Args, queues: u16, per_queue: u32) -> Result<OptionDefaults, Error> {
     let entries = u16::try_from(per_queue + 1).ok().filter(|&entries| entries <= 4096);
     let entries = entries.ok_or_else(|| {
@@ -142,7 +142,7 @@ pub(super) fn usual(args: &Args, queues: u16, per_queue: u32) -> Result<OptionDe
     Ok(OptionDefaults { io_queues: queues, queue_entries: entries.max(32), data_bytes })
 }
 
-/// What was asked for, by fio's names.
+/// Returns the options by fio's names.
 fn options(args: &Args, queues: u16, provider: &str, places: u64) -> Vec<(&'static str, String)> {
     let mut options = vec![
         ("name", args.name.clone()),

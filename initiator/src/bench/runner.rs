@@ -14,9 +14,9 @@ use crate::bench::report::{Cpu, Depths, Side};
 use crate::rng::Random;
 use crate::{Data, Done, Error, Host, Refused, Request, Response};
 
-/// Bandwidth and IOPS are sampled so often, as fio does.
+/// Interval of samples of bandwidth and IOPS, as in fio.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
-/// Most samples that are kept: two hours' worth.
+/// Maximum number of samples: two hours.
 const SAMPLES: usize = 2 * 2 * 3600;
 
 /// Progress counters of a job, for the live line.
@@ -29,7 +29,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Commands and bytes of all jobs: read, written.
+    /// Returns commands and bytes of all jobs: read, written.
     pub(super) fn sum(all: &[Arc<Live>]) -> ((u64, u64), (u64, u64)) {
         let sum = |of: fn(&Live) -> &AtomicU64| {
             all.iter().map(|live| of(live).load(Ordering::Relaxed)).sum()
@@ -48,19 +48,19 @@ pub(super) struct Outcome {
     pub(super) write: Side,
     pub(super) depths: Depths,
     pub(super) cpu: Cpu,
-    /// How long was measured.
+    /// Duration of the measurement.
     pub(super) measured: Duration,
-    /// Why it ended before its time, when it did.
+    /// The reason, if it ended early.
     pub(super) failure: Option<Error>,
 }
 
-/// One command's place and memory, used again and again.
+/// Position and memory of one command, reused.
 #[derive(Debug)]
 struct Slot {
     memory: Option<RemoteRegion>,
     queue: u16,
     is_read: bool,
-    /// Nanoseconds since the start.
+    /// Submission time: nanoseconds since the start.
     since_ns: u64,
 }
 
@@ -72,16 +72,16 @@ pub(super) struct Job {
     slots: Vec<Slot>,
     /// Slots without a command.
     free: Vec<u32>,
-    /// Slots whose queue was full just now.
+    /// Slots whose queue was full at the last attempt.
     refused: Vec<u32>,
     live: Arc<Live>,
     outcome: Outcome,
-    /// Commands and bytes since the start: read, written. The ramp included.
+    /// Commands and bytes since the start: read, written. Includes the ramp.
     totals: [(u64, u64); 2],
 }
 
 impl Job {
-    /// Exposes the memory of every command, filled with bytes that do not compress.
+    /// Exposes the memory of every command, filled with incompressible bytes.
     pub(super) fn new(mut host: Host, plan: Arc<Plan>, n: u32) -> Result<Job, Error> {
         let mut random = Random::new(plan.seed ^ u64::from(n) << 48);
         let mut data = vec![0; plan.bytes as usize];
@@ -117,12 +117,12 @@ impl Job {
         })
     }
 
-    /// Where it tells how far it is.
+    /// Returns the progress counters.
     pub(super) fn live(&self) -> Arc<Live> {
         Arc::clone(&self.live)
     }
 
-    /// Runs ramp and measurement, then waits for what is under way and disconnects.
+    /// Runs ramp and measurement, then waits for outstanding commands and disconnects.
     pub(super) fn run(mut self, start: Instant, halt: &AtomicBool) -> Outcome {
         let ramp_end = start + self.plan.ramp;
         if !self.plan.ramp.is_zero() {
@@ -142,12 +142,12 @@ impl Job {
         self.outcome
     }
 
-    /// Disconnects without having run.
+    /// Disconnects without a run.
     pub(super) fn leave(self) {
         self.host.disconnect();
     }
 
-    /// Turns until `end`, a failure or `halt`; returns when that was.
+    /// Iterates until `end`, a failure or `halt`; returns the time of that.
     fn turns(&mut self, start: Instant, end: Instant, halt: &AtomicBool) -> Instant {
         let mut now = Instant::now();
         let mut spinner = AdaptivePoller::new(self.plan.spin, now);
@@ -186,7 +186,7 @@ impl Job {
         (self.slots.len() - self.free.len()) as u64
     }
 
-    /// Gives every free slot a command, and returns how many have one now.
+    /// Submits a command for every free slot, and returns the number submitted.
     fn refill(&mut self, now_ns: u64) -> u64 {
         let mut submitted = 0;
         while let Some(i) = self.free.pop() {
@@ -216,7 +216,7 @@ impl Job {
         submitted
     }
 
-    /// Takes every answer that is there.
+    /// Takes all completions.
     fn collect(&mut self, now_ns: u64) -> u64 {
         let mut completed = 0;
         while let Some(Done { tag, outcome, data, .. }) = self.host.next_done() {
@@ -253,7 +253,7 @@ impl Job {
         let _ = self.outcome.failure.get_or_insert(failure);
     }
 
-    /// Says what a person wants to know of a command that was refused.
+    /// Adds an explanation for the user if a command was rejected.
     fn explain(&mut self) {
         let Some(Error::Status { status, .. }) = &self.outcome.failure else { return };
         let refused = status.is(Status::FORMAT_IN_PROGRESS);
@@ -263,14 +263,14 @@ impl Job {
         }
     }
 
-    /// Waits for what is under way: the session sees to it that this ends.
+    /// Waits for outstanding commands: the session guarantees that this ends.
     fn drain(&mut self) {
         let (read, write) = (self.outcome.read.clone(), self.outcome.write.clone());
         while self.under_way() > 0 {
             self.host.wait(Instant::now() + SAMPLE_EVERY);
             let _ = self.collect(u64::MAX);
         }
-        // What was answered after the end does not count.
+        // Commands completed after the end do not count.
         (self.outcome.read, self.outcome.write) = (read, write);
     }
 

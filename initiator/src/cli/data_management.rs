@@ -1,5 +1,5 @@
 //! `nvmf flush`, `write-zeroes`, `verify-blocks`, `write-uncor`, `dsm`, `copy`: commands without
-//! data to show.
+//! data to display.
 
 use clap::Args as ClapArgs;
 use initiator::host::Range;
@@ -192,7 +192,7 @@ pub(crate) fn dsm(args: &DsmArgs) -> Result<(), Error> {
 }
 
 impl Blocks {
-    /// Does something about them.
+    /// Executes a command for these blocks.
     fn act(
         &self,
         target: &TargetArgs,

@@ -24,9 +24,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     args.output.print(|| nvme_cli_json::discovery(&log), || text(&log))
 }
 
-/// What the discovery service offers; `--nqn` may name one that is not the well-known.
+/// Gets the Discovery log; `--nqn` may select a discovery service other than the well-known one.
 pub(crate) fn ask(target: &TargetArgs) -> Result<Discovery, Error> {
-    // Nothing else is asked, so little is needed.
+    // No other command is sent, so a small pool suffices.
     let usual = OptionDefaults { data_bytes: 1 << 20, ..OptionDefaults::default() };
     let (options, setup) = match &target.nqn {
         Some(_) => target.resolve(usual)?,

@@ -82,7 +82,7 @@ fn data_length(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Bytes of data that a feature has.
+/// Number of data bytes of a feature.
 fn usual_length(fid: FeatureId) -> u32 {
     match fid {
         FeatureId::LBA_RANGE_TYPE => 4096,
@@ -99,7 +99,7 @@ pub(crate) fn get(args: &GetArgs) -> Result<(), Error> {
     let sel = Select(args.sel);
     let usual = if sel == Select::CAPABILITIES { 0 } else { usual_length(fid) };
     let mut data = vec![0; args.data_len.unwrap_or(usual) as usize];
-    // Over a fabric the host identifier always has 16 bytes, and must be asked for so.
+    // Over a fabric the host identifier always has 16 bytes, and must be requested with that length.
     let wide = fid == FeatureId::HOST_IDENTIFIER && data.len() == 16;
     let cdw11 = args.cdw11 | u32::from(wide);
     let mut host = args.target.connect(OptionDefaults::default())?;
@@ -181,7 +181,7 @@ fn select_name(sel: Select) -> &'static str {
     }
 }
 
-/// What the bits of the features mean that a target of ours has.
+/// Explains the bits of the features that nvmfd supports.
 fn explained(fid: FeatureId, sel: Select, value: u32, data: &[u8]) -> String {
     let enabled = |on: bool| if on { "enabled" } else { "disabled" };
     if sel == Select::CAPABILITIES {

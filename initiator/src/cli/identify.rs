@@ -103,7 +103,7 @@ pub(crate) fn descriptors(args: &Namespace) -> Result<(), Error> {
     args.output.print_or_raw(args.raw, &*bytes, json, text)
 }
 
-/// Fields that people read in hexadecimal, as nvme-cli prints them.
+/// Fields that are displayed in hexadecimal, as in nvme-cli.
 const HEX: [&str; 28] = [
     "vid", "ssvid", "cmic", "cntlid", "ver", "rtd3r", "rtd3e", "oaes", "ctratt", "rrls", "oacs",
     "lpa", "avscc", "apsta", "rpmbs", "hctma", "sanicap", "sqes", "cqes", "oncs", "fuses", "fna",

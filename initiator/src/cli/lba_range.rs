@@ -6,7 +6,7 @@ use initiator::{Error, Host};
 
 use super::{narrow, number};
 
-/// A namespace and a block in it, as nvme-cli names them.
+/// A namespace and a block in it, named as in nvme-cli.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Place {
     /// Namespace
@@ -18,7 +18,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Where the blocks are; asks the controller how large they are.
+    /// Returns the position of the blocks; gets the block size from the controller.
     pub(crate) fn range(self, host: &mut Host) -> Result<Range, Error> {
         match host.identify_namespace(self.namespace_id)?.block_bytes() {
             Some(block_bytes) => Ok(self.with_blocks_of(block_bytes)),
@@ -26,7 +26,7 @@ impl Place {
         }
     }
 
-    /// The same, where the size of blocks is known.
+    /// Returns the position of the blocks for a known block size.
     pub(crate) fn with_blocks_of(self, block_bytes: u32) -> Range {
         Range { nsid: self.namespace_id, slba: self.start_block, block_bytes }
     }

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     )
 }
 
-/// The subsystem that is named, or all that the discovery service tells of.
+/// Returns the named subsystem, or all of the Discovery log.
 fn subsystems(target: &TargetArgs) -> Result<Vec<(Options, HostOptions)>, Error> {
     let usual = OptionDefaults { data_bytes: 1 << 20, ..OptionDefaults::default() };
     if target.nqn.is_some() {
@@ -57,7 +57,7 @@ fn subsystems(target: &TargetArgs) -> Result<Vec<(Options, HostOptions)>, Error>
         let (Ok(nqn), Some(to)) = (nqn, address(&record.traddr.0, &record.trsvcid.0)) else {
             return Err(Error::Local(format!("a discovery record leads nowhere: {place}")));
         };
-        // One path to each is enough.
+        // One path to each subsystem is sufficient.
         if !found.iter().any(|(options, _)| options.subnqn == nqn) {
             let (options, setup) = target.resolve_for(nqn, usual)?;
             found.push((Options { to, ..options }, setup));
@@ -101,7 +101,7 @@ impl Item {
     }
 }
 
-/// As nvme-cli has it. There is no device; its path names the way to the namespace instead.
+/// Formats an item as in nvme-cli. There is no device; its path is the address of the namespace instead.
 fn json(item: &Item) -> Value {
     let block = item.block_bytes();
     object([

@@ -33,12 +33,12 @@ pub(crate) fn with<T>(
     outcome
 }
 
-/// What a command without data to show says as JSON.
+/// Result of a command without data, as JSON.
 pub(crate) fn done(command: &str, nsid: u32) -> Value {
     nvme_cli_json::object([("command", command.into()), ("namespace-id", nsid.into())])
 }
 
-/// A number as nvme-cli takes it: decimal or with `0x`, and perhaps with a binary suffix (`4k`).
+/// Parses a number as nvme-cli does: decimal or with `0x`, optionally with a binary suffix (`4k`).
 pub(crate) fn number(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.strip_suffix(['k', 'K', 'm', 'M', 'g', 'G', 't', 'T']) {
         Some(digits) if !text.starts_with("0x") => {
@@ -60,7 +60,7 @@ pub(crate) fn number(text: &str) -> Result<u64, String> {
     value.checked_mul(1 << shift).ok_or_else(|| "too large a number".to_owned())
 }
 
-/// As [`number`], for what has to fit in fewer bits.
+/// As [`number`], for types with fewer bits.
 pub(crate) fn narrow<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     T::try_from(number(text)?).map_err(|_| format!("{text} is too large here"))
 }

@@ -157,14 +157,14 @@ fn change(args: &AttachArgs, sel: AttachmentSelect, name: &str) -> Result<(), Er
         if cntlids.is_empty() {
             cntlids.push(host.identify_controller()?.cntlid);
         }
-        // As the list wants them.
+        // The list must be sorted.
         cntlids.sort_unstable();
         host.attach_namespace(sel, nsid, &cntlids)
     })?;
     args.output.print(|| done(name, nsid), || format!("{name}: Success, nsid:{nsid}\n"))
 }
 
-/// The format of a page that has blocks of so many bytes and no metadata.
+/// Returns the index of the format with blocks of this number of bytes and no metadata.
 fn index(page: &IdentifyNamespace, bytes: u64) -> Result<u8, Error> {
     let formats = page.lbaf.iter().take(usize::from(page.nlbaf_z) + 1);
     let fits = |lbads: u8| 1u64.checked_shl(lbads.into()).is_some_and(|size| size == bytes);

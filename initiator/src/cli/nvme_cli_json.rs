@@ -1,7 +1,7 @@
 //! Structures of the NVMe specifications as JSON: the fields of nvme-cli 2.3, in its order.
 //!
 //! Numbers of up to 64 bits are numbers, those of 128 bits are text. Where nvme-cli 2.3 prints a
-//! large number of 32 bits as a negative one, this prints it as it is.
+//! large number of 32 bits as a negative one, this prints the correct value.
 
 use nvme::PAGE_BYTES;
 use nvme::identify::{IdentifyController, IdentifyNamespace, PowerState};
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use initiator::host::Discovery;
 
-/// An object with these fields, in this order.
+/// Returns an object with these fields, in this order.
 pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
     Value::Object(map(fields))
 }
@@ -155,7 +155,7 @@ fn power_state(state: &PowerState) -> Value {
     ])
 }
 
-/// Identify Namespace. `nulbaf` is at a place that this revision of the documents reserves.
+/// Identify Namespace. `nulbaf` is at an offset that this revision of the specification reserves.
 pub(crate) fn namespace(page: &IdentifyNamespace, bytes: &[u8; PAGE_BYTES]) -> Value {
     let mut fields = map([
         ("nsze", page.nsze.into()),
@@ -220,7 +220,7 @@ pub(crate) fn namespaces(ids: &[u32]) -> Value {
 
 /// One Namespace Identification Descriptor.
 pub(crate) struct Descriptor {
-    /// Where in the page it begins.
+    /// Offset in the page.
     at: usize,
     kind: u8,
     len: u8,
@@ -230,7 +230,7 @@ pub(crate) struct Descriptor {
     pub(crate) text: String,
 }
 
-/// The Namespace Identification Descriptors of known types and right lengths.
+/// Returns the Namespace Identification Descriptors of known types and correct lengths.
 pub(crate) fn descriptors(page: &[u8; PAGE_BYTES]) -> Vec<Descriptor> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -307,7 +307,7 @@ pub(crate) fn smart(log: &Smart) -> Value {
     Value::Object(fields)
 }
 
-/// Error Information; entries in the bytes in which they came, for their phase tag.
+/// Error Information; entries as received, because of their phase tag.
 pub(crate) fn errors(log: &[[u8; ErrorEntry::BYTES]]) -> Value {
     let entries = log.iter().map(|bytes| {
         let entry = ErrorEntry::parse(bytes);
@@ -360,7 +360,7 @@ pub(crate) fn record(entry: &DiscoveryEntry) -> Map<String, Value> {
     fields
 }
 
-/// What nvme-cli says to a code that it does not know.
+/// Text of nvme-cli for an unknown code.
 const UNKNOWN: &str = "unrecognized";
 
 fn family(family: AddressFamily) -> &'static str {
@@ -395,7 +395,7 @@ fn flags(flags: EntryFlags) -> String {
     }
 }
 
-/// Bytes as text up to the first NUL, with their padding; what is not printable is escaped.
+/// Bytes as text up to the first NUL, with their padding; non-printable bytes are escaped.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
     text.iter()
@@ -420,7 +420,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 mod tests {
     use crate::cli::nvme_cli_json::*;
 
-    /// What nvme-cli 2.3 printed, its negative numbers of 32 bits set right.
+    /// Output of nvme-cli 2.3, with its negative numbers of 32 bits corrected.
     fn expected(text: &str) -> Value {
         mended(serde_json::from_str(text).expect("JSON"))
     }
@@ -439,7 +439,7 @@ mod tests {
         }
     }
 
-    /// Fields, values and their order.
+    /// Checks fields, values and their order.
     fn expect(made: &Value, text: &str) {
         assert_eq!(format!("{made:#}"), format!("{:#}", expected(text)));
     }
@@ -482,7 +482,7 @@ mod tests {
         let mut page = [0; PAGE_BYTES];
         assert!(descriptors(&page).is_empty());
         assert_eq!(namespace_descriptors(&[]), object([]));
-        // A known type of a wrong length is skipped, the last one leaves the page.
+        // A known type of a wrong length is skipped; the last one exceeds the page.
         page[0] = 2;
         page[1] = 3;
         page[7] = 9;

@@ -1,4 +1,4 @@
-//! Output: JSON for programs, text for people, raw bytes on request.
+//! Output: JSON for programs, text for users, raw bytes on request.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -23,7 +23,7 @@ enum Format {
     Json,
 }
 
-/// Bytes instead of either.
+/// Raw bytes instead of JSON or text.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Raw {
     /// Print the bytes as they came
@@ -36,7 +36,7 @@ impl Output {
         self.json || self.output_format == Format::Json
     }
 
-    /// Prints one of both.
+    /// Prints JSON or text.
     pub(crate) fn print(
         self,
         json: impl FnOnce() -> Value,
@@ -48,7 +48,7 @@ impl Output {
         }
     }
 
-    /// Prints the bytes, if they are asked for, or one of both.
+    /// Prints the raw bytes if requested, else JSON or text.
     pub(crate) fn print_or_raw(
         self,
         raw: Raw,
@@ -67,7 +67,7 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
     print_bytes(text.as_bytes())
 }
 
-/// To the standard output. Whoever has stopped reading has what it wants.
+/// Prints to stdout. A closed stdout is not an error.
 pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Error> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -78,7 +78,7 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// Bytes as nvme-cli dumps them: 16 a line, with their text.
+/// Formats bytes like a dump of nvme-cli: 16 per line, with their text.
 pub(crate) fn dump(bytes: &[u8]) -> String {
     let mut text = "       0  1  2  3  4  5  6  7  8  9  a  b  c  d  e  f\n".to_owned();
     for (row, bytes) in bytes.chunks(16).enumerate() {
@@ -94,7 +94,7 @@ pub(crate) fn dump(bytes: &[u8]) -> String {
     text
 }
 
-/// Lines with aligned columns, the first of which is the heading; numbers to the right.
+/// Formats lines with aligned columns, the first line as heading; numbers are right-aligned.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -116,7 +116,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A number of bytes as people say it, in powers of 1000, as nvme-cli does.
+/// Formats a number of bytes in powers of 1000, like nvme-cli.
 pub(crate) fn bytes(count: u128) -> String {
     let mut value = count as f64;
     for unit in ["B", "kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB", "RB"] {

@@ -15,7 +15,7 @@ use super::number;
 use super::nvme_cli_json::object;
 use super::output::{Output, print, print_bytes};
 
-/// Most bytes that one command of the tool moves.
+/// Maximum number of bytes that one command of the tool transfers.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// Options of `nvmf read`, `write` and `compare`.
@@ -111,7 +111,7 @@ pub(crate) fn read(args: &Args) -> Result<(), Error> {
         let began = Instant::now();
         host.read(range, &mut bytes)?;
         let took = began.elapsed();
-        // Of the last block perhaps only a part was asked for.
+        // Possibly only a part of the last block was requested.
         bytes.truncate(args.data_size.map_or(bytes.len(), |size| size as usize));
         Ok((bytes, took))
     });
@@ -137,7 +137,7 @@ impl Args {
         OptionDefaults { queue_entries: 32, ..OptionDefaults::default() }
     }
 
-    /// Where the blocks are; asks the controller how large they are.
+    /// Returns the position of the blocks; gets the block size from the controller.
     fn range(&self, host: &mut Host) -> Result<Range, Error> {
         let page = host.identify_namespace(self.place.namespace_id)?;
         let Some(block_bytes) = page.block_bytes() else {
@@ -150,7 +150,7 @@ impl Args {
         Ok(self.place.with_blocks_of(block_bytes))
     }
 
-    /// How many blocks, with `given` bytes at hand.
+    /// Returns the number of blocks, with `given` bytes available.
     fn blocks(&self, range: Range, given: Option<u64>) -> Result<u64, Error> {
         let block = u64::from(range.block_bytes);
         let size = self.data_size.or(given);
@@ -174,7 +174,7 @@ impl Args {
         }
     }
 
-    /// Bytes of as many blocks as --block-count says: how large a block is the controller knows.
+    /// Returns the size of the blocks of --block-count, with the block size from the controller.
     fn total(&self) -> Result<u64, Error> {
         let mut host = self.target.connect(self.usual())?;
         let range = self.range(&mut host);
@@ -192,7 +192,7 @@ impl Args {
             (None, Some(_)) => Some(self.total()?),
             (size, _) => size,
         };
-        // Nobody waits for us while we wait for the data.
+        // No association exists while the tool waits for the data.
         let mut bytes = input(self.data.as_deref(), wanted.map(|wanted| wanted as usize))?;
         let mut host = self.target.connect(self.usual())?;
         let outcome = self.range(&mut host).and_then(|range| {
@@ -205,7 +205,7 @@ impl Args {
                     range.block_bytes
                 )));
             }
-            // What --data-size leaves of the last block becomes zeros, as nvme-cli has it.
+            // The rest of the last block after --data-size is filled with zeros, as in nvme-cli.
             bytes.resize(total, 0);
             let began = Instant::now();
             act(&mut host, range, &bytes)?;
@@ -233,13 +233,13 @@ impl Args {
             text += &format!(" latency: {what}: {us} us\n");
         }
         text += &format!("{what}: Success\n");
-        // The data of a read may go to the standard output.
+        // The data of a read may be written to stdout.
         let _ = io::stderr().write_all(text.as_bytes());
         Ok(())
     }
 }
 
-/// `wanted` bytes, or all, of a file or of the standard input.
+/// Reads `wanted` bytes, or all, of a file or of stdin.
 pub(crate) fn input(path: Option<&Path>, wanted: Option<usize>) -> Result<Vec<u8>, Error> {
     let name = path.map_or("the standard input".to_owned(), |path| path.display().to_string());
     let failed = |e: io::Error| Error::Local(format!("{name} cannot be read: {e}"));

@@ -231,7 +231,7 @@ fn send(target: &TargetArgs, what: &'static str, sqe: Sqe, data: &[u8]) -> Resul
     outcome.map(|_| ())
 }
 
-/// As much as asked for; all there is when nobody says, which the beginning tells.
+/// Reads the requested length; by default all of it, as determined from its header.
 fn read_report(host: &mut Host, args: &ReportArgs) -> Result<Vec<u8>, Error> {
     let mut read = |bytes: usize| {
         let mut into = vec![0; bytes];

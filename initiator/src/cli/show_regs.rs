@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     args.output.print(|| json(&values), || text(&values))
 }
 
-/// A property, unless the controller has none.
+/// Gets a property, unless the controller does not have it.
 fn value(host: &mut Host, property: Option<Property>) -> Result<Option<u64>, Error> {
     let Some(property) = property else { return Ok(None) };
     match host.property(PropertyGet::new(property)) {
@@ -68,7 +68,7 @@ fn value(host: &mut Host, property: Option<Property>) -> Result<Option<u64>, Err
     }
 }
 
-/// All ones for what is not there, which as 32 bits nvme-cli prints as -1.
+/// All ones for missing properties, which nvme-cli prints as -1 if they have 32 bits.
 fn json(values: &[Option<u64>]) -> Value {
     let fields: Map<String, Value> = REGISTERS
         .iter()

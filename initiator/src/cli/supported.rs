@@ -54,7 +54,7 @@ pub(crate) fn features(args: &Args) -> Result<(), Error> {
     args.output.print_or_raw(args.raw, &bytes, json, text)
 }
 
-/// The bytes of a log of the NVM command set, and what they mean.
+/// Reads a log of the NVM command set: its bytes, and its parsed form.
 fn read<T, const N: usize>(
     args: &Args,
     lid: LogId,
@@ -70,7 +70,7 @@ fn read<T, const N: usize>(
     Ok((bytes, log))
 }
 
-/// Those that are not 0, each with its number.
+/// Returns the entries that are not 0, each with its number.
 fn numbered(values: &[u32; 256]) -> impl Iterator<Item = (u8, u32)> + '_ {
     (0..=u8::MAX).zip(values.iter().copied()).filter(|(_, value)| *value != 0)
 }
@@ -123,7 +123,7 @@ fn io_name(opcode: u8) -> &'static str {
 mod tests {
     use crate::cli::supported::*;
 
-    /// As nvme-cli 2.3 prints the same log.
+    /// The output of nvme-cli 2.3 for the same log.
     #[test]
     fn effects_are_shown_as_nvme_cli_does() {
         let supported = CommandEffects(0).with_supported(true);

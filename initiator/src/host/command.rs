@@ -16,15 +16,15 @@ use super::transfer::Range;
 use super::{Error, Host};
 use crate::session::{Data, Done, Refused, Request, Response};
 
-/// A page of Identify, in memory of its own.
+/// A page of Identify, in a separate allocation.
 pub type Page = Box<[u8; PAGE_BYTES]>;
 
-/// Most namespaces that are listed: so that no controller keeps us listing for ever.
+/// Maximum number of namespaces that are listed, so that no controller can make the listing endless.
 const MOST_NAMESPACES: usize = 1 << 20;
 
 impl Host {
-    /// Sends one command and waits for its answer; an answer that is no success is an error.
-    /// Returns the result, and the data as they came home.
+    /// Sends one command and waits for its completion; any status but success is an error. Returns
+    /// the result, and the data.
     ///
     /// # Errors
     /// The status, or the end of the association.
@@ -45,12 +45,12 @@ impl Host {
         self.take_answer(what, done)
     }
 
-    /// Compare and Write as one: both halves, or none. Nobody else changes the blocks between them.
-    /// `with` and `from` are as long as each other.
+    /// Compare and Write as a fused operation: both commands are executed, or none. No other host
+    /// changes the blocks between them. `with` and `from` have the same length.
     ///
     /// # Errors
-    /// As [`Host::command`]; Compare Failure when the blocks are others. When both halves have
-    /// failed, what the first one says.
+    /// As [`Host::command`]; Compare Failure if the blocks differ. If both commands have failed,
+    /// the status of the first one.
     pub fn compare_and_write(
         &mut self,
         queue: u16,
@@ -97,7 +97,7 @@ impl Host {
         Ok(())
     }
 
-    /// Sends one command, as soon as there is room.
+    /// Sends one command, as soon as there is a free slot.
     fn send(&mut self, queue: u16, sqe: Sqe, data: Data) -> Result<u64, Error> {
         let tag = self.next_tag;
         self.next_tag = self.next_tag.wrapping_add(1) | super::OWN_TAGS;
@@ -134,7 +134,7 @@ impl Host {
     /// As [`Host::command`], with data that the controller writes.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Host::command`].
     pub fn command_in(
         &mut self,
         queue: u16,
@@ -154,7 +154,7 @@ impl Host {
     /// As [`Host::command`], with data that the controller reads.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Host::command`].
     pub fn command_out(
         &mut self,
         queue: u16,
@@ -169,7 +169,7 @@ impl Host {
         Ok(result)
     }
 
-    /// Any page of Identify.
+    /// Returns any page of Identify.
     ///
     /// # Errors
     /// The status, or the end of the association.
@@ -179,15 +179,15 @@ impl Host {
         Ok(page)
     }
 
-    /// Identify Controller, asked anew.
+    /// Sends Identify Controller again.
     ///
     /// # Errors
-    /// As for all of these: the status, or the end of the association.
+    /// As for all of these methods: the status, or the end of the association.
     pub fn identify_controller(&mut self) -> Result<IdentifyController, Error> {
         Ok(IdentifyController::parse(&*self.identify(Identify::new(Cns::CONTROLLER, 0))?))
     }
 
-    /// Identify Namespace.
+    /// Sends Identify Namespace.
     ///
     /// # Errors
     /// As above.
@@ -195,9 +195,9 @@ impl Host {
         Ok(IdentifyNamespace::parse(&*self.identify(Identify::new(Cns::NAMESPACE, nsid))?))
     }
 
-    /// Whether a namespace, which had blocks of `block_bytes`, was formatted by another host since:
-    /// what to tell a person whose commands were refused, or who does not find what was written.
-    /// `refused`: commands were answered with Format In Progress.
+    /// Returns an error for the user if another host has formatted a namespace that had blocks of
+    /// `block_bytes`: the reason why commands were rejected, or why data were not found. `refused`:
+    /// commands were completed with Format In Progress.
     pub fn was_formatted(&mut self, nsid: u32, block_bytes: u32, refused: bool) -> Option<Error> {
         let now = self.identify_namespace(nsid).ok().and_then(|found| found.block_bytes());
         let what = match now {
@@ -212,7 +212,7 @@ impl Host {
         )))
     }
 
-    /// The ids of all active namespaces above `after`.
+    /// Returns the ids of all active namespaces above `after`.
     ///
     /// # Errors
     /// As above.
@@ -226,7 +226,7 @@ impl Host {
             };
             let page = self.identify(identify)?;
             let before = all.len();
-            // What does not ascend would have us ask for ever.
+            // A list that does not ascend would make this loop endless.
             let ascending = namespaces(&page).filter(|&id| id > after);
             all.extend(ascending);
             match all.last() {
@@ -239,15 +239,15 @@ impl Host {
         }
     }
 
-    /// `len` bytes of a log page (rounded up to whole dwords on the wire) from the offset in
-    /// `page`, in as many commands as that takes. Only the last of them acknowledges an event, if
-    /// `page.rae` allows even that.
+    /// Reads `len` bytes of a log page (rounded up to whole dwords on the wire) from the offset in
+    /// `page`, in as many commands as necessary. Only the last of them acknowledges an event, if
+    /// `page.rae` permits it.
     ///
     /// # Errors
     /// As above.
     pub fn log(&mut self, page: GetLogPage, len: usize) -> Result<Vec<u8>, Error> {
         let most = self.session.max_transfer_bytes().min(self.largest_bytes) as usize;
-        // Controllers without extended data know no offsets.
+        // Controllers without extended data do not support offsets.
         let most = if self.session.controller().lpa.extended_data() { most } else { len.max(4) };
         let mut bytes = vec![0; len.next_multiple_of(4)];
         let mut at = 0;
@@ -266,7 +266,7 @@ impl Host {
         Ok(bytes)
     }
 
-    /// A feature: its dword, and its data into `into`, whose length is what the feature has.
+    /// Gets a feature: returns its dword, and reads its data into `into`, which must have their length.
     ///
     /// # Errors
     /// As above.
@@ -279,7 +279,7 @@ impl Host {
         Ok(result as u32)
     }
 
-    /// The current value of a feature that is one dword of the controller.
+    /// Gets the current value of a controller feature that is one dword.
     ///
     /// # Errors
     /// As above.
@@ -287,7 +287,7 @@ impl Host {
         self.feature(GetFeatures { fid, sel: Select::CURRENT, ..GetFeatures::default() }, &mut [])
     }
 
-    /// Sets a feature, with `data` if it has any. `cdw12` is for the few that want it.
+    /// Sets a feature, with `data` if it has any. `cdw12` is for the few features that use it.
     ///
     /// # Errors
     /// As above.
@@ -300,7 +300,7 @@ impl Host {
         Ok(result as u32)
     }
 
-    /// A property.
+    /// Gets a property.
     ///
     /// # Errors
     /// As above.
@@ -345,10 +345,10 @@ impl Host {
         self.command_out(1, "Dataset Management", sqe, &data).map(|_| ())
     }
 
-    /// Copy of 1 to 256 ranges; how many `copy` itself says does not count.
+    /// Copy of 1 to 256 ranges; the number of ranges in `copy` itself is ignored.
     ///
     /// # Errors
-    /// As above, the number of ranges, or a format that there is not.
+    /// As above, the number of ranges, or an unsupported format.
     pub fn copy(&mut self, nsid: u32, copy: Copy, ranges: &[CopyRange]) -> Result<(), Error> {
         let Some(nr_z) = ranges.len().checked_sub(1).and_then(|z| u8::try_from(z).ok()) else {
             return Err(Error::Local("Copy takes 1 to 256 ranges".into()));
@@ -380,14 +380,14 @@ impl Host {
         session.outstanding(queue) < session.capacity(queue) && !session.waits_for_sends()
     }
 
-    /// Puts aside what came home for the caller.
+    /// Stores the requests of the caller that are done.
     fn keep_others(&mut self) {
         while let Some(done) = self.session.next_done() {
             self.others.push_back(done);
         }
     }
 
-    /// The same, but for one of our own.
+    /// As `keep_others`, except for one of the host's own requests.
     fn keep_others_but(&mut self, tag: u64, found: &mut Option<Done>) {
         while let Some(done) = self.session.next_done() {
             match done.tag == tag {
@@ -397,7 +397,7 @@ impl Host {
         }
     }
 
-    /// Takes one of our own that was put aside.
+    /// Takes one of the host's own requests that was stored.
     fn take_other(&mut self, tag: u64, found: &mut Option<Done>) {
         if let Some(at) = self.others.iter().position(|done| done.tag == tag) {
             *found = self.others.remove(at);
@@ -419,7 +419,7 @@ impl Host {
         }
     }
 
-    /// A buffer with these bytes.
+    /// Returns a buffer with these bytes.
     pub(super) fn filled(&mut self, from: &[u8]) -> Result<Buf, Error> {
         let mut buf = self.take(length(from)?)?;
         self.pool.bytes_mut(&mut buf).copy_from_slice(from);

@@ -5,9 +5,9 @@ use nvme::log::{DiscoveryEntry, DiscoveryHeader, GetLogPage, LogId};
 use super::{Error, Host, HostOptions};
 use crate::session::Options;
 
-/// Most records that are read: a discovery service with more is broken, or wants our memory.
+/// Maximum number of records that are read: a discovery service with more is faulty or malicious.
 const MOST_RECORDS: u64 = 1 << 14;
-/// How often a log that changes while it is read is read anew.
+/// Number of attempts to read a log that changes while it is read.
 const ATTEMPTS: u32 = 10;
 
 /// Contents of a Discovery log.
@@ -20,10 +20,10 @@ pub struct Discovery {
 }
 
 impl Host {
-    /// Asks the discovery service at `options.to` what it offers, and leaves it again.
+    /// Gets the Discovery log of the discovery service at `options.to`, and disconnects.
     ///
     /// # Errors
-    /// Why that failed.
+    /// The reason of the failure.
     pub fn discover(options: Options, setup: HostOptions) -> Result<Discovery, Error> {
         let mut host = Host::connect(options, setup)?;
         let found = host.discovery_log();
@@ -31,7 +31,7 @@ impl Host {
         found
     }
 
-    /// The Discovery log page of the controller, which must be a discovery controller.
+    /// Returns the Discovery log page of the controller, which must be a discovery controller.
     ///
     /// # Errors
     /// The status, the end of the association, or a log that is invalid.

@@ -1,6 +1,6 @@
 //! A blocking host: a pool, a fabric and one session, polled until a call completes.
 //!
-//! One [`Host`] is one association. It belongs to one thread; several threads have one each.
+//! One [`Host`] is one association. It belongs to one thread; each thread needs its own.
 
 mod command;
 mod discover;
@@ -23,23 +23,23 @@ use rdma::{Buf, Event, Pool, RemoteRegion, Wake};
 use crate::fabric::{Provider, Wire};
 use crate::session::{Done, EndReason, Io, Options, Phase, Refused, Request, Session};
 
-/// Events taken from the fabric at once.
+/// Maximum number of events taken from the fabric at once.
 const BATCH: usize = 256;
-/// Longest sleep: so that a mistake of ours costs a moment and not eternity.
+/// Maximum sleep, which limits the effect of a missed wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// How long the end of the connections may take before they are left to the system.
+/// Time limit for closing the connections; afterwards they are left to the system.
 const GOODBYE: Duration = Duration::from_secs(5);
 
-/// The means of a host.
+/// Resources of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct HostOptions {
-    /// Which fabric.
+    /// The fabric provider.
     pub provider: Provider,
-    /// The address to connect from; without one the route decides.
+    /// The address to connect from; `None`: determined by the route.
     pub source: Option<IpAddr>,
-    /// Bytes for data in the pool, beside what the queues need.
+    /// Bytes for data in the pool, in addition to those of the queues.
     pub data_bytes: u64,
-    /// The largest piece of these, in bytes: 4096 times a power of two.
+    /// The largest buffer of these, in bytes: 4096 times a power of two.
     pub largest_bytes: u32,
 }
 
@@ -60,18 +60,18 @@ pub enum Error {
     /// The association has ended.
     #[error("{0}")]
     Ended(EndReason),
-    /// The controller refused the command.
+    /// The controller rejected the command.
     #[error("{what}: {status}{}", Advice(*status))]
     Status {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// The answer.
+        /// The status.
         status: Status,
     },
-    /// Anything on this side.
+    /// An error of this host.
     #[error("{0}")]
     Local(String),
-    /// What was asked for cannot be: the command line, or the arguments of a call.
+    /// Invalid arguments of the command line or of a call.
     #[error("{0}")]
     Usage(String),
 }
@@ -83,12 +83,12 @@ pub struct Host {
     pool: Pool,
     wire: Wire,
     batch: Vec<Event>,
-    /// When the first of those commands was submitted that has not been sent yet.
+    /// Submission time of the first command that has not been sent yet.
     submitting: Option<Instant>,
-    /// What came home while a call waited for something else.
+    /// Requests that were done while a call waited for something else.
     others: VecDeque<Done>,
     next_tag: u64,
-    /// The largest piece of the pool.
+    /// The largest buffer of the pool.
     largest_bytes: u32,
 }
 
@@ -96,7 +96,7 @@ impl Host {
     /// Connects, and waits until requests can be sent.
     ///
     /// # Errors
-    /// Why that failed.
+    /// The reason of the failure.
     pub fn connect(options: Options, setup: HostOptions) -> Result<Host, Error> {
         let plan = options.plan(setup.data_bytes, setup.largest_bytes);
         let pool =
@@ -121,31 +121,31 @@ impl Host {
         }
     }
 
-    /// The session, to look at.
+    /// Returns the session, read-only.
     #[must_use]
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// The fabric that is in use: never [`Provider::Auto`].
+    /// Returns the fabric in use: never [`Provider::Auto`].
     #[must_use]
     pub fn provider(&self) -> Provider {
         self.wire.provider()
     }
 
-    /// The pool: buffers for `Data::Buf`, and copies from and to exposed memory.
+    /// Returns the pool: buffers for `Data::Buf`, and copies from and to exposed memory.
     pub fn pool(&mut self) -> &mut Pool {
         &mut self.pool
     }
 
-    /// Shuts the controller down, ends the connections and waits for that. Buffers and exposed
+    /// Shuts the controller down, closes the connections and waits for that. Buffers and exposed
     /// memory that the caller still has are lost with the host.
     pub fn disconnect(mut self) {
         self.with(Session::close);
         self.leave();
     }
 
-    /// The next event of the controller, waiting for it until then.
+    /// Returns the next event of the controller; waits for it until `until`.
     ///
     /// # Errors
     /// The association has ended.
@@ -161,21 +161,20 @@ impl Host {
         }
     }
 
-    /// Why the association ended: what is known when the last connection is gone.
+    /// Returns why the association ended; known when the last connection is closed.
     fn why(&mut self) -> Error {
         self.leave();
         Error::Ended(self.session.ended().cloned().unwrap_or(EndReason::Closed))
     }
 
-    /// Waits until the connections are gone, or long enough.
+    /// Waits until the connections are closed, or for [`GOODBYE`].
     fn leave(&mut self) {
         let until = Instant::now() + GOODBYE;
         self.drive(Some(until), |host| host.session.phase() == Phase::Ended);
     }
 }
 
-/// A host that is dropped without [`Host::disconnect`] says goodbye all the same, but waits for
-/// nothing.
+/// A host that is dropped without [`Host::disconnect`] shuts down as well, but waits for nothing.
 impl Drop for Host {
     fn drop(&mut self) {
         if self.session.phase() != Phase::Ended {
@@ -185,21 +184,21 @@ impl Drop for Host {
     }
 }
 
-/// Loops of one's own.
+/// Interface for polling loops.
 impl Host {
-    /// As [`Session::submit`]. It leaves with the next [`ring`](Host::ring),
+    /// As [`Session::submit`]. The command is sent by the next [`ring`](Host::ring),
     /// [`turn`](Host::turn) or [`wait`](Host::wait). Tags of the caller are below 2^63.
     ///
     /// # Errors
-    /// Why not; the request comes back.
+    /// The reason; the request is returned.
     pub fn submit(&mut self, queue: u16, request: Request) -> Result<(), (Request, Refused)> {
-        // One look at the clock for all that is submitted together.
+        // The clock is read once for all requests that are submitted together.
         let now = *self.submitting.get_or_insert_with(Instant::now);
         let fabric = self.wire.fabric();
         self.session.submit(queue, request, &mut Io { pool: &mut self.pool, fabric, now })
     }
 
-    /// One turn: [`poll`](Host::poll), then [`ring`](Host::ring).
+    /// Executes one iteration: [`poll`](Host::poll), then [`ring`](Host::ring).
     pub fn turn(&mut self) -> bool {
         let any = self.poll();
         self.ring();
@@ -207,8 +206,8 @@ impl Host {
     }
 
     /// Polls the fabric and lets the session act. Returns whether anything happened. Does not
-    /// block. A loop that polls, takes what is done, submits more and then rings has its
-    /// answers and its new commands leave together.
+    /// block. A loop that polls, takes finished requests, submits more and then rings sends its
+    /// acknowledgements and its new commands together.
     pub fn poll(&mut self) -> bool {
         let now = Instant::now();
         let Host { session, pool, wire, batch, .. } = self;
@@ -217,36 +216,36 @@ impl Host {
         let any = !batch.is_empty() || fabric.hints().receiving;
         let mut io = Io { pool, fabric, now };
         for event in batch.drain(..) {
-            // Nothing else uses this fabric, and nobody connects to a host.
+            // No other user of this fabric exists, and a host accepts no connections.
             drop(session.on_event(event, &mut io));
         }
         session.tick(&mut io);
         any
     }
 
-    /// Rings the doorbells: sends what is to be sent.
+    /// Rings the doorbells: sends everything that was posted.
     pub fn ring(&mut self) {
         self.submitting = None;
         self.wire.fabric().flush();
     }
 
-    /// Turns until something is done, the association has ended or `until` has come; sleeps
-    /// between turns.
+    /// Iterates until a request is done, the association has ended or `until` is reached; sleeps
+    /// between iterations.
     pub fn wait(&mut self, until: Instant) {
         self.drive(Some(until), |host| {
             host.session.has_done() || host.session.ended().is_some() || !host.others.is_empty()
         });
     }
 
-    /// The next request that came home.
+    /// Returns the next request that is done.
     pub fn next_done(&mut self) -> Option<Done> {
         self.others.pop_front().or_else(|| self.session.next_done())
     }
 
-    /// Memory that the target may access until [`Host::revoke`], for `Data::Exposed`.
+    /// Exposes memory to the target until [`Host::revoke`], for `Data::Exposed`.
     ///
     /// # Errors
-    /// The pool has no such piece, or the fabric cannot expose it.
+    /// The pool has no such buffer, or the fabric cannot expose it.
     pub fn expose(&mut self, len: u32) -> Result<RemoteRegion, Error> {
         let buf = self.take(len)?;
         let Some(qp) = self.session.qp(0) else {
@@ -259,7 +258,7 @@ impl Host {
         })
     }
 
-    /// Takes the access away and the memory back.
+    /// Revokes the access, and frees the memory.
     pub fn revoke(&mut self, memory: RemoteRegion) {
         let buf = self.wire.fabric().deregister_remote(memory);
         self.pool.give(buf);
@@ -276,7 +275,7 @@ impl Host {
         act(&mut self.session, &mut Io { pool: &mut self.pool, fabric, now: Instant::now() })
     }
 
-    /// Turns and sleeps until `done` says so, or until that time.
+    /// Iterates and sleeps until `done` returns true, or until `until`.
     fn drive(&mut self, until: Option<Instant>, mut done: impl FnMut(&mut Host) -> bool) {
         self.ring();
         loop {
@@ -298,7 +297,7 @@ impl Host {
             let tick = self.with(Session::tick);
             self.ring();
             let now = Instant::now();
-            // Asked for only now: all that was done since the arming may have made an earlier one.
+            // Evaluated only now: operations since the arming may have set an earlier deadline.
             let due = self.wire.fabric().deadline();
             let next = [due, tick, until, Some(now + LONGEST_SLEEP)].into_iter().flatten().min();
             let limit = next.map_or(LONGEST_SLEEP, |next| next.saturating_duration_since(now));
@@ -307,10 +306,10 @@ impl Host {
     }
 }
 
-/// Tags of the host's own requests begin here.
+/// Tags of the host's own requests start here.
 const OWN_TAGS: u64 = 1 << 63;
 
-/// What a person can do about a status.
+/// Displays a remedy for a status.
 struct Advice(Status);
 
 impl fmt::Display for Advice {

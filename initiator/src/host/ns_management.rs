@@ -10,7 +10,7 @@ use super::{Error, Host};
 use crate::session::Data;
 
 impl Host {
-    /// Creates a namespace, attached to nobody. Returns its id.
+    /// Creates a namespace that is attached to no controller. Returns its id.
     ///
     /// # Errors
     /// The status, or the end of the association.
@@ -64,7 +64,7 @@ impl Host {
         Ok(())
     }
 
-    /// The ids of all allocated namespaces above `after`, attached or not: one page of them.
+    /// Returns one page of the ids of all allocated namespaces above `after`, attached or not.
     ///
     /// # Errors
     /// As above.

@@ -6,10 +6,10 @@ use nvme::{IoOpcode, Sqe};
 use super::{Error, Host};
 use crate::session::{Data, Done, Refused, Request, Response};
 
-/// Commands of one transfer that are under way at once.
+/// Maximum number of commands of one transfer in flight.
 const UNDER_WAY: usize = 32;
 
-/// Blocks of a namespace, from one on.
+/// Blocks of a namespace, starting at one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
     /// The namespace.
@@ -20,11 +20,11 @@ pub struct Range {
     pub block_bytes: u32,
 }
 
-/// The bytes at this end.
+/// The bytes of the host.
 enum Bytes<'a> {
     Into(&'a mut [u8]),
     From(&'a [u8]),
-    /// No data move: so many bytes of blocks are meant.
+    /// No data are transferred: the size of the blocks in bytes.
     Count(u64),
 }
 
@@ -42,14 +42,14 @@ impl Host {
     /// Reads blocks.
     ///
     /// # Errors
-    /// The first refusal, the end of the association, or a length that is no whole number of
-    /// blocks.
+    /// The first error status, the end of the association, or a length that is not a multiple
+    /// of the block size.
     pub fn read(&mut self, range: Range, into: &mut [u8]) -> Result<(), Error> {
         let sqe = Sqe::io(IoOpcode::READ, range.nsid);
         self.transfer("Read", sqe, range, Bytes::Into(into))
     }
 
-    /// Writes blocks; with `fua` to the medium, before it is done.
+    /// Writes blocks; with `fua` they are on the medium on completion.
     ///
     /// # Errors
     /// As [`Host::read`].
@@ -58,19 +58,19 @@ impl Host {
         self.transfer("Write", sqe, range, Bytes::From(from))
     }
 
-    /// Has the controller compare blocks with these bytes.
+    /// Sends Compare for blocks with these bytes.
     ///
     /// # Errors
-    /// As [`Host::read`]; Compare Failure when they differ.
+    /// As [`Host::read`]; Compare Failure if they differ.
     pub fn compare(&mut self, range: Range, with: &[u8]) -> Result<(), Error> {
         let sqe = Sqe::io(IoOpcode::COMPARE, range.nsid);
         self.transfer("Compare", sqe, range, Bytes::From(with))
     }
 
-    /// Has the controller read blocks, and show them to nobody.
+    /// Sends Verify: the controller reads blocks without transferring them.
     ///
     /// # Errors
-    /// As [`Host::read`]: what cannot be read is an error.
+    /// As [`Host::read`]: blocks that cannot be read are an error.
     pub fn verify(&mut self, range: Range, blocks: u64) -> Result<(), Error> {
         let sqe = Sqe::io(IoOpcode::VERIFY, range.nsid);
         let Some(bytes) = blocks.checked_mul(range.block_bytes.into()) else {
@@ -91,7 +91,7 @@ impl Host {
         self.transfer("Write Uncorrectable", sqe, range, Bytes::Count(bytes))
     }
 
-    /// Makes blocks read as zeros; with `deac` the store may give their space back.
+    /// Sends Write Zeroes for blocks; with `deac` the backing store may deallocate them.
     ///
     /// # Errors
     /// As [`Host::read`].
@@ -103,7 +103,7 @@ impl Host {
         self.transfer("Write Zeroes", sqe, range, Bytes::Count(bytes))
     }
 
-    /// Bytes that one command of [`Host::read`] and its like moves at most.
+    /// Maximum number of bytes that one command of [`Host::read`] and similar methods transfers.
     #[must_use]
     pub fn piece_bytes(&self, block_bytes: u32) -> u32 {
         let most = self.session.max_transfer_bytes().min(self.largest_bytes);
@@ -125,7 +125,7 @@ impl Host {
             return Err(Error::Local(text));
         }
         let piece = match bytes {
-            // Blocks, but no data: up to what the field holds.
+            // Blocks without data: limited by the field only.
             Bytes::Count(_) => block << 16,
             _ => self.piece_bytes(range.block_bytes).into(),
         };
@@ -145,7 +145,7 @@ impl Host {
                         sent += 1;
                         continue;
                     }
-                    // No room now: something has to come home first.
+                    // No free slot now: a command has to complete first.
                     Ok(false) if sent > done => {}
                     Ok(false) => failed = Some(Error::Local(Refused::NoBuffer.to_string())),
                     Err(error) => failed = Some(error),
@@ -163,7 +163,7 @@ impl Host {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Sends one piece; false when there is no room for it just now.
+    /// Sends one piece; false if there is no free slot at present.
     fn send_piece(
         &mut self,
         queue: u16,
@@ -196,7 +196,7 @@ impl Host {
         }
     }
 
-    /// The next piece that came home.
+    /// Returns the next piece that is done.
     fn own_done(&mut self) -> Option<Done> {
         let mut found = None;
         self.drive(None, |host| {

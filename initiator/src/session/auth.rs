@@ -1,7 +1,7 @@
 //! In-band authentication, the host's side: the exchange that a target requires in its response to
 //! Connect.
 //!
-//! The arithmetic of the large groups runs here and now: nobody else waits for this thread.
+//! The arithmetic of the large groups is executed synchronously: no other association uses this thread.
 
 use nvme::auth::{
     Challenge, Digest, Failure, GroupId, Kind, MESSAGE_MAX_BYTES, Negotiate, Notice, PrivateKey,
@@ -14,7 +14,7 @@ use rdma::Buf;
 use super::bring_up::Step;
 use super::{Data, EndReason, Io, Options, Session};
 
-/// State of an authentication exchange: the message that was sent or asked for last.
+/// State of an authentication exchange: the message that was last sent or requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AuthStep {
     Negotiate,
@@ -43,12 +43,12 @@ pub(super) struct Proof {
     seqnum: u32,
     challenge: [u8; Digest::MAX_BYTES],
     private: PrivateKey,
-    /// R2 as it must come, where the controller has to prove itself.
+    /// Expected R2, if the controller has to authenticate itself.
     due: Option<Digest>,
 }
 
 impl Proof {
-    /// With numbers that nobody can guess; none where there are none to be had.
+    /// Creates the state with random numbers; `None` if there are none available.
     fn new() -> Option<Proof> {
         let (mut numbers, mut challenge) = ([0; 6], [0; Digest::MAX_BYTES]);
         let mut private = [0; PrivateKey::BYTES];
@@ -58,7 +58,7 @@ impl Proof {
         let [a, b, seqnum @ ..] = numbers;
         Some(Proof {
             t_id: u16::from_le_bytes([a, b]),
-            // 0 would say that there is no challenge.
+            // 0 would mean that there is no challenge.
             seqnum: u32::from_le_bytes(seqnum).max(1),
             challenge,
             private: PrivateKey::new(private),
@@ -66,7 +66,7 @@ impl Proof {
         })
     }
 
-    /// The answer to a challenge, written to `to`; its length.
+    /// Writes the reply to a challenge to `to`; returns its length.
     fn reply(
         &mut self,
         message: &[u8],
@@ -102,8 +102,8 @@ impl Proof {
         reply.emit(to).ok_or(Failure::INCORRECT_PAYLOAD)
     }
 
-    /// Whether the target is content, and has proved itself where it must: then whether it wants
-    /// to hear so.
+    /// Evaluates the result: whether the target accepts the host, and has authenticated itself if
+    /// it must; then returns whether it expects a success message.
     fn verdict(&self, message: &[u8]) -> Result<bool, Failure> {
         let success = Success1::parse(self.heard(message, Kind::Success1)?)?;
         match (&self.due, success.response) {
@@ -113,7 +113,7 @@ impl Proof {
         }
     }
 
-    /// The message, if it is of this exchange and of the kind that is due.
+    /// Returns the message, if it belongs to this exchange and is of the expected kind.
     fn heard<'a>(&self, message: &'a [u8], due: Kind) -> Result<&'a [u8], Failure> {
         match Kind::parse(message)? {
             (kind, t_id) if kind == due && t_id == self.t_id => Ok(message),
@@ -124,7 +124,7 @@ impl Proof {
 }
 
 impl Session {
-    /// The target demands proof on a queue.
+    /// Starts authentication on a queue, which the target requires.
     pub(super) fn authenticate(&mut self, qid: u16, io: &mut Io<'_>) {
         if self.options.secret.is_none() {
             return self.die(EndReason::Authentication, io);
@@ -139,7 +139,7 @@ impl Session {
         self.say(qid, AuthStep::Negotiate, &message[..len], io);
     }
 
-    /// What was sent has arrived, or what was asked for has come in `page`.
+    /// A message was sent, or the requested one was received in `page`.
     pub(super) fn on_talk(
         &mut self,
         qid: u16,
@@ -148,7 +148,7 @@ impl Session {
         io: &mut Io<'_>,
     ) {
         let Some(mut proof) = self.proof.take() else { return };
-        // What the page holds is the target's and may change; look at one copy.
+        // The target may still change the page: use one copy.
         let mut heard = [0; PAGE_BYTES];
         if let Some(page) = page {
             let bytes = io.pool.bytes(page);

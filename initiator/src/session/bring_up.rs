@@ -1,5 +1,5 @@
-//! Controller initialization in the order of Linux: admin connection, Connect, CAP, enable, ready,
-//! Identify, number of queues, all I/O connections, Connect on each, events.
+//! Controller initialization in the same order as Linux: admin connection, Connect, CAP, enable,
+//! ready, Identify, number of queues, all I/O connections, Connect on each, events.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use super::auth::AuthStep;
 use super::queue::{MOST_ENTRIES, Owner, Queue, Sending};
 use super::{ADMIN_ENTRIES, Data, EndReason, Io, Options, Phase, Response, Session, Violation};
 
-/// Interval of looking whether the controller has become ready, or has shut down.
+/// Interval of polling whether the controller is ready, or has shut down.
 const STATUS_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The event awaited by controller initialization.
@@ -65,7 +65,7 @@ impl Step {
 }
 
 impl Session {
-    /// Begins: asks for the connection of the admin queue.
+    /// Starts: requests the connection of the admin queue.
     pub fn start(&mut self, io: &mut Io<'_>) {
         if self.phase != Phase::Idle {
             return;
@@ -89,7 +89,7 @@ impl Session {
         }
     }
 
-    /// The answer to the command of the current step, and the page that came with it.
+    /// Handles the completion of the command of the current step, and its page.
     pub(super) fn on_step(&mut self, answer: Response, page: Option<&Buf>, io: &mut Io<'_>) {
         let Response { status, result } = answer;
         match (self.step, status.is_success()) {
@@ -135,7 +135,7 @@ impl Session {
         }
     }
 
-    /// The time has come to look at the controller's status again.
+    /// Polls the controller's status again.
     pub(super) fn look_again(&mut self, io: &mut Io<'_>) {
         let step = self.step;
         if matches!(step, Step::Ready | Step::ShutdownStatus) {
@@ -147,7 +147,7 @@ impl Session {
         self.poll_at = io.now.checked_add(STATUS_INTERVAL);
     }
 
-    /// What the current step waits for, after its time is up.
+    /// Returns the reason for a time-out of the current step.
     pub(super) fn overdue(&self) -> EndReason {
         let after = self.options.connect_timeout;
         match self.step {
@@ -161,12 +161,12 @@ impl Session {
         }
     }
 
-    /// Reads a property.
+    /// Gets a property.
     pub(super) fn get(&mut self, step: Step, property: Property, io: &mut Io<'_>) {
         self.command(step, 0, PropertyGet::new(property).emit(), None, io);
     }
 
-    /// Sends the command of a step, with a page to read when it has a length.
+    /// Sends the command of a step, with a page to read if it has a length.
     pub(super) fn command(
         &mut self,
         step: Step,
@@ -253,7 +253,7 @@ impl Session {
         self.die(ended, io);
     }
 
-    /// Connect has succeeded: what does the target demand before anything else?
+    /// Connect has succeeded: starts authentication if the target requires it.
     fn demanded(&mut self, qid: u16, result: ConnectResult, io: &mut Io<'_>) {
         if qid == 0 {
             self.cntlid = result.cntlid();
@@ -270,7 +270,7 @@ impl Session {
         }
     }
 
-    /// A queue is connected, and both sides are content with each other.
+    /// A queue is connected, and authenticated if required.
     pub(super) fn connected_queue(&mut self, qid: u16, io: &mut Io<'_>) {
         match qid {
             0 => self.get(Step::Capabilities, Property::CAP, io),
@@ -294,7 +294,7 @@ impl Session {
         self.command(Step::Enable, 0, sqe, None, io);
     }
 
-    /// CC as this host wants it, but for the enable bit.
+    /// Value of CC for this host, except for the enable bit.
     pub(super) fn configuration(&self) -> Cc {
         let sets = match self.cap.css() & Cap::CSS_MULTIPLE {
             0 => Cc::CSS_NVM,
@@ -359,13 +359,13 @@ impl Session {
         self.deadline = None;
         self.phase = Phase::Ready;
         self.room = self.queues.iter().map(|queue| usize::from(queue.slots())).sum();
-        // What is done may wait for the caller while as much is under way.
+        // Finished requests may wait for the caller while the same number is outstanding.
         self.done.reserve_exact(self.room * 2);
         self.ask_for_event(io);
     }
 }
 
-/// Whether a controller is what it must be for a host over RDMA.
+/// Checks that a controller has the properties that a host over RDMA requires.
 fn check(page: &IdentifyController, cntlid: u16, discovery: bool) -> Result<(), EndReason> {
     let need = |good: bool, what| if good { Ok(()) } else { Err(EndReason::Unsupported(what)) };
     need(page.sgls.keyed(), "it takes no keyed SGLs")?;
@@ -384,7 +384,7 @@ fn check(page: &IdentifyController, cntlid: u16, discovery: bool) -> Result<(), 
     need(page.cntrltype != ControllerType::DISCOVERY, "it is a discovery controller")
 }
 
-/// The earlier of two times, as far as there are any.
+/// Returns the earlier of two times, if any.
 pub(super) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

@@ -15,103 +15,103 @@ use rdma::{FabricError, Fault, Reason};
 pub enum EndReason {
     /// `Session::close` or `Session::abort` was called.
     Closed,
-    /// No connection, and no refusal either.
+    /// No connection, and no reject either.
     Unreachable {
-        /// Where we asked.
+        /// The address of the target.
         to: SocketAddr,
     },
-    /// The machine answers, the port does not.
+    /// The machine answers, but no service listens at the port.
     NobodyListens {
-        /// Where we asked.
+        /// The address of the target.
         to: SocketAddr,
     },
-    /// The target refused the connection of a queue.
+    /// The target rejected the connection of a queue.
     Rejected {
         /// The queue.
         queue: u16,
         /// Its reason.
         status: RejectStatus,
     },
-    /// The connection was refused by something that did not speak as an NVMe target does.
+    /// The connection was rejected without the private data of an NVMe target.
     RejectedOtherwise {
         /// The queue.
         queue: u16,
         /// The connection manager's code.
         code: i32,
     },
-    /// The target refused the Connect command of a queue.
+    /// The target rejected the Connect command of a queue.
     ConnectRefused {
         /// The queue.
         queue: u16,
         /// Its status.
         status: Status,
-        /// What it found wrong, where it says so.
+        /// The invalid parameter, if the target reports it.
         parameter: Option<InvalidParameter>,
-        /// The subsystem that was asked for.
+        /// The requested subsystem.
         subnqn: Box<Nqn>,
-        /// The name that we gave.
+        /// The host NQN that was sent.
         hostnqn: Box<Nqn>,
     },
-    /// The target demands authentication, and this host has no secret.
+    /// The target requires authentication, and this host has no secret.
     Authentication,
-    /// The target does not believe that we are who we say.
+    /// The target did not accept the authentication of this host.
     NotAuthenticated {
         /// The queue.
         queue: u16,
         /// The target's reason.
         why: Failure,
     },
-    /// The target has not proved who it is, or did not keep to the protocol of authentication.
+    /// The target has not authenticated itself, or violated the protocol of authentication.
     Unproved {
         /// The queue.
         queue: u16,
-        /// What was wrong.
+        /// The failure.
         why: Failure,
     },
     /// The controller did not become ready.
     NotReady {
-        /// How long we waited.
+        /// Time waited.
         waited: Duration,
     },
-    /// The controller says that it has failed.
+    /// The controller reports a fatal status.
     Fatal,
-    /// A command of the bring-up was refused.
+    /// A command of the initialization failed.
     Refused {
-        /// Which.
+        /// The command.
         what: &'static str,
         /// Its status.
         status: Status,
     },
-    /// The controller lacks what every host over RDMA needs.
+    /// The controller lacks a property that every host over RDMA requires.
     Unsupported(&'static str),
-    /// A command had no answer in time.
+    /// A command was not completed in time.
     Timeout {
         /// The queue.
         queue: u16,
         /// The command.
         what: &'static str,
-        /// After this time.
+        /// The timeout.
         after: Duration,
     },
-    /// The connection of a queue did not come up in time.
+    /// The connection of a queue was not established in time.
     SlowConnection {
         /// The queue.
         queue: u16,
-        /// After this time.
+        /// The timeout.
         after: Duration,
     },
-    /// The target did what no target may do.
+    /// The target violated the protocol.
     Violation {
         /// The queue.
         queue: u16,
-        /// What it did.
+        /// The violation.
         what: Violation,
     },
     /// The connection of a queue failed.
     Fault {
         /// The queue.
         queue: u16,
-        /// How.
+        /// The fault.
         fault: Fault,
     },
     /// The target closed the connection of a queue.
@@ -121,7 +121,7 @@ pub enum EndReason {
     },
     /// The device failed or was removed.
     Device,
-    /// The fabric could not do what we asked of it.
+    /// An operation of the fabric failed.
     Fabric(FabricError),
     /// The pool has no buffers for a queue.
     NoMemory,
@@ -132,24 +132,24 @@ pub enum EndReason {
 pub enum Violation {
     /// A response that is not 16 bytes long.
     Length(u32),
-    /// An answer to a command that is not outstanding: never sent, or answered before.
+    /// A completion for a command that is not outstanding: never sent, or already completed.
     CommandId(u16),
-    /// A key was invalidated that was not the command's own.
+    /// A key was invalidated that did not belong to the command.
     Key(u32),
-    /// Identify Controller tells of another controller than Connect did.
+    /// Identify Controller returns another controller id than Connect.
     ControllerId {
         /// What Connect returned.
         connect: u16,
-        /// What Identify says.
+        /// The value in Identify.
         identify: u16,
     },
 }
 
-/// Reject reason of the InfiniBand CM: no service of that number.
+/// Reject reason of the InfiniBand CM: invalid service ID.
 const INVALID_SERVICE_ID: i32 = 8;
 
 impl EndReason {
-    /// What the end of a connection means; `up` when it had been established.
+    /// Converts the reason for the end of a connection; `up`: it had been established.
     pub(super) fn from_reason(queue: u16, to: SocketAddr, reason: Reason, up: bool) -> EndReason {
         match reason {
             Reason::Rejected { code, private_data } => match code {
@@ -303,7 +303,7 @@ fn refused(
     }
 }
 
-/// A queue as people call it.
+/// Name of a queue for the user.
 struct Name(u16);
 
 impl fmt::Display for Name {

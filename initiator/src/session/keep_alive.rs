@@ -9,25 +9,25 @@ use super::bring_up::earlier;
 use super::queue::{Owner, Queue, Sending};
 use super::{Data, EndReason, Io, MOST_EVENTS, Phase, Response, Session};
 
-/// Commands are looked through for those that hang at least this often, while there are any.
+/// Maximum interval between checks for commands that hang, while there are any.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Keep alive, as far as it is agreed.
+/// Keep alive, as negotiated.
 #[derive(Debug, Default)]
 pub(super) struct KeepAlive {
-    /// Between two; none when there is no keep alive.
+    /// Interval between two; `None` without keep alive.
     interval: Option<Duration>,
     next: Option<Instant>,
-    /// Any command of ours counts as a sign of life.
+    /// Any command of this host counts as a sign of life.
     traffic_based: bool,
-    /// A command was sent since the last look.
+    /// A command was sent since the last check.
     pub(super) traffic: bool,
     outstanding: bool,
 }
 
 impl Session {
-    /// Keep alive and deadlines. Returns when to call again at the latest, unless something is
-    /// submitted before.
+    /// Handles keep alive and deadlines. Returns the latest time of the next call, unless a
+    /// request is submitted before.
     pub fn tick(&mut self, io: &mut Io<'_>) -> Option<Instant> {
         let now = io.now;
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
@@ -56,7 +56,7 @@ impl Session {
     pub(super) fn begin_keep_alive(&mut self, now: Instant) {
         let kato = Duration::from_millis(self.options.kato_ms.into());
         self.keep_alive.traffic_based = self.controller.ctratt.tbkas();
-        // Where traffic counts, a command can put off the next Keep Alive by two intervals.
+        // If traffic counts, a command can delay the next Keep Alive by two intervals.
         let parts = if self.keep_alive.traffic_based { 4 } else { 2 };
         self.keep_alive.interval = (!kato.is_zero()).then(|| kato / parts);
         self.keep_alive.next = self.keep_alive.interval.and_then(|i| now.checked_add(i));
@@ -79,13 +79,13 @@ impl Session {
         self.event_asked = false;
         match answer.status.is_success() {
             true => self.events.push_back(AsyncEvent(answer.result as u32)),
-            // Whoever refuses the request does not want to be asked again.
+            // After an error status the request is not sent again.
             false => self.wants_events = false,
         }
     }
 
-    /// Keeps one Asynchronous Event Request at the controller, as long as the caller takes what
-    /// comes.
+    /// Keeps one Asynchronous Event Request outstanding, as long as the caller takes the
+    /// events.
     pub(super) fn ask_for_event(&mut self, io: &mut Io<'_>) {
         if !self.wants_events || self.event_asked || self.events.len() >= MOST_EVENTS {
             return;
@@ -106,13 +106,13 @@ impl Session {
         self.keep_alive.outstanding = self.own(Owner::KeepAlive, sqe, io.now.checked_add(kato), io);
     }
 
-    /// A command of the session's own on the admin queue, where it has slots of its own.
+    /// Sends a command of the session itself on the admin queue, which has slots reserved for it.
     fn own(&mut self, owner: Owner, sqe: Sqe, deadline: Option<Instant>, io: &mut Io<'_>) -> bool {
         let sending = Sending { owner, sqe, data: Data::None, deadline };
         self.queues.first_mut().is_some_and(|admin| admin.send(sending, io).is_ok())
     }
 
-    /// Ends the association when a command has hung too long.
+    /// Ends the association if a command has exceeded its timeout.
     fn sweep(&mut self, io: &mut Io<'_>) {
         if self.ended.is_some() || self.queues.iter().all(Queue::is_idle) {
             self.sweep_at = None;

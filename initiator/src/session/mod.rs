@@ -1,25 +1,25 @@
-//! One association: a host, a controller, an admin queue and I/O queues, each on a queue pair of
-//! its own.
+//! One association: a host, a controller, an admin queue and I/O queues, each on its own queue
+//! pair.
 //!
 //! ```text
 //! Idle ──start──► Starting ──► Ready ──close──► Closing ──► Ended
-//!                     └───────────┴─── a fault, a timeout, a lie of the target ──────^
+//!                     └───────────┴─── a fault, a timeout, a protocol violation ─────^
 //! ```
 //!
-//! A session owns state and borrows the world ([`Io`]). Whoever drives it
+//! A session owns its state and borrows its resources ([`Io`]). Its driver
 //!
-//! * hands it every [`Event`] of the fabric ([`Session::on_event`] returns those of others),
-//! * calls [`Session::tick`] before each sleep, and again when the time it returned has come,
-//! * flushes the fabric at the end of each turn,
-//! * takes what is done ([`Session::next_done`]) and what the controller reports
+//! * passes it every [`Event`] of the fabric ([`Session::on_event`] returns those of others),
+//! * calls [`Session::tick`] before each sleep, and again at the time that it returned,
+//! * flushes the fabric at the end of each iteration,
+//! * takes finished requests ([`Session::next_done`]) and events of the controller
 //!   ([`Session::next_event`]).
 //!
-//! Each request comes home in exactly one [`Done`], with its data, also when the association has
-//! died before an answer. A command is done when its response is there; the buffer of its capsule
-//! comes home later. There is no reconnecting: an association that has ended stays so.
+//! Each request results in exactly one [`Done`], with its data, also if the association has ended
+//! before a completion. A command is done when its response is received; the buffer of its capsule
+//! is returned later. There is no reconnection: an association that has ended is final.
 //!
-//! Everything from the target is suspected. An answer to no command, a second answer, an answer of
-//! a wrong length ends the association with an [`EndReason`] that says so.
+//! The target is not trusted. A completion for no command, a second completion, or one of a wrong
+//! length ends the association with a corresponding [`EndReason`].
 
 mod auth;
 mod bring_up;
@@ -45,13 +45,13 @@ use bring_up::{Step, earlier};
 use keep_alive::KeepAlive;
 use queue::{CloseState, Finished, Owner, Queue, Sending};
 
-/// Entries of the admin queue, as every NVMe/RDMA host has it.
+/// Entries of the admin queue, as used by every NVMe/RDMA host.
 const ADMIN_ENTRIES: u16 = 32;
 
-/// Slots of the admin queue that are not the caller's: Keep Alive and the event request.
+/// Slots of the admin queue reserved for Keep Alive and Asynchronous Event Request.
 const ADMIN_RESERVED: u16 = 2;
 
-/// Events that wait for the caller at most; the controller is asked for no more meanwhile.
+/// Maximum number of events that wait for the caller; no more are requested meanwhile.
 const MOST_EVENTS: usize = 32;
 
 /// One association with one controller.
@@ -63,20 +63,20 @@ pub struct Session {
     /// The admin queue, then the I/O queues in the order of their ids.
     queues: Vec<Queue>,
     step: Step,
-    /// Of the authentication that is under way.
+    /// State of the authentication in progress.
     proof: Option<Box<Proof>>,
-    /// Of the bring-up or of the shut-down.
+    /// Deadline of the initialization or of the shutdown.
     deadline: Option<Instant>,
-    /// When to ask for the controller's status again.
+    /// Time of the next poll of the controller's status.
     poll_at: Option<Instant>,
     done: VecDeque<Done>,
-    /// How many of those may wait for the caller before it can submit no more.
+    /// Maximum number of finished requests that wait for the caller before it can submit more.
     room: usize,
     events: VecDeque<AsyncEvent>,
     wants_events: bool,
     event_asked: bool,
     keep_alive: KeepAlive,
-    /// When to look again for commands that hang.
+    /// Time of the next check for commands that hang.
     sweep_at: Option<Instant>,
     granted: u16,
     cntlid: u16,
@@ -88,7 +88,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// An association that has not begun.
+    /// An association that has not started.
     #[must_use]
     pub fn new(options: Options) -> Session {
         Session {
@@ -117,7 +117,7 @@ impl Session {
         }
     }
 
-    /// What the fabric reports. Events of queue pairs that are not this session's come back.
+    /// Handles an event of the fabric. Events of queue pairs of other sessions are returned.
     pub fn on_event(&mut self, event: Event, io: &mut Io<'_>) -> Option<Event> {
         match event {
             Event::Done(completion) => match self.queue_of_tag(completion.tag, completion.qp) {
@@ -140,7 +140,7 @@ impl Session {
     /// Sends a command on queue 0 (admin) or an I/O queue from 1 to [`Session::io_queues`].
     ///
     /// # Errors
-    /// Why not; the request comes back.
+    /// The reason; the request is returned.
     pub fn submit(
         &mut self,
         queue: u16,
@@ -163,19 +163,19 @@ impl Session {
         target.send(sending, io).map_err(|(data, why)| (Request { sqe, data, tag }, why))
     }
 
-    /// The next request that came home.
+    /// Returns the next request that is done.
     pub fn next_done(&mut self) -> Option<Done> {
         self.done.pop_front()
     }
 
-    /// Whether something came home.
+    /// Whether a request is done.
     #[must_use]
     pub fn has_done(&self) -> bool {
         !self.done.is_empty()
     }
 
-    /// The next asynchronous event of the controller. Its log page acknowledges it: until that is
-    /// read, no more of its kind come.
+    /// Returns the next asynchronous event of the controller. Its log page acknowledges it: until
+    /// that is read, no more events of its type are reported.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
         self.events.pop_front()
     }
@@ -208,7 +208,7 @@ impl Session {
         }
     }
 
-    /// Whether answers on a queue still count.
+    /// Whether completions on a queue are still processed.
     fn hears(&self, qid: u16) -> bool {
         let there = self.ended.is_none() && !self.has_left(qid);
         there || (qid == 0 && self.step.is_shutdown())
@@ -224,11 +224,11 @@ impl Session {
     ) {
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
         let response = queue.response(&buf, len, invalidated, io);
-        // Before anything new is sent, so that there is a receive for every answer.
+        // Before anything new is sent, so that there is a receive for every completion.
         queue.receive(buf, io);
         match response {
             Ok((finished, answer)) => self.on_answer(qid, finished, answer, io),
-            // Commands that were given up when the shut-down began may still be answered.
+            // Commands that were aborted when the shutdown began may still be completed.
             Err(_) if self.ended.is_some() => {}
             Err(what) => self.die(EndReason::Violation { queue: qid, what }, io),
         }
@@ -260,7 +260,7 @@ impl Session {
         match self.ended {
             None if self.has_left(qid) => {}
             None => self.die(EndReason::Fault { queue: qid, fault }, io),
-            // The admin queue broke while the controller was being shut down: that is all, then.
+            // The admin queue failed during the shutdown of the controller: end now.
             Some(_) if qid == 0 && self.step.is_shutdown() => self.end(io),
             Some(_) => {}
         }
@@ -275,7 +275,7 @@ impl Session {
         match &self.ended {
             None if left => {}
             None => self.die(EndReason::from_reason(qid, self.options.to, reason, up), io),
-            // Now we know what ended the work that came home first, or kept us from sending.
+            // Now the reason is known for work that was flushed before, or for a failed send.
             Some(ended)
                 if reason != Reason::Local
                     && (*ended == flushed || matches!(ended, EndReason::Fabric(_))) =>
@@ -291,33 +291,33 @@ impl Session {
     }
 }
 
-/// What there is to know.
+/// State of the association.
 impl Session {
-    /// Where in its life the association is.
+    /// Returns the phase of the association.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Why the association ended, as soon as it is doomed.
+    /// Returns why the association ended, as soon as its end is certain.
     #[must_use]
     pub fn ended(&self) -> Option<&EndReason> {
         self.ended.as_ref()
     }
 
-    /// Whether the queue pair is one of this session's.
+    /// Whether the queue pair belongs to this session.
     #[must_use]
     pub fn owns(&self, qp: Qp) -> bool {
         self.queue_of(qp).is_some()
     }
 
-    /// The queue pair of a queue, while there is one: for `Initiator::register_remote`.
+    /// Returns the queue pair of a queue, while it exists: for `Initiator::register_remote`.
     #[must_use]
     pub fn qp(&self, queue: u16) -> Option<Qp> {
         self.queues.get(usize::from(queue))?.qp()
     }
 
-    /// I/O queues that there are; known when ready.
+    /// Returns the number of I/O queues; known when ready.
     #[must_use]
     pub fn io_queues(&self) -> u16 {
         self.granted
@@ -336,14 +336,14 @@ impl Session {
         self.queues.get(usize::from(queue)).map_or(0, Queue::callers)
     }
 
-    /// The id of an outstanding command of the caller: by which Abort names it.
+    /// Returns the id of an outstanding command of the caller, as used by Abort.
     #[must_use]
     pub fn command_id(&self, queue: u16, tag: u64) -> Option<u16> {
         self.queues.get(usize::from(queue))?.command_id(tag)
     }
 
-    /// Whether a queue has room again only when Sends have come home: then a sleep must end also
-    /// for those (`Wake::Any`).
+    /// Whether a queue has free slots only after Sends have completed: then they must also end a
+    /// sleep (`Wake::Any`).
     #[must_use]
     pub fn waits_for_sends(&self) -> bool {
         self.queues.iter().any(Queue::is_waiting_for_sends)
@@ -355,7 +355,7 @@ impl Session {
         self.cntlid
     }
 
-    /// Identify Controller, as it was when the association began.
+    /// Identify Controller, as read at the start of the association.
     #[must_use]
     pub fn controller(&self) -> &IdentifyController {
         &self.controller
@@ -373,7 +373,7 @@ impl Session {
         self.vs
     }
 
-    /// Bytes that one command may move: what the controller says, at most 16 MiB less a page.
+    /// Maximum number of bytes of one command: the limit of the controller, at most 16 MiB less a page.
     #[must_use]
     pub fn max_transfer_bytes(&self) -> u32 {
         let shift = 12 + u32::from(self.cap.mpsmin()) + u32::from(self.controller.mdts);
@@ -384,7 +384,7 @@ impl Session {
         }
     }
 
-    /// Bytes that a write may carry in its capsule; 0 when it may not.
+    /// Maximum number of bytes of in-capsule data of a write; 0: not supported.
     #[must_use]
     pub fn in_capsule_bytes(&self) -> u32 {
         let sizes = &self.controller;
@@ -394,12 +394,12 @@ impl Session {
         }
     }
 
-    /// What was asked for.
+    /// Returns the options of the session.
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
     }
 }
 
-/// The longest that a descriptor can say, in whole pages.
+/// Maximum length in a descriptor, in whole pages.
 const MOST_TRANSFER_BYTES: u32 = (1 << 24) - nvme::PAGE_BYTES as u32;

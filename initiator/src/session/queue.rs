@@ -1,4 +1,4 @@
-//! One NVMe queue on one queue pair: slots, command ids, capsules out, responses in.
+//! One NVMe queue on one queue pair: slots, command ids, sent capsules, received responses.
 
 use std::time::Instant;
 
@@ -8,15 +8,15 @@ use rdma::{Buf, FabricError, Qp, QpLimits, RemoteRegion, Tag, Work};
 use super::end_reason::{EndReason, Violation};
 use super::request::{Data, Io, Options, Refused, Response};
 
-/// Reads of the target that we answer at once, where the device can.
+/// RDMA READs of the target that are served concurrently, if the device supports it.
 const READS: u8 = 128;
 
-/// With so many commands under way, a capsule that is not short leaves its data to be read: the
-/// round trip more costs less than the packets.
+/// With at least this number of outstanding commands, a capsule that is not short leaves its data
+/// to be read by the target: the additional round trip costs less than the packets.
 const FEW: u16 = 4;
 
-/// Bits of a command id that number the slot; the rest counts its uses, so that a second answer
-/// to an earlier command is told from the first to a later one.
+/// Bits of a command id that number the slot; the rest counts its uses, so that a duplicate
+/// completion of an earlier command is distinguished from the first one of a later command.
 const SLOT_BITS: u32 = 12;
 
 /// The largest queue, in entries.
@@ -25,11 +25,11 @@ pub(super) const MOST_ENTRIES: u16 = 1 << SLOT_BITS;
 /// Owner of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Owner {
-    /// The caller's, under its tag.
+    /// A command of the caller, with its tag.
     Caller(u64),
-    /// The caller's as well: the Disconnect that deletes the queue.
+    /// The Disconnect by which the caller deletes the queue.
     Leave(u64),
-    /// The bring-up's, or the shut-down's.
+    /// A command of the initialization or of the shutdown.
     Step,
     /// A Keep Alive.
     KeepAlive,
@@ -40,14 +40,14 @@ pub(super) enum Owner {
 /// Data of an outstanding command.
 #[derive(Debug)]
 enum Held {
-    /// As the caller gave them: already in the capsule, or exposed by the caller.
+    /// As supplied by the caller: already in the capsule, or exposed by the caller.
     Plain(Data),
     /// Exposed for this command.
     Once(RemoteRegion),
 }
 
 impl Held {
-    /// The key that the answer may take back.
+    /// Returns the key that the completion may invalidate.
     fn key_to_invalidate(&self) -> Option<u32> {
         match self {
             Held::Once(exposed) if exposed.bears_invalidation() => Some(exposed.remote().key),
@@ -59,11 +59,11 @@ impl Held {
 /// State of the deletion of a queue by the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CloseState {
-    /// It does not.
+    /// The queue is not being deleted.
     Not,
-    /// It has asked for that: nothing more is sent.
+    /// Disconnect was sent: no other command is sent.
     Asked,
-    /// It has: what becomes of the connection is no fault any more.
+    /// Disconnect was completed: the end of the connection is no fault any more.
     Done,
 }
 
@@ -78,7 +78,7 @@ struct OutstandingCommand {
 
 #[derive(Debug)]
 struct Slot {
-    /// How often it was used, modulo what fits in a command id.
+    /// Number of uses, modulo the range in a command id.
     uses: u16,
     command: Option<OutstandingCommand>,
 }
@@ -115,21 +115,21 @@ pub(super) struct Queue {
     leave: CloseState,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Commands of the caller.
+    /// Number of outstanding commands of the caller.
     callers: u16,
-    /// Sends that have not come home.
+    /// Number of Sends that have not completed.
     sends: u32,
     limits: QpLimits,
-    /// Data that a capsule may carry, in bytes.
+    /// Maximum in-capsule data, in bytes.
     in_capsule_bytes: u32,
-    /// Bytes of a message that costs no more than its bytes, as the fabric has said.
+    /// Maximum size of a message without additional cost, as reported by the fabric.
     short_message_bytes: u32,
-    /// Why data could not be exposed last.
+    /// The last error of exposing data.
     trouble: Option<FabricError>,
 }
 
 impl Queue {
-    /// A queue without a connection. All that it ever needs is allocated here.
+    /// Creates a queue without a connection. All its memory is allocated here.
     pub(super) fn new(qid: u16, entries: u16, in_capsule_bytes: u32) -> Queue {
         let slots = entries - 1;
         Queue {
@@ -153,7 +153,7 @@ impl Queue {
         }
     }
 
-    /// Asks for the connection and posts a receive for every command that can be outstanding.
+    /// Requests the connection and posts a receive for every command that can be outstanding.
     pub(super) fn open(
         &mut self,
         options: &Options,
@@ -204,7 +204,7 @@ impl Queue {
         self.qp = None;
     }
 
-    /// How far the caller is with deleting it.
+    /// State of the deletion by the caller.
     pub(super) fn leave(&self) -> CloseState {
         self.leave
     }
@@ -213,7 +213,7 @@ impl Queue {
         self.leave = leave;
     }
 
-    /// Commands of the caller that are outstanding.
+    /// Number of outstanding commands of the caller.
     pub(super) fn callers(&self) -> u16 {
         self.callers
     }
@@ -222,29 +222,29 @@ impl Queue {
         self.free.len() == self.slots.len()
     }
 
-    /// The id of the caller's command with this tag.
+    /// Returns the id of the caller's command with this tag.
     pub(super) fn command_id(&self, tag: u64) -> Option<u16> {
         let is_it = |slot: &Slot| slot.command.as_ref().is_some_and(|c| c.owner.tag() == Some(tag));
         let slot = self.slots.iter().position(is_it)?;
         Some(self.slots[slot].uses << SLOT_BITS | slot as u16)
     }
 
-    /// Slots in all.
+    /// Number of slots.
     pub(super) fn slots(&self) -> u16 {
         self.entries - 1
     }
 
-    /// Whether only Sends that come home make room again.
+    /// Whether only Sends that complete free slots.
     pub(super) fn is_waiting_for_sends(&self) -> bool {
         self.sends >= self.limits.sends
     }
 
-    /// The tag of all work of this queue.
+    /// Tag of all work of this queue.
     fn tag(&self) -> Tag {
         self.qid.into()
     }
 
-    /// Sends a command; its data come back with its answer, or with the error.
+    /// Sends a command; its data are returned with its completion, or with the error.
     pub(super) fn send(
         &mut self,
         sending: Sending,
@@ -297,18 +297,18 @@ impl Queue {
         Ok(())
     }
 
-    /// Why data could not be exposed, if that is what was refused last.
+    /// Takes the last error of exposing data, if any.
     pub(super) fn trouble(&mut self) -> Option<FabricError> {
         self.trouble.take()
     }
 
-    /// A Send came home.
+    /// A Send has completed.
     pub(super) fn sent(&mut self) {
         self.sends = self.sends.saturating_sub(1);
     }
 
-    /// A response of `len` bytes at the start of the window of `buf`, which stays the caller's. It
-    /// may have taken back a key: that of its own command, if the command asked for it.
+    /// Handles a response of `len` bytes at the start of the window of `buf`, which the caller retains. It
+    /// may have invalidated a key: that of its own command, if the command requested it.
     pub(super) fn response(
         &mut self,
         buf: &Buf,
@@ -349,13 +349,13 @@ impl Queue {
         }
     }
 
-    /// Takes back the next command that will have no answer.
+    /// Takes the next command that will not be completed.
     pub(super) fn lose(&mut self, io: &mut Io<'_>) -> Option<Finished> {
         let slot = self.slots.iter().position(|slot| slot.command.is_some())?;
         self.finish(slot as u16, io)
     }
 
-    /// The command that is the longest over its time, and the earliest deadline of the others.
+    /// Returns the command that has exceeded its timeout most, and the earliest deadline of the others.
     pub(super) fn late(&self, now: Instant) -> (Option<LateCompletion>, Option<Instant>) {
         let commands = || self.slots.iter().filter_map(|slot| slot.command.as_ref());
         let late = commands()
@@ -382,7 +382,7 @@ impl Owner {
         self.tag().is_some()
     }
 
-    /// The caller's tag.
+    /// Returns the caller's tag.
     pub(super) fn tag(self) -> Option<u64> {
         match self {
             Owner::Caller(tag) | Owner::Leave(tag) => Some(tag),
@@ -392,7 +392,7 @@ impl Owner {
 }
 
 impl Data {
-    /// Bytes; none when they leave their window.
+    /// Length in bytes; `None` if the data exceed their window.
     fn len(&self) -> Option<u32> {
         match self {
             Data::None => Some(0),
@@ -403,7 +403,7 @@ impl Data {
         }
     }
 
-    /// The buffer of a command of the session's own, which has no others.
+    /// Returns the buffer of a command of the session itself, which uses no other data.
     pub(super) fn into_buf(self) -> Option<Buf> {
         match self {
             Data::Buf(buf) => Some(buf),
@@ -412,21 +412,21 @@ impl Data {
     }
 }
 
-/// Which way data move.
+/// Direction of the data transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Direction {
     ToController,
     Otherwise,
 }
 
-/// What a host wants to know of a command of its own.
+/// Properties of a command to be sent.
 trait Outgoing {
     fn direction(&self) -> Direction;
     fn name(&self, qid: u16) -> &'static str;
 }
 
 impl Outgoing for Sqe {
-    /// Bits 1:0 of the opcode, of a fabrics command those of its type.
+    /// Bits 1:0 of the opcode, or of the fabrics command type.
     fn direction(&self) -> Direction {
         let code = if self.is_fabrics() { self.fabrics_type().0 } else { self.opcode };
         if code & 3 == 1 { Direction::ToController } else { Direction::Otherwise }
@@ -442,7 +442,7 @@ impl Outgoing for Sqe {
     }
 }
 
-/// A capsule with a copy of the data behind the command; none when the pool has none so large.
+/// Returns a capsule with a copy of the data after the command; `None` if the pool has none that large.
 fn capsule_with(data: &Data, len: u32, io: &mut Io<'_>) -> Option<Buf> {
     let mut capsule = io.pool.take_receive()?;
     let total = Sqe::BYTES as u32 + len;
@@ -461,7 +461,7 @@ fn capsule_with(data: &Data, len: u32, io: &mut Io<'_>) -> Option<Buf> {
     Some(capsule)
 }
 
-/// Lets the target into the data, for this command alone where they are not exposed already.
+/// Exposes the data to the target, for this command alone if they are not exposed already.
 fn expose(qp: Qp, data: Data, io: &mut Io<'_>) -> Result<(Held, Sgl), (Data, Option<FabricError>)> {
     match data {
         Data::None => Ok((Held::Plain(Data::None), Sgl::NONE)),

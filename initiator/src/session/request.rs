@@ -9,55 +9,54 @@ use rdma::{Buf, Initiator, Pool, PoolPlan, RemoteRegion};
 
 use super::ADMIN_ENTRIES;
 
-/// The lent world.
+/// Borrowed resources.
 pub struct Io<'a> {
-    /// Buffers: cells for responses and commands, receive buffers for commands with data in the
-    /// capsule (lead 64 bytes), data buffers for what bring-up reads. Data of requests come from
-    /// the caller. [`Options::plan`] says how many.
+    /// Buffers: cells for responses and commands, receive buffers for commands with data in the capsule (lead
+    /// 64 bytes), data buffers for reads of the initialization. Data of requests are supplied by the caller.
+    /// [`Options::plan`] computes the numbers.
     pub pool: &'a mut Pool,
     /// The fabric.
     pub fabric: &'a mut dyn Initiator,
-    /// The time of this turn.
+    /// The time of this iteration.
     pub now: Instant,
 }
 
 /// Options of a session: host, target and limits.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the target listens.
+    /// Address of the target.
     pub to: SocketAddr,
     /// The subsystem; [`Nqn::DISCOVERY`] for the discovery service.
     pub subnqn: Nqn,
-    /// Who we are.
+    /// NQN of this host.
     pub hostnqn: Nqn,
-    /// Who we are, as a UUID in the byte order in which it is written.
+    /// Host identifier, as a UUID in the byte order in which it is written.
     pub hostid: [u8; 16],
-    /// I/O queues wanted; the controller may grant fewer. Of no meaning for the discovery
-    /// service, which has none.
+    /// Requested I/O queues; the controller may grant fewer. Ignored for the discovery service, which has
+    /// none.
     pub io_queues: u16,
-    /// Entries of an I/O queue, 2 to 4096; one less can be outstanding. The controller may grant
-    /// fewer.
+    /// Entries of an I/O queue, 2 to 4096; one less can be outstanding. The controller may grant fewer.
     pub queue_entries: u16,
     /// Keep Alive Timeout in milliseconds; 0 for none.
     pub kato_ms: u32,
-    /// Send the data of small writes in the capsule when the controller takes them so.
+    /// Send the data of small writes in the capsule if the controller supports it.
     pub in_capsule: bool,
-    /// How long the whole bring-up may take.
+    /// Time limit of the whole initialization.
     pub connect_timeout: Duration,
-    /// How long a command may take before the association is given up.
+    /// Time limit of a command; afterwards the association is ended.
     pub command_timeout: Duration,
-    /// By which we prove who we are, to a target that demands it.
+    /// Secret of this host, for targets that require authentication.
     pub secret: Option<Secret>,
-    /// By which the target must prove who it is; without it, it need not.
+    /// Secret by which the target must authenticate itself; without it, it need not.
     pub controller_secret: Option<Secret>,
-    /// Hashes that we offer to authenticate with, best first.
+    /// Hashes offered for authentication, best first.
     pub hashes: Vec<HashId>,
-    /// DH groups that we offer, best first.
+    /// DH groups offered, best first.
     pub groups: Vec<GroupId>,
 }
 
 impl Options {
-    /// The usual: one I/O queue of 128 entries, 5 s keep alive, data in the capsule, 30 s limits.
+    /// The defaults: one I/O queue of 128 entries, 5 s keep alive, data in the capsule, 30 s limits.
     #[must_use]
     pub fn new(to: SocketAddr, subnqn: Nqn, hostnqn: Nqn, hostid: [u8; 16]) -> Options {
         Options {
@@ -78,8 +77,8 @@ impl Options {
         }
     }
 
-    /// A pool for one session of this kind, with `data_bytes` for the caller in pieces of up to
-    /// `largest_bytes` (4096 times a power of two), beside a little for the session itself.
+    /// Returns the plan of a pool for one such session, with `data_bytes` for the caller in buffers of up to
+    /// `largest_bytes` (4096 times a power of two), and a small amount for the session itself.
     #[must_use]
     pub fn plan(&self, data_bytes: u64, largest_bytes: u32) -> PoolPlan {
         let admin = u32::from(ADMIN_ENTRIES);
@@ -88,7 +87,7 @@ impl Options {
             false => u32::from(self.io_queues) * u32::from(self.queue_entries),
         };
         PoolPlan {
-            // A receive, a command, and a command whose Send has not come home yet, of each entry.
+            // For each entry a receive, a command, and a command whose Send has not completed yet.
             cells: (admin + io) * 3,
             receives: if self.in_capsule { io.min(MOST_CAPSULES) } else { 0 },
             lead_bytes: Sqe::BYTES as u32,
@@ -99,9 +98,9 @@ impl Options {
     }
 }
 
-/// Data that a capsule of ours carries at most, in bytes.
+/// Maximum in-capsule data that is sent, in bytes.
 const CAPSULE_DATA_BYTES: u32 = 4096;
-/// Capsules with data at once, of all queues together.
+/// Maximum number of capsules with data, of all queues together.
 const MOST_CAPSULES: u32 = 2048;
 
 /// Data of a request. The direction is in the opcode.
@@ -109,16 +108,16 @@ const MOST_CAPSULES: u32 = 2048;
 pub enum Data {
     /// None.
     None,
-    /// The window of a buffer. It is exposed for this one command under a key of its own, and
-    /// concealed before it comes home. To write small data it may be copied to the capsule.
+    /// The window of a buffer. It is exposed for this one command under its own key, and the access is
+    /// revoked before it is returned. The data of a small write may be copied to the capsule.
     Buf(Buf),
-    /// A part of a window that the caller has exposed (`Initiator::register_remote`) and uses again and again:
-    /// the way of hot loops. Small writes are copied to the capsule. Until the caller conceals it,
-    /// the target can change it, also after the command is done.
+    /// A part of a window that the caller has exposed (`Initiator::register_remote`) and uses repeatedly: for
+    /// performance-critical loops. Small writes are copied to the capsule. Until the caller revokes the
+    /// access, the target can change it, also after the command is done.
     Exposed {
         /// The memory.
         memory: RemoteRegion,
-        /// Where in the window the data begin, in bytes.
+        /// Offset of the data in the window, in bytes.
         at: u32,
         /// Their length in bytes.
         len: u32,
@@ -128,11 +127,11 @@ pub enum Data {
 /// One command.
 #[derive(Debug)]
 pub struct Request {
-    /// The command. Its id and its data descriptor are the session's to fill in.
+    /// The command. The session sets its id and its data descriptor.
     pub sqe: Sqe,
     /// Its data.
     pub data: Data,
-    /// What the caller wants to find again in the [`Done`].
+    /// Identifies the request in the [`Done`].
     pub tag: u64,
 }
 
@@ -141,43 +140,43 @@ pub struct Request {
 pub struct Response {
     /// Outcome.
     pub status: Status,
-    /// Command specific result: dword 0 is the low half.
+    /// Command specific result: dword 0 is the lower half.
     pub result: u64,
 }
 
-/// The association ended before the answer: whether the command was executed, nobody knows.
-/// `Session::ended` says why.
+/// The association ended before the completion: it is unknown whether the command was executed.
+/// `Session::ended` returns the reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the association ended before the answer")]
 pub struct Lost;
 
-/// A request, come home.
+/// A finished request.
 #[derive(Debug)]
 pub struct Done {
     /// The queue: 0 admin, from 1 I/O.
     pub queue: u16,
     /// The caller's tag.
     pub tag: u64,
-    /// What became of the command.
+    /// Result of the command.
     pub outcome: Result<Response, Lost>,
-    /// Its data: nobody else has access to a [`Data::Buf`] any more.
+    /// Its data: the target has no access to a [`Data::Buf`] any more.
     pub data: Data,
 }
 
-/// Reason for a rejected request. The request comes back.
+/// Reason for a rejected request. The request is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refused {
-    /// As many commands are outstanding as the queue holds, or too many are done and not taken.
+    /// The queue has no free slot, or too many requests are done and not taken.
     #[error("the queue is full")]
     Full,
-    /// The pool has no buffer for the command just now.
+    /// The pool has no buffer for the command at present.
     #[error("no buffer for the command")]
     NoBuffer,
     /// The association is not ready (yet, or any more), or has no such queue.
     #[error("the association is not ready, or has no such queue")]
     NotReady,
-    /// The data cannot be exposed to the target, leave their window, or are longer than a
-    /// descriptor can say (16 MiB less one byte).
+    /// The data cannot be exposed to the target, exceed their window, or are longer than the limit of a
+    /// descriptor (16 MiB less one byte).
     #[error("the data cannot be exposed to the target")]
     Data,
 }
@@ -187,12 +186,12 @@ pub enum Refused {
 pub enum Phase {
     /// Before `Session::start`.
     Idle,
-    /// Connections and the controller are being brought up.
+    /// Connections and the controller are being initialized.
     Starting,
-    /// Requests are taken.
+    /// Requests are accepted.
     Ready,
-    /// The controller is being shut down, or the queue pairs are ending.
+    /// The controller is being shut down, or the queue pairs are being closed.
     Closing,
-    /// All queue pairs are gone, every buffer of the session is back in its pool.
+    /// All queue pairs are closed, and every buffer of the session is returned to its pool.
     Ended,
 }

@@ -1,5 +1,5 @@
-//! Shutdown: orderly, or after an error with its reason; and deletion of a single queue. Either way
-//! every request comes home.
+//! Shutdown: orderly, or after an error with its reason; and deletion of a single queue. In both
+//! cases every request is returned.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use super::bring_up::{Step, earlier};
 use super::queue::{CloseState, Finished, Owner, Queue, Sending};
 use super::{Data, Done, EndReason, Io, Lost, Phase, Refused, Response, Session};
 
-/// How long a controller may take to shut down, unless it says that it needs longer.
+/// Time limit of a controller shutdown, unless the controller reports a longer one.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
-/// And then at most this.
+/// Upper bound of the reported limit.
 const SHUTDOWN_MOST: Duration = Duration::from_secs(60);
 
 impl Session {
-    /// Shuts the controller down and ends all connections. Outstanding commands come home lost.
+    /// Shuts the controller down and closes all connections. Outstanding commands are returned as lost.
     pub fn close(&mut self, io: &mut Io<'_>) {
         match self.phase {
             Phase::Idle | Phase::Starting => self.die(EndReason::Closed, io),
@@ -26,8 +26,8 @@ impl Session {
         }
     }
 
-    /// Ends all connections at once, without telling the controller. Outstanding commands come
-    /// home lost.
+    /// Closes all connections at once, without a shutdown of the controller. Outstanding commands are
+    /// returned as lost.
     pub fn abort(&mut self, io: &mut Io<'_>) {
         match self.phase {
             Phase::Closing => self.end(io),
@@ -36,13 +36,13 @@ impl Session {
         }
     }
 
-    /// Deletes an I/O queue alone (Disconnect): no more requests are taken there. The target answers
-    /// what is under way before; the Disconnect comes home as a request does, under this tag. When it
-    /// was refused, the queue is there as before. Whatever the target has not answered by then comes
-    /// home lost.
+    /// Deletes a single I/O queue (Disconnect): it accepts no more requests. The target completes
+    /// outstanding commands first; the Disconnect is returned like a request, with this tag. If it
+    /// failed, the queue is unchanged. Commands that the target has not completed by then are
+    /// returned as lost.
     ///
     /// # Errors
-    /// Not Ready where there is no such I/O queue (any more); otherwise as of [`Session::submit`].
+    /// Not Ready if there is no such I/O queue (any more); otherwise as for [`Session::submit`].
     pub fn disconnect(&mut self, queue: u16, tag: u64, io: &mut Io<'_>) -> Result<(), Refused> {
         if queue == 0 || !self.is_open(queue) {
             return Err(Refused::NotReady);
@@ -62,14 +62,14 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a queue takes requests, as far as it is not full.
+    /// Whether a queue accepts requests, unless it is full.
     #[must_use]
     pub fn is_open(&self, queue: u16) -> bool {
         let queue = self.queues.get(usize::from(queue)).filter(|_| self.phase == Phase::Ready);
         queue.is_some_and(|queue| queue.is_up() && queue.leave() == CloseState::Not)
     }
 
-    /// A Disconnect was answered.
+    /// A Disconnect was completed.
     pub(super) fn on_left(&mut self, queue: u16, tag: u64, answer: Response, io: &mut Io<'_>) {
         self.done.push_back(Done { queue, tag, outcome: Ok(answer), data: Data::None });
         let Some(left) = self.queues.get_mut(usize::from(queue)) else { return };
@@ -81,13 +81,13 @@ impl Session {
         lose(left, &mut self.done, io);
     }
 
-    /// The association is over, for this reason if there was none before.
+    /// Ends the association, for this reason if there was none before.
     pub(super) fn die(&mut self, why: EndReason, io: &mut Io<'_>) {
         self.ended.get_or_insert(why);
         self.end(io);
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub(super) fn end(&mut self, io: &mut Io<'_>) {
         self.phase = Phase::Closing;
         self.step = Step::Nothing;
@@ -100,7 +100,7 @@ impl Session {
         self.conclude();
     }
 
-    /// With the last queue pair the association is gone.
+    /// The association ends with its last queue pair.
     pub(super) fn conclude(&mut self) {
         if self.ended.is_some() && self.queues.iter().all(|queue| queue.qp().is_none()) {
             self.phase = Phase::Ended;
@@ -112,7 +112,7 @@ impl Session {
     pub(super) fn on_shutdown(&mut self, csts: Csts, io: &mut Io<'_>) {
         match self.step {
             Step::Shutdown => self.get(Step::ShutdownStatus, Property::CSTS, io),
-            // What was written may not be durable.
+            // Written data may not be durable.
             _ if csts.cfs() => {
                 self.ended = Some(EndReason::Fatal);
                 self.end(io);
@@ -145,7 +145,7 @@ impl Session {
     }
 }
 
-/// Everything that is outstanding on a queue comes home without an answer.
+/// Returns all outstanding commands of a queue as lost.
 fn lose(queue: &mut Queue, done: &mut VecDeque<Done>, io: &mut Io<'_>) {
     while let Some(Finished { owner, data }) = queue.lose(io) {
         match owner.tag() {

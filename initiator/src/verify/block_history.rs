@@ -1,42 +1,42 @@
 //! History of a block: its possible values, and which of them may reappear after a crash.
 //!
-//! A block is a register. Each write of it is an [`Entry`] with three moments of a logical clock:
-//! its submission, its end (answered, or given up), and when it was surely overwritten. A read may
-//! find every value that was not surely overwritten when the read was submitted.
+//! A block is a register. Each write of it is an [`Entry`] with three times of a logical clock:
+//! its submission, its end (completed, or lost), and when it was certainly overwritten. A read may
+//! find every value that was not certainly overwritten when the read was submitted.
 //!
-//! Entries of a block form a list, newest first. They are removed when no read or flush under way
-//! can refer to them, so a quiet block has one.
+//! Entries of a block form a list, newest first. They are removed when no outstanding read or
+//! flush can refer to them, so an idle block has one.
 
 use crate::verify::block_stamp::{Content, Stamp};
 
 const NIL: u32 = u32::MAX;
-/// A moment that has not come.
+/// A time in the indefinite future.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// One value that a block may have.
+/// A possible value of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Value {
-    /// What was there before the run. Unknown at first (0); once read, it stays what it was.
+    /// The content before the run. Unknown at first (0); once it was read, it does not change.
     Before {
         /// A hash of the content, or 0.
         hash: u64,
     },
     /// A stamp.
     Data {
-        /// The write, which is also the moment of its submission.
+        /// The write; also the time of its submission.
         sequence: u64,
-        /// Who wrote it.
+        /// The client that wrote it.
         client: u16,
-        /// The how manieth write of this block.
+        /// Number of the write of this block.
         generation: u32,
     },
     /// Zeros, by Write Zeroes or Deallocate.
     Zeros {
-        /// The command, which is also the moment of its submission.
+        /// The command; also the time of its submission.
         sequence: u64,
     },
-    /// After a crash: any value of the run not older than `from`, or zeros where there were any
-    /// since. 0: or what was there before the run.
+    /// After a crash: any value of the run not older than `from`, or zeros if there were any
+    /// since. 0: also the content before the run.
     Survivor {
         /// The oldest possible write.
         from: u64,
@@ -44,7 +44,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// When it was submitted.
+    /// Returns when it was submitted.
     pub(super) fn start(&self) -> u64 {
         match *self {
             Value::Before { .. } => 0,
@@ -57,9 +57,9 @@ impl Value {
 /// State of a candidate value of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CandidateState {
-    /// It was the content for sure, unless something else of the list is.
+    /// It was certainly the content, unless that was another value of the list.
     Settled,
-    /// Its write is under way, or was when the association died.
+    /// Its write is outstanding, or was when the association ended.
     InFlight,
 }
 
@@ -75,18 +75,18 @@ struct Entry {
 struct Cell {
     head: u32,
     generation: u32,
-    /// A crash brings nothing back that is older.
+    /// Older values do not reappear after a crash.
     floor: u64,
-    /// The last command that may have made zeros; 0 for none.
+    /// The last command that may have written zeros; 0 for none.
     zeroed: u64,
 }
 
-/// State of the whole model: which flush was answered, which entries are still needed.
+/// State of the whole model: the last completed flush, and the entries still needed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
-    /// The submission of the latest answered flush; 0 for none.
+    /// The submission of the latest completed flush; 0 for none.
     pub(super) flushed: u64,
-    /// The submission of the oldest read or flush under way, or `NEVER`.
+    /// The submission of the oldest outstanding read or flush, or `NEVER`.
     pub(super) horizon: u64,
     pub(super) now: u64,
 }
@@ -108,7 +108,7 @@ pub(super) struct Record {
     pub(super) generation: u32,
     pub(super) floor: u64,
     pub(super) zeroed: u64,
-    /// Values and when they ended.
+    /// Values and the times of their end.
     pub(super) values: Vec<(Value, u64)>,
 }
 
@@ -120,7 +120,7 @@ pub(super) struct Registers {
     free: Vec<u32>,
 }
 
-/// Of a block that was never touched.
+/// The record of a block that was never accessed.
 impl Default for Record {
     fn default() -> Record {
         let values = vec![(Value::Before { hash: 0 }, 0)];
@@ -139,7 +139,7 @@ impl Registers {
         }
     }
 
-    /// Bytes that it takes now.
+    /// Returns the memory in use, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
         self.cells.capacity() * size_of::<Cell>()
             + self.entries.capacity() * size_of::<Entry>()
@@ -162,8 +162,8 @@ impl Registers {
         self.push(i, Value::Zeros { sequence }, NEVER);
     }
 
-    /// The write submitted at `start` has ended. `sure`: it was done, so what ended before its
-    /// submission is overwritten. `durable`: it is on stable storage.
+    /// The write submitted at `start` has ended. `sure`: it was executed, so values that ended
+    /// before its submission are overwritten. `durable`: it is on stable storage.
     pub(super) fn end(&mut self, i: usize, start: u64, sure: bool, durable: bool, view: View) {
         let Some(mine) = self.list(i).find(|&at| {
             let entry = &self.entries[at as usize];
@@ -188,7 +188,7 @@ impl Registers {
         self.tidy(i, view);
     }
 
-    /// The stamp of the write submitted at `sequence`.
+    /// Returns the stamp of the write submitted at `sequence`.
     pub(super) fn stamp(&self, i: usize, sequence: u64, run: u64, lba: u64) -> Option<Stamp> {
         self.list(i).find_map(|at| match self.entries[at as usize].value {
             Value::Data { sequence: it, client, generation } if it == sequence => {
@@ -198,8 +198,8 @@ impl Registers {
         })
     }
 
-    /// Whether the block may contain what a read has found. If so, and nothing was written
-    /// meanwhile, this is what the block contains from now on.
+    /// Whether the block may contain the value that a read has found. If so, and no write was
+    /// outstanding, the block contains this value from now on.
     pub(super) fn judge(&mut self, i: usize, seen: &ReadBlock<'_>, view: View) -> bool {
         let possible = |at: &u32| self.entries[*at as usize].gone > seen.since;
         let fitting = |at: &u32| self.fits(i, &self.entries[*at as usize], seen, view.now);
@@ -212,7 +212,7 @@ impl Registers {
         true
     }
 
-    /// What the block may contain, for a person: newest first.
+    /// Returns the possible contents of the block, for the user: newest first.
     pub(super) fn possible(&self, i: usize, since: u64) -> Vec<(Value, CandidateState)> {
         let entries = self.list(i).map(|at| &self.entries[at as usize]);
         let standing =
@@ -223,12 +223,12 @@ impl Registers {
             .collect()
     }
 
-    /// The oldest write that a crash may bring back.
+    /// Returns the oldest write that may reappear after a crash.
     pub(super) fn floor(&self, i: usize) -> u64 {
         self.cells[i].floor
     }
 
-    /// The machine below has lost what was not durable, or part of it.
+    /// The target's machine has lost data that were not durable, or part of them.
     pub(super) fn crash(&mut self, i: usize, view: View) {
         self.tidy(i, view);
         let from = self.cells[i].floor;
@@ -242,7 +242,7 @@ impl Registers {
         let mut at = self.cells[i].head;
         while at != NIL {
             let entry = &mut self.entries[at as usize];
-            // What is still under way may land after the crash as well.
+            // Outstanding writes may also be executed after the crash.
             if entry.end != NEVER && entry.gone == NEVER {
                 entry.gone = view.now;
             }
@@ -275,8 +275,8 @@ impl Registers {
             (record.generation, record.floor, record.zeroed);
     }
 
-    /// Applies the latest flush, then forgets what nobody can ask for any more. In this order: the
-    /// flush may be about what is forgotten.
+    /// Applies the latest flush, then removes entries that are not needed any more. In this order:
+    /// the flush may concern removed entries.
     fn tidy(&mut self, i: usize, view: View) {
         if view.flushed > self.cells[i].floor {
             self.raise_floor(i, view.flushed);
@@ -298,8 +298,8 @@ impl Registers {
         }
     }
 
-    /// Everything that had been answered by `moment` is durable: nothing older than what was
-    /// possible then comes back.
+    /// Everything that was completed by `moment` is durable: values older than those possible then
+    /// do not reappear.
     fn raise_floor(&mut self, i: usize, moment: u64) {
         let entries = self.list(i).map(|at| &self.entries[at as usize]);
         let then = entries.filter(|entry| entry.value.start() < moment && entry.gone > moment);
@@ -329,7 +329,7 @@ impl Registers {
         }
     }
 
-    /// The block contains what was found, whatever else was possible.
+    /// Sets the content of the block to the found value, and excludes all other values.
     fn pin(&mut self, i: usize, found: u32, seen: &ReadBlock<'_>, view: View) {
         let mut at = self.cells[i].head;
         while at != NIL {
@@ -366,7 +366,7 @@ impl Registers {
             }
             None => {
                 if self.entries.len() == self.entries.capacity() {
-                    // In eighths rather than doubled: most blocks never need a second entry.
+                    // Grows by an eighth rather than by doubling: most blocks never need a second entry.
                     self.entries.reserve_exact((self.entries.len() / 8).max(1024));
                 }
                 self.entries.push(entry);
@@ -384,7 +384,7 @@ impl Registers {
     }
 }
 
-/// Whether a content may be older than the run: anything that does not bear its mark.
+/// Whether a content may be older than the run: any without a stamp of the run.
 fn is_of_before(seen: &ReadBlock<'_>, now: u64) -> bool {
     match seen.content {
         Content::Whole(stamp) => stamp.run != seen.run,

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //! 0  magic       8 bytes  "nvmf-blk"
-//! 8  run         u64      a run of the tool: stamps of other runs are known as such
-//! 16 sequence    u64      which write of the run
+//! 8  run         u64      a run of the tool: identifies stamps of other runs
+//! 16 sequence    u64      number of the write in the run
 //! 24 lba         u64      below 2^48
 //! 32 client      u16      then two bytes of zeros
-//! 36 generation  u32      the how manieth write of this block, from 1
+//! 36 generation  u32      number of the write of this block, from 1
 //! 40 block_bytes u32      then eight bytes of zeros
 //! 52 crc         u32      CRC-32 (ISO-HDLC) of the whole block, this field taken as zeros
 //! 56 zeros       8 bytes
@@ -16,10 +16,10 @@
 //!
 //! All numbers are little-endian. Word `i` of the block is `A + i * STEP` where `i` is even and
 //! `B + i * STEP` where it is odd. `A` is made of run and sequence, `B` of run, client and LBA, by
-//! a function that can be turned back. So any 16 bytes of a body name their write and their place:
-//! of a torn block, both writes are known.
+//! an invertible function. So any 16 bytes of a body identify their write and their position: of a
+//! torn block, both writes are known.
 //!
-//! Nothing here knows a disk, a clock or a target.
+//! This module uses no device, clock or target.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ pub const HEADER_BYTES: usize = 64;
 pub const LBA_LIMIT: u64 = 1 << 48;
 
 const CRC_AT: usize = 52;
-/// From one word to the next: an odd number without a pattern (the golden ratio).
+/// Increment per word: an odd number without a pattern (the golden ratio).
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Fields of a stamp.
@@ -43,56 +43,56 @@ pub struct Stamp {
     pub run: u64,
     /// The write, unique in its run; later writes have larger numbers.
     pub sequence: u64,
-    /// Where the block belongs, below [`LBA_LIMIT`].
+    /// The LBA of the block, below [`LBA_LIMIT`].
     pub lba: u64,
-    /// Which client of the run wrote it.
+    /// The client of the run that wrote it.
     pub client: u16,
-    /// The how manieth write of this block in the run, from 1.
+    /// Number of the write of this block in the run, from 1.
     pub generation: u32,
 }
 
 /// Classification of the bytes of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// A stamp, whole to the last bit. Whether it is the right one is not judged here.
+    /// A complete and valid stamp. Whether it is the expected one is not checked here.
     Whole(Stamp),
     /// Zeros only.
     Zeros,
-    /// The header of a stamp, and a body that leaves it.
+    /// The header of a stamp, and a body that differs from it.
     Torn(TornBlock),
     /// No header of a stamp, and not zeros.
     Foreign {
-        /// The first piece of a body that is of this run all the same, if there is one.
+        /// The first piece of a body that belongs to this run nevertheless, if any.
         piece: Option<Piece>,
     },
 }
 
-/// A block that begins as one write and goes on as something else.
+/// A block that begins as one write and continues as something else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TornBlock {
-    /// What the header says; it may be what is damaged.
+    /// Content of the header; the header itself may be damaged.
     pub header: Stamp,
-    /// Bytes from the start of the block to the first word that is not of the header's write. The
-    /// header itself counts as one piece: 0 when only its CRC is wrong.
+    /// Offset in bytes of the first word that does not belong to the header's write. The header
+    /// itself counts as one piece: 0 if only its CRC is wrong.
     pub at_bytes: u32,
-    /// How many words of the body (or header words, when the body is whole) are wrong.
+    /// Number of wrong words of the body (or header words, if the body is intact).
     pub wrong_words: u32,
-    /// How many bits of those words differ from what the header's write has there.
+    /// Number of bits of those words that differ from those of the header's write.
     pub wrong_bits: u32,
-    /// The other write that some of the wrong words are of, if they are of one.
+    /// The other write to which some of the wrong words belong, if it is only one.
     pub piece: Option<Piece>,
 }
 
 /// Fields of 16 bytes of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Bytes from the start of the block to this piece.
+    /// Offset of this piece in the block, in bytes.
     pub at_bytes: u32,
-    /// The write that it is of.
+    /// The write to which it belongs.
     pub sequence: u64,
-    /// Where it belongs.
+    /// The LBA of the block.
     pub lba: u64,
-    /// Who wrote it.
+    /// The client that wrote it.
     pub client: u16,
 }
 
@@ -100,7 +100,7 @@ impl Stamp {
     /// Fills a block, header and body.
     ///
     /// # Panics
-    /// When `block` is no multiple of 8 bytes, or not longer than the header.
+    /// If the length of `block` is not a multiple of 8 bytes, or not larger than the header.
     pub fn fill(&self, block: &mut [u8]) {
         check_shape(block);
         let (even, odd) = self.bases();
@@ -116,10 +116,10 @@ impl Stamp {
         block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Tells what a block of a run contains.
+    /// Classifies the content of a block of a run.
     ///
     /// # Panics
-    /// When `block` is no multiple of 8 bytes, or not longer than the header.
+    /// If the length of `block` is not a multiple of 8 bytes, or not larger than the header.
     #[must_use]
     pub fn read(block: &[u8], run: u64) -> Content {
         check_shape(block);
@@ -137,7 +137,7 @@ impl Stamp {
         }
     }
 
-    /// The bases of the even and of the odd words.
+    /// Returns the bases of the even and of the odd words.
     fn bases(&self) -> (u64, u64) {
         let place = self.lba & (LBA_LIMIT - 1) | u64::from(self.client) << 48;
         (mix(self.sequence ^ self.run), mix(place ^ self.run.rotate_left(32)))
@@ -155,7 +155,7 @@ impl Stamp {
         header
     }
 
-    /// The fields of a header and the size of the block that it was written for.
+    /// Returns the fields of a header and the size of the block that it was written for.
     fn parse_header(block: &[u8]) -> Option<(Stamp, usize)> {
         if block[..8] != MAGIC {
             return None;
@@ -170,7 +170,7 @@ impl Stamp {
         Some((stamp, u32::from_le_bytes([block[40], block[41], block[42], block[43]]) as usize))
     }
 
-    /// The index of the first word of the body that is not of this stamp.
+    /// Returns the index of the first word of the body that does not belong to this stamp.
     fn compare(&self, block: &[u8]) -> Option<usize> {
         let (even, odd) = self.bases();
         let mut expected = STEP.wrapping_mul((HEADER_BYTES / 8) as u64);
@@ -184,7 +184,7 @@ impl Stamp {
         None
     }
 
-    /// What word `i` of a block of this stamp is; of the header, without its CRC.
+    /// Returns word `i` of a block with this stamp; of the header, without its CRC.
     fn word(&self, i: usize, block_bytes: usize) -> u64 {
         if i < HEADER_BYTES / 8 {
             return word(&self.header(block_bytes), i);
@@ -217,8 +217,8 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// The first place at or behind `from` where four words in a row are of one write of `run`, other
-/// than `than`.
+/// Returns the first position at or after `from` where four consecutive words belong to one write
+/// of `run`, other than `than`.
 fn first_piece(block: &[u8], run: u64, from: usize, than: Option<&Stamp>) -> Option<Piece> {
     let known = than.map(Stamp::bases);
     let start = from.max(HEADER_BYTES).next_multiple_of(16) / 8;
@@ -234,7 +234,7 @@ fn first_piece(block: &[u8], run: u64, from: usize, than: Option<&Stamp>) -> Opt
         let sequence = unmix(even) ^ run;
         let place = unmix(odd) ^ run.rotate_left(32);
         let (lba, client) = (place & (LBA_LIMIT - 1), (place >> 48) as u16);
-        // Four words of another run also fit together; their numbers are then without a pattern.
+        // Four words of another run are consistent as well; their numbers have no pattern then.
         if sequence < 1 << 56 {
             return Some(Piece { at_bytes: (i * 8) as u32, sequence, lba, client });
         }
@@ -261,7 +261,7 @@ fn check_shape(block: &[u8]) {
     assert!(good, "a block of {} bytes cannot be stamped", block.len());
 }
 
-/// `mix`, turned back.
+/// Inverse of `mix`.
 fn unmix(mut z: u64) -> u64 {
     z = (z ^ z >> 31 ^ z >> 62).wrapping_mul(0x3196_42B2_D24D_8EC3);
     z = (z ^ z >> 27 ^ z >> 54).wrapping_mul(0x96DE_1B17_3F11_9089);
@@ -322,7 +322,7 @@ mod tests {
         fn a_stamp_reads_back(stamp in stamps(), bytes in sizes()) {
             let block = filled(&stamp, bytes);
             prop_assert_eq!(Stamp::read(&block, stamp.run), Content::Whole(stamp));
-            // Of another run it is whole as well: judging is not done here.
+            // A stamp of another run is complete as well: it is not evaluated here.
             prop_assert_eq!(Stamp::read(&block, !stamp.run), Content::Whole(stamp));
         }
 

@@ -12,32 +12,32 @@ use super::workload::{Action, Script};
 use crate::rng::Random;
 use crate::{Data, Done, Error, Host, Lost, Refused, Request, Response};
 
-/// Violations that are told in full.
+/// Maximum number of violations that are reported in full.
 const TOLD: usize = 10;
-/// A sleep of a driver that has several clients: it can sleep on one of them only.
+/// Sleep time of a driver with several clients: it cannot wait for all of them.
 const NAP: Duration = Duration::from_micros(200);
-/// How often the caller is asked whether to go on.
+/// Interval at which the caller is asked whether to continue.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Capabilities of the namespace that matter here.
+/// Relevant capabilities of the namespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Namespace {
     pub(super) nsid: u32,
     pub(super) block_bytes: u32,
-    /// Answered writes are durable: there is no volatile write cache.
+    /// Completed writes are durable: there is no volatile write cache.
     pub(super) durable: bool,
-    /// What was to be deallocated reads as zeros.
+    /// Deallocated blocks read as zeros.
     pub(super) trims_to_zeros: bool,
 }
 
-/// One association, and what it has under way.
+/// One association, and its outstanding operations.
 pub(super) struct Client {
     pub(super) host: Host,
-    /// The blocks that it works on.
+    /// The blocks that it uses.
     pub(super) range: Range<u64>,
     flights: Vec<Option<Flight>>,
     free: Vec<u32>,
-    /// A command that the queue had no room for, or no time.
+    /// A command that could not be submitted because the queue was full.
     stuck: Option<(u16, Request)>,
 }
 
@@ -81,17 +81,17 @@ impl What {
 /// End of a leg.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum End {
-    /// The script, the time or the number of operations ran out; or the caller said so.
+    /// The script, the time or the number of operations is exhausted; or the caller ended it.
     Done,
-    /// A block had a content it must not have.
+    /// A block had an invalid content.
     Violation,
-    /// The target refused a command, or something on this side failed.
+    /// The target rejected a command, or an operation of this host failed.
     Refused(Error),
-    /// An association died. All of its operations are lost to the model.
+    /// An association has failed. All its operations are lost for the model.
     Lost(Error),
 }
 
-/// Of two ends the one that explains more; the first of two alike.
+/// Returns the more significant of two ends; the first of two equal ones.
 fn worse(one: Option<End>, other: Option<End>) -> Option<End> {
     let rank = |end: &Option<End>| match end {
         None => 0,
@@ -103,19 +103,19 @@ fn worse(one: Option<End>, other: Option<End>) -> Option<End> {
     if rank(&other) > rank(&one) { other } else { one }
 }
 
-/// Until when a leg goes.
+/// Limits of a leg.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
     pub(super) until: Option<Instant>,
     /// Operations of this leg.
     pub(super) ops: Option<u64>,
-    /// A flush after so many writes; 0 for none.
+    /// Number of writes before a flush; 0 for no flushes.
     pub(super) flush_every: u32,
-    /// Go on after a violation.
+    /// Continue after a violation.
     pub(super) keep_going: bool,
 }
 
-/// The model and what is found out with it.
+/// The model and the results.
 pub(super) struct Verifier {
     pub(super) model: Model,
     pub(super) namespace: Namespace,
@@ -126,9 +126,9 @@ pub(super) struct Verifier {
     pub(super) ops: u64,
     /// Writes since the last flush.
     unflushed: u32,
-    /// From then on, nothing of a dead association lands any more.
+    /// From then on, no operation of a failed association is executed any more.
     pub(super) settle_at: Option<Instant>,
-    /// Commands were refused because the namespace was being formatted.
+    /// Commands were rejected because the namespace was being formatted.
     pub(super) formatting: bool,
 }
 
@@ -140,8 +140,8 @@ impl Verifier {
         Verifier { model, namespace, random, told, ops, unflushed, settle_at, formatting }
     }
 
-    /// Runs a script until it, the limits or the caller's patience end, and everything under way
-    /// is answered. `goes_on` is asked ten times a second.
+    /// Runs a script until its end, a limit, or the end by the caller, and until all outstanding
+    /// operations are completed. `goes_on` is called ten times a second.
     pub(super) fn leg(
         &mut self,
         clients: &mut [Client],
@@ -197,7 +197,7 @@ impl Verifier {
         }
     }
 
-    /// Fills the free places of a client, or says why that is over.
+    /// Uses the free slots of a client, or returns why the leg ends.
     fn refill(
         &mut self,
         n: u16,
@@ -227,7 +227,7 @@ impl Verifier {
         Ok(())
     }
 
-    /// Tells the model, and makes the command.
+    /// Announces the operation to the model, and builds the command.
     fn prepare(&mut self, n: u16, client: &mut Client, slot: u32, action: Action) {
         let Namespace { nsid, durable, trims_to_zeros, .. } = self.namespace;
         let range = |lbas: &Range<u64>| (lbas.start, (lbas.end - lbas.start - 1) as u16);
@@ -282,8 +282,8 @@ impl Verifier {
                     client.host.pool().bytes_mut(&mut buf).copy_from_slice(&bytes);
                     Data::Buf(buf)
                 }
-                // The pool has room for every slot, so this does not happen: a request without
-                // its data is refused, and its operations have then failed.
+                // The pool has a buffer for every slot, so this does not happen: a request
+                // without its data is rejected, and its operations have then failed.
                 None => Data::None,
             },
         };
@@ -291,7 +291,7 @@ impl Verifier {
         client.stuck = Some((queue, Request { sqe, data, tag: u64::from(slot) }));
     }
 
-    /// Submits what is to be submitted. Returns why it never will be.
+    /// Submits the pending command. Returns the reason if that is impossible.
     fn retry(&mut self, client: &mut Client) -> Option<End> {
         let (queue, request) = client.stuck.take()?;
         let (request, why) = client.host.submit(queue, request).err()?;
@@ -304,7 +304,7 @@ impl Verifier {
         Some(End::Refused(Error::Local(why.to_string())))
     }
 
-    /// A command that was never sent, or never answered.
+    /// A command was never sent, or never completed.
     fn lose(&mut self, client: &mut Client, tag: u64) {
         let flight = client.flights.get_mut(tag as usize).and_then(Option::take);
         let Some(flight) = flight else { return };
@@ -314,7 +314,7 @@ impl Verifier {
         }
     }
 
-    /// Takes every answer that is there, and tells the model. Returns what is wrong.
+    /// Takes all completions, and reports them to the model. Returns an error, if any.
     fn collect(&mut self, client: &mut Client, limits: &Limits) -> Option<End> {
         let mut bad = None;
         while let Some(Done { tag, outcome, data, .. }) = client.host.next_done() {

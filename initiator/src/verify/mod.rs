@@ -1,11 +1,11 @@
 //! `nvmf verify`: checks that a namespace returns what was written and flushed.
 //!
-//! Every block that is written is [stamped](block_stamp), and a [`Model`] knows what each may
-//! contain: what was acknowledged, what is under way, what is durable. Every read is checked. At
-//! the end of each round everything is read once more.
+//! Every written block is [stamped](block_stamp), and a [`Model`] records its possible contents: what
+//! was acknowledged, what is outstanding, what is durable. Every read is checked. At the end of each
+//! round everything is read once more.
 //!
-//! When the target dies, `--reconnect` waits for it and goes on; `--state` saves the model, and
-//! `--check` compares a namespace with it at any time later.
+//! If the target fails, `--reconnect` waits for it and continues; `--state` saves the model, and
+//! `--check` compares a namespace with it at any later time.
 
 mod block_history;
 pub mod block_stamp;
@@ -36,7 +36,7 @@ use driver::{Client, End, Limits, Namespace, Verifier};
 use outcome::Outcome;
 use workload::{Mix, Script};
 
-/// Pause between two attempts to reach a target that is gone.
+/// Pause between two attempts to connect to an unreachable target.
 const KNOCK_EVERY: Duration = Duration::from_millis(250);
 
 /// Options of `nvmf verify`.
@@ -133,10 +133,10 @@ pub enum Expect {
     Durable,
 }
 
-/// Runs it.
+/// Runs the verification.
 ///
 /// # Errors
-/// A sentence for a person.
+/// A sentence for the user.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let begin = Instant::now();
     let about = about(args)?;
@@ -176,10 +176,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     run.finish(end)
 }
 
-/// A run under way.
+/// A run in progress.
 struct Run<'a> {
     args: &'a Args,
-    /// What it is that is verified.
+    /// Description of the verified range.
     about: String,
     verifier: Verifier,
     clients: Vec<Client>,
@@ -190,12 +190,12 @@ struct Run<'a> {
     progress: Progress,
     begin: Instant,
     reconnects: u32,
-    /// How often all of the range was read.
+    /// Number of times that the whole range was read.
     reads_everything: u32,
 }
 
 impl Run<'_> {
-    /// Gives each host its part of the range.
+    /// Assigns each host its part of the range.
     fn employ(&mut self, hosts: Vec<Host>) {
         let Shape { first_lba, blocks, .. } = self.verifier.model.shape();
         let (count, depth) = (hosts.len() as u64, self.args.iodepth);
@@ -228,7 +228,7 @@ impl Run<'_> {
         End::Done
     }
 
-    /// Reads everything.
+    /// Reads the whole range.
     fn sweep(&mut self) -> End {
         let Shape { first_lba, blocks, .. } = self.verifier.model.shape();
         let end = first_lba + blocks;
@@ -239,7 +239,7 @@ impl Run<'_> {
         end
     }
 
-    /// One leg, over as many deaths of the target as it takes.
+    /// Runs one leg, with as many reconnections as necessary.
     fn leg(&mut self, script: &mut Script, limits: Limits) -> End {
         if self.stopped {
             return End::Done;
@@ -251,7 +251,7 @@ impl Run<'_> {
                 return end;
             }
             self.clients.clear();
-            // Whoever loses patience now has it for later.
+            // If the user interrupts the run now, the state is available later.
             if let Err(error) = self.save() {
                 return End::Refused(error);
             }
@@ -263,8 +263,8 @@ impl Run<'_> {
                 return End::Refused(why);
             }
             self.reconnects += 1;
-            // What the target still had under way lands before the keep alive timeout of the
-            // dead association, at the latest. After a loss of power nothing does.
+            // Commands that were outstanding at the target are executed before the keep alive timeout
+            // of the failed association, at the latest; after a loss of power, none is.
             match self.args.expect {
                 Expect::Durable => self.verifier.model.crash(),
                 Expect::All => {
@@ -274,7 +274,7 @@ impl Run<'_> {
                 }
             }
             let Script::Mixed(..) = script else {
-                // Reading everything begins anew.
+                // Reading the whole range starts again.
                 let Shape { first_lba, .. } = self.verifier.model.shape();
                 if let Script::Sweep { next, .. } = script {
                     *next = first_lba;
@@ -305,7 +305,7 @@ impl Run<'_> {
         })
     }
 
-    /// Why there is nothing left to verify: another host has formatted the namespace.
+    /// Returns why the verification cannot continue: another host has formatted the namespace.
     fn formatted(&mut self) -> Option<Error> {
         let Namespace { nsid, block_bytes, .. } = self.verifier.namespace;
         let host = &mut self.clients.first_mut()?.host;
@@ -325,7 +325,7 @@ impl Run<'_> {
         }
     }
 
-    /// Puts the model into the file of --state.
+    /// Writes the model to the file of --state.
     fn save(&mut self) -> Result<(), Error> {
         let Some(path) = &self.args.state else { return Ok(()) };
         let bytes = model_file::encode(&mut self.verifier.model, &self.about);
@@ -333,10 +333,10 @@ impl Run<'_> {
             .map_err(|error| Error::Local(format!("{}: {error}", path.display())))
     }
 
-    /// Disconnects, saves the state, prints, and says whether all is well.
+    /// Disconnects, saves the state, prints the results, and returns the exit code.
     fn finish(mut self, end: End) -> Result<ExitCode, Error> {
         self.progress.end();
-        // What is found then is no corruption, and a state is of blocks that there are no more.
+        // After a format, differences are no corruption, and the state describes blocks that no longer exist.
         let is_bad = matches!(end, End::Refused(_)) || self.verifier.model.counts().violations > 0;
         if let Some(why) = is_bad.then(|| self.formatted()).flatten() {
             self.clients.drain(..).for_each(|client| client.host.disconnect());
@@ -381,7 +381,7 @@ fn lost(why: &Error, args: &Args) -> String {
     }
 }
 
-/// One host for each client.
+/// Connects one host for each client.
 fn connect(args: &Args) -> Result<Vec<Host>, Error> {
     let host = |n: u16| {
         let queues = args.target.nr_io_queues.unwrap_or(2).max(1);
@@ -391,7 +391,7 @@ fn connect(args: &Args) -> Result<Vec<Host>, Error> {
         let piece = piece.filter(|_| args.bs < 16 << 20).ok_or_else(|| {
             Error::Usage(format!("--bs {}: one command moves less than 16 MiB", args.bs))
         })?;
-        // A command may go to any queue, so each holds them all.
+        // A command may use any queue, so each is deep enough for all commands.
         let entries = (args.iodepth + 1).max(32) as u16;
         let data_bytes = u64::from(piece) * u64::from(args.iodepth) + (1 << 20);
         let (options, mut setup) = target.resolve(OptionDefaults {
@@ -405,7 +405,7 @@ fn connect(args: &Args) -> Result<Vec<Host>, Error> {
     (0..args.clients).map(host).collect()
 }
 
-/// What is verified, in words: a saved state is for this and nothing else.
+/// Describes the verified range: a saved state is valid only for this.
 fn about(args: &Args) -> Result<String, Error> {
     let (options, _) = args.target.resolve(OptionDefaults::default())?;
     Ok(format!("namespace {} of {}", args.namespace_id, options.subnqn))
@@ -422,7 +422,7 @@ fn load(path: &std::path::Path, about: &str) -> Result<Model, Error> {
     }
 }
 
-/// The namespace, and how many blocks it has.
+/// Returns the namespace, and its number of blocks.
 fn namespace(args: &Args, host: &mut Host) -> Result<(Namespace, u64), Error> {
     let nsid = args.namespace_id;
     let found = host.identify_namespace(nsid)?;
@@ -434,13 +434,13 @@ fn namespace(args: &Args, host: &mut Host) -> Result<(Namespace, u64), Error> {
     Ok((Namespace { nsid, block_bytes, durable, trims_to_zeros }, found.nsze))
 }
 
-/// Whether what was deallocated must read as zeros. DLFEAT speaks of blocks that are deallocated: a
-/// target may succeed and leave them as they are.
+/// Whether deallocated blocks must read as zeros. DLFEAT applies to blocks that are deallocated: a
+/// target may report success and leave them unchanged.
 fn trims_to_zeros(args: &Args, dlfeat: u8) -> bool {
     args.trims_certain && dlfeat & 7 == 1
 }
 
-/// The range that was asked for.
+/// Returns the configured range.
 fn shape(args: &Args, namespace: Namespace, blocks: u64) -> Result<Shape, Error> {
     const MOST_BYTES: u64 = 4 << 30;
     let block = u64::from(namespace.block_bytes);
@@ -471,13 +471,13 @@ fn shape(args: &Args, namespace: Namespace, blocks: u64) -> Result<Shape, Error>
     })
 }
 
-/// A number that no other run has: from the clock and the process.
+/// Returns a number that is unique to this run: from the clock and the process.
 fn fresh_run() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     mix(since.as_nanos() as u64 ^ u64::from(std::process::id()) << 40)
 }
 
-/// Whether the blocks of a saved model are there.
+/// Checks that the blocks of a saved model exist.
 fn check_shape(shape: Shape, namespace: Namespace, blocks: u64) -> Result<Shape, Error> {
     if shape.block_bytes == namespace.block_bytes && shape.first_lba + shape.blocks <= blocks {
         return Ok(shape);
@@ -491,13 +491,13 @@ fn check_shape(shape: Shape, namespace: Namespace, blocks: u64) -> Result<Shape,
     )))
 }
 
-/// Blocks of one command at most.
+/// Returns the maximum number of blocks of one command.
 fn piece_blocks(args: &Args, host: &Host, namespace: Namespace) -> u64 {
     let bytes = args.bs.min(host.session().max_transfer_bytes().into());
     (bytes / u64::from(namespace.block_bytes)).clamp(1, 1 << 16)
 }
 
-/// The mix that was asked for, without what the controller does not know.
+/// Returns the configured mix, without operations that the controller does not support.
 fn mix_of(args: &Args, host: &Host, namespace: Namespace) -> Mix {
     let oncs = host.session().controller().oncs;
     Mix {

@@ -1,26 +1,26 @@
 //! `Model`: the contents that a namespace must have, derived from requests and their completions.
 //!
-//! Pure: no clock, no I/O, nothing of the target. Whoever drives it announces each operation
-//! before it is submitted ([`Model::write`], [`Model::read`], [`Model::flush`]) and says how it
-//! ended. Time is a counter that each announcement and each end advances; the moment of a write's
-//! submission is also its sequence number in the stamps.
+//! Pure: no clock, no I/O, nothing of the target. The driver announces each operation before it is
+//! submitted ([`Model::write`], [`Model::read`], [`Model::flush`]) and reports its end. Time is a
+//! counter that each announcement and each end increments; the time of a write's submission is
+//! also its sequence number in the stamps.
 //!
 //! # What is required of the namespace
 //!
 //! * *Each block is a regular register.* A read finds a value that was current or being written at
 //!   some time between its submission and its end. Blocks are atomic; commands of several blocks
 //!   are not.
-//! * *What was found stays.* When a read with no write beside it finds one of several possible
+//! * *A found value is retained.* When a read without a concurrent write finds one of several possible
 //!   values, later reads find the same.
 //! * *A failed write* leaves the old or the new value in each of its blocks. So does one whose
-//!   association died, but it may also land later, until [`Model::settle`].
-//! * *A flush* (or a write with FUA) makes durable what was answered before its submission (or
-//!   itself). After [`Model::crash`] a block has a value that is not older than its durable one.
-//!   Where writes of one block overlapped in time, "older" is by submission.
+//!   association failed, but it may also be executed later, until [`Model::settle`].
+//! * *A flush* (or a write with FUA) makes everything durable that was completed before its submission
+//!   (or itself). After [`Model::crash`] a block has a value that is not older than its durable one.
+//!   If writes of one block overlapped in time, "older" refers to their submission.
 //!
 //! # Memory
 //!
-//! A fixed part and [`Model::memory_bytes`] a block; beside that, what is under way.
+//! A fixed part and [`Model::memory_bytes`] a block; in addition, the outstanding operations.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -29,7 +29,7 @@ use super::block_history::{NEVER, ReadBlock, Record, Registers, View};
 use super::violation::{Expected, Violation};
 use crate::verify::block_stamp::{self, Stamp};
 
-/// The most blocks of one model.
+/// Maximum number of blocks of a model.
 pub const BLOCKS_LIMIT: u64 = 1 << 30;
 
 /// The block range of a model.
@@ -37,29 +37,29 @@ pub const BLOCKS_LIMIT: u64 = 1 << 30;
 pub struct Shape {
     /// The first block.
     pub first_lba: u64,
-    /// How many: 1 to [`BLOCKS_LIMIT`], all below [`block_stamp::LBA_LIMIT`].
+    /// Number of blocks: 1 to [`BLOCKS_LIMIT`], all below [`block_stamp::LBA_LIMIT`].
     pub blocks: u64,
     /// Bytes of a block: a multiple of 8, more than [`block_stamp::HEADER_BYTES`].
     pub block_bytes: u32,
-    /// The run: a number that no other run has.
+    /// The run: a unique number.
     pub run: u64,
 }
 
 /// Kinds of writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// Stamps the blocks: [`Model::fill`] makes the data.
+    /// Stamps the blocks: [`Model::fill`] creates the data.
     Data,
     /// Write Zeroes.
     Zeros,
-    /// Deallocate. When not `sure` to read as zeros afterwards, blocks may as well be as before.
+    /// Deallocate. Unless they are `sure` to read as zeros afterwards, blocks may also be unchanged.
     Deallocate {
-        /// The namespace promises zeros.
+        /// The namespace guarantees zeros.
         sure: bool,
     },
 }
 
-/// An operation under way. It ends in exactly one call that takes it.
+/// An outstanding operation. It ends in exactly one call that takes it.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "an operation has an end: `done`, `failed`, `lost` or `check`"]
 pub struct Op {
@@ -85,17 +85,17 @@ struct Pending {
 /// Counters of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Writes, also of zeros, that were answered with success.
+    /// Writes, also of zeros, that were completed with success.
     pub writes: u64,
-    /// Flushes that were answered with success.
+    /// Flushes that were completed with success.
     pub flushes: u64,
     /// Blocks that were read and compared.
     pub blocks_checked: u64,
-    /// Writes and flushes that were answered with an error.
+    /// Writes and flushes that were completed with an error.
     pub failed: u64,
-    /// Writes and flushes whose association died.
+    /// Writes and flushes whose association failed.
     pub lost: u64,
-    /// Blocks whose content was not allowed.
+    /// Blocks with invalid content.
     pub violations: u64,
 }
 
@@ -110,16 +110,16 @@ pub struct Model {
     free: Vec<u32>,
     /// Reads and flushes in the order of their submission; some may have ended.
     watchers: VecDeque<(u64, u32)>,
-    /// Slots of writes that nobody waits for any more, but that may still land.
+    /// Slots of writes whose completion is not awaited any more, but that may still be executed.
     lost: Vec<u32>,
     counts: Counts,
 }
 
 impl Model {
-    /// Of blocks with unknown contents.
+    /// Creates a model of blocks with unknown contents.
     ///
     /// # Panics
-    /// When the shape is not as its fields say.
+    /// If the shape violates the limits of its fields.
     #[must_use]
     pub fn new(shape: Shape) -> Model {
         assert!((1..=BLOCKS_LIMIT).contains(&shape.blocks), "{} blocks", shape.blocks);
@@ -141,29 +141,29 @@ impl Model {
         }
     }
 
-    /// Which blocks it is about.
+    /// Returns the block range.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// What it has seen.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Bytes that the model takes now.
+    /// Returns the memory in use, in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.registers.memory_bytes() + self.pending.capacity() * size_of::<Option<Pending>>()
     }
 
-    /// A write is about to be submitted. `durable`: an answer means that it is on stable storage
-    /// (FUA, or the controller has no volatile cache).
+    /// A write is about to be submitted. `durable`: its completion implies that it is on stable
+    /// storage (FUA, or the controller has no volatile cache).
     ///
     /// # Panics
-    /// When `lbas` is empty or leaves the model; so does [`Model::read`].
+    /// If `lbas` is empty or exceeds the model; the same applies to [`Model::read`].
     pub fn write(&mut self, client: u16, lbas: Range<u64>, change: Change, durable: bool) -> Op {
         let (first, blocks) = self.locate(&lbas);
         let start = self.tick();
@@ -196,10 +196,10 @@ impl Model {
         op
     }
 
-    /// Makes the data of a write of [`Change::Data`].
+    /// Creates the data of a write of [`Change::Data`].
     ///
     /// # Panics
-    /// When `data` is not as long as the write.
+    /// If the length of `data` is not that of the write.
     pub fn fill(&self, op: &Op, data: &mut [u8]) {
         let pending = self.pending(op);
         let block_bytes = self.shape.block_bytes as usize;
@@ -213,7 +213,7 @@ impl Model {
         }
     }
 
-    /// A write or a flush was answered with success.
+    /// A write or a flush was completed with success.
     pub fn done(&mut self, op: Op) {
         let pending = self.end(op);
         match pending.kind {
@@ -230,7 +230,7 @@ impl Model {
         }
     }
 
-    /// An operation was answered with an error.
+    /// An operation was completed with an error.
     pub fn failed(&mut self, op: Op) {
         let pending = self.end(op);
         self.counts.failed += u64::from(pending.kind != OperationKind::Read);
@@ -239,7 +239,7 @@ impl Model {
         }
     }
 
-    /// The association died before an answer. A write may be done, or not, or still be under way.
+    /// The association failed before a completion. A write may be done, or not, or still be executed later.
     pub fn lost(&mut self, op: Op) {
         if let OperationKind::Write { .. } = self.pending(&op).kind {
             self.counts.lost += 1;
@@ -250,8 +250,8 @@ impl Model {
         }
     }
 
-    /// From now on no lost write lands any more: the other end of its association is known to
-    /// have ended.
+    /// From now on no lost write is executed any more: the other end of its association is known
+    /// to have ended.
     pub fn settle(&mut self) {
         while let Some(slot) = self.lost.pop() {
             if let Some(pending) = self.release(slot) {
@@ -261,8 +261,8 @@ impl Model {
         }
     }
 
-    /// The target lost its power: of each block, everything but what was durable may be gone. All
-    /// operations under way have been given to [`Model::lost`]; they do not land any more.
+    /// The target lost its power: of each block, everything that was not durable may be lost. All
+    /// outstanding operations were passed to [`Model::lost`]; they are not executed any more.
     pub fn crash(&mut self) {
         self.settle();
         let _ = self.tick();
@@ -272,11 +272,11 @@ impl Model {
         }
     }
 
-    /// A read was answered with success and brought `data`: returns every block that has a content
-    /// it must not have.
+    /// A read was completed with success and returned `data`: returns every block that has an
+    /// invalid content.
     ///
     /// # Panics
-    /// When `data` is not as long as the read.
+    /// If the length of `data` is not that of the read.
     #[must_use = "what a read has found must be looked at"]
     pub fn check(&mut self, op: Op, data: &[u8]) -> Vec<Violation> {
         let pending = self.end(op);
@@ -301,10 +301,10 @@ impl Model {
         violations
     }
 
-    /// What a block may contain now: for reports.
+    /// Returns the possible contents of a block now: for reports.
     ///
     /// # Panics
-    /// When `lba` is not of this model.
+    /// If `lba` is not in this model.
     #[must_use]
     pub fn expected(&self, lba: u64) -> Vec<Expected> {
         let (i, _) = self.locate(&(lba..lba + 1));
@@ -357,7 +357,7 @@ impl Model {
     fn release(&mut self, slot: u32) -> Option<Pending> {
         let pending = self.pending[slot as usize].take()?;
         self.free.push(slot);
-        // Watchers at the front that have ended hold nothing up any more.
+        // Watchers at the front that have ended are not needed any more.
         while let Some(&(start, slot)) = self.watchers.front() {
             let running = self.pending[slot as usize].is_some_and(|it| it.start == start);
             if running {
@@ -388,19 +388,19 @@ impl Model {
     }
 }
 
-/// Keeping it beyond the process.
+/// Persistence.
 impl Model {
-    /// Where the clock stands.
+    /// Returns the logical time.
     pub(super) fn clock(&self) -> u64 {
         self.clock
     }
 
-    /// One block, as if all operations were settled.
+    /// Returns one block, as if all operations were settled.
     pub(super) fn record(&mut self, i: usize) -> Record {
         self.registers.save(i, self.view())
     }
 
-    /// Takes over what was saved.
+    /// Restores the saved state.
     pub(super) fn restore(&mut self, clock: u64, records: impl Iterator<Item = (usize, Record)>) {
         self.clock = clock;
         for (i, record) in records {

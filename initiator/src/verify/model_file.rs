@@ -23,16 +23,16 @@ const VERSION: u32 = 1;
 /// Reason why a saved model cannot be used, displayed as a sentence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unusable {
-    /// Not made by `nvmf verify`, or by a version with another format.
+    /// Not a file of `nvmf verify`, or of a version with another format.
     #[error("it is no saved state of this version of nvmf verify")]
     Alien,
-    /// The checksum is wrong, or it contradicts itself.
+    /// The checksum is wrong, or the content is inconsistent.
     #[error("it is damaged or incomplete")]
     Damaged,
 }
 
-/// The model as bytes, with a text that says what it is about. Operations under way are lost and
-/// [settled](Model::settle) in the copy.
+/// Encodes the model, with a description of the verified range. Outstanding operations are lost
+/// and [settled](Model::settle) in the copy.
 #[must_use]
 pub fn encode(model: &mut Model, about: &str) -> Vec<u8> {
     let Shape { first_lba, blocks, block_bytes, run } = model.shape();
@@ -62,10 +62,10 @@ pub fn encode(model: &mut Model, about: &str) -> Vec<u8> {
     out
 }
 
-/// The model of saved bytes, and what it is about.
+/// Decodes a saved model and its description.
 ///
 /// # Errors
-/// The bytes are not what [`encode`] makes.
+/// The bytes were not created by [`encode`].
 pub fn decode(bytes: &[u8]) -> Result<(Model, String), Unusable> {
     if !bytes.starts_with(&MAGIC) {
         return Err(Unusable::Alien);
@@ -101,11 +101,11 @@ pub fn decode(bytes: &[u8]) -> Result<(Model, String), Unusable> {
     Ok((model, about))
 }
 
-/// Replaces a file as a whole: whoever reads it finds the old content or the new one, also after
-/// a crash.
+/// Replaces a file as a whole: a reader finds the old content or the new one, also after a
+/// crash.
 ///
 /// # Errors
-/// What the system said.
+/// The I/O error.
 pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -114,7 +114,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&fresh, path)?;
-    // The new name is durable with its directory.
+    // Syncing the directory makes the new name durable.
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
@@ -199,7 +199,7 @@ mod tests {
 
     const SHAPE: Shape = Shape { first_lba: 50, blocks: 40, block_bytes: 512, run: 77 };
 
-    /// A model with every kind of value in it.
+    /// A model with every kind of value.
     fn some_model(seed: u64) -> Model {
         let mut random = Random::new(seed);
         let mut model = Model::new(SHAPE);
@@ -238,7 +238,7 @@ mod tests {
                 assert_eq!(copy.expected(lba), model.expected(lba), "seed {seed}, LBA {lba}");
             }
             assert_eq!(encode(&mut copy, "a namespace"), bytes);
-            // The pinned content of a block that was never written is remembered.
+            // The known content of a block that was never written is retained.
             let op = copy.read(85..86);
             assert_eq!(copy.check(op, &[0x54; 512]).len(), 1);
             // New writes have new sequence numbers.
@@ -283,7 +283,7 @@ mod tests {
             let at = at % bytes.len();
             bytes[at] = value;
             bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
-            // A state of 2^30 blocks is possible, and large: not for this test.
+            // A state of 2^30 blocks is possible, but too large for this test.
             prop_assume!(!(24..32).contains(&at));
             let _ = decode(&bytes);
         }

@@ -19,15 +19,15 @@ pub(super) struct Outcome {
     /// The first violations.
     pub(super) told: Vec<Violation>,
     pub(super) seed: u64,
-    /// How often the target came back.
+    /// Number of reconnections to the target.
     pub(super) reconnects: u32,
-    /// How often all of the range was read.
+    /// Number of times that the whole range was read.
     pub(super) reads_everything: u32,
     pub(super) elapsed: Duration,
 }
 
 impl Outcome {
-    /// The violations, then a summary.
+    /// Formats the violations, then a summary.
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
@@ -73,7 +73,7 @@ impl Outcome {
         writeln!(out, "  run        : {:016x}, seed {}", shape.run, self.seed)
     }
 
-    /// The same as JSON; violations as they are told to people.
+    /// Formats the same as JSON; violations as in the text.
     pub(super) fn json(&self) -> String {
         let Counts { writes, flushes, blocks_checked, failed, lost, violations } = self.counts;
         let told: Vec<_> = self

@@ -5,12 +5,12 @@ use std::fmt;
 use super::block_history::{CandidateState, ReadBlock, Value};
 use crate::verify::block_stamp::{Content, Stamp};
 
-/// Bytes that are shown from the first difference on.
+/// Number of bytes displayed from the first difference on.
 const SHOWN_BYTES: usize = 32;
-/// A block that is so near to a right one is damaged, not something else.
+/// A block with at most this number of wrong bits is damaged, not something else.
 const DAMAGE_BITS: u32 = 8;
 
-/// Kind of a violation, as far as the block shows it.
+/// Kind of a violation, as far as it can be determined from the block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// An older value of this very block: a write was lost, or a read came from a stale copy.
@@ -19,21 +19,21 @@ pub enum Kind {
     Impossible,
     /// Data of another block: written to the wrong place, or read from it.
     Misplaced,
-    /// The pieces of several writes.
+    /// Pieces of several writes.
     Torn,
     /// Single bits are wrong.
     Damaged,
-    /// Zeros where data were expected.
+    /// Zeros instead of data.
     Zeros,
     /// A stamp of another run of the tool.
     OtherRun,
-    /// Nothing that the tool has written.
+    /// Content that was not written by the tool.
     Foreign,
-    /// It changed, though nothing was written.
+    /// It changed without a write.
     Changed,
 }
 
-/// One value that would have been right.
+/// A valid value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Expected {
     /// The value.
@@ -51,18 +51,18 @@ impl Expected {
     }
 }
 
-/// A block with a content that it must not have.
+/// A block with an invalid content.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// Which block.
+    /// The block.
     pub lba: u64,
-    /// What has happened to it.
+    /// The kind of violation.
     pub kind: Kind,
-    /// What was found.
+    /// The content found.
     pub content: Content,
-    /// What would have been right, newest first.
+    /// The valid values, newest first.
     pub expected: Vec<Expected>,
-    /// Where the block leaves the newest expected data, in bytes; none when nothing exact was
+    /// The first difference from the newest expected data; `None` if no exact value was
     /// expected.
     pub difference: Option<Difference>,
 }
@@ -70,16 +70,16 @@ pub struct Violation {
 /// The first difference between a block and the newest expected data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// Where in the block, in bytes, rounded down to 16.
+    /// Offset in the block, in bytes, rounded down to 16.
     pub at_bytes: usize,
-    /// What is there.
+    /// The bytes found.
     pub found: Vec<u8>,
-    /// What should be there.
+    /// The expected bytes.
     pub expected: Vec<u8>,
 }
 
 impl Kind {
-    /// One word, for programs.
+    /// Name of the kind, for programs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -119,7 +119,7 @@ fn kind_of(seen: &ReadBlock<'_>, expected: &[Expected], now: u64) -> Kind {
     }
 }
 
-/// An exact value, as bytes.
+/// Returns an exact value, as bytes.
 fn right_block(seen: &ReadBlock<'_>, expected: &Expected) -> Option<Vec<u8>> {
     match expected.value {
         Value::Data { sequence, client, generation } => {
@@ -145,7 +145,7 @@ fn difference(seen: &ReadBlock<'_>, expected: &[Expected]) -> Option<Difference>
     })
 }
 
-/// How far the block is from the nearest value that would have been right.
+/// Returns the number of bits in which the block differs from the nearest valid value.
 fn fewest_wrong_bits(seen: &ReadBlock<'_>, expected: &[Expected]) -> u32 {
     let bits = |right: &Vec<u8>| -> u32 {
         seen.block.iter().zip(right).map(|(found, right)| (found ^ right).count_ones()).sum()

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use crate::rng::Random;
 
-/// A part of the operations goes to this many blocks at the start of the range, so that
-/// operations often meet.
+/// A part of the operations uses this number of blocks at the start of the range, so that
+/// operations often overlap.
 const HOT_BLOCKS: u64 = 32;
-/// How large that part is, in percent.
+/// Percentage of these operations.
 const HOT_PERCENT: u8 = 20;
-/// Most ranges of one Deallocate.
+/// Maximum number of ranges of one Deallocate.
 const MOST_RANGES: u64 = 4;
 
 /// One operation.
@@ -28,23 +28,23 @@ pub(super) struct Mix {
     pub(super) reads: u8,
     pub(super) zeros: u8,
     pub(super) trims: u8,
-    /// Of the writes.
+    /// Percentage of the writes.
     pub(super) fua: u8,
     /// Blocks of one operation.
     pub(super) blocks: (u64, u64),
 }
 
-/// An order of operations.
+/// A sequence of operations.
 #[derive(Debug)]
 pub(super) enum Script {
-    /// Any operation anywhere, without end.
+    /// Random operations, without end.
     Mixed(Mix, Random),
-    /// Reads everything from `next` on, so many blocks at once.
+    /// Reads everything from `next` on, this number of blocks at once.
     Sweep { next: u64, end: u64, blocks: u64 },
 }
 
 impl Script {
-    /// The next operation in the blocks of `range`.
+    /// Returns the next operation in the blocks of `range`.
     pub(super) fn next(&mut self, range: &Range<u64>) -> Option<Action> {
         match self {
             Script::Mixed(mix, random) => Some(mix.next(range, random)),
@@ -75,7 +75,7 @@ impl Mix {
         }
     }
 
-    /// Small pieces are as frequent as large ones: the number of digits is what is drawn.
+    /// Short ranges are as frequent as long ones: the number of digits is chosen randomly.
     fn lbas(&self, range: &Range<u64>, random: &mut Random) -> Range<u64> {
         let (least, most) = self.blocks;
         let room = range.end - range.start;

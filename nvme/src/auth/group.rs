@@ -10,20 +10,20 @@ use super::{GroupId, prime};
 const VALUE_MAX_BYTES: usize = 1024;
 
 /// A secret exponent of 512 bits: more than twice the strength of the largest group, as RFC 7919
-/// asks for.
+/// requires.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct PrivateKey([u8; Self::BYTES]);
 
 impl PrivateKey {
-    /// How many random bytes make one.
+    /// Number of random bytes for a key.
     pub const BYTES: usize = 64;
 
-    /// From bytes that nobody can guess.
+    /// Creates a key from unpredictable bytes.
     pub const fn new(random: [u8; Self::BYTES]) -> Self {
         Self(random)
     }
 
-    /// The value to tell the peer: takes from a fraction of a millisecond to many. `None` for the
+    /// Returns the public value: takes from a fraction of a millisecond to many. `None` for the
     /// null group and for groups that this crate does not compute.
     pub fn public_value(&self, group: GroupId) -> Option<PublicValue> {
         let size = group.value_bytes().filter(|&size| size > 0)?;
@@ -34,9 +34,9 @@ impl PrivateKey {
         Some(value)
     }
 
-    /// What both sides then know, from the peer's value: takes as long as
-    /// [`public_value`](Self::public_value). `None` when the value is not of the group's length
-    /// or not between 2 and the prime less 2: then the secret would be no secret.
+    /// Computes the shared secret from the peer's value: takes as long as
+    /// [`public_value`](Self::public_value). `None` if the value does not have the group's length
+    /// or is not between 2 and the prime less 2: then the secret would not be secret.
     pub fn agree(&self, group: GroupId, peer: &[u8]) -> Option<SharedSecret> {
         let size = group.value_bytes().filter(|&size| size > 0 && size == peer.len())?;
         if !is_acceptable(group, peer) {
@@ -70,7 +70,7 @@ impl PublicValue {
         &self.bytes[..self.size]
     }
 
-    /// A peer's value as it came, if it is not longer than any group's.
+    /// Stores a peer's value as received, if it is not longer than any group's.
     pub fn from_peer(bytes: &[u8]) -> Option<Self> {
         let mut value = Self { size: bytes.len(), ..Self::NONE };
         value.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -122,7 +122,7 @@ fn is_acceptable(group: GroupId, value: &[u8]) -> bool {
     if head.iter().all(|&byte| byte == 0) && *last < 2 {
         return false;
     }
-    // The prime ends in FFh, so p - 2 is the same but for its last byte.
+    // The prime ends in FFh, so p - 2 differs only in its last byte.
     let mut most = [0; VALUE_MAX_BYTES];
     let digits = prime(group).as_bytes().chunks_exact(2);
     for (to, pair) in most.iter_mut().zip(digits) {
@@ -190,9 +190,9 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Digests of the primes computed from the formula of RFC 7919 with 2590 digits of e, and
-    /// g^x mod p for the exponent of bytes 1, 2, .. 64 and for the peer's exponent of bytes 64,
-    /// 63, .. 1: another implementation's numbers (Python's integers).
+    /// Digests of the primes computed from the formula of RFC 7919 with 2590 digits of e, and g^x
+    /// mod p for the exponent of bytes 1, 2, .. 64 and for the peer's exponent of bytes 64, 63,
+    /// .. 1: computed by another implementation (Python's integers).
     const KNOWN: [[&str; 3]; 5] = include!("known.in");
 
     #[test]

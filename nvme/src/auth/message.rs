@@ -1,7 +1,7 @@
 //! The messages: total parsers of bytes from a peer, and their writers.
 //!
-//! Every parser takes exactly the bytes that were transferred, and refuses a message whose parts
-//! do not add up to them.
+//! Every parser takes exactly the bytes that were transferred, and rejects a message whose parts
+//! do not add up to this length.
 
 use super::{Failure, GroupId, HashId};
 use crate::Field;
@@ -9,7 +9,7 @@ use crate::Field;
 /// Bytes of the longest message: a Reply with two digests of 64 bytes and the largest value.
 pub const MESSAGE_MAX_BYTES: usize = HEADER_BYTES + 2 * 64 + 1024;
 
-/// Bytes that Challenge, Reply and Success1 begin with, and of a whole Success2.
+/// Length of the common part of Challenge, Reply and Success1, and of a whole Success2.
 const HEADER_BYTES: usize = 16;
 
 /// Bytes before the protocol descriptors of a Negotiate.
@@ -18,19 +18,19 @@ const NEGOTIATE_BYTES: usize = 8;
 /// Bytes of a protocol descriptor.
 const DESCRIPTOR_BYTES: usize = 64;
 
-/// Most identifiers of hashes, and of groups, in a descriptor.
+/// Maximum number of identifiers of hashes, and of groups, in a descriptor.
 const MOST_IDS: usize = 30;
 
 /// The protocol identifier of DH-HMAC-CHAP in a descriptor.
 const AUTHID_DHCHAP: u8 = 1;
 
-/// Authentication type of messages that all protocols share.
+/// Authentication type of messages common to all protocols.
 const COMMON: u8 = 0;
 
 /// Authentication type of DH-HMAC-CHAP.
 const DHCHAP: u8 = 1;
 
-/// The only reason code of failures; the explanation tells them apart.
+/// The only reason code of failures; the explanation distinguishes them.
 const REASON_FAILED: u8 = 1;
 
 /// Kind of a message, from its first two bytes.
@@ -40,15 +40,15 @@ pub enum Kind {
     Negotiate,
     /// The controller challenges.
     Challenge,
-    /// The host answers, and may challenge back.
+    /// The host replies, and may challenge the controller.
     Reply,
-    /// The controller is content, and answers a challenge of the host.
+    /// The controller accepts the host, and answers a challenge of the host.
     Success1,
-    /// The host is content.
+    /// The host accepts the controller.
     Success2,
-    /// The controller gives up.
+    /// The controller rejects the host.
     Failure1,
-    /// The host gives up.
+    /// The host rejects the controller.
     Failure2,
 }
 
@@ -56,7 +56,7 @@ impl Kind {
     /// The kind of a message and its transaction identifier.
     ///
     /// # Errors
-    /// Incorrect payload when it is too short for both, incorrect message for any other kind.
+    /// Incorrect payload if it is too short for both, incorrect message for any other kind.
     pub fn parse(bytes: &[u8]) -> Result<(Self, u16), Failure> {
         let head: &[u8; 6] = bytes.first_chunk().ok_or(Failure::INCORRECT_PAYLOAD)?;
         let all = [
@@ -86,7 +86,7 @@ impl Kind {
     }
 }
 
-/// The beginning of Challenge, Reply and Success1, and the whole of Success2.
+/// The common part of Challenge, Reply and Success1, and the whole of Success2.
 #[derive(Clone, Copy, Default)]
 struct Header {
     t_id: u16,
@@ -102,7 +102,7 @@ struct Header {
 }
 
 impl Header {
-    /// The header of a message of `kind`, and what follows it.
+    /// Returns the header of a message of `kind`, and the bytes that follow it.
     fn parse(bytes: &[u8], kind: Kind) -> Result<(Self, &[u8]), Failure> {
         let (head, rest) =
             bytes.split_first_chunk::<HEADER_BYTES>().ok_or(Failure::INCORRECT_PAYLOAD)?;
@@ -120,8 +120,8 @@ impl Header {
         Ok((header, rest))
     }
 
-    /// Writes the header and what follows it; the length of both, or `None` when `to` is too
-    /// short.
+    /// Writes the header and the bytes that follow it; returns the length of both, or `None` if
+    /// `to` is too short.
     fn emit(&self, kind: Kind, rest: [&[u8]; 3], to: &mut [u8]) -> Option<usize> {
         let len = HEADER_BYTES + rest.iter().map(|part| part.len()).sum::<usize>();
         let to = to.get_mut(..len)?;
@@ -145,28 +145,28 @@ impl Header {
 /// The host's offer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Negotiate {
-    /// Transaction identifier, the host's choice.
+    /// Transaction identifier, chosen by the host.
     pub t_id: u16,
-    /// Secure channel concatenation that the host asks for; 0 for none.
+    /// Secure channel concatenation that the host requests; 0 for none.
     pub sc_c: u8,
     hashes: Ids,
     groups: Ids,
 }
 
 impl Negotiate {
-    /// An offer of these, in the order of preference; of each the first 30 count.
+    /// Creates an offer of these, in the order of preference; of each the first 30 are used.
     pub fn new(t_id: u16, hashes: &[HashId], groups: &[GroupId]) -> Self {
         let hashes = Ids::collect(hashes.iter().map(|hash| hash.0));
         let groups = Ids::collect(groups.iter().map(|group| group.0));
         Self { t_id, sc_c: 0, hashes, groups }
     }
 
-    /// The hashes offered.
+    /// Returns the hashes offered.
     pub fn hashes(&self) -> impl Iterator<Item = HashId> + '_ {
         self.hashes.as_slice().iter().map(|&id| HashId(id))
     }
 
-    /// The groups offered.
+    /// Returns the groups offered.
     pub fn groups(&self) -> impl Iterator<Item = GroupId> + '_ {
         self.groups.as_slice().iter().map(|&id| GroupId(id))
     }
@@ -174,7 +174,7 @@ impl Negotiate {
     /// Reads the message, and the first descriptor of DH-HMAC-CHAP in it.
     ///
     /// # Errors
-    /// The explanation to fail with.
+    /// The explanation of the failure message.
     pub fn parse(bytes: &[u8]) -> Result<Self, Failure> {
         let (kind, t_id) = Kind::parse(bytes)?;
         if kind != Kind::Negotiate {
@@ -196,7 +196,7 @@ impl Negotiate {
         })
     }
 
-    /// Writes the message; its length, or `None` when `to` is too short.
+    /// Writes the message; returns its length, or `None` if `to` is too short.
     pub fn emit(&self, to: &mut [u8]) -> Option<usize> {
         let to = to.get_mut(..NEGOTIATE_BYTES + DESCRIPTOR_BYTES)?;
         to.fill(0);
@@ -214,7 +214,7 @@ impl Negotiate {
     }
 }
 
-/// A list of identifiers; those behind the count are zero.
+/// A list of identifiers; those beyond the count are zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Ids {
     ids: [u8; MOST_IDS],
@@ -254,7 +254,7 @@ pub struct Challenge<'a> {
     pub seqnum: u32,
     /// C1, as long as a digest.
     pub challenge: &'a [u8],
-    /// Its public value; empty for the null group.
+    /// The controller's public value; empty for the null group.
     pub value: &'a [u8],
 }
 
@@ -262,22 +262,22 @@ impl<'a> Challenge<'a> {
     /// Reads the message.
     ///
     /// # Errors
-    /// The explanation to fail with: also when the hash or the group is none that this crate
-    /// computes, or a part has another length than theirs.
+    /// The explanation of the failure message: also if this crate does not compute the hash or
+    /// the group, or if a part does not have their length.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Failure> {
         let (header, rest) = Header::parse(bytes, Kind::Challenge)?;
         let (hash, group) = (HashId(header.first), GroupId(header.second));
         let digest_bytes = hash.digest_bytes().ok_or(Failure::HASH_UNUSABLE)?;
         let value_bytes = group.value_bytes().ok_or(Failure::GROUP_UNUSABLE)?;
         let lengths = (usize::from(header.hl), usize::from(header.dhvlen));
-        // The controller does not know how long a message the host asks for: more may follow.
+        // The controller does not know the length that the host requests: more bytes may follow.
         let parts = rest.get(..digest_bytes + value_bytes);
         let parts = parts.filter(|_| lengths == (digest_bytes, value_bytes));
         let (challenge, value) = parts.ok_or(Failure::INCORRECT_PAYLOAD)?.split_at(digest_bytes);
         Ok(Self { t_id: header.t_id, hash, group, seqnum: header.seqnum, challenge, value })
     }
 
-    /// Writes the message; its length, or `None` when `to` is too short.
+    /// Writes the message; returns its length, or `None` if `to` is too short.
     pub fn emit(&self, to: &mut [u8]) -> Option<usize> {
         let header = Header {
             t_id: self.t_id,
@@ -291,14 +291,14 @@ impl<'a> Challenge<'a> {
     }
 }
 
-/// The host's answer.
+/// The host's reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reply<'a> {
     /// Transaction identifier.
     pub t_id: u16,
     /// R1.
     pub response: &'a [u8],
-    /// C2, as long as R1, where the host wants the controller to prove itself.
+    /// C2, as long as R1, if the host requires the controller to authenticate itself.
     pub challenge: Option<&'a [u8]>,
     /// S2.
     pub seqnum: u32,
@@ -310,7 +310,7 @@ impl<'a> Reply<'a> {
     /// Reads the message.
     ///
     /// # Errors
-    /// Incorrect payload when the parts do not add up to the message.
+    /// Incorrect payload if the parts do not add up to the message.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Failure> {
         let (header, rest) = Header::parse(bytes, Kind::Reply)?;
         let (hl, dhvlen) = (usize::from(header.hl), usize::from(header.dhvlen));
@@ -323,7 +323,7 @@ impl<'a> Reply<'a> {
         Ok(Self { t_id: header.t_id, response, challenge, seqnum: header.seqnum, value })
     }
 
-    /// Writes the message; its length, or `None` when `to` is too short.
+    /// Writes the message; returns its length, or `None` if `to` is too short.
     pub fn emit(&self, to: &mut [u8]) -> Option<usize> {
         let hl = self.response.len();
         let header = Header {
@@ -334,21 +334,21 @@ impl<'a> Reply<'a> {
             dhvlen: self.value.len() as u16,
             seqnum: self.seqnum,
         };
-        // The place of C2 is there also when it is not.
+        // The bytes of C2 exist also if it is unused.
         let none = [0; 64];
         let challenge = self.challenge.or(none.get(..hl))?;
         header.emit(Kind::Reply, [self.response, challenge, self.value], to)
     }
 }
 
-/// The controller is content with the host.
+/// The controller accepts the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Success1<'a> {
     /// Transaction identifier.
     pub t_id: u16,
     /// Bytes of a digest.
     pub digest_bytes: u8,
-    /// R2, where the host had challenged.
+    /// R2, if the host had sent a challenge.
     pub response: Option<&'a [u8]>,
 }
 
@@ -356,7 +356,7 @@ impl<'a> Success1<'a> {
     /// Reads the message.
     ///
     /// # Errors
-    /// Incorrect payload when it is shorter than it says.
+    /// Incorrect payload if it is shorter than its header specifies.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Failure> {
         let (header, rest) = Header::parse(bytes, Kind::Success1)?;
         let response = match header.first {
@@ -367,7 +367,7 @@ impl<'a> Success1<'a> {
         Ok(Self { t_id: header.t_id, digest_bytes: header.hl, response })
     }
 
-    /// Writes the message; its length, or `None` when `to` is too short.
+    /// Writes the message; returns its length, or `None` if `to` is too short.
     pub fn emit(&self, to: &mut [u8]) -> Option<usize> {
         let first = self.response.is_some().into();
         let header = Header { t_id: self.t_id, hl: self.digest_bytes, first, ..Header::default() };
@@ -378,11 +378,11 @@ impl<'a> Success1<'a> {
 /// The messages without parts: Success2 and the two failures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notice {
-    /// The host is content with the controller.
+    /// The host accepts the controller.
     Success2,
-    /// The controller gives up, and why.
+    /// The controller rejects the host, with this explanation.
     Failure1(Failure),
-    /// The host gives up, and why.
+    /// The host rejects the controller, with this explanation.
     Failure2(Failure),
 }
 
@@ -390,7 +390,7 @@ impl Notice {
     /// Reads the message.
     ///
     /// # Errors
-    /// The explanation to fail with.
+    /// The explanation of the failure message.
     pub fn parse(bytes: &[u8]) -> Result<Self, Failure> {
         let (kind, _) = Kind::parse(bytes)?;
         let why = || bytes.get(7).map(|&why| Failure(why)).ok_or(Failure::INCORRECT_PAYLOAD);
@@ -402,7 +402,7 @@ impl Notice {
         }
     }
 
-    /// Writes the message of transaction `t_id`; its length, or `None` when `to` is too short.
+    /// Writes the message of transaction `t_id`; returns its length, or `None` if `to` is too short.
     pub fn emit(self, t_id: u16, to: &mut [u8]) -> Option<usize> {
         let (kind, why) = match self {
             Self::Success2 => {
@@ -467,7 +467,7 @@ mod tests {
             assert!(Negotiate::parse(&good[..len]).is_err(), "{len} bytes");
         }
         assert!(Negotiate::parse(&[&good[..], &[0]].concat()).is_err());
-        // Another protocol may come first.
+        // Another protocol may be first.
         let mut two = good.clone();
         two[7] = 2;
         two.splice(8..8, [0xFE; 64]);
@@ -530,7 +530,7 @@ mod tests {
         #[test]
         fn any_bytes_are_answered(mut bytes in prop::collection::vec(any::<u8>(), 0..1400),
                                   kind in 0u8..8, small: bool) {
-            // Half of the time the beginning of a message that might be good.
+            // In half of the cases, the beginning of a possibly valid message.
             if small && bytes.len() > 16 {
                 let code = [[0, 0], [1, 1], [1, 2], [1, 3], [1, 4], [0, 0xF1], [0, 0xF0], [2, 2]];
                 bytes[..2].copy_from_slice(&code[usize::from(kind)]);

@@ -33,7 +33,7 @@ impl Digest {
         &self.bytes[..self.size]
     }
 
-    /// Whether `other` is the same, in time that does not tell where they differ.
+    /// Whether `other` is equal, in time that does not depend on the position of a difference.
     pub fn is(&self, other: &[u8]) -> bool {
         self.as_bytes().ct_eq(other).into()
     }
@@ -50,7 +50,7 @@ impl core::fmt::Debug for Digest {
 pub struct Transaction<'a> {
     /// The agreed hash.
     pub hash: HashId,
-    /// Transaction identifier, the host's choice.
+    /// Transaction identifier, chosen by the host.
     pub t_id: u16,
     /// The host.
     pub host: &'a Nqn,
@@ -59,16 +59,16 @@ pub struct Transaction<'a> {
 }
 
 impl Transaction<'_> {
-    /// R1, by which a host proves that it has the host's `key` ([`Secret::key`]); `challenge` is
-    /// C1, augmented where there is a group, and `seqnum` S1.
+    /// Computes R1, by which a host proves that it has the host's `key` ([`Secret::key`]);
+    /// `challenge` is C1, augmented if there is a group, and `seqnum` S1.
     ///
     /// [`Secret::key`]: super::Secret::key
     pub fn host_response(&self, key: &Digest, challenge: &Digest, seqnum: u32) -> Option<Digest> {
         self.response(key, challenge, seqnum, b"HostHost", [self.host, self.subsystem])
     }
 
-    /// R2, by which a controller proves that it has the controller's `key`; `challenge` is C2,
-    /// augmented where there is a group, and `seqnum` S2.
+    /// Computes R2, by which a controller proves that it has the controller's `key`; `challenge`
+    /// is C2, augmented if there is a group, and `seqnum` S2.
     pub fn controller_response(
         &self,
         key: &Digest,
@@ -101,7 +101,7 @@ impl Transaction<'_> {
     }
 }
 
-/// The challenge as it counts where a group was used: bound to what only the two sides know.
+/// Returns the augmented challenge, for use with a group: bound to the secret of both sides.
 /// `None` for a hash that this crate does not compute.
 pub fn augment(hash: HashId, shared: &SharedSecret, challenge: &[u8]) -> Option<Digest> {
     let key = match hash {
@@ -113,7 +113,7 @@ pub fn augment(hash: HashId, shared: &SharedSecret, challenge: &[u8]) -> Option<
     keyed(hash, key.as_bytes(), &[challenge])
 }
 
-/// HMAC (RFC 2104) over `parts` one after another.
+/// Returns the HMAC (RFC 2104) over the concatenated `parts`.
 pub(super) fn keyed(hash: HashId, key: &[u8], parts: &[&[u8]]) -> Option<Digest> {
     match hash {
         HashId::SHA256 => hmac_of::<Sha256>(key, parts),

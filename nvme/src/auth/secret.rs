@@ -7,13 +7,13 @@ use super::HashId;
 use super::proof::{Digest, keyed};
 use crate::Nqn;
 
-/// What is appended to the name when a secret is transformed.
+/// Suffix of the name in the transformation of a secret.
 const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 
 /// The longest secret with its checksum, in bytes.
 const DECODED_MAX_BYTES: usize = Digest::MAX_BYTES + 4;
 
-/// A secret as administrators hand it around: `DHHC-1:hh:base64(secret + CRC-32):`.
+/// A secret in the text form for administrators: `DHHC-1:hh:base64(secret + CRC-32):`.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Secret {
     transform: u8,
@@ -21,11 +21,11 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// Reads the text form. `hh` is 00 for a secret that is used as it is, 01 to 03 for one that
-    /// is transformed with SHA-256, SHA-384 or SHA-512; the secret has 32, 48 or 64 bytes.
+    /// Parses the text form. `hh` is 00 for a secret that is used unchanged, 01 to 03 for one
+    /// that is transformed with SHA-256, SHA-384 or SHA-512; the secret has 32, 48 or 64 bytes.
     ///
     /// # Errors
-    /// What is wrong with it; never a part of it.
+    /// The kind of error; never a part of the secret.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let rest = text.strip_prefix("DHHC-1:").ok_or(SecretError::Prefix)?;
         let (transform, rest) = rest.split_once(':').ok_or(SecretError::Transform)?;
@@ -49,8 +49,8 @@ impl Secret {
         Ok(Self { transform, secret: Digest::new(secret) })
     }
 
-    /// The key to prove with: the host's name for the host's secret, the subsystem's for the
-    /// controller's.
+    /// Returns the key for authentication: with the host's name for the host's secret, the
+    /// subsystem's for the controller's.
     pub fn key(&self, name: &Nqn) -> Digest {
         let hash = HashId(self.transform);
         let transformed = keyed(hash, self.secret.as_bytes(), &[name.as_bytes(), PURPOSE]);
@@ -58,13 +58,13 @@ impl Secret {
         transformed.unwrap_or_else(|| self.secret.clone())
     }
 
-    /// Whether both are the same secret, told in constant time.
+    /// Whether both are the same secret, compared in constant time.
     pub fn is(&self, other: &Self) -> bool {
         self.secret.is(other.secret.as_bytes()) && self.transform == other.transform
     }
 }
 
-/// Never shows the secret.
+/// Never displays the secret.
 impl core::fmt::Debug for Secret {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("Secret(..)")
@@ -84,7 +84,7 @@ pub enum SecretError {
     Encoding,
     /// The secret has not 32, 48 or 64 bytes.
     Length,
-    /// The CRC-32 behind the secret is not the secret's.
+    /// The CRC-32 after the secret is wrong.
     Checksum,
 }
 

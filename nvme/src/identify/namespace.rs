@@ -60,7 +60,7 @@ wire! {
         nmic: u8 = 30,
         /// Reservation capabilities.
         rescap: Rescap = 31,
-        /// Format progress: bit 7 supported, bits 6:0 percent that remains.
+        /// Format progress: bit 7 supported, bits 6:0 remaining percentage.
         fpi: u8 = 32,
         /// Deallocation: bits 2:0 what reads return (1 zeroes), bit 3 Write Zeroes may deallocate.
         dlfeat: u8 = 33,
@@ -119,7 +119,7 @@ impl IdentifyNamespace {
         self.flbas & 0xF | (self.flbas >> 5 & 3) << 4
     }
 
-    /// Size of a logical block in bytes; `None` when the format in use has no possible size.
+    /// Size of a logical block in bytes; `None` if the format in use has an invalid size.
     pub fn block_bytes(&self) -> Option<u32> {
         match self.lbaf.get(usize::from(self.format_index()))?.lbads {
             lbads @ 9..=31 => Some(1 << lbads),
@@ -147,7 +147,7 @@ wire! {
         nvmsetid: u16 = 10,
         /// Endurance group.
         endgid: u16 = 12,
-        /// Status: bit 0 ready, which hosts demand.
+        /// Status: bit 0 ready, required by hosts.
         nstat: u8 = 14,
     }
 }
@@ -174,12 +174,12 @@ pub struct NamespaceIds {
     pub nguid: Option<[u8; 16]>,
     /// Type 3, in the byte order in which a UUID is written.
     pub uuid: Option<[u8; 16]>,
-    /// Type 4: the command set. It identifies nothing, but is a descriptor of the same list.
+    /// Type 4: the command set. Not an identifier, but a descriptor of the same list.
     pub csi: Option<Csi>,
 }
 
 impl NamespaceIds {
-    /// Writes the list, UUID first, which is what hosts prefer; the rest of the page is zero.
+    /// Writes the list, UUID first, which hosts prefer; the rest of the page is zero.
     pub fn emit(&self, page: &mut [u8; PAGE_BYTES]) {
         *page = [0; PAGE_BYTES];
         let mut rest: &mut [u8] = page;
@@ -201,7 +201,7 @@ impl NamespaceIds {
     }
 
     /// Reads the list to its end. Unknown types and known ones of a wrong length are skipped; of
-    /// two descriptors of one type the later counts.
+    /// two descriptors of one type the later one is used.
     pub fn parse(page: &[u8; PAGE_BYTES]) -> Self {
         let mut ids = Self::default();
         let mut rest: &[u8] = page;

@@ -6,7 +6,7 @@ use serde::ser::{SerializeMap, Serializer};
 use super::{PERCENTILES, Report, Side, Spread, percents};
 
 impl Report {
-    /// As fio would write it, pretty-printed. `cpu_ns_per_io` is ours.
+    /// Formats the report like fio, pretty-printed. `cpu_ns_per_io` is an addition.
     #[must_use]
     pub fn json(&self, timestamp_ms: u64) -> String {
         let whole = Whole {
@@ -62,7 +62,7 @@ fn pairs(names: &[&str; 7], counts: &[u64; 7]) -> Pairs<f64> {
     Pairs(names.iter().map(|name| (*name).to_owned()).zip(percents(counts)).collect())
 }
 
-/// An object whose names are only known at run time, in order.
+/// An object whose names are known only at run time, in order.
 struct Pairs<V>(Vec<(String, V)>);
 
 impl<V: Serialize> Serialize for Pairs<V> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{PERCENTILES, Report, Side, Spread, percents};
 
 impl Report {
-    /// As fio would print it, with one line more: what a command costs of the CPU.
+    /// Formats the report like fio, with an additional line: the CPU time per command.
     #[must_use]
     pub fn text(&self) -> String {
         let mut out = String::new();
@@ -62,7 +62,7 @@ impl Report {
         Ok(())
     }
 
-    /// Which part of the commands had which latency.
+    /// Writes the distribution of latencies by class.
     fn write_classes(&self, out: &mut String) -> fmt::Result {
         for class in self.latency_classes() {
             let told: Vec<String> = class
@@ -114,7 +114,7 @@ fn write_side(out: &mut String, name: &str, side: &Side, runtime: Duration) -> f
     )
 }
 
-/// What was asked for, in a few words.
+/// Short form of the options.
 struct Asked<'a>(&'a Report);
 
 impl fmt::Display for Asked<'_> {
@@ -127,14 +127,14 @@ impl fmt::Display for Asked<'_> {
     }
 }
 
-/// A unit of time for a person.
+/// A unit of time for display.
 struct Unit {
     name: &'static str,
     ns: f64,
 }
 
 impl Unit {
-    /// The unit in which values up to `most_ns` have a few digits.
+    /// Returns the unit in which values up to `most_ns` have few digits.
     fn of(most_ns: f64) -> Unit {
         match most_ns {
             ns if ns < 100_000.0 => Unit { name: "nsec", ns: 1.0 },
@@ -156,7 +156,7 @@ impl fmt::Display for Latency {
     }
 }
 
-/// Bytes a second, in binary and in decimal units.
+/// Bytes per second, in binary and in decimal units.
 struct Bandwidth(f64);
 
 impl Bandwidth {
@@ -182,7 +182,7 @@ impl fmt::Display for Amount {
     }
 }
 
-/// A number with four digits at most.
+/// A number with at most four digits.
 pub(super) struct Count(pub(super) f64);
 
 impl fmt::Display for Count {
@@ -192,7 +192,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// As fio writes numbers: whole below ten thousand, then with a prefix and three digits or four.
+/// Formats numbers like fio: whole below ten thousand, then with a prefix and three digits or four.
 fn scale(mut value: f64, step: f64, units: &[&'static str; 5]) -> (String, &'static str) {
     let mut unit = 0;
     while value >= 9999.5 && unit < units.len() - 1

@@ -1,9 +1,9 @@
 //! Report of a benchmark, in the formats of fio: text and the JSON of `fio --output-format=json`,
 //! for tools that parse fio's results.
 //!
-//! Latencies are from the turn in which a command was submitted to the turn in which its answer
-//! was found, so there is no part of it that fio would call submission latency: `slat` is all
-//! zeros, and `lat` is `clat`.
+//! Latencies are from the iteration in which a command was submitted to the iteration in which
+//! its completion was found, so no part of it corresponds to fio's submission latency: `slat` is
+//! all zeros, and `lat` is `clat`.
 
 mod fio_json;
 mod fio_text;
@@ -21,7 +21,7 @@ use crate::Error;
 pub use options::{Format, Printing};
 pub use progress::{How, Progress, Rate};
 
-/// Prints results. Whoever has stopped reading has what it wants.
+/// Prints results. A closed stdout is not an error.
 pub(crate) fn print(text: &str) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -32,7 +32,7 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Latencies above this, in nanoseconds, count as this: 1000 s.
+/// Larger latencies, in nanoseconds, are recorded as this: 1000 s.
 const LONGEST_NS: u64 = 1_000_000_000_000;
 
 /// The percentiles that fio reports.
@@ -41,26 +41,26 @@ pub const PERCENTILES: [f64; 17] = [
     99.99,
 ];
 
-/// Results of one direction. Recording allocates nothing.
+/// Results of one direction. Recording does not allocate.
 #[derive(Clone, Debug)]
 pub struct Side {
     histogram: Histogram<u64>,
     sum_ns: u64,
     sum_squares: u128,
     bytes: u64,
-    /// Of the running interval.
+    /// Commands and bytes of the current interval.
     interval: (u64, u64),
     samples: Vec<Sample>,
 }
 
-/// What was done in one interval, a second's worth of it.
+/// Results of one interval, converted to one second.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Sample {
     iops: f64,
     kib_per_s: f64,
 }
 
-/// Smallest, largest, mean and standard deviation of some numbers; zeros when there are none.
+/// Minimum, maximum, mean and standard deviation of some numbers; zeros if there are none.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Spread {
     /// The smallest.
@@ -71,12 +71,12 @@ pub struct Spread {
     pub mean: f64,
     /// The standard deviation, of the whole population.
     pub stddev: f64,
-    /// How many there are.
+    /// Number of values.
     pub count: u64,
 }
 
 impl Side {
-    /// Nothing so far; room for `samples` intervals.
+    /// Creates empty results; space for `samples` intervals.
     #[must_use]
     pub fn new(samples: usize) -> Side {
         let histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3);
@@ -90,7 +90,7 @@ impl Side {
         }
     }
 
-    /// One command was answered.
+    /// A command was completed.
     pub fn record(&mut self, latency_ns: u64, bytes: u32) {
         let latency_ns = latency_ns.clamp(1, LONGEST_NS);
         self.histogram.saturating_record(latency_ns);
@@ -101,7 +101,7 @@ impl Side {
         self.interval.1 += u64::from(bytes);
     }
 
-    /// An interval has ended; further ones than there is room for are not kept.
+    /// An interval has ended; intervals beyond the allocated number are dropped.
     pub fn sample(&mut self, length: Duration) {
         let (ios, bytes) = std::mem::take(&mut self.interval);
         let seconds = length.as_secs_f64();
@@ -111,7 +111,7 @@ impl Side {
         }
     }
 
-    /// Forgets everything: the time before counts as ramp.
+    /// Resets everything: the time before was the ramp.
     pub fn reset(&mut self) {
         self.histogram.reset();
         (self.sum_ns, self.sum_squares, self.bytes) = (0, 0, 0);
@@ -119,7 +119,7 @@ impl Side {
         self.samples.clear();
     }
 
-    /// Takes over what another thread did in the same time.
+    /// Adds the results of another thread in the same time.
     pub fn merge(&mut self, other: &Side) {
         self.histogram.add(&other.histogram).expect("the same bounds");
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
@@ -136,20 +136,20 @@ impl Side {
         }
     }
 
-    /// Commands.
+    /// Number of commands.
     #[must_use]
     pub fn ios(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// Bytes moved.
+    /// Number of bytes transferred.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The latency, in nanoseconds, below which `percentile` of 100 commands are. Exact to one
-    /// part in a thousand.
+    /// Returns the latency, in nanoseconds, below which `percentile` of 100 commands are. Exact
+    /// to one part in a thousand.
     #[must_use]
     pub fn percentile_ns(&self, percentile: f64) -> u64 {
         match self.histogram.is_empty() {
@@ -158,7 +158,7 @@ impl Side {
         }
     }
 
-    /// Latencies in nanoseconds.
+    /// Returns the distribution of latencies in nanoseconds.
     #[must_use]
     pub fn latency_ns(&self) -> Spread {
         let count = self.ios();
@@ -166,7 +166,7 @@ impl Side {
             return Spread::default();
         }
         let mean = self.sum_ns as f64 / count as f64;
-        // In whole numbers around a whole mean: what is subtracted may be nearly all of it.
+        // Integer arithmetic relative to an integer mean: the difference may be much smaller than the terms.
         let (n, sum) = (u128::from(count), u128::from(self.sum_ns));
         let middle = sum / n;
         let around = (self.sum_squares + n * middle * middle).saturating_sub(2 * middle * sum);
@@ -196,20 +196,20 @@ impl Side {
 /// CPU time and context switches of the threads.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Cpu {
-    /// Time in our code.
+    /// Time in user mode.
     pub user: Duration,
-    /// Time in the kernel, on our account.
+    /// Time in the kernel on behalf of the threads.
     pub system: Duration,
     /// Context switches.
     pub switches: i64,
-    /// Page faults that read a disk.
+    /// Page faults with I/O.
     pub major_faults: i64,
-    /// Page faults that did not.
+    /// Page faults without I/O.
     pub minor_faults: i64,
 }
 
 impl Cpu {
-    /// What the calling thread has taken so far.
+    /// Returns the usage of the calling thread so far.
     #[must_use]
     pub fn of_thread() -> Cpu {
         let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Cpu::default() };
@@ -228,7 +228,7 @@ impl Cpu {
         }
     }
 
-    /// Adds what another thread took.
+    /// Adds the usage of another thread.
     pub fn add(&mut self, other: &Cpu) {
         self.user += other.user;
         self.system += other.system;
@@ -237,7 +237,7 @@ impl Cpu {
         self.minor_faults += other.minor_faults;
     }
 
-    /// What it took since `before`.
+    /// Returns the usage since `before`.
     #[must_use]
     pub fn since(&self, before: &Cpu) -> Cpu {
         Cpu {
@@ -250,24 +250,24 @@ impl Cpu {
     }
 }
 
-/// How many commands were under way, and how many were submitted and answered at once: counted in
-/// fio's classes.
+/// Numbers of commands in flight, and of those submitted and completed at once: counted in fio's
+/// classes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Depths {
-    /// Under way when one more was submitted: 1, 2, 4, 8, 16, 32, 64 or more.
+    /// In flight when one more was submitted: 1, 2, 4, 8, 16, 32, 64 or more.
     level: [u64; 7],
-    /// Submitted in one turn: none, up to 4, 8, 16, 32, 64, more.
+    /// Submitted in one iteration: none, up to 4, 8, 16, 32, 64, more.
     submit: [u64; 7],
-    /// Answered in one turn, likewise.
+    /// Completed in one iteration, likewise.
     complete: [u64; 7],
 }
 
 impl Depths {
-    /// A turn submitted `submitted` commands, with `before` under way, and found `completed`
-    /// answers.
+    /// An iteration submitted `submitted` commands, with `before` in flight, and found
+    /// `completed` completions.
     pub fn turn(&mut self, before: u64, submitted: u64, completed: u64) {
         if submitted > 0 {
-            // The last of them stands for all.
+            // The last of them represents all.
             let depth = (before + submitted).max(1);
             self.level[(depth.ilog2() as usize).min(6)] += submitted;
             self.submit[batch_class(submitted)] += 1;
@@ -306,25 +306,25 @@ fn batch_class(size: u64) -> usize {
 /// A benchmark's results.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What it is called.
+    /// Name of the benchmark.
     pub name: String,
-    /// What was asked for: fio's names, and values as fio would take them.
+    /// The options: fio's names, and values in fio's syntax.
     pub options: Vec<(&'static str, String)>,
-    /// Threads.
+    /// Number of threads.
     pub threads: u32,
-    /// How long was measured.
+    /// Duration of the measurement.
     pub runtime: Duration,
-    /// How long it took with everything around it.
+    /// Total duration.
     pub elapsed: Duration,
-    /// What commands to read did.
+    /// Results of read commands.
     pub read: Side,
-    /// What commands to write did.
+    /// Results of write commands.
     pub write: Side,
-    /// What it cost.
+    /// CPU usage.
     pub cpu: Cpu,
-    /// How commands were spread over time.
+    /// Distribution of queue depths.
     pub depths: Depths,
-    /// Whether it ended as it should. Otherwise the results are of the time before.
+    /// Whether it ended early. Then the results are those up to that time.
     pub failed: bool,
 }
 
@@ -338,13 +338,13 @@ impl Report {
         self.read.ios() + self.write.ios()
     }
 
-    /// CPU time of this end for one command, in nanoseconds.
+    /// Returns the CPU time of this host per command, in nanoseconds.
     #[must_use]
     pub fn cpu_ns_per_io(&self) -> f64 {
         (self.cpu.user + self.cpu.system).as_nanos() as f64 / self.ios().max(1) as f64
     }
 
-    /// How latencies are spread over fio's classes.
+    /// Returns the distribution of latencies over fio's classes.
     fn latency_classes(&self) -> [LatencyClass; 3] {
         let mut classes = LatencyClass::all();
         for side in [&self.read, &self.write] {
@@ -361,13 +361,13 @@ impl Report {
     }
 }
 
-/// The classes of latencies that are named in one unit.
+/// The classes of latencies in one unit.
 struct LatencyClass {
     unit: &'static str,
     ends: Vec<LatencyEnd>,
 }
 
-/// One class: from the end of the one before it.
+/// One class: from the end of the previous one.
 struct LatencyEnd {
     name: String,
     to_ns: u64,
@@ -392,7 +392,7 @@ impl LatencyClass {
 /// Upper ends of fio's classes of latencies, in each unit.
 const CLASSES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
 
-/// Percent of each class.
+/// Returns the percentage of each class.
 fn percents(counts: &[u64; 7]) -> [f64; 7] {
     let sum: u64 = counts.iter().sum();
     counts.map(|count| 100.0 * count as f64 / sum.max(1) as f64)

@@ -23,13 +23,13 @@ pub enum How {
 /// Throughput of one direction in one interval.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Rate {
-    /// Commands a second.
+    /// Commands per second.
     pub iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bw_bytes: f64,
 }
 
-/// Tells how far something is.
+/// Reports the progress of an operation.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -47,7 +47,7 @@ struct Line<'a> {
 }
 
 impl Progress {
-    /// For something that takes `total`.
+    /// Creates the progress of an operation that takes `total`.
     #[must_use]
     pub fn new(how: How, total: Duration) -> Progress {
         let live = how == How::Auto && std::io::stderr().is_terminal();
@@ -61,13 +61,13 @@ impl Progress {
         Progress { bar, json: how == How::Json, total }
     }
 
-    /// Whether anybody looks: otherwise rates need not be worked out.
+    /// Whether progress is displayed: otherwise rates need not be computed.
     #[must_use]
     pub fn is_seen(&self) -> bool {
         self.json || self.bar.is_some()
     }
 
-    /// What was done in the last interval.
+    /// Reports the results of the last interval.
     pub fn tell(&self, phase: &str, elapsed: Duration, read: Rate, write: Rate) {
         if let Some(bar) = &self.bar {
             let mut text = format!("{phase} {:.0}/{:.0} s", elapsed.as_secs_f64(), self.total_s());
@@ -85,12 +85,12 @@ impl Progress {
             let total_ms = self.total.as_millis() as u64;
             let line = Line { elapsed_ms, total_ms, phase, read, write };
             let line = serde_json::to_string(&line).unwrap_or_default();
-            // Nobody reads it any more: that is no reason to stop.
+            // A closed stderr is no reason to stop.
             let _ = writeln!(std::io::stderr(), "{line}");
         }
     }
 
-    /// A line of one's own, for what has no rates.
+    /// Reports a line of text, for operations without rates.
     pub fn say(&self, elapsed: Duration, text: String) {
         if let Some(bar) = &self.bar {
             bar.set_position(elapsed.as_millis() as u64);
@@ -98,7 +98,7 @@ impl Progress {
         }
     }
 
-    /// The live line goes away.
+    /// Clears the live line.
     pub fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::bench::report::*;
 use crate::rng::Random;
 
-/// What `fio --output-format=json` printed for a mixed job: made by fio 3.33, not by us.
+/// Output of `fio --output-format=json` for a mixed job: from fio 3.33 itself.
 const FIO: &str = include_str!("fio-3.33.json");
 
 fn report() -> Report {
@@ -43,7 +43,7 @@ fn report() -> Report {
     }
 }
 
-/// Every path of a value, with what kind of value is there.
+/// Collects every path of a value, with the type of the value there.
 fn paths(value: &Value, at: String, into: &mut BTreeMap<String, &'static str>) {
     let kind = match value {
         Value::Object(object) => {
@@ -73,7 +73,7 @@ fn every_field_of_fio_is_there_and_of_its_kind() {
     let (mut want, mut have) = (BTreeMap::new(), BTreeMap::new());
     paths(&theirs, String::new(), &mut want);
     paths(&ours, String::new(), &mut have);
-    // How the job was asked for, when it ran in words, and disks of the machine are fio's own.
+    // The options of the job, the time as text, and device utilization are specific to fio.
     want.retain(|path, _| {
         !path.contains("job options") && !path.starts_with(".disk_util") && path != ".time"
     });
@@ -111,7 +111,7 @@ fn the_json_says_what_was_measured() {
     assert_eq!(read["slat_ns"]["N"], 0, "nothing of the kind is measured");
     assert_eq!((&job["usr_cpu"], &job["sys_cpu"]), (&25.0.into(), &50.0.into()));
     assert_eq!(job["cpu_ns_per_io"], 75_000.0);
-    // Half of the commands are writes of 1 ms, give or take the histogram's class.
+    // Half of the commands are writes of 1 ms, within the precision of the histogram.
     let ms: f64 = ["2", "4"].iter().filter_map(|it| job["latency_ms"][it].as_f64()).sum();
     assert!((49.0..=50.0).contains(&(ms + job["latency_us"]["1000"].as_f64().unwrap_or(0.0))));
     assert_eq!(job["trim"]["total_ios"], 0);

@@ -14,11 +14,11 @@ const RUN: u64 = 0x5EED_0000_0000_0001;
 
 type Block = Vec<u8>;
 
-/// A disk with a volatile cache.
+/// A device with a volatile cache.
 struct Disk {
-    /// What reads find.
+    /// Contents that reads return.
     cache: Vec<Block>,
-    /// What the block may be after a loss of power: the durable content, then every one since.
+    /// Possible contents after a loss of power: the durable one, then every later one.
     history: Vec<Vec<Block>>,
 }
 
@@ -29,7 +29,7 @@ enum What {
     Flush,
 }
 
-/// A command on its way. `left` are the blocks it has not acted upon.
+/// A command in flight. `left`: the blocks that it has not processed.
 struct Job {
     op: Option<Op>,
     what: What,
@@ -144,7 +144,7 @@ impl World {
         self.jobs.push(Job { op: Some(op), what, first, left });
     }
 
-    /// Some command acts upon one of its blocks, or is answered.
+    /// A random command processes one of its blocks, or is completed.
     fn act(&mut self) {
         if self.jobs.is_empty() {
             return;
@@ -177,26 +177,26 @@ impl World {
         }
     }
 
-    /// All commands come to their end.
+    /// All commands are completed.
     fn drain(&mut self) {
         while !self.jobs.is_empty() {
             self.act();
         }
     }
 
-    /// The association dies: some commands have been done, some not, some in part.
+    /// The association fails: some commands were executed, some not, some in part.
     fn die(&mut self) {
         for mut job in std::mem::take(&mut self.jobs) {
             let op = job.op.take().expect("answered once");
             self.model.lost(op);
-            // A lost flush has done nothing for sure, and may have done everything.
+            // A lost flush has certainly done nothing, and may have done everything.
             if !matches!(job.what, What::Read { .. }) {
                 self.jobs.push(job);
             }
         }
     }
 
-    /// Lost commands act for a while, or never.
+    /// Lost commands are executed for a while, or never.
     fn land(&mut self) {
         for _ in 0..self.random.below(40) {
             let unfinished = |job: &Job| !job.left.is_empty();
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// A block whose content the model knows to the bit, and nobody is writing.
+    /// Returns a block whose content is exactly known to the model, without outstanding writes.
     fn known_block(&mut self) -> u64 {
         self.drain();
         self.sweep();
@@ -250,13 +250,13 @@ fn an_honest_disk_is_never_accused() {
             match world.random.below(5) {
                 0 => world.drain(),
                 1 => {
-                    // Lost commands land while others are under way, until the end is certain.
+                    // Lost commands are executed while others are outstanding, until their end is certain.
                     world.die();
                     let zombies = std::mem::take(&mut world.jobs);
                     for zombie in zombies {
                         world.submit();
                         world.jobs.push(zombie);
-                        // Nobody waits for its answer.
+                        // Its completion is not awaited.
                         for _ in 0..20 {
                             world.jobs.retain(|job| job.op.is_some() || !job.left.is_empty());
                             world.act();
@@ -292,7 +292,7 @@ fn an_honest_disk_is_never_accused() {
     assert_eq!(settled_by_reads, 400 * BLOCKS);
 }
 
-/// Runs a fault against a world with a past; it must be found, and be called by a right name.
+/// Injects a fault after random operations; it must be detected, and classified correctly.
 fn plant(names: &[Found], mut fault: impl FnMut(&mut World, u64)) {
     for seed in 0..200 {
         let mut world = World::new(seed);
@@ -363,7 +363,7 @@ fn a_write_that_lands_after_its_answer_is_found() {
 #[test]
 fn a_value_that_comes_back_is_found() {
     plant(&[Found::Stale], |world, i| {
-        // Two writes at once: either may win, but the winner stays.
+        // Two concurrent writes: either may win, but the winner is retained.
         let lbas = FIRST + i..FIRST + i + 1;
         let ops = [0, 1].map(|client| world.model.write(client, lbas.clone(), Change::Data, false));
         let [a, b] = ops.map(|op| {
@@ -470,7 +470,7 @@ fn blocks_that_are_never_written_are_watched_as_well() {
 #[test]
 fn a_flush_that_does_nothing_is_found_after_a_crash() {
     plant(&[Found::Stale], |world, i| {
-        // What power loss brings back is as old as possible.
+        // The contents after a power loss are as old as possible.
         let old = world.disk.cache[i as usize].clone();
         let fresh = write_one(world, i);
         world.disk.put(i, &fresh, false);
@@ -490,7 +490,7 @@ fn zeros_older_than_the_durable_data_are_found_after_a_crash() {
         world.disk.put(i, &fresh, false);
         let op = world.model.flush();
         world.model.done(op);
-        // Not the newest, or there would be nothing to lose.
+        // Not the newest value, or nothing could be lost.
         let _ = write_one(world, i);
         world.model.crash();
         world.disk.put(i, &[0; BLOCK], false);
@@ -512,8 +512,8 @@ fn fua_that_is_not_meant_is_found_after_a_crash() {
 fn a_flush_that_overtakes_a_write_is_found_after_a_crash() {
     plant(&[Found::Stale], |world, i| {
         let old = world.disk.cache[i as usize].clone();
-        // Answered before the flush was submitted, so the flush is about it: also when the flush
-        // is answered long after others have been submitted.
+        // Completed before the flush was submitted, so the flush applies to it: also if the flush
+        // is completed long after others have been submitted.
         let first = write_one(world, i);
         let flush = world.model.flush();
         let second = world.model.write(0, FIRST + i..FIRST + i + 1, Change::Data, false);
@@ -525,7 +525,7 @@ fn a_flush_that_overtakes_a_write_is_found_after_a_crash() {
         for survivor in [first, data] {
             let mut model = World::new(0).model;
             std::mem::swap(&mut model, &mut world.model);
-            // Either may be what is left: tried on a copy, which is the saved state.
+            // Either may be the final value: tested on a copy, which is the saved state.
             let records: Vec<_> = (0..BLOCKS as usize).map(|i| (i, model.record(i))).collect();
             let clock = model.clock();
             let mut copy = Model::new(model.shape());
@@ -538,7 +538,7 @@ fn a_flush_that_overtakes_a_write_is_found_after_a_crash() {
     });
 }
 
-/// What a crash leaves of writes that were not flushed is not known, but whose blocks they were is.
+/// The contents of unflushed writes after a crash are not known, but the blocks of those writes are.
 #[test]
 fn a_block_that_has_landed_elsewhere_is_found_after_a_crash() {
     plant(&[Found::Misplaced], |world, i| {
@@ -622,7 +622,7 @@ fn memory_stays_bounded_while_reads_overlap_for_ever() {
     let data: Vec<u8> = world.disk.cache.concat();
     let mut most = 0;
     for n in 0..10_000u64 {
-        // There is always a read under way, but none for long.
+        // There is always an outstanding read, but none for long.
         if n % 50 == 0 {
             let next = world.model.read(FIRST..FIRST + BLOCKS);
             world.model.lost(std::mem::replace(&mut before, next));
