@@ -82,7 +82,7 @@ pub(super) struct Challenge {
     /// only a receiver of the challenge knows them.
     pub(super) names: (u32, u32),
     /// Reserved with the challenge: were the turn to displace a connection taken with the answer, all
-    /// requests challenged before the first answer would be challenged in vain.
+    /// requests challenged before the first answer would be challenged for nothing.
     pub(super) room: Room,
 }
 
