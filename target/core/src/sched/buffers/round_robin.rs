@@ -90,3 +90,30 @@ impl RoundRobin {
         self.prompt.pop_front()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::sched::buffers::round_robin::*;
+
+    /// Those of one round, in their order; all are put back.
+    fn round(turns: &mut RoundRobin, is_limited: bool) -> Vec<u32> {
+        let (mut round, mut order) = (turns.round(), Vec::new());
+        while let Some(number) = turns.next(&mut round, |_| is_limited) {
+            order.push(number);
+        }
+        order.iter().for_each(|number| turns.push_back(*number, *number > 10));
+        order
+    }
+
+    #[test]
+    fn slow_ones_alternate_with_others_and_wait_together() {
+        let mut turns = RoundRobin::default();
+        [1, 2, 3, 11, 12].into_iter().for_each(|number| turns.push_back(number, number > 10));
+        assert_eq!(round(&mut turns, false), [1, 11, 2, 12, 3]);
+        assert_eq!(round(&mut turns, true), [1, 2, 3]);
+        turns.promote(12);
+        assert_eq!(round(&mut turns, true), [1, 2, 3, 12]);
+        turns.retain(|number| number > 10);
+        assert_eq!((turns.len(), turns.contains(11), turns.contains(1)), (2, true, false));
+    }
+}
