@@ -126,11 +126,12 @@ impl BufferShare {
         }
     }
 
-    /// Records how long the host of a command that has ended held its buffers.
+    /// Records how long the host of a command that has ended held its buffers: until the reactor fell asleep,
+    /// if it did not wake for the acknowledgement, which so makes no prompt host slow.
     #[inline]
     pub(super) fn note_hold(&self, entry: &Request, io: &mut Io<'_>) {
         if let (Some(tenant), 1..) = (self.tenant, entry.charged_bytes) {
-            io.waiters.note_hold(tenant, entry.clock.at_host_ns(io.now_ns));
+            io.waiters.note_hold(tenant, entry.clock.at_host_ns(io.sent_ns));
         }
     }
 
