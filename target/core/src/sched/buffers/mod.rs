@@ -250,7 +250,12 @@ impl BufferScheduler {
         let nobody = || self.shares.get(share as usize).is_none_or(|share| share.line.is_empty());
         let is_open = || store.is_none_or(|store| !self.stores.is_closed(store));
         let admin = || self.admin.is_empty() || self.admin.iter().all(|waiter| waiter.claims);
-        !self.short && nobody() && is_open() && admin()
+        // Else small commands of slow hosts would starve a large one of another.
+        let may_pass = || {
+            let share = self.shares.get(share as usize);
+            !self.turns.has_slow() || share.is_none_or(|share| !share.promptness.is_slow())
+        };
+        !self.short && may_pass() && nobody() && is_open() && admin()
     }
 
     /// Whether a share permits the buffers that a command needs.
@@ -731,6 +736,21 @@ mod tests {
             waiters.join(0, commands);
         }
         assert_eq!(taken(&waiters), before);
+    }
+
+    #[test]
+    fn slow_hosts_do_not_overtake_each_other() {
+        let (mut waiters, slow, other) = waiters();
+        let prompt = waiters.join(300, 8);
+        [slow, other].into_iter().for_each(|share| waiters.note_hold(share, 1_000_000_000));
+        waiters.note_hold(prompt, 0);
+        waiters.charge(other, NsIndex::of(1), None, 1);
+        assert!(waiters.may_try(Some(other), None) && !waiters.allows(slow, &wish(None, 50, 99)));
+        waiters.push(Some(slow), QueuedCommand { wanted_bytes: 50, ..waiter(1, 0) }, None);
+        assert!(!waiters.may_try(Some(other), None) && waiters.may_try(Some(prompt), None));
+        assert!(waiters.next_turn(&room(99)).is_none());
+        waiters.discharge(other, NsIndex::of(1), None, 1);
+        assert_eq!(order(&mut waiters), [(1, 0)]);
     }
 
     #[test]

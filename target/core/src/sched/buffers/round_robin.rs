@@ -27,6 +27,11 @@ impl RoundRobin {
         self.len() == 0
     }
 
+    /// Whether a slow one waits.
+    pub(super) fn has_slow(&self) -> bool {
+        !self.slow.is_empty()
+    }
+
     /// Reserves memory for `count` associations.
     pub(super) fn reserve(&mut self, count: usize) {
         for list in [&mut self.prompt, &mut self.slow] {
