@@ -111,7 +111,7 @@ fn run(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
         ring.reap(done, &mut woken);
     };
     if memory {
-        // Pages must exist before they can be measured.
+        // Preallocates memory, so that page faults are not measured.
         let mut buf = pool.take_data(job.bytes);
         for unit in 0..units {
             submit(&mut ring, buf.take().ok_or("no buffer")?, true, Some(unit));

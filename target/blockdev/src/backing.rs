@@ -1,87 +1,87 @@
-//! Backing stores: what is configured, and what was found when one was opened.
+//! Backing stores: their configuration, and the properties found when one is opened.
 
 use std::path::PathBuf;
 
-/// What to open, and how.
+/// Configuration of a backing store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackingConfig {
-    /// Which store.
+    /// Kind and path or size.
     pub kind: BackingKind,
-    /// Bytes of a logical block: 512 or 4096.
+    /// Logical block size in bytes: 512 or 4096.
     pub block_size_bytes: u32,
-    /// Refuse everything that changes data; the store is opened for reading only.
+    /// Opened for reading only; commands that change data are refused.
     pub read_only: bool,
-    /// Other daemons may serve it as well, if they say so too.
+    /// Other daemons that are configured likewise may serve the same store.
     pub shared: bool,
 }
 
-/// Which store, and where it is.
+/// Kind of backing store, with its path or size.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BackingKind {
     /// A regular file or a block device.
     File {
-        /// Where it is. Symbolic links are followed.
+        /// Path. Symbolic links are followed.
         path: PathBuf,
-        /// Its size in bytes: a missing file is created, sparse, with it; an existing file or
+        /// Size in bytes. A missing file is created with this size, sparse; an existing file or
         /// device must have it.
         size: Option<u64>,
     },
-    /// Memory of the kernel; lost when the daemon ends.
+    /// A memory file (`memfd_create`). Its contents are lost when the daemon exits.
     Ram {
         /// Its size in bytes.
         size: u64,
     },
-    /// Nothing: for measuring.
+    /// No device: writes are discarded, reads return zeros. For measurements.
     Null {
         /// Its size in bytes.
         size: u64,
     },
 }
 
-/// What a [`crate::BackingDevice`] turned out to be.
+/// Kind of an opened [`crate::BackingDevice`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A regular file.
     File,
     /// A block device.
     Device,
-    /// Memory of the kernel.
+    /// A memory file.
     Ram,
-    /// Nothing.
+    /// No device.
     Null,
 }
 
-/// Sizes that a store works best with. Hints for Identify; zero means "not known".
+/// I/O hints of a backing store, for Identify. Zero: not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Geometry {
-    /// Smaller writes make the store read, change and write back.
+    /// Physical block size: smaller writes cause read-modify-write.
     pub physical_block_bytes: u32,
-    /// The preferred transfer.
+    /// Optimal transfer size.
     pub optimal_io_bytes: u32,
-    /// The unit in which space can be given up.
+    /// Discard granularity.
     pub discard_granularity_bytes: u32,
-    /// Transfers that cross a multiple of this are slower: stripes of a RAID.
+    /// Boundary (RAID stripe): transfers that cross a multiple of it are slower.
     pub boundary_bytes: u32,
-    /// What is written whole or not at all when the power fails: see [`crate::Below`].
+    /// Power-fail write unit: see [`crate::Below`].
     pub power_fail_atomic_bytes: u32,
 }
 
-/// What a closer look at a store has found.
+/// Result of an examination of a backing store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// It is as long as it should be, and could be read where that was tried.
+    /// It has its full size; where reading was tried, it succeeded.
     Sound,
-    /// It ends here, inside the namespace. A device that is gone ends at 0.
+    /// It ends at this offset, inside the namespace. A removed device ends at 0.
     Shortened(u64),
-    /// The system fails it with this errno.
+    /// An access failed with this errno.
     Failing(i32),
 }
 
-/// The two ways to act on space without moving data.
+/// Modes of fallocate that nvmfd uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Space {
-    /// `FALLOC_FL_PUNCH_HOLE`: give the space up; the range reads as zeros.
+    /// `FALLOC_FL_PUNCH_HOLE`: deallocates; the range reads as zeros.
     Punch = 1,
-    /// `FALLOC_FL_ZERO_RANGE`: keep the space; the range reads as zeros.
+    /// `FALLOC_FL_ZERO_RANGE`: zeros without deallocation.
     ZeroRange = 2,
 }

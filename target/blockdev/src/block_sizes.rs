@@ -1,37 +1,37 @@
 //! Logical block sizes that a backing store supports.
 
-/// log2 of the block sizes that there are, in the order of LBA formats.
+/// log2 of all block sizes, in the order of LBA formats.
 pub const SHIFTS: [u8; 2] = [9, 12];
 
-/// The formats that a namespace can have, numbered from 0 by ascending block size.
+/// LBA formats of a namespace, numbered from 0 by ascending block size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSizes([bool; SHIFTS.len()]);
 
 impl BlockSizes {
-    /// The one with blocks of 2^`shift` bytes.
+    /// Only the format with blocks of 2^`shift` bytes.
     #[must_use]
     pub fn only(shift: u8) -> BlockSizes {
         BlockSizes::those(|each| each == shift)
     }
 
-    /// Those for which this holds.
+    /// The formats whose log2 of the block size satisfies `can`.
     #[must_use]
     pub fn those(can: impl Fn(u8) -> bool) -> BlockSizes {
         BlockSizes(SHIFTS.map(can))
     }
 
-    /// log2 of their block sizes, ascending.
+    /// log2 of their block sizes, in ascending order.
     pub fn shifts(self) -> impl Iterator<Item = u8> {
         SHIFTS.into_iter().zip(self.0).filter_map(|(shift, can)| can.then_some(shift))
     }
 
-    /// log2 of the block size of a format, if there is one of this number.
+    /// log2 of the block size of the format with this index, if there is one.
     #[must_use]
     pub fn shift(self, index: u8) -> Option<u8> {
         self.shifts().nth(index.into())
     }
 
-    /// The number of the format with blocks of 2^`shift` bytes.
+    /// Index of the format with blocks of 2^`shift` bytes.
     #[must_use]
     pub fn index(self, shift: u8) -> u8 {
         self.shifts().take_while(|each| *each != shift).count() as u8

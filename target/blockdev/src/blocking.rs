@@ -1,9 +1,10 @@
-//! One bounded pool of threads for whatever may block on a device or a server, perhaps for ever.
+//! Bounded thread pool for calls that may block on a device or a server without limit.
 //!
-//! A task with a path ([`BlockingPool::begin`]) is waited for until a deadline. At most one runs for each
-//! path, so a path that hangs holds one thread, however many ask for it; at most `MOST_AT_WORK` run that
-//! have not been given up, and the others are queued. Tasks without a waiter ([`BlockingPool::spawn`]) start
-//! at once. All together have at most `THREADS_MAX` threads.
+//! The caller of a task with a path ([`BlockingPool::begin`]) waits for it until a deadline. At
+//! most one such task runs per path, so a path that does not answer occupies one thread, whatever
+//! the number of callers. At most `MOST_AT_WORK` tasks run whose callers still wait; further ones
+//! are queued. Tasks without a caller that waits ([`BlockingPool::spawn`]) start immediately. All
+//! tasks together use at most `THREADS_MAX` threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,20 +13,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Tasks with a path that run for somebody who still waits.
+/// Maximum of concurrent tasks with a path, not counting those that have timed out.
 const MOST_AT_WORK: usize = 32;
-/// Threads in total, with those that hang.
+/// Maximum of threads, including those of tasks that have timed out.
 const THREADS_MAX: usize = 1024;
-/// Threads that wait for a task,
+/// Maximum of idle threads,
 const IDLE_MAX: usize = 2;
-/// and for how long they do.
+/// and how long they stay.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// The threads, and the tasks that wait for one.
+/// The threads and the queued tasks.
 #[derive(Debug)]
 pub struct BlockingPool {
     shared: Arc<PoolShared>,
-    /// Every task with a path waits for as many others as this says.
+    /// Makes every task with a path wait at this barrier.
     #[cfg(any(test, feature = "testing"))]
     pub meet: Mutex<Option<Arc<std::sync::Barrier>>>,
 }
@@ -39,24 +40,24 @@ struct PoolShared {
 
 #[derive(Debug, Default)]
 struct PoolState {
-    /// In order; none of them has started.
+    /// Tasks that have not started, in order of arrival.
     queue: VecDeque<Job>,
-    /// Tasks that somebody waits for: their numbers and paths.
+    /// Running tasks whose callers wait: number and path.
     running: Vec<(u64, PathBuf)>,
-    /// The same of those that did not come back in time.
+    /// Running tasks that have timed out: number and path.
     hanging: Vec<(u64, PathBuf)>,
     next: u64,
     threads: usize,
-    /// Threads that wait for a task and have been assigned none.
+    /// Idle threads without an assigned task.
     idle: usize,
-    /// Tasks of threads that were woken and do not know it yet.
+    /// Tasks assigned to threads that have been woken and have not run yet.
     assigned: VecDeque<Job>,
     is_closed: bool,
 }
 
 struct Job {
     number: u64,
-    /// Of a task that is awaited.
+    /// For a task whose caller waits.
     path: Option<PathBuf>,
     act: Box<dyn FnOnce() + Send>,
 }
@@ -67,8 +68,8 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// Something that was begun and is to be awaited with [`BlockingTask::by`], also when its outcome does not
-/// matter any more: what it opens would stay open a moment longer than anybody expects.
+/// A task that was begun. Its result is to be received with [`BlockingTask::by`] even if it is no
+/// longer needed; otherwise what it opens stays open longer than expected.
 #[must_use]
 pub struct BlockingTask<'a, T> {
     pool: &'a BlockingPool,
@@ -97,10 +98,11 @@ impl BlockingPool {
         }
     }
 
-    /// Does what may wait for the device behind a path, unless something hangs there already.
+    /// Runs `act`, which may wait for the device behind a path, unless a task of that path has
+    /// timed out and still runs.
     ///
     /// # Errors
-    /// What `act` says, or that it does not answer.
+    /// The error of `act`, or that it did not answer within the time.
     #[cfg(any(test, feature = "testing"))]
     pub fn within<T: Send + 'static>(
         &self,
@@ -111,7 +113,7 @@ impl BlockingPool {
         self.begin(path, act).by(Instant::now() + patience)
     }
 
-    /// Has a task hang at a path until the sender is dropped.
+    /// Makes a task at this path block until the sender is dropped.
     #[cfg(any(test, feature = "testing"))]
     pub fn hang_at(&self, path: &Path) -> std::sync::mpsc::Sender<()> {
         loop {
@@ -121,8 +123,8 @@ impl BlockingPool {
                 let _ = begins.send(());
                 hangs.recv().map_err(|_| "too late".to_owned())
             });
-            // One that is given up before it has begun hangs nowhere: a task whose outcome has just
-            // been received may still have the path.
+            // A task that is cancelled before it has started does not count as blocked. A task
+            // whose result has just been received may still occupy the path.
             if begun.recv().is_ok() {
                 assert!(task.by(Instant::now()).is_err());
                 return go_on;
@@ -130,8 +132,8 @@ impl BlockingPool {
         }
     }
 
-    /// The same, without waiting for it yet: paths of one server hang together, and so they cost no
-    /// more time than one.
+    /// As [`BlockingPool::within`], without waiting: the paths of one server block together, so all
+    /// their tasks time out within one period.
     pub fn begin<T: Send + 'static>(
         &self,
         path: &Path,
@@ -146,7 +148,7 @@ impl BlockingPool {
             if let Some(meet) = meet {
                 meet.wait();
             }
-            // Nobody may be listening any more: then what was opened is closed again.
+            // The caller may have timed out: the result is dropped, which closes what was opened.
             let _ = say.send(act());
         });
         let mut state = self.shared.lock();
@@ -165,11 +167,11 @@ impl BlockingPool {
         })
     }
 
-    /// Does something that has no path, or may take any time, at once. What it returns is received;
-    /// nobody has to.
+    /// Starts a task that has no path or no time limit. Its result can be received; that is
+    /// optional.
     ///
     /// # Errors
-    /// No thread to be had; it is not done.
+    /// The thread could not be created; the task does not run.
     pub fn spawn<T: Send + 'static>(
         &self,
         act: impl FnOnce() -> T + Send + 'static,
@@ -189,12 +191,12 @@ impl BlockingPool {
         }
     }
 
-    /// Whether something hangs at a path.
+    /// Whether a task of this path has timed out and still runs.
     pub fn hangs_at(&self, path: &Path) -> bool {
         self.shared.lock().hangs_at(path)
     }
 
-    /// What is known at once, where others have to be awaited.
+    /// A task that is already complete, where the caller handles tasks.
     pub fn over<T>(&self, path: &Path, outcome: Result<T, String>) -> BlockingTask<'_, T> {
         BlockingTask { pool: self, path: path.to_owned(), state: State::Over(outcome) }
     }
@@ -208,10 +210,10 @@ impl Drop for BlockingPool {
 }
 
 impl<T> BlockingTask<'_, T> {
-    /// Its outcome, if there is one by then.
+    /// Its result, if it completes before the deadline.
     ///
     /// # Errors
-    /// What it says, or that it does not answer.
+    /// The error of the task, or that it timed out.
     pub fn by(self, deadline: Instant) -> Result<T, String> {
         let (said, number) = match self.state {
             State::Over(outcome) => return outcome,
@@ -219,7 +221,7 @@ impl<T> BlockingTask<'_, T> {
         };
         let patience = deadline.saturating_duration_since(Instant::now());
         said.recv_timeout(patience).unwrap_or_else(|error| {
-            // Otherwise it has ended without an answer.
+            // The task panicked or was dropped.
             let hangs = error == RecvTimeoutError::Timeout;
             self.pool.shared.give_up(number, hangs);
             Err(silent(&self.path))
@@ -232,8 +234,8 @@ impl PoolShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has one more thread at work, if something may start and there may be one more. It runs from now
-    /// on, also while its thread has not been given a CPU yet.
+    /// Adds a thread if a task may start and the limits allow it. The task counts as running from
+    /// now on, before its thread is scheduled.
     fn add_thread(self: &Arc<PoolShared>) -> io::Result<()> {
         let mut state = self.lock();
         if state.idle == 0 && state.threads >= self.threads_max {
@@ -264,7 +266,8 @@ impl PoolShared {
         })
     }
 
-    /// One thread: does what it was started for and what may start then, and waits a while for more.
+    /// Main function of a thread: runs its first task, then queued ones, and stays idle for a
+    /// while.
     fn work(&self, mut job: Option<Job>) {
         let mut state = self.lock();
         loop {
@@ -293,15 +296,15 @@ impl PoolShared {
         state.threads -= 1;
     }
 
-    /// Takes back what has not started.
+    /// Removes a task that has not started.
     fn withdraw(&self, number: u64) -> Option<Job> {
         let mut state = self.lock();
         let at = state.queue.iter().position(|job| job.number == number)?;
         state.queue.remove(at)
     }
 
-    /// Nobody waits for a task any more: what has not started never does, nor does what waits for the
-    /// same path where this one hangs.
+    /// Called when the caller of a task stops waiting: a task that has not started is removed, and
+    /// so are the tasks that wait for the same path if this one still runs.
     fn give_up(self: &Arc<PoolShared>, number: u64, hangs: bool) {
         let mut state = self.lock();
         let mut refused = Vec::from_iter(state.remove_from_queue(|job| job.number == number));
@@ -313,9 +316,9 @@ impl PoolShared {
             }
         }
         drop(state);
-        // What they hold may take long to drop.
+        // Dropping their captures may take long.
         drop(refused);
-        // Whoever waits behind it need not.
+        // Their callers need not wait for the timeout.
         let _ = self.add_thread();
     }
 }
@@ -340,7 +343,7 @@ impl PoolState {
         self.queue.iter().position(|job| job.path.as_ref().is_none_or(is_free))
     }
 
-    /// The next task, which runs from now on.
+    /// The next task to start; it counts as running from now on.
     fn start(&mut self) -> Option<Job> {
         let at = self.first_to_start()?;
         let job = self.queue.remove(at)?;
@@ -395,7 +398,7 @@ mod tests {
         assert_eq!(opening.within(LONG, path, || Ok(7)), Ok(7));
     }
 
-    /// A start with a thousand namespaces looks at a thousand paths.
+    /// A start with a thousand namespaces probes a thousand paths.
     #[test]
     fn so_many_threads_are_at_work_and_who_is_given_up_keeps_nobody_from_it() {
         let opening = BlockingPool::default();
@@ -406,7 +409,7 @@ mod tests {
             let (hangs, begins) = (Arc::clone(&hangs), begins.clone());
             opening.begin(Path::new(&format!("/hangs/{at}")), move || {
                 begins.send(at).unwrap();
-                // The first one has the lock, and the others wait for that.
+                // The first task waits with the lock held, and the others wait for the lock.
                 hangs.lock().unwrap().recv().map_err(|_| "too late".to_owned())
             })
         };
@@ -418,7 +421,7 @@ mod tests {
             let state = opening.shared.lock();
             assert_eq!((state.running.len(), state.queue.len()), (MOST_AT_WORK, 5));
         }
-        // One is given up: one more begins. One that was never begun hangs nowhere.
+        // One times out, so one more starts. One that never started is not counted as blocked.
         assert!(all.remove(0).by(Instant::now()).is_err());
         assert_eq!(begun.recv().unwrap(), MOST_AT_WORK);
         assert!(all.pop().unwrap().by(Instant::now()).is_err());
@@ -456,7 +459,7 @@ mod tests {
         assert_eq!(begun.try_recv(), Ok(3), "another path waits for none");
         assert_eq!(pool.shared.lock().queue.len(), 1);
         let said = first.by(Instant::now()).unwrap_err();
-        // Not after a long time: the other has been given up.
+        // Immediately, because the other one has timed out.
         assert_eq!(second.by(Instant::now() + LONG), Err(said));
         drop(go_on);
         while pool.hangs_at(path) {
@@ -524,7 +527,7 @@ mod tests {
         let pool = BlockingPool::default();
         let who = || std::thread::current().id();
         let first = pool.spawn(who).unwrap().recv().unwrap();
-        // Received before its thread is idle.
+        // The result is received before the thread is idle.
         while pool.shared.lock().idle == 0 {
             std::thread::yield_now();
         }

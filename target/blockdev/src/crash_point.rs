@@ -1,6 +1,7 @@
-//! Where a test kills its own process: between two steps of what is to survive that.
+//! Crash points: a test kills its own process between two steps of an operation that has to be
+//! crash-consistent.
 
-/// Between two steps.
+/// Marks a point between two steps.
 pub fn crash_point() {
     #[cfg(any(test, feature = "testing"))]
     testing::crash_point();
@@ -22,36 +23,36 @@ pub mod testing {
     const FOLDER: &str = "NVMFD_TEST_KILLED_FOLDER";
     const STEPS: &str = "NVMFD_TEST_KILLED_STEPS";
 
-    /// Steps that are left to live; 0: not counted.
+    /// Crash points left before the process is killed; 0: disabled.
     static LEFT: AtomicU32 = AtomicU32::new(0);
 
     type Hindrance = Box<dyn FnOnce()>;
 
     thread_local! {
-        /// What is to happen in this thread, and how many steps before.
+        /// What runs in this thread, and after how many crash points.
         static NEXT: RefCell<Option<(u32, Hindrance)>> = const { RefCell::new(None) };
     }
 
-    /// Has something happen before the step of this number in this thread, counted from 1.
+    /// Runs `how` at crash point number `step` of this thread, counted from 1.
     pub fn hinder_before(step: u32, how: impl FnOnce() + 'static) {
         NEXT.set(Some((step, Box::new(how))));
     }
 
-    /// Has this process killed before its step of this number, counted from 1.
+    /// Kills this process at its crash point number `step`, counted from 1.
     pub fn kill_before(step: u32) {
         LEFT.store(step, Ordering::Relaxed);
     }
 
-    /// In a process that [`run_killed`] has started: its directory, and the step before which it
-    /// shall be killed.
+    /// In a process started by [`run_killed`]: its directory, and the crash point at which it is
+    /// killed.
     pub fn doomed() -> (PathBuf, u32) {
         let directory = env::var_os(FOLDER).expect("run by another test");
         let steps = env::var(STEPS).expect("run by another test");
         (directory.into(), steps.parse().unwrap())
     }
 
-    /// Runs the test `own` in a process that is killed before its `steps`th step. How many lines
-    /// with "done" it had printed, and whether it was killed rather than at its end.
+    /// Runs the test `own` in a process that is killed at crash point number `steps`. Returns how
+    /// many lines with "done" it printed, and whether it was killed before its end.
     pub fn run_killed(own: &str, directory: &Path, steps: u32) -> (usize, bool) {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", own, "--ignored", "--nocapture", "--test-threads=1"])
@@ -61,7 +62,7 @@ pub mod testing {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // The first comes behind the name of the test.
+        // The first line follows the name of the test on the same line.
         let done = lines.filter(|line| line.as_ref().unwrap().contains("done ")).count();
         let status = child.wait().unwrap();
         assert!(status.success() || status.signal() == Some(libc::SIGKILL), "{status}");

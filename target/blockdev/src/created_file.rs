@@ -10,27 +10,27 @@ use super::backing::{BackingConfig, BackingKind};
 use super::device::BackingDevice;
 use super::hold::{Hold, Stamp};
 
-/// A file that was made a moment ago and that nobody has been served. Unless it is kept, it goes when
-/// this is dropped, which may wait for a disk: if its path still leads to this very file, and
-/// nobody has touched it since.
+/// A file that was just created and has not been served. Unless it is kept, drop removes it,
+/// provided that its path still leads to this file and that nobody has modified it. May block on
+/// the device.
 #[derive(Debug)]
 pub struct CreatedFile {
     path: PathBuf,
     stamp: Stamp,
     is_kept: bool,
-    /// Nobody else serves it before it is gone.
+    /// Prevents others from serving the file before it is removed.
     _hold: Arc<Hold>,
 }
 
 impl CreatedFile {
-    /// The file of a store, if opening it has made that.
+    /// The file of a backing store, if opening the store has created it.
     pub fn by_opening(backing: &BackingDevice, config: &BackingConfig) -> Option<CreatedFile> {
         let BackingKind::File { path, .. } = &config.kind else { return None };
         let (stamp, hold) = (backing.made_as?, Arc::clone(backing.hold.as_ref()?));
         Some(CreatedFile { path: path.clone(), stamp, is_kept: false, _hold: hold })
     }
 
-    /// It is served from now on.
+    /// Keeps the file: it is served from now on.
     pub fn keep(mut self) {
         self.is_kept = true;
     }
@@ -76,7 +76,7 @@ mod tests {
         assert!(made(&path).1.is_none(), "it was there");
         fs::remove_file(&path).unwrap();
 
-        // Somebody has put something into it, or something else in its place.
+        // The file was modified, or another one is at its path.
         let (_, written) = made(&path);
         let file = File::options().write(true).open(&path).unwrap();
         std::os::unix::fs::FileExt::write_at(&file, b"precious", 0).unwrap();

@@ -1,11 +1,12 @@
 //! `BackingDevice`: an opened backing store, shared by all reactors.
 //!
-//! # Two kinds that are no disk
+//! # Kinds without a device
 //!
-//! *RAM* is a memory file of the kernel, which the ring copies to and from: page cache speed,
-//! nothing survives the daemon. *Null* is for measuring everything but the disk: writes vanish and
-//! reads are zeros. The zeros are written into every read's buffer, which costs some 40 ns for
-//! 4 KiB: the buffer may hold another host's data, and no measurement is worth showing them.
+//! *RAM* is a memory file, which the ring copies to and from at the speed of the page cache; its
+//! contents are lost when the daemon exits. *Null* is for measuring everything except the device:
+//! writes are discarded, and reads return zeros. The zeros are written into the buffer of every
+//! read, about 40 ns for 4 KiB, because the buffer may contain data of another host, which must not
+//! be disclosed.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -24,40 +25,40 @@ use super::hold::{Hold, Stamp};
 use super::open_error::OpenError;
 use crate::durable;
 
-/// An opened store: what every reactor's ring operates on, through an `Arc`.
+/// An opened backing store, on which the ring of every reactor operates, through an `Arc`.
 #[derive(Debug)]
 pub struct BackingDevice {
     pub(super) kind: Kind,
-    /// What rings read and write through; none for [`Kind::Null`].
+    /// The descriptor for reads and writes; none for [`Kind::Null`].
     pub(super) file: Option<Arc<File>>,
-    /// Files and devices: what keeps others from serving them.
+    /// For files and devices: the lock that prevents others from serving them.
     pub(super) hold: Option<Arc<Hold>>,
-    /// Its file was made when it was opened, like this.
+    /// Set if opening created the file: its attributes at that time.
     pub(super) made_as: Option<Stamp>,
-    /// One descriptor a ring, for synchronising: see `uring/sync_group.rs`. They are closed with the store
-    /// and not by a ring, because that may wait for the disk.
+    /// One descriptor for each ring, for fsync: see `uring/sync_group.rs`. They are closed with the
+    /// backing store, not by a ring, because close may block on the device.
     sync_files: Mutex<SyncFiles>,
     pub(super) name: String,
-    /// Changes while it is served: see `resize`. A reactor that learns of it a moment later has
-    /// operations that are in range still, or are refused by the system.
+    /// May change in service: see `resize`. A reactor that reads the old size has operations that
+    /// are still in range or that the system refuses.
     pub(super) size_bytes: AtomicU64,
-    /// How long it was when that was last seen and all that is served was there: longer than its
-    /// size where a part is served.
+    /// Size at the last examination that found the namespace complete. Larger than the served size
+    /// where only a part is served.
     found_bytes: AtomicU64,
-    /// Changes while it is served, when a host formats it: see `erase`.
+    /// Changes when a host formats the namespace: see `erase`.
     pub(super) block_size_bytes: AtomicU32,
-    /// Direct I/O reaches blocks of this size and no smaller ones.
+    /// Smallest block size that direct I/O supports here.
     pub(super) smallest_block_bytes: u32,
     pub(super) read_only: bool,
-    /// The number of its file system or device.
+    /// Device number of the file system or block device.
     pub(super) place: u64,
-    /// A device: what no other is called, where that is known.
+    /// For a block device: its unique identity, where known.
     pub(super) identity: Option<String>,
-    /// Another store takes its place: what it still does is done for nobody.
+    /// Another backing store has replaced it: its operations are no longer valid.
     lost: AtomicBool,
     pub(super) geometry: Geometry,
-    /// Modes of fallocate that the store has refused: bits of [`Space`]. Written once or never, so
-    /// relaxed does: a reactor that learns a moment later only asks the system once more.
+    /// Modes of fallocate that the store does not support: bits of [`Space`]. Each is set once, so
+    /// relaxed ordering suffices: a reactor that reads the old value only tries once more.
     pub(super) refused: AtomicU8,
     pub(super) health: Arc<Health>,
 }
@@ -73,14 +74,15 @@ impl BackingDevice {
         self.found_bytes.load(Ordering::Relaxed)
     }
 
-    /// It has been seen to be so long. What has lost some of its blocks is not as it should be.
+    /// Records the size that was found. A store that is shorter than that later has been truncated.
     pub(super) fn is_long(&self, bytes: u64) {
         if bytes >= self.size_bytes() {
             self.found_bytes.store(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Where a path is the kernel's own, and a device is plugged in, any other may get it.
+    /// Compares by identity where the path is assigned by the kernel, so that any device may appear
+    /// there.
     pub(super) fn is_the_device(&self, fresh: &BackingDevice) -> Result<(), OpenError> {
         match (&self.identity, &fresh.identity) {
             (Some(old), Some(new)) if old != new => Err(OpenError::new(format!(
@@ -92,15 +94,15 @@ impl BackingDevice {
         }
     }
 
-    /// The number of the file system or device that it is on: where one store hangs, others of the
-    /// same number probably do. Memory has none, 0.
+    /// Device number of the file system or block device: if one store blocks, others with the same
+    /// number probably do. 0 for memory.
     #[must_use]
     pub fn place(&self) -> u64 {
         self.place
     }
 
-    /// Looks whether the store is as long as it should be and, if `thorough`, whether its ends can
-    /// be read. May wait for disks.
+    /// Checks that the store has its full size and, if `thorough`, that its first and last block
+    /// can be read. May block on the device.
     #[must_use]
     pub fn inspect(&self, thorough: bool) -> Condition {
         let Some(hold) = &self.hold else { return Condition::Sound };
@@ -119,7 +121,7 @@ impl BackingDevice {
         }
     }
 
-    /// Whether its path leads to something else by now, or nowhere. May wait for disks.
+    /// Whether its path leads to something else now, or to nothing. May block on the device.
     #[must_use]
     pub fn has_moved(&self, config: &BackingConfig) -> bool {
         match (&self.hold, &config.kind) {
@@ -128,8 +130,8 @@ impl BackingDevice {
         }
     }
 
-    /// What is at its path instead of it, if anything is amiss. None where nobody knows. May wait
-    /// for disks.
+    /// What is at its path instead of it, if it is detached. None if that cannot be determined. May
+    /// block on the device.
     #[must_use]
     pub fn detached(&self, config: &BackingConfig) -> Option<Option<Detached>> {
         match (&self.hold, &config.kind) {
@@ -138,24 +140,25 @@ impl BackingDevice {
         }
     }
 
-    /// How it can be read as long as the daemon runs, wherever its path leads.
+    /// A path by which it can be read while the daemon runs, wherever its configured path leads.
     pub(crate) fn own_path(&self) -> String {
         self.hold.as_ref().map(|hold| hold.own_path()).unwrap_or_default()
     }
 
-    /// Makes durable what has been written, and hears of what was lost before. Waits for the disk.
+    /// fsync: makes what was written durable, and reports earlier writeback errors. Blocks on the
+    /// device.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn synchronise(&self) -> std::io::Result<()> {
         let name = Path::new(&self.name);
         self.file.as_ref().map_or(Ok(()), |file| durable::sync_data(file, name))
     }
 
-    /// Has descriptors ready for so many rings, so that no ring must open its own.
+    /// Opens descriptors for fsync for this number of rings, so that no ring has to.
     ///
     /// # Errors
-    /// The limit of open files, or the store does not let itself be opened.
+    /// The limit of open files is reached, or the store cannot be opened again.
     pub fn prepare(&self, rings: usize) -> Result<(), OpenError> {
         let Some(hold) = &self.hold else { return Ok(()) };
         let files = (0..rings).map(|_| hold.another(&self.name, self.read_only));
@@ -192,9 +195,9 @@ impl BackingDevice {
         }
     }
 
-    /// Finds out, without touching data, whether space can be given up: punches a hole behind the
-    /// end of the file, which is `end_bytes` long: perhaps longer than what is served of it. Devices
-    /// answer by their queue limits instead.
+    /// Tests, without touching data, whether the file system can punch holes: punches one behind
+    /// the end of the file (`end_bytes`, which may be more than what is served). For block devices
+    /// the queue limits tell instead.
     pub(super) fn probe_punch(&self, end_bytes: u64) {
         let (Some(file), Kind::File, false) = (&self.file, self.kind, self.read_only) else {
             return;
@@ -207,13 +210,13 @@ impl BackingDevice {
         }
     }
 
-    /// What it is.
+    /// Its kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The path, or what stands for it: for logs and for people.
+    /// Its path or a description, for log lines and output.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -225,74 +228,74 @@ impl BackingDevice {
         self.size_bytes() / u64::from(self.block_size_bytes())
     }
 
-    /// Size in bytes: a whole number of blocks.
+    /// Size in bytes, a multiple of the block size.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of a logical block.
+    /// Logical block size in bytes.
     #[must_use]
     pub fn block_size_bytes(&self) -> u32 {
         self.block_size_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether everything that changes data is refused.
+    /// Whether commands that change data are refused.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Whether completed writes may be lost with the power until a Flush: what Identify shall say
-    /// in VWC. False for RAM and null, where a Flush changes nothing.
+    /// Whether completed writes may be lost at a power failure until a Flush: VWC in Identify.
+    /// False for RAM and null, where a Flush has no effect.
     ///
-    /// A file's own metadata (which blocks are written) is cached by the system, whatever the
-    /// device below has. A device may get a cache while it is served (another table of the device
-    /// mapper, another leg of a RAID, a setting), so what its queue says at one moment says nothing
-    /// of the next flush. The kernel leaves out what a device does not need, and knows better.
+    /// The kernel caches the metadata of a file (which blocks are written), whatever the device. A
+    /// device may gain a cache while it is served (another table of the device mapper, another leg
+    /// of a RAID, a setting), so its queue limit at one moment is not evidence for the next flush.
+    /// The kernel omits flushes that a device does not need, with current information.
     #[must_use]
     pub fn has_volatile_cache(&self) -> bool {
         matches!(self.kind, Kind::File | Kind::Device)
     }
 
-    /// Whether a Discard gives space up. When it does, the range reads as zeros afterwards; when
-    /// it does not, the data stay as they were.
+    /// Whether Deallocate frees space. If so, the range reads as zeros afterwards; otherwise the
+    /// data stay as they were.
     #[must_use]
     pub fn can_discard(&self) -> bool {
         !self.read_only && self.kind != Kind::Null && self.allows(Space::Punch)
     }
 
-    /// Sizes that it works best with.
+    /// Its I/O hints.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Another store takes its place; or does not, after all.
+    /// Marks it as replaced by another store, or reverts that.
     pub(crate) fn set_lost(&self, lost: bool) {
         self.lost.store(lost, Ordering::Relaxed);
     }
 
-    /// Whether another store takes its place.
+    /// Whether another store has replaced it.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// How it fares.
+    /// Its health.
     #[must_use]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// The status that every Flush and every write with FUA gets since one of them failed:
+    /// Status of every Flush and every FUA write since one of them failed:
     /// [`Health::sync_failure`].
     #[must_use]
     pub fn sync_failure(&self) -> Option<Status> {
         self.health.sync_failure()
     }
 
-    /// Remembers a failed synchronisation; the first one stays.
+    /// Records a failed fsync; the first status is kept.
     pub fn fail_sync(&self, status: Status) {
         if self.health.fail_sync(status) {
             tracing::error!(
@@ -304,17 +307,17 @@ impl BackingDevice {
         }
     }
 
-    /// Whether an operation of `len` bytes at `at` lies inside.
+    /// Whether `len` bytes at `at` are inside the store.
     pub fn contains(&self, at: u64, len: u64) -> bool {
         at.checked_add(len).is_some_and(|end| end <= self.size_bytes())
     }
 
-    /// Whether the store has not refused this mode so far.
+    /// Whether the store may support this mode of fallocate: it has not refused it so far.
     pub fn allows(&self, space: Space) -> bool {
         self.refused.load(Ordering::Relaxed) & space as u8 == 0
     }
 
-    /// Remembers that the store cannot do this.
+    /// Records that the store does not support this mode.
     pub fn refuse(&self, space: Space) {
         self.refused.fetch_or(space as u8, Ordering::Relaxed);
         if space == Space::Punch {
@@ -322,12 +325,12 @@ impl BackingDevice {
         }
     }
 
-    /// The descriptor, for the ring; the backing outlives every operation on it.
+    /// Descriptor for the ring; the store stays open longer than every operation on it.
     pub fn fd(&self) -> Option<RawFd> {
         self.file.as_ref().map(|file| file.as_raw_fd())
     }
 
-    /// A descriptor for the synchronisations of one more ring.
+    /// A descriptor for fsync for one more ring.
     pub(crate) fn sync_fd(&self) -> Option<RawFd> {
         let mut files = self.sync_files.lock().unwrap_or_else(PoisonError::into_inner);
         if files.given == files.made.len()
@@ -343,8 +346,8 @@ impl BackingDevice {
         Some(fd)
     }
 
-    /// Turns what the system said into a status, counts it, and says so in the log: at the first
-    /// failure and at each doubling, so that a dying disk cannot flood it.
+    /// Converts an errno to a status, counts it, and logs it at the first failure and at each
+    /// doubling of their number, so that a failing device does not flood the log.
     pub fn fail(&self, doing: OpKind, errno: i32, at: u64) -> Status {
         let count = self.health.count_failure(errno);
         if count.is_power_of_two() {
@@ -353,15 +356,15 @@ impl BackingDevice {
             tracing::warn!("{}: {what} at byte {at}: {said}; failures: {count}", self.name);
         }
         match (Errno::from_raw(errno), self.kind) {
-            // A pool that may be given more space, or a device that is gone: the kernel's answer to
-            // a write beyond its end, which is at 0 then. A second later the host learns which.
+            // ENOSPC: a thin pool that may be extended, or a removed device: the kernel reports a
+            // write beyond the end, which is then at 0. The monitor finds out within a second.
             (Errno::ENOSPC, Kind::Device) => Status::CAPACITY_EXCEEDED.with_crd(1),
             _ => status_of(doing, errno),
         }
     }
 
-    /// The store ends inside the namespace: somebody has shortened it, or the device is gone. From
-    /// now on nothing reaches it, so that no write makes it long again, with zeros in between.
+    /// The store ends inside the namespace: it was truncated, or the device was removed. No
+    /// operation reaches it any more, so that no write extends it, with zeros in between.
     pub(crate) fn fail_shortened(&self, at: u64) -> Status {
         self.health.count_failure(0);
         self.note_shortened();
@@ -374,14 +377,14 @@ impl BackingDevice {
         Health::NOT_READY
     }
 
-    /// Of a file: whatever makes it long again, what was there is gone.
+    /// For a file: even if it is extended again, its data are lost.
     pub(crate) fn note_shortened(&self) {
         if self.kind == Kind::File {
             self.health.note_shortened();
         }
     }
 
-    /// What there is to be done about it.
+    /// What the administrator has to do about it.
     pub(crate) fn remedy_of_shortened(&self) -> &'static str {
         match self.kind {
             Kind::File => "restore it, then `nvmfctl namespace trust`",
@@ -389,7 +392,7 @@ impl BackingDevice {
         }
     }
 
-    /// Takes the store out of service until it is back.
+    /// Takes the store out of service until it is available again.
     pub fn set_down(&self, why: &str) {
         if self.health.set_down() {
             tracing::error!("{}: {why}; hosts get Namespace Not Ready", self.name);

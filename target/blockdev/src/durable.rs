@@ -1,7 +1,7 @@
-//! Durable file operations: write and fsync, rename, fsync of the directory. Everything that does
-//! so, beside the I/O of hosts, does it here, so that tests see what is done, and in which order: a
-//! process that is killed loses nothing of what it has not synchronised, so only a record of the
-//! calls can show that one is missing.
+//! Durable file operations: write and fsync, rename, fsync of the directory. All code that needs
+//! them, except the I/O of hosts, uses this module, so that tests can check the calls and their
+//! order: killing a process does not lose unsynced data, so only a record of the calls shows that
+//! one is missing.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -9,43 +9,43 @@ use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// What is about to be done.
+/// A durable file operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step<'a> {
-    /// This content is written into a file.
+    /// Writes this content to a file.
     Write(&'a Path, &'a [u8]),
-    /// A file is synchronised.
+    /// fsync of a file.
     Sync(&'a Path),
-    /// The content of a file is synchronised.
+    /// fdatasync of a file.
     SyncData(&'a Path),
-    /// A directory is synchronised.
+    /// fsync of a directory.
     SyncDirectory(&'a Path),
-    /// The file system of a path is synchronised.
+    /// syncfs of the file system of a path.
     SyncFileSystem(&'a Path),
-    /// A file or directory gets another name.
+    /// Renames a file or directory.
     Rename(&'a Path, &'a Path),
-    /// A file is removed.
+    /// Removes a file.
     Remove(&'a Path),
 }
 
-/// Hears of each step before it is done. What it refuses is not done.
+/// Called before each step. A step for which it returns an error is not done.
 pub type Observer = Box<dyn FnMut(Step<'_>) -> io::Result<()>>;
 
 thread_local! {
     static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
 }
 
-/// Has this thread's steps observed, for simulations of what a power loss leaves.
+/// Installs an observer for the steps of this thread, to simulate the result of a power loss.
 pub fn observe(observer: Option<Observer>) {
     OBSERVER.set(observer);
 }
 
-/// A step is about to be done.
+/// Calls the observer before a step.
 fn ask(step: Step<'_>) -> io::Result<()> {
     OBSERVER.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |it| it(step)))
 }
 
-/// Writes all of it into an open file, which is called `path`.
+/// Writes all of `content` to an open file whose path is `path`.
 pub fn write(file: &mut File, path: &Path, content: &[u8]) -> io::Result<()> {
     ask(Step::Write(path, content))?;
     file.write_all(content)?;
@@ -53,7 +53,7 @@ pub fn write(file: &mut File, path: &Path, content: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the content and the attributes of an open file durable.
+/// Makes content and attributes of an open file durable.
 pub fn sync(file: &File, path: &Path) -> io::Result<()> {
     ask(Step::Sync(path))?;
     file.sync_all()?;
@@ -61,7 +61,7 @@ pub fn sync(file: &File, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the content of an open file durable, and what it takes to find that.
+/// Makes content and size of an open file durable (fdatasync).
 pub(crate) fn sync_data(file: &File, path: &Path) -> io::Result<()> {
     ask(Step::SyncData(path))?;
     file.sync_data()?;
@@ -77,7 +77,7 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes everything durable that is in the file system of an open file or directory.
+/// Makes the whole file system of an open file or directory durable.
 pub(crate) fn sync_file_system(file: impl AsFd, path: &Path) -> io::Result<()> {
     ask(Step::SyncFileSystem(path))?;
     nix::unistd::syncfs(file)?;
@@ -85,7 +85,7 @@ pub(crate) fn sync_file_system(file: impl AsFd, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a file or directory another name.
+/// Renames a file or directory.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     ask(Step::Rename(from, to))?;
     fs::rename(from, to)?;
@@ -101,11 +101,11 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes durable what somebody else has made: content and size of an open file, and the directory
-/// entries that lead to it, also where `path` is a link. May wait long for a device.
+/// Makes a file of another process durable: content, size, and the directory entries that lead to
+/// it, also where `path` is a symbolic link. May block on the device.
 pub(crate) fn sync_with_entries(file: &File, path: &Path) -> io::Result<()> {
-    // Some read-only file systems cannot sync a file. And a directory that may be searched may not be
-    // readable.
+    // Some read-only file systems do not support fsync of a file. A directory with search
+    // permission only cannot be opened for fsync.
     let or_all = |outcome: io::Result<()>, path: &Path| match outcome {
         Err(error) if cannot_be_synced(&error) => sync_file_system(file, path),
         outcome => outcome,
@@ -118,14 +118,14 @@ pub(crate) fn sync_with_entries(file: &File, path: &Path) -> io::Result<()> {
     or_all(sync_directory(&real), &real)
 }
 
-/// Whether an error of a sync says that the file system has none for such a file, or that this user may not
-/// open it, rather than that data is lost.
+/// Whether an error of fsync means that the file system does not support it for such a file, or
+/// that this user may not open it, rather than that data are lost.
 pub fn cannot_be_synced(error: &io::Error) -> bool {
     use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)
 }
 
-/// The directory that a path is an entry of.
+/// The directory that contains the entry of a path.
 fn directory_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -133,7 +133,7 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// For tests: what has been done, to which path.
+/// For tests: records a call and its path.
 fn note(call: &'static str, path: &Path) {
     #[cfg(any(test, feature = "testing"))]
     testing::note(call, path);
@@ -155,7 +155,7 @@ pub mod testing {
         CALLS.with_borrow_mut(|calls| calls.iter_mut().for_each(|it| it.push((call, path.into()))));
     }
 
-    /// What this thread does durably: each call with the name of what it is about.
+    /// The durable operations of this thread: each call with the name of its file.
     pub fn calls<T>(what: impl FnOnce() -> T) -> (T, Vec<String>) {
         CALLS.set(Some(Vec::new()));
         let outcome = what();
@@ -191,8 +191,8 @@ mod tests {
         rename(&a, &b).unwrap();
     }
 
-    /// A descriptor that names a file, and can do nothing with it: what does not ask the system for
-    /// durability does not hear of that.
+    /// A descriptor that was opened with O_PATH: a function that does not call fsync does not fail
+    /// with it.
     #[test]
     fn each_synchronisation_is_one_of_the_system() {
         let directory = tempfile::tempdir().unwrap();
@@ -202,7 +202,7 @@ mod tests {
         assert!(sync(&file, &path).is_err());
         assert!(sync_data(&file, &path).is_err());
         assert!(sync_file_system(&file, &path).is_err());
-        // Nobody can synchronise a pipe.
+        // A pipe does not support fsync.
         let pipe = directory.path().join("pipe");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let _writer = File::options().read(true).write(true).open(&pipe).unwrap();

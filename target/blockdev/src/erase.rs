@@ -1,5 +1,5 @@
-//! Erases a backing store and changes its block size: Format NVM. May wait for the disk, so this is
-//! for threads that nobody waits for.
+//! Erases a backing store and changes its block size: Format NVM. May block on the device, so the
+//! callers are threads that nobody waits for.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -18,20 +18,19 @@ use super::errno::OpKind;
 use super::fault_injection::Verdict;
 use super::request::Step;
 
-/// Progress is told after each piece: a hundredth or so, within these.
-/// The larger one is what somebody waits for who wants the erasing to stop.
+/// Progress is reported after each piece: about a hundredth of the store, within these bounds. The
+/// larger one bounds the delay of a stop.
 const PIECE_BYTES: (u64, u64) = (16 << 20, 128 << 20);
-/// Where neither way to act on space is there, so many zeros are written at once.
+/// Bytes per write of zeros where the store supports neither mode of fallocate.
 const ZEROS_BYTES: usize = 1 << 20;
-/// What direct I/O may want of a buffer.
+/// Alignment of buffers for direct I/O.
 const ALIGNMENT: usize = 4096;
-/// How long to wait until looking again: at a store that is told to stall, at a record that is not
-/// kept yet.
+/// Poll interval while an injected fault stalls the store, or while a failure is not persisted yet.
 const STALL: Duration = Duration::from_millis(20);
 
 impl BackingDevice {
-    /// The formats that it can have: all of its blocks must be whole, and direct I/O must reach
-    /// each of them.
+    /// LBA formats that the store supports: its size is a multiple of the block, and direct I/O
+    /// supports it.
     #[must_use]
     pub fn formats(&self) -> BlockSizes {
         let bytes = self.size_bytes();
@@ -40,17 +39,17 @@ impl BackingDevice {
         BlockSizes::those(|shift| 1 << shift == self.block_size_bytes() || can(1 << shift))
     }
 
-    /// Has blocks of so many bytes from now on. Nothing is under way that knows other ones.
+    /// Changes the block size. No operation with the old block size is in flight.
     pub fn reformat(&self, block_size_bytes: u32) {
         self.block_size_bytes.store(block_size_bytes, Ordering::Relaxed);
     }
 
-    /// Has everything read as zeros, durably; the space is given up where that can be. `tell`
-    /// hears how many bytes are done, of how many. Once `stop` holds, no further step begins.
+    /// Makes the whole store read as zeros, durably, and deallocates where that is supported.
+    /// `tell` is called with the bytes done and the total. When `stop` returns true, no further
+    /// step begins.
     ///
     /// # Errors
-    /// The status to answer a host with: Command Interrupted when it was stopped. Part of it may be
-    /// erased.
+    /// The status for the host: Command Interrupted if it was stopped. A part may be erased.
     pub fn erase(&self, stop: impl Fn() -> bool, tell: impl FnMut(u64, u64)) -> Result<(), Status> {
         let outcome = self.zero_all(&stop, tell).and_then(|()| self.sync(&stop));
         self.hold_unrecorded(outcome, &stop)
@@ -113,14 +112,14 @@ impl BackingDevice {
         Ok(())
     }
 
-    /// Makes durable what has been written; a failure is remembered as that of a host's flush is. May
-    /// wait for the disk.
+    /// Makes what was written durable; a failure is recorded as for a flush of a host. May block on
+    /// the device.
     pub fn make_durable(&self, stop: &impl Fn() -> bool) -> Result<(), Status> {
         self.hold_unrecorded(self.sync(stop), stop)
     }
 
-    /// Keeps a failed synchronisation from who has asked for it until it is kept over restarts, as
-    /// rings do. Who stops does not hear of it.
+    /// Delays the report of a failed fsync until the failure is persisted, as rings do. A caller
+    /// that stops is not told of it.
     fn hold_unrecorded(
         &self,
         outcome: Result<(), Status>,
@@ -143,7 +142,7 @@ impl BackingDevice {
         let synced =
             self.attempt(Step::Sync, stop, || self.synchronise().map_err(|e| of_system(&e)));
         if synced != Ok(Ok(())) {
-            // What it was to make durable still waits for that.
+            // The store was replaced: what should become durable is not in it.
             self.health.note_write();
         }
         self.health.end_sync();
@@ -152,11 +151,11 @@ impl BackingDevice {
             self.fail_sync(status);
             return Err(status);
         }
-        // A reactor may have heard of what this one should have.
+        // A reactor may have received the report of the failed writeback instead of this fsync.
         self.sync_failure().map_or(Ok(()), Err)
     }
 
-    /// Does a step, unless it is to stop or the store is told to do wrong; tries again what was
+    /// Does one step, unless stopped or prevented by an injected fault; retries what was
     /// interrupted.
     fn attempt(
         &self,
@@ -276,7 +275,7 @@ mod tests {
             assert!(erased.iter().all(|byte| *byte == 0), "{refused:?}");
             assert!(left.iter().all(|byte| *byte == 0xA5), "{refused:?}");
         }
-        // Nor does it wait on for a store that stalls.
+        // A stalled store does not delay a stop.
         let memory = open(BackingKind::Ram { size: 8192 }, 4096);
         memory.health().set_fault(InjectedFault::Stall);
         let looks = Cell::new(0);
@@ -305,7 +304,7 @@ mod tests {
         assert_eq!(backing.sync_failure(), Some(Status::WRITE_FAULT));
     }
 
-    /// Each look at whether to stop is one of somebody who waits.
+    /// Counts calls of `stop` as observations of a caller that waits.
     #[test]
     fn a_failed_synchronisation_is_told_when_it_is_kept() {
         let directory = crate::testing::directory();
@@ -336,11 +335,11 @@ mod tests {
         health.trust();
         health.set_fault(InjectedFault::Sync);
         assert_eq!(told(&|| backing.make_durable(&keep_late)), late);
-        // That of somebody else, which keeps everything from beginning.
+        // The fault of another store, which prevents the start.
         health.trust();
         health.fail_sync(Status::WRITE_FAULT);
         assert_eq!(told(&erase), late);
-        // Who stops does not wait, and is not told.
+        // A caller that stops does not wait, and gets no report.
         health.trust();
         health.set_fault(InjectedFault::Sync);
         let stopped = backing.erase(|| health.is_unrecorded(), |_, _| ());

@@ -5,24 +5,23 @@ use nvme::status::Status;
 
 use super::health::Health;
 
-/// What was being done when the system failed: the same errno means different things to a
-/// reader and to a writer.
+/// Operation that failed: one errno means different things for different operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpKind {
     /// Reading data.
     Read,
     /// Writing data, durably or not.
     Write,
-    /// Making data durable.
+    /// fsync.
     Flush,
-    /// Giving space up.
+    /// Deallocating.
     Discard,
-    /// Making a range read as zeros.
+    /// Zeroing a range.
     Zero,
 }
 
 impl OpKind {
-    /// The word for a log line.
+    /// Its name in log lines.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -35,30 +34,31 @@ impl OpKind {
     }
 }
 
-/// The status for an errno (positive, as `<errno.h>` has it).
+/// The status for an errno (positive, as in `<errno.h>`).
 ///
-/// Do Not Retry is set where the very same command would fail again. A media error goes without
-/// it, as the specification's media codes do; a passing shortage of the machine is Command
-/// Interrupted, whose meaning is "try that again". A store that is gone may come back: Namespace
-/// Not Ready, with the first retry delay.
+/// Do Not Retry is set where the same command would fail again. A media error has none, as for the
+/// media errors of the specification; a temporary shortage of resources is Command Interrupted,
+/// which asks for a retry. A removed store may return: Namespace Not Ready, with the first retry
+/// delay.
 #[must_use]
 pub fn status_of(doing: OpKind, errno: i32) -> Status {
     match Errno::from_raw(errno) {
         Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG => Status::CAPACITY_EXCEEDED.with_dnr(),
-        // The block layer says ENODATA for a medium error and EILSEQ for a failed integrity check.
+        // The block layer returns ENODATA for a medium error and EILSEQ for a failed integrity
+        // check.
         Errno::EIO | Errno::ENODATA | Errno::EILSEQ => match doing {
             OpKind::Read => Status::UNRECOVERED_READ_ERROR,
             OpKind::Write | OpKind::Flush | OpKind::Discard | OpKind::Zero => Status::WRITE_FAULT,
         },
         Errno::EROFS => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
-        // A block device that was made read-only after it was opened refuses writers with EPERM.
+        // A block device that became read-only after it was opened returns EPERM for writes.
         Errno::EPERM if doing != OpKind::Read => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(),
         Errno::EOPNOTSUPP => Status::INVALID_OPCODE.with_dnr(),
-        // The block layer's word for a reservation that another initiator holds.
+        // The block layer returns EBADE for a reservation conflict with another initiator.
         Errno::EBADE => Status::RESERVATION_CONFLICT.with_dnr(),
         Errno::EAGAIN | Errno::EINTR | Errno::ENOMEM => Status::COMMAND_INTERRUPTED,
-        // No device, a file of a server that is gone; the block layer's words for a command that
-        // timed out and for a path that failed.
+        // Device removed; stale file of a server; the errnos of the block layer for a command that
+        // timed out and for a failed path.
         Errno::ENODEV
         | Errno::ENXIO
         | Errno::ENOMEDIUM
@@ -86,7 +86,7 @@ mod tests {
         let gone = Status::NAMESPACE_NOT_READY.with_crd(1);
         let unread = Status::UNRECOVERED_READ_ERROR;
         let fault = Status::WRITE_FAULT;
-        // errno, to a reader, to everyone else
+        // errno, status for a read, status for other operations
         let table = [
             (libc::ENOSPC, full, full),
             (libc::EDQUOT, full, full),

@@ -1,46 +1,46 @@
-//! Fault injection for tests: errors that real devices rarely produce on demand.
+//! Fault injection for tests: errors that real devices rarely produce.
 //!
-//! They take the place of the kernel's answer and nothing else, so whatever follows from one is
-//! what follows from the real thing. Set by the key `fault` of a namespace, also by a reload.
+//! A fault replaces the result of the kernel and nothing else, so everything after it runs as with
+//! a real error. Set by the key `fault` of a namespace, also by a reload.
 
 use std::fmt;
 
 use super::step::Step;
 
-/// What a store is told to do wrong.
+/// An injected fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum InjectedFault {
-    /// Nothing.
+    /// No fault.
     #[default]
     None,
-    /// Nothing comes home until another fault, or none, is set.
+    /// No operation completes until the fault changes.
     Stall,
-    /// Everything takes a tenth of a second longer.
+    /// Every operation takes 100 ms longer.
     Slow,
     /// Every operation fails with EIO.
     Error,
-    /// What changes data finds no space: ENOSPC.
+    /// Operations that allocate space fail with ENOSPC.
     Full,
-    /// Synchronisations fail with EIO.
+    /// fsync fails with EIO.
     Sync,
-    /// Transfers move one block at a time.
+    /// Transfers complete after one block (short transfers).
     Short,
 }
 
-/// What becomes of a step.
+/// How an injected fault changes a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The kernel does it.
+    /// Not at all: the kernel does it.
     Go,
-    /// Not now: look again after a while.
+    /// It waits and is tried again.
     Wait,
     /// It fails with this errno.
     Fail(i32),
 }
 
 impl InjectedFault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [InjectedFault; 7] = [
         InjectedFault::None,
         InjectedFault::Stall,
@@ -51,12 +51,12 @@ impl InjectedFault {
         InjectedFault::Short,
     ];
 
-    /// The fault of this number, or none.
+    /// The fault with this number; none for other numbers.
     pub(super) fn from_number(number: u8) -> InjectedFault {
         InjectedFault::ALL.into_iter().find(|fault| *fault as u8 == number).unwrap_or_default()
     }
 
-    /// What becomes of a step that has waited so often.
+    /// How this fault changes a step that has already waited `waited` times.
     pub fn verdict(self, step: Step, waited: u8) -> Verdict {
         let changes = !matches!(step, Step::Read { .. } | Step::Sync);
         match self {
@@ -73,7 +73,7 @@ impl InjectedFault {
         }
     }
 
-    /// The step as this fault has it.
+    /// The step, shortened by this fault.
     pub fn cut(self, step: Step, block_bytes: u32) -> Step {
         match step {
             Step::Read { at, skip, len } if self == InjectedFault::Short => {
@@ -87,7 +87,7 @@ impl InjectedFault {
     }
 }
 
-/// As the configuration names it.
+/// The spelling of the configuration.
 impl fmt::Display for InjectedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,9 +1,8 @@
 //! `Health`: the state of a backing store. Shared by the rings of all reactors, and kept when the
-//! store is opened again: what has failed does not become good by that.
+//! store is opened again: reopening does not undo a failure.
 //!
-//! While nothing is wrong, an operation costs one relaxed load here. Reactors only note what they
-//! meet; looking closer, and opening again, is the business of a thread that may wait
-//! (`monitor/mod.rs`).
+//! Without a failure, an operation costs one relaxed load here. Reactors only record failures; a
+//! thread that may block (`monitor/mod.rs`) examines and reopens.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,51 +12,52 @@ use nvme::status::Status;
 
 use super::fault_injection::InjectedFault;
 
-/// Every operation is answered with Namespace Not Ready.
+/// Down: every operation fails with Namespace Not Ready.
 const DOWN: u32 = 1 << 17;
-/// Its file was shortened: it stays down until the administrator trusts it again.
+/// The file was truncated: down until the administrator trusts the store again.
 const SHORTENED: u32 = 1 << 18;
-/// A synchronisation has failed, and that is not kept yet: nobody is told of it before.
+/// An fsync has failed, and the failure is not persisted yet: it is not reported before.
 const UNRECORDED: u32 = 1 << 19;
-/// A synchronisation has failed; bits 15:0 are the status field that it was answered with.
+/// An fsync has failed; bits 15:0 are the status field of its response.
 const SYNC_FAILED: u32 = 1 << 16;
 
-/// Bits 27:24: what it is told to do wrong.
+/// Bits 27:24: the injected fault.
 const FAULT_SHIFT: u32 = 24;
 const FAULT: u32 = 0xF << FAULT_SHIFT;
 
-/// How a store fares.
+/// State of a backing store: failures, removal, injected fault.
 #[derive(Debug, Default)]
 pub struct Health {
-    /// [`DOWN`], [`SYNC_FAILED`]; 0: nothing is wrong.
+    /// Bits such as [`DOWN`] and [`SYNC_FAILED`]; 0: no failure.
     standing: AtomicU32,
-    /// Something has failed that a closer look may explain.
+    /// An operation has failed in a way that the monitor has to examine.
     suspect: AtomicBool,
-    /// Something was written since the last synchronisation began.
+    /// Data were written since the last fsync began.
     unsynced: AtomicBool,
-    /// Synchronisations that have begun and not come home.
+    /// fsync operations that have begun and not completed.
     syncing: AtomicU32,
-    /// It gives no space up.
+    /// Deallocate does not free space.
     keeps_space: AtomicBool,
     failures: AtomicU64,
     media_errors: AtomicU64,
     /// See [`Detached`]; 0: its path leads to it.
     detached: AtomicU8,
-    /// Rung when a synchronisation fails, for the threads that keep that. None: nobody keeps it.
+    /// Notified when an fsync fails, for the threads that persist that. None: failures are not
+    /// persisted.
     recorders: Mutex<Option<Arc<Condvar>>>,
 }
 
-/// What is at the path of a store that is served, if not that store.
+/// What is at the path of a served store instead of that store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Detached {
-    /// Nothing: it was unlinked, or renamed.
+    /// Nothing: it was unlinked or renamed.
     Removed = 1,
     /// Another file or device.
     Replaced = 2,
 }
 
-/// Two namespaces have the same health when they share it.
+/// Health is compared by identity: namespaces that share a store are equal.
 impl PartialEq for Health {
     fn eq(&self, other: &Health) -> bool {
         std::ptr::eq(self, other)
@@ -67,12 +67,12 @@ impl PartialEq for Health {
 impl Eq for Health {}
 
 impl Health {
-    /// What an operation is answered with that meets a store which is down: not ready, and the
-    /// host may ask again after the first of its retry delays.
+    /// Status of operations while the store is down: Namespace Not Ready, to be retried after the
+    /// first retry delay.
     pub const NOT_READY: Status = Status::NAMESPACE_NOT_READY.with_crd(1);
 
-    /// The status that keeps an operation from the store, if any does. `durable`: it promises that
-    /// data are on stable storage.
+    /// The status with which an operation is rejected before it reaches the store, if any.
+    /// `durable`: its success promises stable storage.
     #[inline]
     #[must_use]
     pub fn bars(&self, durable: bool) -> Option<Status> {
@@ -86,41 +86,41 @@ impl Health {
         (durable && standing & SYNC_FAILED != 0).then(|| Status::from_field(standing as u16))
     }
 
-    /// Whether the store is there at all. While it is down, it answers nothing.
+    /// Whether the store is unavailable. While it is down, no operation reaches it.
     #[must_use]
     pub fn is_down(&self) -> bool {
         self.standing.load(Ordering::Relaxed) & DOWN != 0
     }
 
-    /// The status that every Flush and every write with FUA gets since one of them failed.
+    /// Status of every Flush and every FUA write since one of them failed.
     ///
-    /// The kernel reports a failed writeback once and forgets it, so a later success would vouch
-    /// for data that are gone. Only the administrator who says that the store is trusted again (has
-    /// looked at it, or restored it) clears this.
+    /// The kernel reports a failed writeback once and then forgets it, so a later success would
+    /// confirm data that are lost. Only the administrator, who has checked or restored the store,
+    /// clears this by trusting it again.
     #[must_use]
     pub fn sync_failure(&self) -> Option<Status> {
         let standing = self.standing.load(Ordering::Relaxed);
         (standing & SYNC_FAILED != 0).then(|| Status::from_field(standing as u16))
     }
 
-    /// Whether its file was shortened since the administrator trusted it last.
+    /// Whether the file was truncated since the administrator last trusted it.
     #[must_use]
     pub fn is_shortened(&self) -> bool {
         self.standing.load(Ordering::Relaxed) & SHORTENED != 0
     }
 
-    /// Whether it is down until the administrator trusts what is at its path now.
+    /// Whether the store is down until the administrator trusts what is at its path.
     #[must_use]
     pub fn is_untrusted(&self) -> bool {
         self.is_shortened() || self.is_down() && self.detached() == Some(Detached::Replaced)
     }
 
-    /// Its file was shortened: it is down, and does not come back by itself.
+    /// The file was truncated: the store goes down and needs the administrator to return.
     pub(crate) fn note_shortened(&self) {
         self.standing.fetch_or(SHORTENED, Ordering::Relaxed);
     }
 
-    /// What is at its path instead of it. It is served all the same.
+    /// What is at its path instead of it. The store is served nevertheless.
     #[must_use]
     pub fn detached(&self) -> Option<Detached> {
         match self.detached.load(Ordering::Relaxed) {
@@ -130,19 +130,19 @@ impl Health {
         }
     }
 
-    /// Notes what is at its path instead of it; true when that is news.
+    /// Sets what is at its path instead of it; returns true if that is a change.
     pub fn set_detached(&self, detached: Option<Detached>) -> bool {
         let new = detached.map_or(0, |detached| detached as u8);
         self.detached.swap(new, Ordering::Relaxed) != new
     }
 
-    /// Whether what hosts rely on is not as it should be: down, or a failed synchronisation.
+    /// Whether it is down, or an fsync has failed.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
         self.standing.load(Ordering::Relaxed) & !FAULT != 0
     }
 
-    /// What the store is told to do wrong.
+    /// The injected fault.
     #[inline]
     #[must_use]
     pub fn fault(&self) -> InjectedFault {
@@ -152,7 +152,7 @@ impl Health {
         }
     }
 
-    /// Has the store do something wrong from now on; for tests.
+    /// Sets the injected fault; for tests.
     pub fn set_fault(&self, fault: InjectedFault) {
         let mark = u32::from(fault as u8) << FAULT_SHIFT;
         let mut old = self.standing.load(Ordering::Relaxed);
@@ -161,49 +161,49 @@ impl Health {
         }
     }
 
-    /// Whether what hosts deallocate stays as it is, because the store gives no space up. Some say so
-    /// only when they shall.
+    /// Whether deallocated blocks keep their contents, because the store cannot free space. Some
+    /// stores reveal that only when asked to.
     #[must_use]
     pub fn keeps_space(&self) -> bool {
         self.keeps_space.load(Ordering::Relaxed)
     }
 
-    /// The store gives no space up.
+    /// Records that the store cannot free space.
     pub(super) fn note_kept_space(&self) {
         self.keeps_space.store(true, Ordering::Relaxed);
     }
 
-    /// Operations that the system has failed.
+    /// Number of operations that the system has failed.
     #[must_use]
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Those of them that were errors of the medium: data that could not be read or written.
+    /// Number of those that were medium errors: data could not be read or written.
     #[must_use]
     pub fn media_errors(&self) -> u64 {
         self.media_errors.load(Ordering::Relaxed)
     }
 
-    /// Whether something has happened that a closer look may explain.
+    /// Whether an operation has failed in a way that the monitor has to examine.
     #[must_use]
     pub fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
     }
 
-    /// The closer look has found nothing wrong.
+    /// Called after an examination that found no failure.
     pub(crate) fn clear_suspicion(&self) {
         self.suspect.store(false, Ordering::Relaxed);
     }
 
-    /// Counts a failure. Gives how many there were.
+    /// Counts a failure and returns the new number of failures.
     pub fn count_failure(&self, errno: i32) -> u64 {
         match Errno::from_raw(errno) {
             Errno::EIO | Errno::ENODATA | Errno::EILSEQ => {
                 self.media_errors.fetch_add(1, Ordering::Relaxed);
                 self.suspect.store(true, Ordering::Relaxed);
             }
-            // Failures that say nothing about whether the store is there.
+            // These failures do not indicate that the store is unavailable.
             Errno::EOPNOTSUPP
             | Errno::EINVAL
             | Errno::EDQUOT
@@ -218,7 +218,7 @@ impl Health {
         self.failures.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// Remembers a failed synchronisation; true when it is the first.
+    /// Records a failed fsync; returns true for the first one.
     pub fn fail_sync(&self, status: Status) -> bool {
         let recorders = self.recorders();
         let unrecorded = if recorders.is_some() { UNRECORDED } else { 0 };
@@ -236,8 +236,8 @@ impl Health {
         false
     }
 
-    /// From now on somebody keeps that a synchronisation has failed, and is woken up for it: until
-    /// [`Health::note_recorded`] the failure is told to nobody. None: nobody does any more.
+    /// Sets who persists a failed fsync and is notified of it: until [`Health::note_recorded`] the
+    /// failure is not reported to hosts. None: failures are not persisted any more.
     pub(crate) fn record_by(&self, wake: Option<Arc<Condvar>>) {
         let mut recorders = self.recorders();
         if wake.is_none() {
@@ -246,15 +246,15 @@ impl Health {
         *recorders = wake;
     }
 
-    /// Whether a synchronisation has failed and that is not kept yet. Were it told, and the daemon
-    /// killed then, the next one would have later flushes succeed.
+    /// Whether an fsync has failed and the failure is not persisted yet. If it were reported
+    /// before, a daemon that is killed then would let later flushes succeed after its restart.
     #[inline]
     #[must_use]
     pub(crate) fn is_unrecorded(&self) -> bool {
         self.standing.load(Ordering::Acquire) & UNRECORDED != 0
     }
 
-    /// It is kept, or cannot be: who waits is told.
+    /// The failure is persisted, or cannot be: it is reported now.
     pub(crate) fn note_recorded(&self) {
         self.standing.fetch_and(!UNRECORDED, Ordering::Release);
     }
@@ -263,24 +263,24 @@ impl Health {
         self.recorders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says what is there when it is not, or not yet, what is expected.
+    /// Compares and exchanges the state; returns the current one if it differs from `expected`.
     fn exchange(&self, expected: u32, new: u32) -> Result<u32, u32> {
         self.standing.compare_exchange_weak(expected, new, Ordering::Relaxed, Ordering::Relaxed)
     }
 
-    /// The administrator trusts the store again.
+    /// The administrator trusts the store again: clears its failures.
     pub fn trust(&self) {
         self.standing
             .fetch_and(!(SYNC_FAILED | UNRECORDED | SHORTENED | 0xFFFF), Ordering::Relaxed);
     }
 
-    /// The store is not there any more; true when that is news.
+    /// The store is unavailable; returns true if that is a change.
     pub fn set_down(&self) -> bool {
         self.suspect.store(true, Ordering::Relaxed);
         self.standing.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
     }
 
-    /// The store is there again; true when it was down. One whose file was shortened stays down.
+    /// The store is available again; returns true if it was down. A truncated file stays down.
     pub(crate) fn set_up(&self) -> bool {
         let mut old = self.standing.load(Ordering::Relaxed);
         while old & (DOWN | SHORTENED) == DOWN {
@@ -292,7 +292,8 @@ impl Health {
         false
     }
 
-    /// Something was written that is not durable yet. A load first: the line stays shared.
+    /// Data were written that are not durable yet. Loads first, so that the cache line stays
+    /// shared.
     #[inline]
     pub fn note_write(&self) {
         if !self.unsynced.load(Ordering::Relaxed) {
@@ -300,22 +301,21 @@ impl Health {
         }
     }
 
-    /// A synchronisation begins: what has been written so far will be durable, or it fails.
+    /// An fsync begins: it makes everything written so far durable, or fails.
     pub(crate) fn begin_sync(&self) {
         self.syncing.fetch_add(1, Ordering::Relaxed);
         self.unsynced.store(false, Ordering::Release);
     }
 
-    /// A synchronisation is over. Where it has failed, [`Health::note_write`] comes before this.
+    /// An fsync ends. If it failed, the caller has called [`Health::note_write`] before.
     pub(crate) fn end_sync(&self) {
         self.syncing.fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether something was written since the last synchronisation began, or that one has not said
-    /// yet what has become of it.
+    /// Whether data were written since the last fsync began, or an fsync is in flight.
     #[must_use]
     pub(crate) fn has_unsynced(&self) -> bool {
-        // Of what ends in between either the one or the other tells.
+        // An fsync that ends between the two loads is seen by one of them.
         self.unsynced.load(Ordering::Acquire)
             || self.syncing.load(Ordering::Acquire) > 0
             || self.unsynced.load(Ordering::Relaxed)
@@ -377,7 +377,7 @@ mod tests {
         assert!(health.is_untrusted());
         health.trust();
         assert!(!health.is_untrusted() && health.set_up() && !health.is_down());
-        // Another one at its path is a matter of trust only where that is to take its place.
+        // Another file at its path needs trust only if it is to replace the store.
         assert!(health.set_detached(Some(Detached::Replaced)) && !health.is_untrusted());
         health.set_down();
         assert!(health.is_untrusted() && health.set_detached(Some(Detached::Removed)));

@@ -1,4 +1,4 @@
-//! What keeps others from a backing store while it is served: a lock, a claim, an owner file.
+//! Exclusive use of a backing store while it is served: a lock, an exclusive open, an owner file.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
@@ -13,26 +13,26 @@ use super::health::Detached;
 use super::open_error::{OpenError, failed};
 use super::owner_file::Owner;
 
-/// As large as any logical block, and what buffers are aligned to.
+/// The largest logical block, and the alignment of buffers.
 const PAGE_BYTES: usize = 4096;
 
-/// What keeps others from serving a store: a lock on it and, on a device, a claim.
+/// Prevents others from serving a store: a lock, and for a device an exclusive open (O_EXCL).
 ///
-/// A kernel may keep a file that was registered with a ring for a second or so after everyone has
-/// closed it (6.1 does). So the lock is given up here and not left to the last close, and the claim
-/// is a descriptor of its own: a store can be reopened at once.
+/// A kernel may keep a file that was registered with a ring open for about a second after the last
+/// close (6.1 does). So the lock is released explicitly, and the exclusive open has a descriptor of
+/// its own: a store can be reopened immediately.
 #[derive(Debug)]
 pub(super) struct Hold {
     locked: Arc<File>,
-    /// Which file it is: device and inode.
+    /// Device and inode number.
     pub(super) id: (u64, u64),
     _claim: Option<File>,
-    /// Keeps other machines out, where the lock does not.
+    /// Excludes other machines where locks are local.
     owner: Option<Owner>,
 }
 
 impl Hold {
-    /// Of a locked file.
+    /// For a file that is locked already.
     pub(super) fn new(
         locked: Arc<File>,
         meta: &Metadata,
@@ -42,7 +42,7 @@ impl Hold {
         Hold { locked, id: (meta.dev(), meta.ino()), _claim: claim, owner }
     }
 
-    /// One more open file of the same store, with a memory of failures of its own.
+    /// Opens the same store once more: the kernel reports writeback errors for each open file.
     pub(super) fn another(&self, name: &str, read_only: bool) -> Result<File, OpenError> {
         OpenOptions::new()
             .read(true)
@@ -52,7 +52,7 @@ impl Hold {
             .map_err(|error| failed(&format!("cannot open {name} once more"), &error))
     }
 
-    /// How long it is.
+    /// Size of the file or device.
     pub(super) fn len_bytes(&self, kind: Kind) -> io::Result<u64> {
         match kind {
             Kind::Device => (&*self.locked).seek(SeekFrom::End(0)),
@@ -60,7 +60,8 @@ impl Hold {
         }
     }
 
-    /// Reads the first and the last block of so many bytes. The offset of the one that is not there.
+    /// Reads the first and the last block of `size_bytes`. Returns the offset of the one that is
+    /// beyond the end.
     pub(super) fn probe_ends(
         &self,
         size_bytes: u64,
@@ -74,11 +75,11 @@ impl Hold {
         Ok(None)
     }
 
-    /// What is at a path instead of this, if it does not lead here. A device may have another node
-    /// there, as long as that stands for it.
+    /// What is at a path instead of this store, if the path does not lead to it. A device may have
+    /// another node there that stands for the same device.
     ///
     /// # Errors
-    /// Nobody knows.
+    /// It cannot be determined.
     pub(super) fn detached_from(&self, path: &Path) -> io::Result<Option<Detached>> {
         let here = self.locked.metadata()?;
         let is_same = |there: &Metadata| match here.file_type().is_block_device() {
@@ -97,13 +98,13 @@ impl Hold {
         }
     }
 
-    /// How it can be read as long as the daemon runs, wherever its path leads.
+    /// A path by which it can be read while the daemon runs, wherever its configured path leads.
     pub(super) fn own_path(&self) -> String {
         format!("/proc/{}/fd/{}", process::id(), self.locked.as_raw_fd())
     }
 
-    /// Whether a path leads here. A device that came back has the number of the one that went, so
-    /// for devices this says little.
+    /// Whether a path leads to this inode. A device that returns gets the number of the removed
+    /// one, so for devices this is not sufficient.
     pub(super) fn is_at(&self, path: &Path) -> bool {
         fs::metadata(path).is_ok_and(|there| is_same(&there, &self.locked))
     }
@@ -111,7 +112,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Whoever gets the lock next looks for the file.
+        // The next holder of the lock checks that the file is still at its path.
         drop(self.owner.take());
         let _ = self.locked.unlock();
     }
@@ -122,7 +123,7 @@ pub(super) fn is_same(there: &Metadata, file: &File) -> bool {
     file.metadata().is_ok_and(|here| identity(there) == identity(&here))
 }
 
-/// Claims a block device, so that it is neither mounted nor part of something else meanwhile.
+/// Opens a block device exclusively, so that it cannot be mounted or become part of another device.
 pub(super) fn claim_device(path: &Path, meta: &Metadata) -> io::Result<Option<File>> {
     if !meta.file_type().is_block_device() {
         return Ok(None);
@@ -130,8 +131,8 @@ pub(super) fn claim_device(path: &Path, meta: &Metadata) -> io::Result<Option<Fi
     OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path).map(Some)
 }
 
-/// One daemon a store: a lock that ends with the descriptor. Readers share it, and those that are
-/// told that others serve it as well.
+/// Locks the store for this daemon, until the descriptor is closed. The lock is shared for readers
+/// and for stores configured as shared.
 pub(super) fn lock(file: &File, name: &str, config: &BackingConfig) -> Result<(), OpenError> {
     let locked = if shares(config) { file.try_lock_shared() } else { file.try_lock() };
     match locked {
@@ -153,16 +154,16 @@ pub(super) fn lock(file: &File, name: &str, config: &BackingConfig) -> Result<()
     }
 }
 
-/// Whether others may have it as well that say the same.
+/// Whether other daemons with the same configuration may serve it too.
 pub(super) fn shares(config: &BackingConfig) -> bool {
     config.read_only || config.shared
 }
 
 /// The process that holds the lock on this file: one that `/proc/locks` lists and that has the file
-/// open. (The inode numbers listed there are not those that btrfs and overlays show.)
-/// `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
+/// open. (The inode numbers listed there are not those that btrfs and overlays show.) `1: FLOCK
+/// ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
 fn lock_holder(file: &File) -> Option<u32> {
-    // What the list leaves out while others change it, it has the next time.
+    // An entry that the list omits because others change the list is in the next one.
     (0..3).find_map(|_| listed_holder(file))
 }
 
@@ -175,8 +176,8 @@ fn listed_holder(file: &File) -> Option<u32> {
         open.map(|fd| fd.path())
             .any(|fd| fd != ours && fs::read_link(fd).is_ok_and(|each| each == path))
     };
-    // Where a read ends, the kernel goes on by number, and passes over a lock when one before it is
-    // given up. So there is room for all of them from the first read on.
+    // The kernel continues a partial read by entry number, and skips a lock if an earlier one is
+    // released. So the buffer has room for the whole list in one read.
     let mut locks = String::with_capacity(1 << 16);
     File::open("/proc/locks").and_then(|mut list| list.read_to_string(&mut locks)).ok()?;
     let pids = locks.lines().filter_map(|line| {
@@ -186,14 +187,14 @@ fn listed_holder(file: &File) -> Option<u32> {
     pids.into_iter().find(has_it)
 }
 
-/// Reads a block past the page cache; how many bytes there were.
+/// Reads a block with direct I/O; returns the number of bytes.
 pub(super) fn read_block(file: &File, at: u64, block: u32) -> io::Result<usize> {
     let mut scratch = vec![0u8; 2 * PAGE_BYTES];
     let start = scratch.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
     file.read_at(&mut scratch[start..start + block as usize], at)
 }
 
-/// Which file it is, and what of it changes with whatever is done to it.
+/// Identity of a file, and attributes that change with every modification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stamp {
     file: (u64, u64),

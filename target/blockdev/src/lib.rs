@@ -44,60 +44,60 @@ pub use owner_file::another_machine;
 use nvme::status::Status;
 use rdma::{Buf, Tag};
 
-/// Which backing store: the same small number on every reactor, chosen by the registry, and the
-/// index in each ring's table of registered files.
+/// Number of a backing store: the same on every reactor, assigned by the registry, and its index in
+/// the table of registered files of each ring.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DeviceId(pub u32);
 
 impl DeviceId {
-    /// Ids are below that: 1,024 subsystems, or one with 1,024 namespaces, and as many again while a
-    /// reload replaces them.
+    /// Ids are below this: 1,024 subsystems, or one with 1,024 namespaces, and the same number
+    /// again while a reload replaces them.
     pub const COUNT: u32 = 4096;
 }
 
-/// One operation. Offsets and lengths are bytes, whole logical blocks, inside the namespace: the
-/// command rules have checked that before.
+/// One operation. Offsets and lengths are bytes, multiples of the logical block, inside the
+/// namespace: checked by the command rules.
 #[derive(Debug)]
 pub enum IoRequest {
-    /// Fills the buffer's window from `at`.
+    /// Reads from `at` into the window of the buffer.
     Read {
-        /// Where the data land.
+        /// The buffer.
         into: Buf,
         /// Byte offset.
         at: u64,
     },
-    /// Stores the buffer's window at `at`.
+    /// Writes the window of the buffer at `at`.
     Write {
-        /// The data.
+        /// The buffer.
         from: Buf,
         /// Byte offset.
         at: u64,
-        /// Complete only when the data are on stable storage.
+        /// FUA: completes only when the data are on stable storage.
         fua: bool,
     },
-    /// Makes everything completed so far durable.
+    /// Makes everything that has completed durable.
     Flush,
-    /// Gives the range up: reads return zeros or old data of this very range, as the namespace
-    /// says in DLFEAT. A hint: a store that cannot do it succeeds without acting.
+    /// Deallocates the range: reads return zeros or the old data of this range, as DLFEAT of the
+    /// namespace reports. Advisory: a store without support succeeds without effect.
     Discard {
         /// Byte offset.
         at: u64,
         /// Bytes.
         len: u64,
     },
-    /// Makes the range read as zeros.
+    /// Zeros the range.
     Zero {
         /// Byte offset.
         at: u64,
         /// Bytes.
         len: u64,
-        /// The space may be given up (DEAC).
+        /// Whether to deallocate as well (DEAC).
         deallocate: bool,
     },
 }
 
 impl IoRequest {
-    /// Byte offset and length of what it changes, if it does.
+    /// Byte offset and length of the range that it changes, if any.
     #[must_use]
     #[inline]
     pub fn changes(&self) -> Option<(u64, u64)> {
@@ -108,7 +108,7 @@ impl IoRequest {
         }
     }
 
-    /// Byte offset and length of what it reads or changes, if it does.
+    /// Byte offset and length of the range that it reads or changes, if any.
     #[must_use]
     #[inline]
     pub fn range(&self) -> Option<(u64, u64)> {
@@ -118,7 +118,7 @@ impl IoRequest {
         }
     }
 
-    /// Its buffer.
+    /// Its buffer, if it has one.
     #[must_use]
     #[inline]
     pub fn buf(&self) -> Option<&Buf> {
@@ -128,7 +128,7 @@ impl IoRequest {
         }
     }
 
-    /// Its buffer, for keeps.
+    /// Takes its buffer, if it has one.
     #[must_use]
     #[inline]
     pub fn into_buf(self) -> Option<Buf> {
@@ -139,40 +139,42 @@ impl IoRequest {
     }
 }
 
-/// An operation, come home.
+/// A completed operation.
 #[derive(Debug)]
 pub struct IoCompletion {
     /// The submitter's tag.
     pub tag: Tag,
     /// The buffer of a `Read` or `Write`, with its window as it was submitted.
     pub buf: Option<Buf>,
-    /// Done, or the status to answer with.
+    /// Success, or the status for the host.
     pub outcome: Result<(), Status>,
 }
 
-/// A wish to have an operation back.
+/// A request to cancel an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CancelRequest {
-    /// The operation's tag.
+    /// Tag of the operation to cancel.
     pub of: Tag,
-    /// Its own.
+    /// Tag of the request itself.
     pub tag: Tag,
 }
 
-/// **Seam 2.** Where namespaces keep their blocks, driven by one thread, in batches.
+/// Executes the operations of namespaces: driven by one thread, in batches.
 ///
-/// `submit` never fails and never loses a buffer: each operation comes home in exactly one
-/// [`IoCompletion`]. Operations may complete in any order; nothing orders two of them but waiting.
+/// `submit` cannot fail and never loses a buffer: each operation completes in exactly one
+/// [`IoCompletion`]. Operations complete in any order; a caller that needs an order waits for
+/// completions.
 pub trait BlockDevice {
-    /// Queues one operation. Nothing happens before the driver's next submission.
+    /// Queues one operation. It starts with the next submission of the driver.
     fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest);
 
-    /// Asks for the operation `of` back. The wish comes home under its own `tag`, without a buffer:
-    /// with success when the operation comes home with Command Abort Requested, else when it is not
-    /// there or will come home as if nobody had asked. In which order the two come home is open.
+    /// Requests cancellation of the operation `of`. The request completes under its own `tag`,
+    /// without a buffer: successfully if the operation completes with Command Abort Requested, else
+    /// with a failure, when the operation is unknown or completes normally. The order of the two
+    /// completions is undefined.
     fn recall(&mut self, tag: Tag, of: Tag);
 
-    /// The same for many, each other than the others, by the tags of operations in ascending order.
+    /// Requests many cancellations, of different operations, in ascending order of their tags.
     fn recall_all(&mut self, wishes: &[CancelRequest]) {
         wishes.iter().for_each(|wish| self.recall(wish.tag, wish.of));
     }

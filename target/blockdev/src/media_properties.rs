@@ -1,10 +1,13 @@
-//! Properties of the medium below a backing store: its power-fail write unit, and whether its contents
-//! survive a restart of the machine. Asked when a store is opened, and by `nvmfd check`.
+//! Properties of the medium below a backing store: its power-fail write unit, and whether its
+//! contents survive a restart of the machine. Determined when a store is opened, and by `nvmfd
+//! check`.
 //!
-//! An NVMe controller promises that one block at least is written whole or not at all (AWUPF is
-//! 0's based, so less cannot be said). That holds only where the device below writes as much whole.
+//! An NVMe controller guarantees that at least one block is written atomically at a power failure
+//! (AWUPF is 0's based, so that is the minimum). This holds only if the power-fail write unit of
+//! the device below is as large.
 //!
-//! Sources: `Documentation/ABI/stable/sysfs-block`; proc(5), mountinfo; `include/uapi/linux/magic.h`.
+//! Sources: `Documentation/ABI/stable/sysfs-block`; proc(5), mountinfo;
+//! `include/uapi/linux/magic.h`.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -23,41 +26,41 @@ const TMPFS: u32 = 0x0102_1994;
 const RAMFS: u32 = 0x8584_58f6;
 const HUGETLBFS: u32 = 0x9584_58f6;
 
-/// Loop devices over files on loop devices: no further than this.
+/// Maximum depth of loop devices over files on loop devices.
 const DEEPEST: u32 = 8;
 
-/// Namespaces that one sentence names.
+/// Maximum number of namespaces in one sentence.
 const MOST_NAMED: usize = 4;
 
-/// What lies below a file or block device.
+/// Properties of what is below a file or block device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Below {
-    /// What is written whole or not at all when the power fails; none: nobody knows.
+    /// Power-fail write unit; none: unknown.
     pub power_fail_atomic_bytes: Option<u32>,
-    /// Why flushed data may be gone after a restart of the machine or a power failure, if so: what
-    /// follows on the name of the store.
+    /// Why flushed data may not survive a restart of the machine or a power failure, if so: the
+    /// text after the name of the store.
     pub volatile: Option<String>,
 }
 
 impl Below {
-    /// Of an open file, directory or block device. May wait for disks.
+    /// Properties of an open file, directory or block device. May block on the device.
     #[must_use]
     pub fn of(file: &File) -> Below {
         below(file, DEEPEST)
     }
 }
 
-/// A namespace whose blocks may be torn when the power fails.
+/// A namespace whose blocks may be torn at a power failure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Torn {
-    /// What it is called, to people.
+    /// Name of the namespace, for output.
     pub place: String,
     block_bytes: u32,
     whole_bytes: u32,
 }
 
 impl Torn {
-    /// If its blocks are larger than what is written whole.
+    /// Returns a value if its blocks are larger than the power-fail write unit.
     pub fn of(place: String, block_bytes: u32, whole_bytes: Option<u32>) -> Option<Torn> {
         let whole_bytes = whole_bytes.filter(|bytes| *bytes < block_bytes)?;
         Some(Torn { place, block_bytes, whole_bytes })
@@ -94,12 +97,12 @@ fn below(file: &File, deep: u32) -> Below {
     let Ok(system) = fstatfs(file) else { return Below::default() };
     let block_bytes = u32::try_from(system.block_size()).ok();
     let kind = system.filesystem_type().0 as u32;
-    // Numbers without a major one are those of file systems, not of devices.
+    // Numbers without a major number belong to file systems, not to devices.
     let device = (major(meta.dev()) != 0).then(|| of_device(&Device::of(meta.dev()), deep));
     on_file_system(kind, block_bytes, &options(file).unwrap_or_default(), device)
 }
 
-/// What is kept in a file of a file system with such blocks and options, on such a device.
+/// Properties of a file on a file system with this block size and these options, on this device.
 fn on_file_system(
     kind: u32,
     block_bytes: Option<u32>,
@@ -111,7 +114,7 @@ fn on_file_system(
         TMPFS | RAMFS | HUGETLBFS => {
             Some("is in memory (tmpfs or the like): its data end with the machine".to_owned())
         }
-        // The second one is how newer kernels show the first one.
+        // Newer kernels show the first option as the second.
         _ if has("volatile") || options.split(',').any(|each| each.ends_with("sync=volatile")) => Some(
             "is on an overlay that is mounted with `volatile`: what is flushed is not written to \
              any device"
@@ -125,7 +128,7 @@ fn on_file_system(
         }),
     };
     let power_fail_atomic_bytes = match (kind, &device) {
-        // A block is written to a new place, and then referred to.
+        // Copy on write: a block is written to a new place and then referred to.
         (BTRFS | ZFS | BCACHEFS, _) => block_bytes,
         (_, Some(device)) => smaller(block_bytes, device.power_fail_atomic_bytes),
         (_, None) => None,
@@ -134,7 +137,7 @@ fn on_file_system(
     Below { power_fail_atomic_bytes, volatile }
 }
 
-/// Of a device and of all that it is made of.
+/// Properties of a device and of all its components.
 fn of_device(device: &Device, deep: u32) -> Below {
     let volatile = device.is_memory().then(|| {
         "is on a device that is memory (ramdisk, zram): its data end with the machine".to_owned()
@@ -146,22 +149,22 @@ fn of_device(device: &Device, deep: u32) -> Below {
     let parts = device.parts();
     let all = parts.iter().map(|part| of_device(part, deep)).chain(image);
     all.fold(own, |all, part| Below {
-        // What one part does not say the others do not make up for.
+        // A property that one component does not report is unknown for the whole.
         power_fail_atomic_bytes: (all.power_fail_atomic_bytes)
             .and_then(|_| smaller(all.power_fail_atomic_bytes, part.power_fail_atomic_bytes)),
         volatile: all.volatile.or(part.volatile),
     })
 }
 
-/// The smaller of two that are known.
+/// The smaller one of the known values.
 fn smaller(one: Option<u32>, other: Option<u32>) -> Option<u32> {
     Some(one?.min(other?))
 }
 
-/// The options of the mount through which a file was opened, and of its file system:
-/// `36 35 98:0 /root /mount rw,noatime shared:1 - ext4 /dev/sda rw,nobarrier`.
+/// Options of the mount through which a file was opened, and of its file system: `36 35 98:0 /root
+/// /mount rw,noatime shared:1 - ext4 /dev/sda rw,nobarrier`.
 fn options(file: &File) -> Option<String> {
-    // What a file of an overlay is numbered like says nothing of the mount; its descriptor does.
+    // The device number of a file on an overlay does not identify the mount; its descriptor does.
     let info = Path::new("/proc/self/fdinfo").join(file.as_raw_fd().to_string());
     let info = fs::read_to_string(info).ok()?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
@@ -236,7 +239,7 @@ mod tests {
         assert_eq!(Below::of(&file), Below::of(&File::open(directory.path()).unwrap()));
     }
 
-    /// A stripe over a partition of a disk with large sectors and one with small ones.
+    /// A stripe over a partition of a device with large sectors and one with small ones.
     #[test]
     fn a_device_is_as_whole_and_as_lasting_as_its_weakest_part() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Opens backing stores.
 //!
-//! Here a store can still be refused with a sentence that a person can act upon, so everything that can
-//! be found out beforehand is found out: direct I/O, the alignment it wants (by trying it), the size,
-//! and that no other daemon serves the same bytes.
+//! Here a store can be rejected with an error sentence for the administrator, so everything is
+//! checked that can be checked in advance: direct I/O, its alignment (by trying it), the size, and
+//! that no other daemon serves the same data.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
@@ -24,19 +24,19 @@ use super::owner_file::{self, Daemon, Owner};
 use super::sysfs::Device;
 use crate::durable;
 
-/// Files and devices are named by a C `off_t`.
+/// Offsets in files and devices are a C `off_t`.
 const MAX_BYTES: u64 = i64::MAX as u64;
 impl BackingDevice {
-    /// Opens a store, creating a missing file when its size is given.
+    /// Opens a store. Creates a missing file if its size is configured.
     ///
     /// # Errors
-    /// One sentence: what was tried, what the system said, what to do.
+    /// One sentence: what was tried, what the system answered, what to do.
     pub fn open(config: &BackingConfig) -> Result<BackingDevice, OpenError> {
         BackingDevice::open_or_make(config, true)
     }
 
-    /// The same, but where `may_make` is false a missing file is not created: it was there a moment
-    /// ago, and an empty one must not take its place.
+    /// As [`BackingDevice::open`], but creates a missing file only if `may_make`: a file that was
+    /// there a moment ago must not be replaced by an empty one.
     ///
     /// # Errors
     /// As [`BackingDevice::open`].
@@ -68,13 +68,13 @@ impl BackingDevice {
         }
     }
 
-    /// Opens what is at the path of a store now, because what was there is gone. The health stays
-    /// the same. Nothing is created; nature and length must be what they were, or the length just
-    /// what is served. A file must be the same one unless the administrator has `trusted` what is
-    /// there. May wait for disks.
+    /// Opens what is at the path of a store now, because the store was removed. Its health stays
+    /// the same. Nothing is created; kind and size must be as before (or the size as served). A
+    /// file must be the same inode unless the administrator has `trusted` what is there. May block
+    /// on the device.
     ///
     /// # Errors
-    /// One sentence: what was tried, what the system said, what to do.
+    /// One sentence: what was tried, what the system answered, what to do.
     pub fn open_again(
         &self,
         config: &BackingConfig,
@@ -103,7 +103,7 @@ impl BackingDevice {
         Ok(fresh)
     }
 
-    /// Whatever has the right length may be half restored, or older.
+    /// Another file of the right length may be half restored, or older.
     fn is_the_file(&self, fresh: &BackingDevice) -> Result<(), OpenError> {
         let id = |backing: &BackingDevice| backing.hold.as_ref().map(|hold| hold.id);
         match self.kind != Kind::File || id(self) == id(fresh) {
@@ -116,11 +116,11 @@ impl BackingDevice {
         }
     }
 
-    /// The same store through fresh descriptors, which remember no failure of the past. May wait
-    /// for disks.
+    /// Opens the same store again: the kernel reports no earlier writeback errors through new
+    /// descriptors. May block on the device.
     ///
     /// # Errors
-    /// One sentence: what was tried, what the system said, what to do.
+    /// One sentence: what was tried, what the system answered, what to do.
     pub fn renewed(&self, config: &BackingConfig) -> Result<BackingDevice, OpenError> {
         let Some(hold) = &self.hold else {
             return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
@@ -139,11 +139,10 @@ impl BackingDevice {
         Ok(fresh)
     }
 
-    /// A store with nothing behind it that is served as a file is: for a driver that plays the
-    /// kernel itself.
+    /// A store without a file that behaves like a file: for a driver that simulates the kernel.
     ///
     /// # Errors
-    /// The block size is not supported, or the size is out of range or no multiple of it.
+    /// The block size is not supported, or the size is out of range or not a multiple of it.
     pub fn simulated(size_bytes: u64, block_size_bytes: u32) -> Result<BackingDevice, OpenError> {
         let name = format!("simulated ({size_bytes} bytes)");
         check_shape(&name, size_bytes, block_size_bytes)?;
@@ -153,20 +152,20 @@ impl BackingDevice {
     }
 }
 
-/// What is known of a path before it is opened.
+/// What the caller knows of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Was {
-    /// It may be missing: then its file is created.
+    /// Nothing: a missing file is created.
     New,
-    /// It was there a moment ago.
+    /// A file was there a moment ago.
     Expected,
-    /// It was served and lost; its length in bytes.
+    /// It was served and removed; its size in bytes.
     Lost(u64),
 }
 
-/// Opens a store at a path. A missing file is created where nothing was, and a store may also be
-/// longer than `size`, as a namespace is that was made smaller while it was served: the rest is not.
-/// What takes the place of a store that was lost has its size, or the length that was found before.
+/// Opens a store at a path. Creates a missing file for `New` only. A store may be larger than
+/// `size`, because its namespace may have been made smaller in service: the rest is not served. A
+/// replacement of a removed store has its size, or the size found before.
 fn open_path(
     path: &Path,
     size: Option<u64>,
@@ -193,7 +192,7 @@ fn open_path(
         }
         Err(error) => return Err(failed(&format!("cannot look at {name}"), &error)),
     };
-    // Another daemon has a claim as well. That it is one its lock tells: a mount has none.
+    // Another daemon has the device open exclusively. A daemon shows in its lock; a mount has none.
     let is_busy = |error: &io::Error| error.raw_os_error() == Some(libc::EBUSY);
     let is_others = claim.as_ref().is_err_and(is_busy)
         && shares(config)
@@ -203,7 +202,7 @@ fn open_path(
         Err(_) if is_others => None,
         claim => claim.map_err(|error| failed(&format!("cannot claim {name}"), &error))?,
     };
-    // Who had the lock may have removed it, or somebody has put another one there.
+    // The former holder of the lock may have removed or replaced the file.
     let is_there = fs::metadata(path).is_ok_and(|there| is_same(&there, &file));
     if !is_there {
         let sentence = format!("{name} was replaced or removed while it was opened");
@@ -216,8 +215,8 @@ fn open_path(
     match inspect(&file, path, &name, (size, before), config) {
         Ok((kind, bytes, found_bytes)) => {
             if kind == Kind::File && !created {
-                // Somebody has made it, perhaps a moment ago: as large as it is now, and under this
-                // name, it must be there after a power loss, because what is configured says so.
+                // Another process created the file, perhaps a moment ago: it must survive a power
+                // loss with its present size and name, because the configuration refers to it.
                 durable::sync_with_entries(&file, path)
                     .map_err(|error| failed(&format!("cannot make {name} durable"), &error))?;
             }
@@ -234,7 +233,7 @@ fn open_path(
         }
         Err(error) => {
             if created {
-                // Made a moment ago by us, locked by us, and unusable: leave no trace.
+                // Created and locked by us, and unusable: it is removed again.
                 let _ = fs::remove_file(path);
             }
             Err(error)
@@ -295,8 +294,8 @@ fn open_existing(
         .map_err(|error| refused(path, name, meta.dev(), &error))
 }
 
-/// Creates a missing file: sparse, ours alone, and on disk (file and directory entry) before
-/// anything is served from it.
+/// Creates a missing file: sparse, only for this user, and durable (file and directory entry)
+/// before it is served.
 fn create(
     path: &Path,
     name: &str,
@@ -336,8 +335,8 @@ fn create(
         .custom_flags(libc::O_DIRECT)
         .open(path)
         .map_err(|error| {
-            // Some file systems create first and refuse O_DIRECT afterwards: the empty file that
-            // they leave behind would be taken for a namespace of the wrong size next time.
+            // Some file systems create the file and then refuse O_DIRECT: the empty file would be
+            // rejected next time for its size.
             if error.raw_os_error() == Some(libc::EINVAL)
                 && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0)
             {
@@ -356,7 +355,7 @@ fn create(
     Ok(file)
 }
 
-/// Whether an opened store can be served; gives its kind, its size and how long it is.
+/// Checks whether an opened store can be served; returns its kind, its size and its current length.
 fn inspect(
     file: &File,
     path: &Path,
@@ -406,7 +405,7 @@ fn finish(
     let meta =
         file.metadata().map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
     let below = Below::of(&file);
-    // Half of a block that can be read: then so can the other.
+    // If the half of a block can be read, so can the other half.
     let fine = config.block_size_bytes == 512 || read_block(&file, 0, 512).is_ok();
     let mut backing = BackingDevice::assemble(kind, Some(file), name, bytes, config);
     backing.smallest_block_bytes = if fine { 512 } else { config.block_size_bytes };
@@ -421,8 +420,8 @@ fn finish(
             boundary_bytes: queue.number("chunk_sectors").saturating_mul(512),
             ..Geometry::default()
         };
-        // Without this limit the kernel refuses to punch into a device (it never falls back to
-        // writing zeros for that).
+        // Without this limit the kernel refuses to punch holes in a device (it does not fall back
+        // to writing zeros).
         if queue.text("write_zeroes_max_bytes").as_deref() == Some("0") {
             backing.refuse(Space::Punch);
         }
@@ -442,8 +441,8 @@ fn finish(
     Ok(backing)
 }
 
-/// Tries a direct read of one block: the one question whose answer holds for every file system,
-/// device and kernel. (`statx` knows the alignment since 6.1, for some file systems.)
+/// Tries a direct read of one block, which gives the answer for every file system, device and
+/// kernel. (`statx` reports the alignment since 6.1, for some file systems.)
 fn probe_alignment(
     file: &File,
     path: &Path,

@@ -1,4 +1,5 @@
-//! Errors of opening a backing store, as sentences: what was tried, what the system said, what to do.
+//! Errors of opening a backing store, as sentences: what was tried, what the system answered, what
+//! to do.
 
 use std::fs;
 use std::io;
@@ -7,26 +8,26 @@ use std::path::Path;
 
 use nix::sys::stat::{major, minor};
 
-/// Why a store cannot be served, as one sentence for a person: what was tried, what the system
-/// said, what to do about it.
+/// Why a store cannot be served, as one sentence for the administrator: what was tried, what the
+/// system answered, what to do.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{sentence}")]
 pub struct OpenError {
     /// The sentence.
     pub sentence: String,
-    /// Whether the cause may end without anybody correcting what the configuration says: a disk
-    /// that reports errors or is not attached, a lock that is held, another user of a device.
+    /// Whether the cause may end without a change of the configuration: a device that reports
+    /// errors or is not attached, a lock that is held, another user of a device.
     pub may_pass: bool,
 }
 
 impl OpenError {
-    /// What stays so until somebody corrects it.
+    /// An error that lasts until somebody corrects its cause.
     pub(super) fn new(sentence: String) -> OpenError {
         OpenError { sentence, may_pass: false }
     }
 }
 
-/// Opening failed. EINVAL is how a file system says that it has no direct I/O.
+/// An error of open(2). File systems without direct I/O return EINVAL.
 pub(super) fn refused(path: &Path, name: &str, dev: u64, error: &io::Error) -> OpenError {
     match error.raw_os_error() {
         Some(libc::EINVAL | libc::EOPNOTSUPP) => OpenError::new(format!(
@@ -38,7 +39,7 @@ pub(super) fn refused(path: &Path, name: &str, dev: u64, error: &io::Error) -> O
     }
 }
 
-/// Where a path lives, in words.
+/// Describes the file system of a path.
 pub(super) fn place(path: &Path, dev: u64) -> String {
     if fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device()) {
         return "device".to_owned();
@@ -61,11 +62,11 @@ fn file_system(dev: u64) -> Option<String> {
     })
 }
 
-/// What was tried, what the system said, what to do.
+/// The sentence: what was tried, what the system answered, what to do.
 pub(super) fn failed(tried: &str, error: &io::Error) -> OpenError {
     let remedy = match error.raw_os_error().unwrap_or(0) {
         libc::EACCES => "give the user of nvmfd the right to it and to the directories above it",
-        // Of a device, what keeps it away is no permission of the device itself.
+        // For a device, EPERM and EACCES need not be about permissions of its node.
         libc::EPERM => {
             "a unit or container lets nvmfd have the devices only that it names, and that were \
              there when it was started: name it (systemd: DeviceAllow=), and restart nvmfd. A file \
@@ -96,8 +97,8 @@ pub(super) fn failed(tried: &str, error: &io::Error) -> OpenError {
     OpenError { sentence: format!("{tried}: {error}; {remedy}"), may_pass: may_pass(error) }
 }
 
-/// Whether it may be over without anybody correcting the configuration: the disk has errors, is not
-/// there, does not answer, or somebody else has it.
+/// Whether the cause may end without a change of the configuration: the device has errors, is
+/// missing or does not answer, or another process uses it.
 fn may_pass(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().unwrap_or(0),
@@ -105,8 +106,8 @@ fn may_pass(error: &io::Error) -> bool {
             | libc::ENXIO
             | libc::ENODEV
             | libc::EBUSY
-            // The block layer's words for errors of the medium and of its integrity, for paths that
-            // fail and for a reservation of somebody else; and a file of a server that is gone.
+            // Errnos of the block layer for errors of the medium and of its integrity, for failed
+            // paths and for a reservation conflict; and a stale file of a server.
             | libc::ENODATA
             | libc::EILSEQ
             | libc::ENOMEDIUM
@@ -136,7 +137,7 @@ mod tests {
             (libc::EACCES, "the user of nvmfd"),
         ] {
             let sentence = told(errno);
-            // Hosts may have mounted what is on it, and are not to find it read-only.
+            // Hosts may have mounted its contents, and must not find it read-only.
             assert!(sentence.contains(remedy) && !sentence.contains("read_only"), "{sentence}");
         }
     }

@@ -1,13 +1,14 @@
 //! Owner file of an image on network and cluster file systems (`IMAGE.nvmfd-owner`): prevents two
-//! machines from serving one image where locks are local. Locks of
-//! such file systems may be local to a machine, or be lost with a server.
+//! machines from serving one image. Locks of such file systems may be local to a machine, or be
+//! lost with a server.
 //!
-//! It is made with `O_EXCL`, which such file systems keep. It never expires: a daemon that hangs for
-//! an hour and goes on then has still what it had. One that is left behind by this machine is known
-//! as such, because its process is gone or the machine has started anew, and is taken over; one
-//! that another machine has left is removed by the administrator alone.
+//! It is created with `O_EXCL`, which such file systems support. It never expires: a daemon that
+//! resumes after an hour still owns its image. A file left by this machine is recognised, because
+//! its process does not exist or the machine has restarted, and is replaced; one of another machine
+//! is removed by the administrator only.
 //!
-//! The lock comes first, and holds within a machine: so only one at a time takes over.
+//! The lock is taken first. It is valid within a machine, so only one process at a time replaces a
+//! file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -24,8 +25,8 @@ use super::open_error::OpenError;
 use crate::durable;
 use crate::record::{self, seal, unseal};
 
-/// NFS, CIFS (1, 2 and the old one), FUSE (also virtiofs, GlusterFS), 9p, OCFS2, GFS2, Ceph, Lustre,
-/// GPFS, AFS, Coda, BeeGFS, vboxsf.
+/// NFS, CIFS (1, 2 and the old one), FUSE (also virtiofs, GlusterFS), 9p, OCFS2, GFS2, Ceph,
+/// Lustre, GPFS, AFS, Coda, BeeGFS, vboxsf.
 const OF_SEVERAL_MACHINES: [u32; 15] = [
     0x6969,
     0xff53_4d42,
@@ -44,7 +45,7 @@ const OF_SEVERAL_MACHINES: [u32; 15] = [
     0x786f_4256,
 ];
 
-/// Whether other machines may have the file system of a file that do not see our locks.
+/// Whether other machines that do not see our locks may use the file system of a file.
 pub(super) fn may_have_other_machines(file: &File) -> bool {
     #[cfg(test)]
     if tests::is_pretended() {
@@ -54,21 +55,21 @@ pub(super) fn may_have_other_machines(file: &File) -> bool {
     kind.is_ok_and(|kind| OF_SEVERAL_MACHINES.contains(&kind))
 }
 
-/// A daemon, as others may see it.
+/// Identity of a daemon, as seen from other machines.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Daemon {
-    /// `/etc/machine-id`; empty where there is none.
+    /// `/etc/machine-id`; empty if missing.
     machine: String,
     boot: String,
     process: u32,
-    /// When that process began, in ticks since the machine did: numbers of processes are used again.
+    /// Start time of that process in ticks since boot: process ids are reused.
     begun: u64,
-    /// For people.
+    /// Host name, for output.
     host: String,
 }
 
 impl Daemon {
-    /// This one.
+    /// The identity of this daemon.
     pub(super) fn this() -> Daemon {
         let text = |path: &str| {
             let text = fs::read_to_string(path).unwrap_or_default();
@@ -83,7 +84,7 @@ impl Daemon {
         }
     }
 
-    /// Whether one that has left a file here is gone for sure, or is `self`, seen from `self`.
+    /// Whether the owner of a file here has certainly ended, or is `self`, seen from `self`.
     fn outlives(&self, other: &Daemon) -> bool {
         if self.boot == other.boot {
             let is_alive = begun(other.process) == Some(other.begun);
@@ -93,21 +94,21 @@ impl Daemon {
     }
 }
 
-/// When a process began, if there is one of that number.
+/// Start time of a process, if it exists.
 fn begun(process: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The second field is a name in parentheses, and may have any characters.
+    // The second field is a name in parentheses, which may contain any characters.
     let rest = &stat[stat.rfind(')')? + 1..];
     rest.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct OwnerRecord {
     daemon: Daemon,
     /// Seconds since 1970.
     since: u64,
-    /// Tells one image of a daemon from the next at the same path.
+    /// Distinguishes the images that one daemon serves in turn at the same path.
     number: u64,
 }
 
@@ -139,7 +140,7 @@ impl record::Record for OwnerRecord {
     }
 }
 
-/// The file, for as long as it is ours. Dropping it may wait for a server.
+/// The file, while we own it. Drop may block on a server.
 #[derive(Debug)]
 pub(super) struct Owner {
     path: PathBuf,
@@ -147,11 +148,11 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Makes the file of an image, whose lock is ours, or only looks whether another machine has the
-    /// image alone, where it is shared with others that do the same.
+    /// Creates the owner file of an image that we have locked. For a shared image, only checks that
+    /// no other machine owns it.
     ///
     /// # Errors
-    /// Another daemon has it, or the file cannot be made.
+    /// Another daemon owns it, or the file cannot be created.
     pub(super) fn guard(
         image: &Path,
         daemon: &Daemon,
@@ -163,10 +164,10 @@ impl Owner {
         }
     }
 
-    /// Makes the file of an image, whose lock is ours.
+    /// Creates the owner file of an image that we have locked.
     ///
     /// # Errors
-    /// Another daemon has it, or it cannot be made.
+    /// Another daemon owns it, or the file cannot be created.
     fn take(image: &Path, daemon: &Daemon) -> Result<Owner, OpenError> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let path = path_of(image).map_err(|error| unusable(image, &error))?;
@@ -180,7 +181,7 @@ impl Owner {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o644);
         let mut file = match options.open(&path) {
-            // Another machine was faster.
+            // Another machine created it meanwhile.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 return Err(held(&path, "another nvmfd"));
             }
@@ -194,10 +195,10 @@ impl Owner {
         Ok(owner)
     }
 
-    /// Whether nobody else has an image alone, for whoever makes no file.
+    /// Checks that no other machine owns an image, without creating a file.
     ///
     /// # Errors
-    /// Another daemon has it.
+    /// Another daemon owns it.
     fn look(image: &Path, daemon: &Daemon) -> Result<(), OpenError> {
         let path = path_of(image).map_err(|error| unusable(image, &error))?;
         foreign(&path, daemon).map(drop)
@@ -206,7 +207,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // Somebody may have removed it, and another one have it now.
+        // The file may have been removed, and created by another daemon.
         let is_ours = fs::read_to_string(&self.path).is_ok_and(|text| text == self.text);
         if is_ours && let Err(error) = fs::remove_file(&self.path) {
             warn!("{} cannot be removed: {error}", self.path.display());
@@ -221,17 +222,18 @@ pub fn another_machine(image: &Path, file: &File) -> Option<String> {
     looked.err().map(|error| error.sentence)
 }
 
-/// Beside the image itself, wherever a link to it lies.
+/// Next to the image itself, wherever a link to it is.
 fn path_of(image: &Path) -> io::Result<PathBuf> {
     let mut path = fs::canonicalize(image)?.into_os_string();
     path.push(".nvmfd-owner");
     Ok(path.into())
 }
 
-/// Who has left a file behind, if anybody has; he does not serve it any more.
+/// Describes the owner of a leftover file, if there is one that certainly does not serve the image
+/// any more.
 ///
 /// # Errors
-/// He may serve it.
+/// The owner may still serve the image.
 fn foreign(path: &Path, daemon: &Daemon) -> Result<Option<String>, OpenError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -284,7 +286,7 @@ pub(super) mod tests {
         IS_PRETENDED.get()
     }
 
-    /// As long as this is there, every file is on a file system of several machines.
+    /// While this exists, every file counts as on a file system of several machines.
     pub(crate) struct Pretence;
 
     impl Drop for Pretence {
@@ -298,12 +300,12 @@ pub(super) mod tests {
         Pretence
     }
 
-    /// The file that a daemon of another machine makes when it serves an image.
+    /// The owner file of a daemon on another machine.
     pub(crate) fn taken_by_another_machine(image: &Path) -> Owner {
         Owner::take(image, &storage2()).unwrap()
     }
 
-    /// The daemon of another machine.
+    /// The identity of a daemon on another machine.
     fn storage2() -> Daemon {
         let (machine, boot) = ("f".repeat(32), "other".to_owned());
         Daemon { machine, boot, host: "storage2".to_owned(), ..Daemon::this() }
@@ -334,7 +336,7 @@ pub(super) mod tests {
         for part in [name, "storage2", &other.machine, &this.process.to_string(), "date -d @"] {
             assert!(sentence.contains(part), "{sentence}");
         }
-        // By whatever name.
+        // By any of its names.
         let link = path.with_file_name("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(refusal(&link, &this).contains("storage2"));
@@ -368,13 +370,13 @@ pub(super) mod tests {
                 Err(_) => fs::remove_file(path_of(&path).unwrap()).unwrap(),
             }
         }
-        // A machine without a name is only known by this very start.
+        // A machine without an id is identified by its boot.
         std::mem::forget(Owner::take(&path, &nameless).unwrap());
         let nameless = Daemon { boot: "since".to_owned(), ..nameless };
         assert!(refusal(&path, &nameless).contains("served by"));
     }
 
-    /// The image is opened again while the old one is still held.
+    /// The image is opened again while the old file is still owned.
     #[test]
     fn the_next_one_of_a_daemon_outlasts_the_one_before() {
         let (_directory, path) = image();

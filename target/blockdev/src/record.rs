@@ -1,24 +1,24 @@
-//! The text of a persisted record:
+//! The text format of a persisted record:
 //!
 //! ```text
 //! nvmfd power 1           kind and version
 //! cycles 7                lines of that kind
-//! crc32 5f3a9c01          of all before
+//! crc32 5f3a9c01          checksum of everything before
 //! ```
 
-/// What can be persisted as a record.
+/// A type that can be persisted as a record.
 pub trait Record: Sized {
-    /// What its first line calls it.
+    /// Its kind in the first line.
     const KIND: &'static str;
-    /// Its version. Earlier ones are read as well.
+    /// Its version. Earlier versions are read too.
     const VERSION: u32 = 1;
-    /// When a damaged one may be removed, as the end of a sentence.
+    /// When a damaged record may be removed, as the end of a sentence.
     const REMEDY: &'static str;
 
-    /// Its lines, each with its end.
+    /// Its lines, each with its newline.
     fn emit(&self) -> String;
 
-    /// The record of these lines. What [`Record::emit`] would not give is refused by the caller.
+    /// Parses these lines. The caller rejects what [`Record::emit`] would not write.
     fn parse(body: &str) -> Option<Self>;
 }
 
@@ -30,10 +30,10 @@ pub fn seal<R: Record>(record: &R) -> String {
     text
 }
 
-/// The record of a text that [`seal`] gave.
+/// Parses the text of a record that [`seal`] has written.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Description of the damage.
 pub fn unseal<R: Record>(text: &[u8]) -> Result<R, &'static str> {
     let body = body(text, R::KIND, R::VERSION)?;
     let record = R::parse(body).ok_or("a line of it is not known")?;
@@ -46,7 +46,7 @@ pub fn unseal<R: Record>(text: &[u8]) -> Result<R, &'static str> {
 /// The lines of a record of this kind, up to this version.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Description of the damage.
 pub fn body<'t>(text: &'t [u8], kind: &str, version: u32) -> Result<&'t str, &'static str> {
     let text = str::from_utf8(text).map_err(|_| "it is not text")?;
     let at = text.rfind("crc32 ").ok_or("its last line is missing")?;

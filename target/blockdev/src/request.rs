@@ -1,8 +1,8 @@
 //! `PendingIo`: the state machine of one operation between submission and completion, without I/O.
 //!
-//! [`PendingIo::step`] says what the kernel shall do next, [`PendingIo::advance`] takes what it
-//! answered: done, failed, or on to the next step (the rest of a short transfer, the same once
-//! more, another way to write zeros).
+//! [`PendingIo::step`] returns the next step for the kernel. [`PendingIo::advance`] takes its
+//! result: done, failed, or followed by another step (the rest of a short transfer, a retry,
+//! another way to write zeros).
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};
@@ -15,9 +15,9 @@ use super::health::Health;
 pub use super::step::Step;
 use super::{IoCompletion, IoRequest};
 
-/// The most that one write of zeros moves: the size of the ring's zeroed buffer.
+/// Maximum of one write of zeros: the size of the zeroed buffer of the ring.
 pub const ZEROS_BYTES: u32 = 256 * 1024;
-/// How often in a row the kernel may ask to come again before the host is told.
+/// Maximum of consecutive EAGAIN and EINTR before the operation fails.
 const TRIES: u8 = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,12 +29,12 @@ enum Task {
     Zero { deallocate: bool, by: Option<Space> },
 }
 
-/// One operation on its way.
+/// One operation in progress.
 #[derive(Debug)]
 pub struct PendingIo {
     tag: Tag,
     buf: Option<Buf>,
-    /// Which of the driver's stores it belongs to; opaque here.
+    /// Index of its store in the driver; opaque here.
     pub attachment: u32,
     task: Task,
     at: u64,
@@ -42,18 +42,18 @@ pub struct PendingIo {
     moved: u64,
     tries: u8,
     insists: bool,
-    /// How often it has waited because its store was told to be slow.
+    /// Number of waits caused by an injected fault.
     waited: u8,
-    /// It waits: nobody but a clock has it.
+    /// It waits for a timer only.
     waits: bool,
-    /// The kernel synchronises its store for it.
+    /// The kernel runs an fsync for it.
     pub syncs: bool,
-    /// It waits until the store is synchronised for others.
+    /// It waits for an fsync that runs for others.
     pub idle: bool,
 }
 
 impl PendingIo {
-    /// An operation at its beginning.
+    /// An operation that has not started.
     #[must_use]
     pub fn new(attachment: u32, tag: Tag, op: IoRequest) -> PendingIo {
         let (task, buf, at, len) = match op {
@@ -94,13 +94,13 @@ impl PendingIo {
         self.tag
     }
 
-    /// Its host has been told that it goes on: the kernel, which may have said so while it gave the
-    /// operation up, is asked again then.
+    /// The host has been told that cancellation failed: if the kernel reports it as cancelled all
+    /// the same, it is submitted again.
     pub fn insist(&mut self) {
         self.insists = true;
     }
 
-    /// What becomes of a step on a store that is told to do wrong.
+    /// How an injected fault changes a step.
     pub fn verdict(&mut self, step: Step, backing: &BackingDevice) -> Verdict {
         let verdict = backing.health().fault().verdict(step, self.waited);
         self.waits = verdict == Verdict::Wait;
@@ -108,7 +108,7 @@ impl PendingIo {
         verdict
     }
 
-    /// Whether it has only waited; not any more, from now on.
+    /// Whether it was waiting for a timer only; clears that.
     pub(crate) fn take_wait(&mut self) -> bool {
         std::mem::take(&mut self.waits)
     }
@@ -119,24 +119,24 @@ impl PendingIo {
         self.buf.as_ref()
     }
 
-    /// The buffer, for a driver that moves the data itself.
+    /// The buffer, for a driver that moves the data itself (not the kernel).
     pub fn buf_mut(&mut self) -> Option<&mut Buf> {
         self.buf.as_mut()
     }
 
-    /// Sends it home.
+    /// Completes it.
     #[must_use]
     pub fn done(self, outcome: Result<(), Status>) -> IoCompletion {
         IoCompletion { tag: self.tag, buf: self.buf, outcome }
     }
 
-    /// Whether this fills its buffer.
+    /// Whether it is a read.
     #[must_use]
     pub fn is_read(&self) -> bool {
         self.task == Task::Read
     }
 
-    /// The outcome of an operation that needs no kernel, or that must not get there.
+    /// The result of an operation that the kernel does not need to, or must not, execute.
     #[must_use]
     pub fn shortcut(&self, backing: &BackingDevice) -> Option<Result<(), Status>> {
         if !backing.contains(self.at, self.len) {
@@ -157,17 +157,17 @@ impl PendingIo {
         (nothing || backing.kind() == Kind::Null).then_some(Ok(()))
     }
 
-    /// What to do next.
+    /// The next step.
     pub fn step(&mut self, backing: &BackingDevice) -> Step {
         let at = self.at.saturating_add(self.moved);
         let left = self.len.saturating_sub(self.moved);
-        // Windows are at most u32 long, so these two are exact for reads and writes.
+        // Windows are at most u32 long, so both are exact for reads and writes.
         let skip = u32::try_from(self.moved).unwrap_or(u32::MAX);
         let len = u32::try_from(left).unwrap_or(u32::MAX);
         match &mut self.task {
             Task::Read => Step::Read { at, skip, len },
             Task::Write { fua } => {
-                // What is volatile anyway is not made durable.
+                // A volatile store needs no fsync.
                 let durable = *fua && backing.kind() != Kind::Ram;
                 Step::Write { at, skip, len, durable }
             }
@@ -183,7 +183,8 @@ impl PendingIo {
         }
     }
 
-    /// Takes the kernel's answer to the last step: an outcome, or none for another step.
+    /// Takes the kernel's result of the last step: returns the outcome, or none if there is another
+    /// step.
     #[must_use]
     pub fn advance(&mut self, answer: i32, backing: &BackingDevice) -> Option<Result<(), Status>> {
         if answer >= 0 {
@@ -192,14 +193,14 @@ impl PendingIo {
         }
         let errno = answer.wrapping_neg();
         if self.task == Task::Flush {
-            // What it was to make durable still waits for that.
+            // The store was replaced: what should become durable is not in it.
             backing.health().note_write();
         }
         if errno == libc::ECANCELED && self.insists {
             return None;
         }
         if errno == libc::ECANCELED {
-            // Nobody but its host asks for that.
+            // Only the host of this operation can have asked for that.
             return Some(Err(Status::ABORT_REQUESTED));
         }
         if matches!(errno, libc::EINTR | libc::EAGAIN) && self.tries < TRIES {
@@ -220,7 +221,7 @@ impl PendingIo {
             }
         }
         if backing.is_lost() {
-            // Its faults are not those of the store that has its place.
+            // A fault of a store that was replaced does not affect the new one.
             return Some(Err(Health::NOT_READY));
         }
         let status = backing.fail(self.doing(), errno, self.at.saturating_add(self.moved));
@@ -240,7 +241,7 @@ impl PendingIo {
         let left = self.len.saturating_sub(self.moved);
         let at = self.at.saturating_add(self.moved);
         if bytes == 0 || bytes > left {
-            // The end of the file, where the namespace has not ended; or no answer of this world.
+            // End of the file inside the namespace; or a result that cannot occur.
             return Some(Err(match self.task {
                 _ if backing.is_lost() => Health::NOT_READY,
                 // The namespace was made smaller meanwhile.
@@ -253,11 +254,11 @@ impl PendingIo {
         (bytes == left).then(|| self.succeed(backing))
     }
 
-    /// Another reactor's flush may have failed while this one succeeded: the kernel reports a
-    /// lost writeback to one of them, so neither may vouch for the data.
+    /// An fsync of another reactor may have failed while this one succeeded: the kernel reports a
+    /// lost writeback to one of them only, so neither may confirm the data.
     fn succeed(&self, backing: &BackingDevice) -> Result<(), Status> {
         if self.task != Task::Read && backing.is_lost() {
-            // It was done where nobody will look for it.
+            // It was executed on a store that has been replaced.
             return Err(Health::NOT_READY);
         }
         if !matches!(self.task, Task::Read | Task::Flush | Task::Write { fua: true }) {
@@ -277,8 +278,8 @@ impl PendingIo {
         matches!(backing.kind(), Kind::File | Kind::Device)
     }
 
-    /// Whether this failure may have swallowed the report of a lost writeback. A write with FUA
-    /// synchronises, so its EIO may be that; that it found no space is its own affair.
+    /// Whether this failure may be the only report of a lost writeback. A write with FUA includes
+    /// an fsync, so its EIO may be; its ENOSPC is not.
     fn breaks_durability(&self, errno: i32) -> bool {
         match self.task {
             Task::Flush => !matches!(errno, libc::EINTR | libc::EAGAIN),
@@ -298,7 +299,7 @@ impl PendingIo {
     }
 }
 
-/// The wanted way first, then the other; when the store has refused both, zeros are written.
+/// The requested mode first, then the other; zeros are written if the store supports neither.
 fn way_to_zero(deallocate: bool, backing: &BackingDevice) -> Option<Space> {
     let order = match deallocate {
         true => [Space::Punch, Space::ZeroRange],

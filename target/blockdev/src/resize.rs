@@ -1,8 +1,8 @@
 //! Resizes a backing store in service.
 //!
-//! A file or a device is made larger or smaller by its administrator, never by us: here we look
-//! how large it is by now, and take that over. A namespace grows when its store has grown. It
-//! shrinks only when its configuration says a smaller size; the file may be cut afterwards.
+//! The administrator extends or truncates a file or device, never nvmfd: here its current size is
+//! read and adopted. A namespace grows when its store has grown. It shrinks only when a smaller
+//! size is configured; the file may be truncated afterwards.
 
 use std::io::{self, Seek, SeekFrom};
 use std::path::Path;
@@ -15,9 +15,9 @@ use super::open_error::OpenError;
 use crate::durable;
 
 impl BackingDevice {
-    /// The size in bytes that it is to have now, where that is another one; `kind` is what its
-    /// configuration says of it. Memory grows here; nothing else happens before
-    /// [`BackingDevice::resize`]. May wait for a disk.
+    /// The size in bytes that it should have now, if different; `kind` is its configuration. A
+    /// memory file grows here; otherwise nothing changes before [`BackingDevice::resize`]. May
+    /// block on the device.
     ///
     /// # Errors
     /// One sentence: the store does not have that size, or cannot have it.
@@ -37,8 +37,9 @@ impl BackingDevice {
             file.set_len(new).map_err(|error| self.refusal(new, &error))?;
         }
         if let (Kind::File, Some(hold)) = (self.kind(), &self.hold) {
-            // After a power loss it must be as long as what is configured then says. By a descriptor
-            // of its own, or it would take a failure from those that hosts rely on.
+            // After a power loss the file must be as long as the configuration then requires.
+            // Through a descriptor of its own, because fsync would consume a writeback error that
+            // belongs to the flush of a host.
             let file = hold.another(self.name(), true)?;
             durable::sync(&file, Path::new(self.name())).map_err(|error| {
                 OpenError::new(format!("cannot make the size of {} durable: {error}", self.name()))
@@ -47,12 +48,12 @@ impl BackingDevice {
         Ok(Some(new))
     }
 
-    /// Serves so many bytes from now on. What lies beyond is out of range at once, also for
-    /// commands that are under way.
+    /// Sets the served size. Commands beyond it are out of range immediately, also commands in
+    /// progress.
     pub fn resize(&self, bytes: u64) {
         self.size_bytes.store(bytes, Ordering::Relaxed);
         if let (Kind::Ram, Some(file)) = (self.kind(), &self.file) {
-            // Memory that could not be given back is memory, not data.
+            // If memory cannot be freed, no data are affected.
             let _ = file.set_len(bytes);
         }
     }
@@ -67,7 +68,7 @@ impl BackingDevice {
         })?;
         self.is_long(found);
         match wanted {
-            // As large as it is; but what somebody has cut off is not gone on purpose.
+            // The current size; but a truncation during service is not intended.
             None => Ok(found.max(old)),
             Some(wanted) if wanted == found || (wanted < old && wanted < found) => Ok(wanted),
             Some(wanted) => Err(OpenError::new(format!(
@@ -79,7 +80,7 @@ impl BackingDevice {
         }
     }
 
-    /// How many bytes the file or device has by now.
+    /// The current size of the file or device.
     fn measure(&self) -> io::Result<u64> {
         match (&self.file, self.kind()) {
             (Some(file), Kind::Device) => (&**file).seek(SeekFrom::End(0)),
@@ -128,7 +129,7 @@ mod tests {
         assert_eq!(backing.size_bytes(), 8192, "nothing happens before");
         backing.resize(16384);
         assert_eq!((backing.blocks(), backing.contains(12288, 4096)), (4, true));
-        // Smaller only when the text says so; the file may be cut before or after.
+        // Smaller only by configuration; the file may be truncated before or after.
         assert_eq!(backing.next_size(&of(Some(4096))), Ok(Some(4096)));
         file.set_len(4096).unwrap();
         assert_eq!(backing.next_size(&of(Some(4096))), Ok(Some(4096)));
@@ -142,7 +143,7 @@ mod tests {
         );
     }
 
-    /// The size is kept with the changes that nobody has saved, and a start holds the file to it.
+    /// The size is saved with the unsaved changes, and a start checks the file against it.
     #[test]
     fn a_new_size_is_durable_before_it_is_taken_over() {
         let directory = crate::testing::directory();

@@ -2,45 +2,45 @@
 
 use super::backing::Space;
 
-/// What the kernel shall do next. Bounds have been checked against the backing.
+/// The next step for the kernel. Bounds have been checked against the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Fill `len` bytes of the buffer, `skip` bytes into its window, from `at`.
+    /// Reads `len` bytes at `at` into the buffer, `skip` bytes into its window.
     Read {
         /// Byte offset.
         at: u64,
-        /// Bytes of the window that are filled already.
+        /// Bytes of the window that are already filled.
         skip: u32,
         /// Bytes.
         len: u32,
     },
-    /// Store `len` bytes of the buffer, `skip` bytes into its window, at `at`.
+    /// Writes `len` bytes of the buffer, `skip` bytes into its window, at `at`.
     Write {
         /// Byte offset.
         at: u64,
-        /// Bytes of the window that are stored already.
+        /// Bytes of the window that are already stored.
         skip: u32,
         /// Bytes.
         len: u32,
-        /// Answer only when they are on stable storage.
+        /// Completes only when the data are on stable storage.
         durable: bool,
     },
-    /// Store `len` zeros (at most [`super::request::ZEROS_BYTES`]) at `at`.
+    /// Writes `len` zeros (at most [`super::request::ZEROS_BYTES`]) at `at`.
     Zeros {
         /// Byte offset.
         at: u64,
         /// Bytes.
         len: u32,
     },
-    /// Act on space.
+    /// fallocate, or discard of a device.
     Space {
-        /// In which way.
+        /// Its mode.
         how: Space,
         /// Byte offset.
         at: u64,
         /// Bytes.
         len: u64,
     },
-    /// Make everything durable.
+    /// fsync.
     Sync,
 }

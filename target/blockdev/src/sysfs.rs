@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{major, minor};
 
-/// Files that name a device for good, in the directory of a disk: those of NVMe namespaces, SCSI
+/// Files with a permanent identity, in the directory of a block device: for NVMe namespaces, SCSI
 /// disks, device mapper, MD arrays, virtio disks and memory cards.
 const NAMES: [&str; 6] = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial", "device/cid"];
 
-/// A block device's directory.
+/// The directory of a block device.
 pub(super) struct Device(PathBuf);
 
 impl Device {
@@ -17,17 +17,17 @@ impl Device {
         Device(format!("/sys/dev/block/{}:{}", major(rdev), minor(rdev)).into())
     }
 
-    /// A limit of its queue.
+    /// An attribute of its queue.
     pub(super) fn text(&self, limit: &str) -> Option<String> {
         read(&self.disk().join("queue").join(limit))
     }
 
-    /// The same as a number, 0 where it is none.
+    /// An attribute of its queue as a number; 0 if it is not a number.
     pub(super) fn number(&self, limit: &str) -> u32 {
         self.text(limit).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// What no other device is called, if its kind has such a name.
+    /// Its unique identity, if its kind has one.
     pub(super) fn identity(&self) -> Option<String> {
         let disk = self.disk();
         let name = NAMES.iter().find_map(|name| read(&disk.join(name)))?;
@@ -37,8 +37,8 @@ impl Device {
         })
     }
 
-    /// What it writes whole or not at all when the power fails, of blocks that lie at multiples of
-    /// their size; none: nobody knows. What it is made of may write less.
+    /// Its power-fail write unit, for blocks at multiples of their size; none: unknown. Its
+    /// components may have a smaller one.
     pub(super) fn power_fail_atomic_bytes(&self) -> Option<u32> {
         let known = |limit: &str| Some(self.number(limit)).filter(|bytes| *bytes > 0);
         let own = |name: &str| read(&self.0.join(name)).unwrap_or_default();
@@ -47,8 +47,8 @@ impl Device {
             return known("logical_block_size");
         }
         let physical = known("physical_block_size")?;
-        // Of NVMe the kernel tells AWUPF so, which holds for every write. (Of SCSI it tells what a
-        // command of its own does, which nobody sends here.)
+        // For NVMe the kernel reports AWUPF here, which applies to every write. (For SCSI it
+        // reports a limit of a command of its own, which is not used here.)
         let start_bytes = own("start").parse::<u64>().unwrap_or(0) * 512;
         let unit = known("atomic_write_unit_max_bytes").filter(|unit| {
             self.kernel_name().starts_with("nvme") && start_bytes.is_multiple_of((*unit).into())
@@ -66,18 +66,18 @@ impl Device {
         })
     }
 
-    /// The devices that it is made of: device mapper, MD.
+    /// The devices that it consists of: device mapper, MD.
     pub(super) fn parts(&self) -> Vec<Device> {
         let slaves = fs::read_dir(self.disk().join("slaves"));
         slaves.into_iter().flatten().flatten().map(|slave| Device(slave.path())).collect()
     }
 
-    /// The file that a loop device shows.
+    /// The file behind a loop device.
     pub(super) fn image(&self) -> Option<PathBuf> {
         read(&self.disk().join("loop/backing_file")).map(PathBuf::from)
     }
 
-    /// What the kernel calls the disk.
+    /// Its kernel name.
     fn kernel_name(&self) -> String {
         let path = fs::canonicalize(self.disk()).unwrap_or_default();
         path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned()
@@ -88,13 +88,14 @@ impl Device {
         Device(directory.to_owned())
     }
 
-    /// A partition has no queue of its own: it is its disk's, one directory up.
+    /// The whole disk. A partition has no queue of its own; the directory of its disk is one level
+    /// up.
     fn disk(&self) -> PathBuf {
         if self.0.join("queue").is_dir() { self.0.clone() } else { self.0.join("..") }
     }
 }
 
-/// What a file says, if anything.
+/// Content of a file, if it can be read.
 fn read(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?.trim().to_owned();
     (!text.is_empty()).then_some(text)
@@ -104,7 +105,7 @@ fn read(path: &Path) -> Option<String> {
 mod tests {
     use crate::sysfs::*;
 
-    /// As the kernel lays them out: the partition's directory is inside that of its disk.
+    /// The layout of the kernel: the directory of a partition is inside that of its disk.
     #[test]
     fn disks_and_partitions_are_known_by_what_stays_with_them() {
         let directory = tempfile::tempdir().unwrap();
@@ -123,7 +124,8 @@ mod tests {
         assert_eq!(whole.identity().as_deref(), Some("naa.5000c500a1b2c3d4"));
         assert_eq!(part.identity().as_deref(), Some("naa.5000c500a1b2c3d4, partition 2"));
         assert_eq!((whole.number("chunk_sectors"), part.number("chunk_sectors")), (128, 128));
-        // Its blocks are whole as the disk's are, but where they begin within a sector of it.
+        // Its blocks are written as the disk writes them, except where they begin within a sector
+        // of it.
         fs::write(disk.join("queue/physical_block_size"), "4096\n").unwrap();
         fs::write(disk.join("queue/logical_block_size"), "512\n").unwrap();
         let atomic = || [&whole, &part].map(|device| device.power_fail_atomic_bytes());

@@ -2,11 +2,11 @@
 
 use tempfile::TempDir;
 
-/// A directory on the file system of the source tree, which unlike /tmp is never tmpfs, or where the
-/// environment says.
+/// A temporary directory on the file system of the source tree, which unlike /tmp is never tmpfs,
+/// or where the environment says.
 ///
 /// # Panics
-/// There is none to be had.
+/// It cannot be created.
 #[must_use]
 pub fn directory() -> TempDir {
     let place = std::env::var_os("NVMFD_TEST_FOLDER");

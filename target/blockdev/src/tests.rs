@@ -94,8 +94,8 @@ fn sizes_that_do_not_fit_are_refused() {
     drop(BackingDevice::open(&config(&path, Some(1 << 20), 4096)).unwrap());
     let other = refusal(&config(&path, Some(2 << 20), 4096));
     assert_says(&other, &["1048576", "2097152", "never grown or shrunk"]);
-    // One that is longer is served in part: its namespace was made smaller before, perhaps. What is
-    // behind that part stays as it is.
+    // A longer file is served in part, because its namespace may have been made smaller before. The
+    // rest of the file is not changed.
     fs::write(&path, vec![0xA5; 1 << 20]).unwrap();
     let part = BackingDevice::open(&config(&path, Some(1 << 19), 4096)).unwrap();
     assert_eq!((part.blocks(), fs::metadata(&path).unwrap().len()), (128, 1 << 20));
@@ -159,7 +159,7 @@ fn two_daemons_never_serve_one_file() {
     BackingDevice::open(&config(&path, None, 512)).unwrap();
 }
 
-/// The kernel's list of locks is read while others take and give up theirs.
+/// The kernel's list of locks is read while others take and release locks.
 #[test]
 fn who_serves_a_file_is_told_however_many_locks_come_and_go() {
     let dir = directory();
@@ -205,7 +205,7 @@ fn another_device_takes_nobodys_place() {
         let mut backing =
             BackingDevice::open(&config(&dir.path().join("a"), Some(4096), 512)).unwrap();
         backing.identity = identity.map(str::to_owned);
-        // The lock on it goes as well.
+        // Its lock is released as well.
         backing.hold = None;
         backing
     };
@@ -224,7 +224,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// A file backing that no kernel will see.
+    /// A store on a file that the kernel never operates on.
     fn new() -> (tempfile::TempDir, Stage) {
         let dir = directory();
         let backing =
@@ -298,7 +298,7 @@ fn the_end_of_the_store_inside_the_namespace_takes_it_out_of_service() {
     assert_eq!(stage.read(0, 4096).shortcut(&stage.backing), None);
     assert_eq!(stage.read(0, 4096).advance(0, &stage.backing), not_ready);
     assert!(stage.backing.health().is_down() && stage.backing.health().is_suspect());
-    // Above all no write, which would make it long again.
+    // In particular no write, which would extend it again.
     assert_eq!(stage.write(0, 4096, false).shortcut(&stage.backing), not_ready);
     for op in [
         IoRequest::Flush,
@@ -326,7 +326,7 @@ fn what_is_written_is_unsynced_until_a_flush_succeeds() {
     assert!(health.has_unsynced(), "it was taken back");
 }
 
-/// A device that is gone ends at 0, and the kernel refuses a write beyond its end like one to a
+/// A removed device ends at 0, and the kernel returns ENOSPC for a write beyond its end, as for a
 /// full file system.
 #[test]
 fn a_device_without_space_may_be_tried_again_a_file_may_not() {
@@ -371,7 +371,7 @@ fn zeros_find_their_way() {
         let last = at == 512 + len;
         assert_eq!(zero.advance(piece as i32, backing), last.then_some(Ok(())));
     }
-    // What was learned stays learned, and a hint is only a hint.
+    // A refused mode stays refused, and Deallocate is advisory.
     assert!(!backing.can_discard());
     assert_eq!(flight(IoRequest::Discard { at: 0, len }).shortcut(backing), Some(Ok(())));
     let mut other = flight(IoRequest::Zero { at: 0, len: 512, deallocate: true });
@@ -397,7 +397,7 @@ fn a_failed_flush_sticks() {
         [(libc::EIO, Status::WRITE_FAULT), (libc::ENOSPC, Status::CAPACITY_EXCEEDED.with_dnr())]
     {
         let (_dir, mut stage) = Stage::new();
-        // Under way when it happens: may succeed in the kernel, but vouches for nothing.
+        // In progress at that time: it may succeed in the kernel, but does not confirm anything.
         let mut beside = flight(IoRequest::Flush);
         assert_eq!(beside.shortcut(&stage.backing), None);
         assert_eq!(flight(IoRequest::Flush).advance(-errno, &stage.backing), Some(Err(status)));
@@ -407,7 +407,7 @@ fn a_failed_flush_sticks() {
         assert_eq!(fua.shortcut(&stage.backing), Some(Err(status)));
         let plain = stage.write(0, 512, false);
         assert_eq!(plain.shortcut(&stage.backing), None);
-        // The first failure is the one that is told.
+        // The first failure is the one that is reported.
         stage.backing.fail_sync(Status::INTERNAL_ERROR);
         assert_eq!(stage.backing.sync_failure(), Some(status));
     }
@@ -447,13 +447,13 @@ fn what_is_under_way_beyond_a_new_end_is_out_of_range() {
     let mut waits = stage.read(size - 512, 512);
     assert_eq!(waits.shortcut(&stage.backing), None);
     stage.backing.resize(size - 512);
-    // Cut off as well, so the kernel found its end.
+    // Shortened by the namespace as well, so the kernel found its end.
     assert_eq!(waits.advance(0, &stage.backing), outside);
     assert_eq!(stage.read(size - 512, 512).shortcut(&stage.backing), outside);
-    // Not cut off: what the kernel has done is done.
+    // Not shortened: what the kernel has done is done.
     let mut done = stage.read(size - 512, 512);
     assert_eq!(done.advance(512, &stage.backing), Some(Ok(())));
-    // Within the namespace, an early end is somebody's fault still.
+    // An early end within the namespace is still an error.
     let mut cut = stage.read(0, 512);
     assert!(!matches!(cut.advance(0, &stage.backing), None | Some(Ok(()))));
     assert!(cut.advance(0, &stage.backing) != outside);
@@ -492,7 +492,7 @@ fn an_image_on_a_file_system_of_several_machines_is_opened_by_one_of_them() {
         assert!(refused.may_pass && refused.sentence.contains("storage2"), "{refused}");
     }
     drop(other);
-    // The lock of who was refused is given up, and this machine is told of to the others.
+    // The lock of the refused daemon is released, and the error names this machine.
     let ours = BackingDevice::open(&alone).unwrap();
     assert!(mark.exists());
     drop(ours);

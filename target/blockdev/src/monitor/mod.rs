@@ -1,17 +1,17 @@
 //! The device monitor: examines backing stores after errors, detects truncated files, and resumes
 //! service when a device is available again.
 //!
-//! All of that may wait for a disk, so it is done by tasks of the blocking pool that nobody waits for: a
-//! file system or device that hangs keeps one of them, however many stores are on it, and the others
-//! look after the rest.
+//! All of this may block on a device, so it runs in tasks of the blocking pool that nobody waits
+//! for: a file system or device that blocks occupies one of them, whatever the number of its
+//! stores, and the others examine the rest.
 //!
 //! ```text
-//! in service ──(gone)──► down ──(the same is sound again)──────────────► in service
-//!     ├──(shortened, or another file is at its path)──► untrusted ──(trust)──┘
-//!     └── a failed synchronisation stays until the administrator trusts the store
+//! in service ──(removed)──► down ──(the same device is available again)──► in service
+//!     ├──(truncated, or another file is at its path)──► untrusted ──(trust)──┘
+//!     └── a failed fsync stays recorded until the administrator trusts the store
 //! ```
 //!
-//! A store keeps its number while it is opened again, so commands and namespaces need not know.
+//! A store keeps its id when it is opened again, so commands and namespaces do not notice.
 
 mod trust;
 
@@ -31,37 +31,37 @@ use crate::{
 };
 pub use trust::{Distrust, TrustRecord, TrustRecords};
 
-/// How often it is seen to who needs a look.
+/// Interval of examinations after a failure.
 const TICK: Duration = Duration::from_millis(250);
-/// How often a store that nobody complains of is looked at: who shortens a file does not say so.
+/// Interval of examinations without a failure: truncation of a file is not reported.
 const PATROL: Duration = Duration::from_secs(1);
-/// The longest wait between two looks at a store that fails.
+/// Longest interval of attempts to reopen a failed store.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// And while something is being closed.
+/// Poll interval while a store is being closed.
 const HURRY: Duration = Duration::from_millis(2);
-/// How long a reactor, or an order of the operator, may take.
+/// Time for an answer of a reactor, and for a request of the administrator.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Tasks that may hang in disks, each at a file system or device of its own.
+/// Maximum of tasks, each at a file system or device of its own.
 const TASKS_MAX: usize = 64;
 /// Stands for the file system of the state directory.
 const RECORDS: u64 = u64::MAX;
 
-/// A store in service: what its number stands for, now and after it was opened again.
+/// A store in service under an id, also across reopening.
 #[derive(Debug)]
 pub struct MonitoredDevice {
-    /// Its number on every ring.
+    /// Its id on every ring.
     pub id: DeviceId,
-    /// Namespace and subsystem, for people.
+    /// Namespace and subsystem, for output.
     place: String,
     config: BackingConfig,
     health: Arc<Health>,
     current: Mutex<Arc<BackingDevice>>,
     care: Mutex<CheckState>,
-    /// See [`BackingDevice::place`]. (The store itself may be locked for some time.)
+    /// See [`BackingDevice::place`]. (A copy, because the store may be locked for some time.)
     whereabouts: AtomicU64,
-    /// Where it is kept whether it is trusted, and of which namespace it is.
+    /// The record of its trust, and its namespace.
     record: Option<((Nqn, u32), TrustRecord)>,
-    /// Somebody opens it again for the administrator.
+    /// It is being reopened for the administrator.
     renewing: AtomicBool,
     /// No longer served.
     retired: AtomicBool,
@@ -72,12 +72,12 @@ struct CheckState {
     next_look: Instant,
     next_record: Instant,
     pause: Duration,
-    /// Why it could not be opened again, as it was last told.
+    /// Why it could not be reopened, as last logged.
     told: String,
 }
 
 impl MonitoredDevice {
-    /// A store that has just been opened.
+    /// For a store that was just opened.
     #[must_use]
     pub fn new(
         id: DeviceId,
@@ -104,7 +104,7 @@ impl MonitoredDevice {
         }
     }
 
-    /// The same, of this namespace, trusted or not as is kept in its record.
+    /// Adds the namespace and its trust record, and applies what the record contains.
     pub fn recorded(self, of: (Nqn, u32), record: TrustRecord) -> MonitoredDevice {
         if let Some(status) = record.distrust().failed_sync {
             let why = "a flush has failed before the daemon was started or the namespace added";
@@ -123,13 +123,13 @@ impl MonitoredDevice {
         MonitoredDevice { record: Some((of, record)), ..self }
     }
 
-    /// Whether there is nothing that only the administrator may forget.
+    /// Whether it has no failure that only the administrator may clear.
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.health.sync_failure().is_none() && !self.health.is_untrusted()
     }
 
-    /// Says once what keeps it from being served.
+    /// Logs why it cannot be served, unless that was logged last.
     fn log_once(&self, why: &str) {
         let mut care = lock(&self.care);
         if care.told != why {
@@ -138,8 +138,8 @@ impl MonitoredDevice {
         }
     }
 
-    /// Looks whether its path still leads to it. It is served all the same: what hosts have open is
-    /// the file, not its name. But the next start would serve what is there.
+    /// Checks whether its path still leads to it. It is served in any case, because hosts use the
+    /// open file and not its name. But the next start would serve what is at the path.
     fn look_at_path(&self, backing: &BackingDevice) {
         let Some(detached) = backing.detached(&self.config) else { return };
         if !self.health.set_detached(detached) {
@@ -152,7 +152,7 @@ impl MonitoredDevice {
         }
     }
 
-    /// At the end of the daemon: what is served is at no path that the next one will look at.
+    /// At exit: logs a store that the next start will not find at its path.
     fn report_detached(&self) {
         let backing = self.backing();
         if let Some(Some(detached)) = backing.detached(&self.config) {
@@ -165,20 +165,20 @@ impl MonitoredDevice {
         Distrust { failed_sync, shortened }
     }
 
-    /// Whether it is not trusted, and that is not kept yet.
+    /// Whether it is untrusted and that is not persisted yet.
     fn owes_a_record(&self) -> bool {
         let distrust = self.distrust();
         let kept = |(_, record): &(_, TrustRecord)| record.distrust() == distrust;
         distrust != Distrust::default() && !self.record.as_ref().is_none_or(kept)
     }
 
-    /// Keeps that it is not trusted.
+    /// Persists that it is untrusted.
     fn keep_record(&self) {
         let Some((_, record)) = &self.record else { return };
-        // Who is about to trust it removes the record first.
+        // The request to trust it removes the record first.
         let is_settled = || !self.renewing.load(Ordering::Relaxed);
         let kept = record.update(|| is_settled().then(|| self.distrust()));
-        // Nobody waits for what cannot be kept.
+        // A failure that cannot be persisted is reported without delay.
         if kept.is_err() || !self.owes_a_record() {
             self.health.note_recorded();
         }
@@ -197,19 +197,19 @@ impl MonitoredDevice {
         }
     }
 
-    /// What the number stands for now.
+    /// The store that currently has the id.
     #[must_use]
     pub fn backing(&self) -> Arc<BackingDevice> {
         Arc::clone(&lock(&self.current))
     }
 
-    /// How it fares.
+    /// Its health.
     #[must_use]
     pub fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// Whether it is served as this says; its size may be another one.
+    /// Whether it is served with this configuration, except for its size.
     #[must_use]
     pub fn is_as(&self, config: &BackingConfig) -> bool {
         let same = match (&self.config.kind, &config.kind) {
@@ -223,7 +223,7 @@ impl MonitoredDevice {
         same && rest == (config.block_size_bytes, config.read_only, config.shared)
     }
 
-    /// Whether other daemons may serve it as well.
+    /// Whether other daemons may serve it too.
     pub fn is_shared(&self) -> bool {
         self.config.shared
     }
@@ -233,7 +233,7 @@ impl MonitoredDevice {
         matches!(&self.config.kind, BackingKind::File { path, .. } if path == other)
     }
 
-    /// Serves so many bytes from now on: see [`BackingDevice::resize`]. Returns how many before.
+    /// Serves this number of bytes: see [`BackingDevice::resize`]. Returns the previous number.
     pub fn resize(&self, bytes: u64) -> u64 {
         let current = lock(&self.current);
         let old = current.size_bytes();
@@ -241,8 +241,8 @@ impl MonitoredDevice {
         old
     }
 
-    /// Has blocks of so many bytes from now on, unless another store has taken the place of
-    /// `backing`: see [`BackingDevice::reformat`]. Whether it has.
+    /// Sets the block size, unless another store has replaced `backing`: see
+    /// [`BackingDevice::reformat`]. Returns whether it was set.
     #[must_use]
     pub fn reformat(&self, backing: &Arc<BackingDevice>, block_size_bytes: u32) -> bool {
         let current = lock(&self.current);
@@ -253,7 +253,7 @@ impl MonitoredDevice {
         same
     }
 
-    /// How it would be opened now.
+    /// The configuration for opening it now.
     fn config(&self) -> BackingConfig {
         let block_size_bytes = lock(&self.current).block_size_bytes();
         BackingConfig { block_size_bytes, ..self.config.clone() }
@@ -270,7 +270,7 @@ impl MonitoredDevice {
         watched && lock(&self.care).next_look <= now
     }
 
-    /// When to look again: soon while something is wrong, at ever longer intervals.
+    /// Schedules the next examination: soon after a failure, then at increasing intervals.
     fn reschedule(&self) {
         let mut care = lock(&self.care);
         let wrong = self.health.is_suspect() || self.health.is_down();
@@ -280,23 +280,23 @@ impl MonitoredDevice {
     }
 }
 
-/// Why a store is not trusted again.
+/// Why a request to trust a store failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Untrusted {
-    /// It is trusted.
+    /// The store is trusted already.
     Needless,
-    /// It does not answer.
+    /// The store does not answer.
     Silent,
-    /// This is wrong with it.
+    /// The store fails, with this reason.
     Failing(String),
 }
 
-/// The rings that serve stores.
+/// The rings of all reactors.
 pub trait Rings: std::fmt::Debug + Send + Sync {
-    /// How many there are.
+    /// Number of rings.
     fn count(&self) -> usize;
 
-    /// Has a ring serve a store by its number from now on. It says later whether it does.
+    /// Attaches a store under its id to a ring, which reports the result later.
     fn attach(
         &self,
         ring: usize,
@@ -304,15 +304,15 @@ pub trait Rings: std::fmt::Debug + Send + Sync {
         backing: &Arc<BackingDevice>,
     ) -> mpsc::Receiver<std::io::Result<()>>;
 
-    /// Wakes them all: the health of a store has changed.
+    /// Wakes all rings: the health of a store has changed.
     fn wake(&self);
 }
 
-/// The tasks that look after stores.
+/// Examines and reopens stores.
 #[derive(Debug)]
 pub struct DeviceMonitor {
     shared: Arc<Shared>,
-    /// The end of the first of its tasks.
+    /// Signals the end of the first of its tasks.
     ended: Mutex<mpsc::Receiver<()>>,
 }
 
@@ -327,26 +327,26 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Book {
     tended: Vec<Arc<MonitoredDevice>>,
-    /// Stores that somebody may still use. Closing may wait, so no ring shall be the last.
+    /// Stores to be closed. Closing may block, so no ring may hold the last reference.
     parting: Vec<Arc<BackingDevice>>,
-    /// File systems and devices at which somebody is at work.
+    /// File systems and devices that a task is working on.
     busy: Vec<u64>,
-    /// Tasks, and how many of them have nothing to do.
+    /// Number of tasks, and of those that are idle.
     tasks: usize,
     idle: usize,
     stopping: bool,
 }
 
 impl DeviceMonitor {
-    /// Starts to look after stores that these rings serve.
+    /// Starts to monitor stores that these rings serve.
     ///
     /// # Errors
-    /// No thread to be had.
+    /// A thread could not be created.
     pub fn start(
         rings: impl Rings + 'static,
         pool: Arc<BlockingPool>,
     ) -> std::io::Result<DeviceMonitor> {
-        // Two, so that none has to be begun while all stores are sound.
+        // Two, so that none has to be started while there is no failure.
         let busy = Vec::with_capacity(TASKS_MAX);
         let book = Mutex::new(Book { tasks: 2, busy, ..Book::default() });
         let rings = Box::new(rings);
@@ -356,7 +356,7 @@ impl DeviceMonitor {
         Ok(DeviceMonitor { shared, ended })
     }
 
-    /// From now on looks after a store that every ring has.
+    /// Starts to monitor a store that every ring has.
     pub fn tend(&self, tended: Arc<MonitoredDevice>) {
         if tended.record.is_some() {
             tended.health.record_by(Some(Arc::clone(&self.shared.wake)));
@@ -364,14 +364,14 @@ impl DeviceMonitor {
         lock(&self.shared.book).tended.push(tended);
     }
 
-    /// A store that no ring shall use any more: it is closed when the last ring has let it go.
+    /// Stops to monitor a store, and closes it when the last ring has released it.
     pub fn forget(&self, tended: &Arc<MonitoredDevice>) {
         tended.retired.store(true, Ordering::Relaxed);
         if tended.owes_a_record() {
             tended.keep_record();
         }
         self.shared.record_no_more(tended);
-        // Behind whoever is giving it to the rings just now.
+        // After a task that attaches it to rings at the moment.
         let backing = tended.backing();
         let mut book = lock(&self.shared.book);
         book.tended.retain(|other| !Arc::ptr_eq(other, tended));
@@ -380,7 +380,7 @@ impl DeviceMonitor {
         self.shared.wake.notify_all();
     }
 
-    /// The store of a namespace that is looked after.
+    /// The monitored store of a namespace.
     #[must_use]
     pub fn find(&self, subsystem: &Nqn, nsid: u32) -> Option<Arc<MonitoredDevice>> {
         let of = Some((*subsystem, nsid));
@@ -389,9 +389,9 @@ impl DeviceMonitor {
         tended.find(|tended| tended.record.as_ref().map(|(of, _)| *of) == of).cloned()
     }
 
-    /// The administrator trusts a store again whose synchronisation has failed, or whose file was
-    /// shortened or replaced: what is at its path is opened and synchronised, and `tell` is called
-    /// just before it is served. What does not answer within ten seconds stays as it is.
+    /// Trusts a store again whose fsync has failed, or whose file was truncated or replaced: opens
+    /// and syncs what is at its path. `tell` is called just before that is served. Without an
+    /// answer within ten seconds nothing changes.
     ///
     /// # Errors
     /// Why it is not trusted.
@@ -410,7 +410,7 @@ impl DeviceMonitor {
         let waits = Arc::new(AtomicBool::new(true));
         let waited = Arc::clone(&waits);
         let spawned = self.shared.pool.spawn(move || {
-            // Whoever does not wait any more was told that it is not trusted.
+            // The caller has timed out and has reported that it is not trusted.
             let is_wanted = || waited.swap(false, Ordering::Relaxed);
             let outcome = own.trust(&store, is_wanted, tell);
             store.renewing.store(false, Ordering::Relaxed);
@@ -423,7 +423,7 @@ impl DeviceMonitor {
         let outcome = said.recv_timeout(ANSWER);
         let outcome = match outcome {
             Err(_) if waits.swap(false, Ordering::Relaxed) => return Err(Untrusted::Silent),
-            // It is decided.
+            // The result was decided meanwhile.
             Err(_) => said.recv().map_err(|_| Untrusted::Silent)?,
             Ok(outcome) => outcome,
         };
@@ -432,7 +432,7 @@ impl DeviceMonitor {
         Ok(())
     }
 
-    /// Tells which stores the next daemon will not find. Waits until the deadline at most.
+    /// Logs the stores that the next start will not find. Waits until the deadline at most.
     pub fn report_detached(&self, deadline: Instant) {
         let tended = lock(&self.shared.book).tended.clone();
         let detached = |it: &Arc<MonitoredDevice>| it.health.detached().is_some();
@@ -446,10 +446,10 @@ impl DeviceMonitor {
         }
     }
 
-    /// Ends the looking after; what hangs in a disk is left to itself.
+    /// Stops the monitor. Tasks that block on a device are detached.
     pub fn stop(&self, deadline: Instant) {
         let mut book = lock(&self.shared.book);
-        // What has failed a moment ago is not forgotten.
+        // A failure of the last moment is still persisted.
         while book.tended.iter().any(|it| it.owes_a_record()) && Instant::now() < deadline {
             drop(book);
             self.shared.wake.notify_all();
@@ -457,7 +457,7 @@ impl DeviceMonitor {
             book = lock(&self.shared.book);
         }
         book.stopping = true;
-        // Whoever wakes last must not keep them.
+        // The last task must not keep the stores open.
         let (tended, parting) = (take(&mut book.tended), take(&mut book.parting));
         drop(book);
         self.shared.wake.notify_all();
@@ -468,7 +468,7 @@ impl DeviceMonitor {
     }
 }
 
-/// What there is to do.
+/// Work for a task.
 #[derive(Debug)]
 enum Chore {
     Look(Arc<MonitoredDevice>),
@@ -476,15 +476,15 @@ enum Chore {
     Close(Arc<BackingDevice>),
 }
 
-/// One task of the pool: does what is due, one chore at a time. Where no other one is idle, one more
-/// is begun before it goes to work, so a store that hangs keeps nobody from the others.
+/// One task of the pool: does what is due, one item at a time. If no other task is idle, one more
+/// is started before the work begins, so that a store that blocks does not delay the others.
 fn work(shared: &Arc<Shared>) {
     let mut wait = TICK;
     let mut book = lock(&shared.book);
     book.idle += 1;
     while !book.stopping {
         let Some((place, chore)) = book.due() else {
-            // Somebody may want to open again what is on its way out.
+            // A store that is being closed may have to be opened again.
             wait = if book.parting.is_empty() { TICK } else { (wait / 2).max(HURRY) };
             let waited = shared.wake.wait_timeout(book, wait);
             (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -503,14 +503,14 @@ fn work(shared: &Arc<Shared>) {
     }
 }
 
-/// Begins one more task, and returns what says that it has ended.
+/// Starts one more task; the receiver signals its end.
 fn begin_work(shared: &Arc<Shared>) -> std::io::Result<mpsc::Receiver<()>> {
     let own = Arc::clone(shared);
     shared.pool.spawn(move || work(&own))
 }
 
 impl Book {
-    /// The next thing to do, if any, where nobody is at work; somebody is from now on.
+    /// The next item that is due, if its device is free, which is then marked as busy.
     fn due(&mut self) -> Option<(u64, Chore)> {
         let now = Instant::now();
         let is_free = |place: u64| !self.busy.contains(&place);
@@ -555,13 +555,13 @@ impl Shared {
         }
     }
 
-    /// Nobody keeps what fails from now on, so nobody waits for that.
+    /// Failures of this store are not persisted any more, so reports do not wait for that.
     fn record_no_more(&self, tended: &MonitoredDevice) {
         tended.health.record_by(None);
         self.rings.wake();
     }
 
-    /// Looks at a store, and acts upon what is seen.
+    /// Examines a store and acts on the result.
     fn look(&self, tended: &MonitoredDevice) {
         let (backing, health) = (tended.backing(), &tended.health);
         let thorough = health.is_suspect() || health.is_down();
@@ -577,7 +577,7 @@ impl Shared {
             }
             Condition::Sound => {
                 if health.is_down() && owes_a_sync(&backing, health) {
-                    // What a disk had in its cache may have gone while it was away.
+                    // The volatile cache of a device may have been lost while it was away.
                     backing.fail_sync(Status::WRITE_FAULT);
                 }
                 if health.set_up() {
@@ -598,7 +598,7 @@ impl Shared {
                 let said = nix::errno::Errno::from_raw(errno).desc();
                 backing.set_down(&format!("is gone ({said}): attach or mount it again"));
             }
-            // A bad block: those who meet it are told.
+            // A bad block: only commands that access it fail.
             Condition::Failing(_) => {}
         }
         if !health.is_down() {
@@ -610,7 +610,7 @@ impl Shared {
         }
     }
 
-    /// Puts what is at the path now in the place of a store that is gone.
+    /// Replaces a removed store by what is at its path now.
     fn replace(&self, tended: &MonitoredDevice, gone: &Arc<BackingDevice>) -> Result<(), String> {
         let fresh = gone.open_again(&tended.config(), false).map_err(|error| error.to_string())?;
         self.exchange(tended, gone, fresh)?;
@@ -620,7 +620,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Puts a store in the place of one that is gone, with whatever that had not made durable.
+    /// Replaces a removed store by another one, and records unsynced data as lost.
     fn exchange(
         &self,
         tended: &MonitoredDevice,
@@ -630,7 +630,8 @@ impl Shared {
         if owes_a_sync(gone, &tended.health) {
             fresh.fail_sync(Status::WRITE_FAULT);
         }
-        // What a ring takes home before it has the fresh one is owed; what it takes home later fails.
+        // What a ring completes before it has the new store counts as unsynced; what it completes
+        // later fails.
         gone.set_lost(true);
         self.put(tended, gone, fresh).inspect_err(|_| gone.set_lost(false))?;
         if owes_a_sync(gone, &tended.health) {
@@ -639,7 +640,7 @@ impl Shared {
         Ok(())
     }
 
-    /// See [`DeviceMonitor::trust`]. What cannot be done is found out before anything changes.
+    /// See [`DeviceMonitor::trust`]. All checks precede the first change.
     fn trust(
         &self,
         tended: &MonitoredDevice,
@@ -667,7 +668,7 @@ impl Shared {
             let kept = record.set(Distrust::default());
             kept.map_err(|error| format!("its record cannot be removed: {error}"))?;
         }
-        // What a ring takes home from now on has not been done where anybody looks for it.
+        // What a ring completes from now on is not in the store that is served.
         old.set_lost(elsewhere);
         self.put(tended, &old, fresh).inspect_err(|_| {
             old.set_lost(false);
@@ -682,7 +683,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives every ring a store in the place of `old`, unless another one has taken it meanwhile.
+    /// Attaches a store to every ring in the place of `old`, unless that has been replaced
+    /// meanwhile.
     fn put(
         &self,
         tended: &MonitoredDevice,
@@ -692,7 +694,7 @@ impl Shared {
         fresh.prepare(self.rings.count()).map_err(|error| error.to_string())?;
         let fresh = Arc::new(fresh);
         let mut current = lock(&tended.current);
-        // It may have got another size since the other was opened, or other blocks.
+        // Size or block size may have changed since the store was opened.
         fresh.resize(current.size_bytes());
         fresh.reformat(current.block_size_bytes());
         if tended.retired.load(Ordering::Relaxed) {
@@ -713,7 +715,8 @@ impl Shared {
                 tended.whereabouts.store(fresh.place(), Ordering::Relaxed);
                 std::mem::replace(&mut *current, fresh)
             }
-            // Some have it, or will: all get the old one back, or nobody could open it again.
+            // Some rings have it, or will: all get the old one again, or it could not be opened
+            // again.
             Err(_) => {
                 for ring in 0..self.rings.count() {
                     drop(self.rings.attach(ring, tended.id, &current));
@@ -727,7 +730,7 @@ impl Shared {
     }
 }
 
-/// What is at the path of a store instead of it.
+/// Describes what is at the path of a store instead of it.
 fn detachment(backing: &BackingDevice, detached: Detached) -> String {
     let (name, own_path) = (backing.name(), backing.own_path());
     let what = match detached {
@@ -741,12 +744,12 @@ fn detachment(backing: &BackingDevice, detached: Detached) -> String {
     )
 }
 
-/// Whether something was written that a host believes a flush would still save.
+/// Whether data were written that a host still expects a flush to make durable.
 fn owes_a_sync(backing: &BackingDevice, health: &Health) -> bool {
     backing.has_volatile_cache() && health.has_unsynced()
 }
 
-/// Whether an errno means that there is nothing any more, rather than that it fails.
+/// Whether an errno means that the device is removed, rather than that it fails.
 fn is_gone(errno: i32) -> bool {
     matches!(
         errno,

@@ -12,7 +12,7 @@ use crate::{BlockDevice, IoCompletion, IoRequest};
 const STORE: DeviceId = DeviceId(2);
 const SIZE: u64 = 1 << 20;
 
-/// What reaches the reactor: a store to attach, and where to answer.
+/// A message to the reactor: a store to attach, and the sender for the result.
 type Mail = (DeviceId, Arc<BackingDevice>, mpsc::SyncSender<std::io::Result<()>>);
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Rings for OneRing {
     fn wake(&self) {}
 }
 
-/// Records that outlast the objects that have them.
+/// Trust records that exist longer than the objects that use them.
 #[derive(Debug, Default)]
 struct MemoryTrust {
     known: Mutex<std::collections::BTreeMap<uuid::Uuid, Distrust>>,
@@ -66,7 +66,7 @@ fn place() -> (nvme::Nqn, u32) {
     ("nqn.2026-11.io.nvmfd:test".parse().unwrap(), 1)
 }
 
-/// A reactor of a kind: it has a ring and reads its mail.
+/// A reactor for tests: it has a ring and processes its messages.
 struct Bench {
     ring: Ring,
     pool: Pool,
@@ -74,7 +74,7 @@ struct Bench {
     tender: DeviceMonitor,
     tended: Arc<MonitoredDevice>,
     dir: tempfile::TempDir,
-    /// A write comes home just before its store is exchanged.
+    /// A write completes just before its store is replaced.
     late: bool,
 }
 
@@ -112,7 +112,7 @@ impl Bench {
         self.dir.path().join("disk.img")
     }
 
-    /// Reads mail and turns the ring until it is so.
+    /// Processes messages and completions until `so` returns true.
     fn until(&mut self, what: &str, mut so: impl FnMut(&Bench) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(30);
         while !so(self) {
@@ -171,14 +171,14 @@ impl Bench {
         file.set_len(8192).unwrap();
     }
 
-    /// Another file takes the place of the one that is served.
+    /// Replaces the served file by another file.
     fn exchange(&self, size: u64, byte: u8) {
         let other = self.dir.path().join("other");
         fs::write(&other, vec![byte; size as usize]).unwrap();
         fs::rename(&other, self.path()).unwrap();
     }
 
-    /// Another file takes the place of the one that is served, as a device does by itself.
+    /// Replaces the served file by another file, as a device replaces itself.
     fn replace(&mut self) {
         self.exchange(SIZE, 0x77);
         let (shared, tended) = (Arc::clone(&self.tender.shared), Arc::clone(&self.tended));
@@ -191,7 +191,7 @@ impl Bench {
         assert_eq!(replacing.join().unwrap(), Ok(()));
     }
 
-    /// What comes of the administrator's trust, and whether hosts were told before.
+    /// Result of the request to trust the store, and whether hosts saw a failure before.
     fn trust(&mut self) -> (Result<(), Untrusted>, bool) {
         let told = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&told);
@@ -307,7 +307,7 @@ fn what_takes_the_place_of_a_lost_file_is_served_when_it_is_trusted() {
     bench.shorten();
     bench.until("it is down", |bench| bench.tended.health().is_down());
     let old = bench.tended.backing();
-    // One of another size is none.
+    // A store of another size is not a replacement.
     bench.exchange(SIZE * 2, 0x55);
     let (refused, told) = bench.trust();
     assert!(matches!(refused, Err(Untrusted::Failing(why)) if why.contains("2097152")) && !told);
@@ -352,7 +352,7 @@ fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
     std::os::unix::fs::symlink(&path, &aside).unwrap();
     fs::remove_file(&path).unwrap();
     detached(&mut bench, Some(Detached::Removed));
-    // What nothing else leads to can be saved.
+    // Data that no path leads to can still be flushed.
     let own_path = bench.tended.backing().own_path();
     let told = detachment(&bench.tended.backing(), Detached::Removed);
     assert!(told.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11, "{told}");
@@ -410,13 +410,14 @@ fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
     assert_eq!(book.of(uuid), Distrust::default());
     let again = recorded(&bench);
     assert_eq!((again.health().sync_failure(), bench.flush()), (None, Ok(())));
-    // One that fails just before the end, or before it is removed.
+    // A failure just before the end, or before the store is removed.
     bench.tended.backing().fail_sync(Status::WRITE_FAULT);
     bench.tender.forget(&bench.tended);
     assert!(book.of(uuid).failed_sync.is_some());
 }
 
-/// Whoever is told, and kills the daemon then, finds it known to the next one.
+/// A host that is told of the failure, and kills the daemon then, finds it recorded after the
+/// restart.
 #[test]
 fn a_failed_sync_is_kept_before_anybody_is_told() {
     let book = Arc::new(MemoryTrust::default());
@@ -432,7 +433,7 @@ fn a_failed_sync_is_kept_before_anybody_is_told() {
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
     assert_eq!(book.of(uuid).failed_sync, Some(Status::WRITE_FAULT));
 
-    // While it cannot be kept, the hosts of the store wait, and no longer.
+    // While the failure cannot be persisted, its hosts wait, and no longer.
     assert_eq!(bench.trust().0, Ok(()));
     book.fails.store(true, Ordering::Relaxed);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
@@ -484,7 +485,7 @@ fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
     assert!(BackingDevice::open(&config).is_ok());
 }
 
-/// A server that hangs, with many images on it.
+/// A server that does not answer, with many images on it.
 #[test]
 fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
     let Bench { tender, tended, dir, .. } = Bench::new();
@@ -507,7 +508,7 @@ fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
     assert_eq!(whose(book.due()), "7: hangs 0");
     assert_eq!(whose(book.due()), "8: sound");
     assert_eq!(whose(book.due()), "None");
-    // What is to be closed waits as well, and no other.
+    // A store that is to be closed waits as well, and no other.
     let away = book.tended.remove(3);
     book.parting.push(Arc::into_inner(away).unwrap().current.into_inner().unwrap());
     assert!(book.due().is_some_and(|(place, chore)| matches!(chore, Chore::Close(_)) && place > 8));
@@ -516,7 +517,7 @@ fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
     tender.stop(Instant::now() + Duration::from_secs(20));
 }
 
-/// Its disk was slow, and the operator's order older than what has become of the store since.
+/// The device was slow, so the request of the administrator is older than the state of the store.
 #[test]
 fn a_late_renewal_takes_no_other_store_away() {
     let mut bench = Bench::new();
@@ -559,7 +560,7 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
     };
     put(SIZE * 2);
     let mut backing = BackingDevice::open(&config).unwrap();
-    // As often as it goes, also through fresh descriptors.
+    // As often as requested, also through new descriptors.
     for _ in 0..2 {
         backing = backing.renewed(&config).unwrap();
         for bytes in [SIZE * 2 - 4096, SIZE * 2 + 4096, SIZE - 4096] {
@@ -576,7 +577,7 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
     put(SIZE * 2);
     assert!(backing.open_again(&config, true).is_err(), "now that would be another length");
 
-    // Its administrator makes it longer meanwhile, and goes on serving a part.
+    // The administrator extends the file meanwhile, and only a part stays served.
     put(SIZE * 2);
     let mut backing = BackingDevice::open(&config).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(SIZE * 3).unwrap();
@@ -585,7 +586,7 @@ fn a_store_that_is_served_in_part_comes_back_as_it_was() {
     assert!(backing.open_again(&config, true).is_err(), "that is what it was before");
     put(SIZE * 3);
     backing = backing.open_again(&config, true).unwrap();
-    // What lacks some of what is served says nothing of how long it should be.
+    // The size of a truncated file is not evidence of the size it should have.
     fs::File::options().write(true).open(&path).unwrap().set_len(SIZE / 2).unwrap();
     assert_eq!(backing.inspect(false), Condition::Shortened(SIZE / 2));
     put(SIZE * 3);

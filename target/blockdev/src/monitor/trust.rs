@@ -1,4 +1,4 @@
-//! Distrust of a backing store after a failed flush, and its persistence.
+//! Distrust of a backing store after a failed flush or a truncation, and its persistence.
 
 use std::fmt::Debug;
 use std::io;
@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nvme::Status;
 use uuid::Uuid;
 
-/// Why a store is not trusted; nothing: it is.
+/// Why a store is not trusted; the default: it is trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Distrust {
-    /// What a failed synchronisation was answered with.
+    /// Status of the failed fsync.
     pub failed_sync: Option<Status>,
-    /// Its file was shortened while it was served.
+    /// The file was truncated while it was served.
     pub shortened: bool,
 }
 
@@ -23,24 +23,24 @@ impl Distrust {
     }
 }
 
-/// Keeps which stores are not trusted, by the UUID of their namespaces.
+/// Persists which stores are untrusted, by the UUIDs of their namespaces.
 pub trait TrustRecords: Debug + Send + Sync {
-    /// Whether it outlasts the daemon.
+    /// Whether records survive the daemon.
     fn is_durable(&self) -> bool;
 
-    /// Why the store of a namespace is not trusted. A record that is invalid stands for a failed
-    /// synchronisation: it was written because of something.
+    /// Why the store of a namespace is untrusted. An invalid record counts as a failed fsync,
+    /// because it was written for a reason.
     fn of(&self, uuid: Uuid) -> Distrust;
 
-    /// The store of a namespace is trusted no more, or is again; also after a power loss when this
+    /// Records that the store of a namespace is untrusted, or trusted again; durable when this
     /// returns.
     ///
     /// # Errors
-    /// What the system says. A distrust is in force all the same until the daemon ends.
+    /// The error of the system. A distrust is in effect nevertheless until the daemon exits.
     fn set(&self, uuid: Uuid, distrust: Distrust) -> io::Result<()>;
 }
 
-/// Where it is kept whether one store is trusted.
+/// The trust record of one store.
 #[derive(Debug)]
 pub struct TrustRecord {
     store: Arc<dyn TrustRecords>,
@@ -49,13 +49,13 @@ pub struct TrustRecord {
 }
 
 impl TrustRecord {
-    /// Of the namespace with this UUID.
+    /// The record of the namespace with this UUID.
     pub fn new(store: &Arc<impl TrustRecords + 'static>, uuid: Uuid) -> TrustRecord {
         let kept = Mutex::new(store.of(uuid));
         TrustRecord { store: Arc::clone(store) as Arc<dyn TrustRecords>, uuid, kept }
     }
 
-    /// What is kept.
+    /// Its contents.
     pub fn distrust(&self) -> Distrust {
         *self.lock()
     }
@@ -68,15 +68,15 @@ impl TrustRecord {
     /// See [`TrustRecords::set`].
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn set(&self, distrust: Distrust) -> io::Result<()> {
         self.update(|| Some(distrust))
     }
 
-    /// The same, of what is so when nobody else is at it; nothing: it stays.
+    /// As [`TrustRecord::set`], with a value that is computed under the lock; none: unchanged.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn update(&self, distrust: impl FnOnce() -> Option<Distrust>) -> io::Result<()> {
         let mut kept = self.lock();
         if let Some(distrust) = distrust() {

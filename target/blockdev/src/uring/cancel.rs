@@ -1,38 +1,39 @@
-//! Cancellation of operations that are with the kernel, as a state machine without I/O.
+//! Cancellation of operations that the kernel has, as a state machine without I/O.
 
 use std::collections::{HashMap, VecDeque};
 
 use rdma::Tag;
 
-/// All of a ring. There may be one for each operation that it has under way: the queues that a
-/// store hangs close together. So nothing here looks at all of them when there is nothing to do.
+/// All cancellations of a ring. There may be one for each operation in flight, because all queues
+/// of a store that blocks close at about the same time. So no method visits all of them when there
+/// is nothing to do.
 #[derive(Debug, Default)]
 pub(crate) struct Cancellations {
-    /// By the indexes under which the kernel knows them; empty when there are none.
+    /// By the index in the user data of the kernel's entries; empty when there are none.
     entries: Vec<Option<Cancellation>>,
-    /// The indexes of those operations whose wishes have no answer yet.
+    /// Indexes of those cancellations that have no result yet, by operation.
     by_operation: HashMap<Tag, usize>,
-    /// Indexes of those entries that are vacant.
+    /// Indexes of vacant entries.
     vacant: Vec<usize>,
-    /// Indexes of those that the kernel is to be asked for.
+    /// Indexes of those to be submitted.
     unasked: VecDeque<usize>,
 }
 
-/// One wish.
+/// One cancellation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cancellation {
     /// Its own tag.
     pub tag: Tag,
-    /// That of the operation.
+    /// Tag of the operation.
     pub of: Tag,
-    /// Where the operation is, as long as it is not home.
+    /// Slot of the operation while it is in flight.
     pub slot: u32,
-    /// The operation has come home, aborted.
+    /// The operation has completed, aborted.
     pub aborted: bool,
 }
 
 impl Cancellations {
-    /// Has the kernel asked with the next submission.
+    /// Submits a cancellation with the next submission.
     pub(crate) fn push(&mut self, tag: Tag, of: Tag, slot: u32) {
         let recall = Some(Cancellation { tag, of, slot, aborted: false });
         let index = self.vacant.pop().unwrap_or(self.entries.len());
@@ -44,18 +45,19 @@ impl Cancellations {
         self.unasked.push_back(index);
     }
 
-    /// The next to ask for, and its index.
+    /// The next one to submit, and its index.
     pub(crate) fn next_request(&self) -> Option<(usize, Cancellation)> {
         let index = *self.unasked.front()?;
         Some((index, self.entries.get(index).copied().flatten()?))
     }
 
-    /// The kernel has been asked for the one that [`Cancellations::next_request`] has given.
+    /// The one that [`Cancellations::next_request`] returned was submitted.
     pub(crate) fn submitted(&mut self) {
         self.unasked.pop_front();
     }
 
-    /// An operation has come home, aborted: its wish is granted, whatever the kernel says later.
+    /// An operation has completed, aborted: its cancellation succeeds, whatever the kernel reports
+    /// later.
     pub(crate) fn came_home_aborted(&mut self, of: Tag) {
         let Some(index) = self.by_operation.get(&of) else { return };
         if let Some(Some(recall)) = self.entries.get_mut(*index) {
@@ -63,7 +65,7 @@ impl Cancellations {
         }
     }
 
-    /// It has an answer, after it was asked for.
+    /// The kernel has reported the result of a submitted one.
     pub(crate) fn answered(&mut self, index: usize) -> Option<Cancellation> {
         let recall = self.entries.get_mut(index)?.take()?;
         self.by_operation.remove(&recall.of);
@@ -75,12 +77,12 @@ impl Cancellations {
         Some(recall)
     }
 
-    /// How many have none yet.
+    /// Number of those without a result.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.vacant.len()
     }
 
-    /// Places that are kept.
+    /// Allocated entries.
     #[cfg(test)]
     pub(crate) fn places(&self) -> usize {
         self.entries.len()
@@ -116,7 +118,7 @@ mod tests {
         assert_eq!((recalls.answered(1), recalls.answered(7)), (Some(aborted), None));
     }
 
-    /// All hosts of a store that hangs give up together, and that is over some time.
+    /// All hosts of a store that blocks time out at about the same time.
     #[test]
     fn nothing_is_left_of_many_wishes() {
         let mut recalls = Cancellations::default();

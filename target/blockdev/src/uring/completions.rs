@@ -12,12 +12,12 @@ use crate::uring::cancel::Cancellation;
 use crate::{CancelRequest, Health, IoCompletion};
 
 impl Flights {
-    /// Takes the kernel's answer to a wish to have an operation back, by the number of the wish.
+    /// Takes the kernel's result of a cancellation, by its index.
     pub fn recall_answered(&mut self, index: usize, answer: i32, done: &mut Vec<IoCompletion>) {
         let recall = self.recalls.answered(index);
         let Some(Cancellation { tag, of, slot, aborted }) = recall else { return };
         let granted = answer >= 0 || aborted;
-        // Not found, or begun: it goes on.
+        // Not found, or already running: the operation continues.
         if !granted
             && let Some(flight) = self.slots[slot as usize].as_mut()
             && flight.tag() == of
@@ -28,7 +28,7 @@ impl Flights {
         done.push(IoCompletion { tag, buf: None, outcome });
     }
 
-    /// Takes the kernel's answer to what was asked for a slot.
+    /// Takes the kernel's result of the step of a slot.
     pub fn answered(&mut self, slot: u32, answer: i32, done: &mut Vec<IoCompletion>) {
         let flight = self.slots.get_mut(slot as usize).and_then(Option::as_mut);
         let Some(flight) = flight else { return };
@@ -59,10 +59,11 @@ impl Flights {
         }
     }
 
-    /// What the kernel does not have (any more) comes back for sure. Of the rest the kernel gives
-    /// back what waits for one of its workers; what is at a device stays there. Hosts of a store that
-    /// hangs give up together, with thousands of operations: so those of a queue are looked for at
-    /// once, in as many steps as there are operations.
+    /// Cancels operations. Those that the kernel does not have (any more) complete immediately. Of
+    /// the rest the kernel cancels those that wait for a worker; those at a device continue. All
+    /// hosts of a store that blocks time out at about the same time, with thousands of operations,
+    /// so all operations of a queue are searched for together, in as many steps as there are
+    /// operations.
     pub fn take_back(&mut self, wishes: &[CancelRequest]) {
         let aborted = Err(Status::ABORT_REQUESTED);
         let mut left: Vec<Option<CancelRequest>> = wishes.iter().copied().map(Some).collect();
@@ -97,7 +98,8 @@ impl Flights {
         self.ready.extend(unknown.map(|wish| answer(wish, Err(Status::INTERNAL_ERROR))));
     }
 
-    /// Ends a flight and frees its slot; also those that share its synchronisation.
+    /// Completes the operation in a slot and frees the slot; also completes those that share its
+    /// fsync.
     pub(super) fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<IoCompletion> {
         let index = self.slots[slot as usize].as_ref()?.attachment;
         if let Some(attachment) = &mut self.attachments[index as usize] {
@@ -122,7 +124,7 @@ impl Flights {
         self.dismiss(flight, outcome)
     }
 
-    /// Sends a flight home that is in no slot (any more).
+    /// Completes an operation that has no slot (any more).
     pub(super) fn dismiss(
         &mut self,
         flight: PendingIo,
@@ -141,8 +143,8 @@ impl Flights {
         self.hold_unrecorded(flight.done(outcome), health)
     }
 
-    /// Keeps a failed synchronisation from who has asked for it until it is kept over restarts.
-    /// `health`: of its store, where it has failed.
+    /// Delays the report of a failed fsync until the failure is persisted. `health`: of the store,
+    /// if it has failed.
     pub(super) fn hold_unrecorded(
         &mut self,
         done: IoCompletion,
@@ -157,7 +159,7 @@ impl Flights {
         }
     }
 
-    /// What has been kept over restarts comes home.
+    /// Completes operations whose failure has been persisted.
     pub(super) fn release_recorded(&mut self) {
         let is_recorded = |(health, _): &mut (Arc<Health>, IoCompletion)| !health.is_unrecorded();
         self.ready.extend(self.unrecorded.extract_if(.., is_recorded).map(|(_, done)| done));

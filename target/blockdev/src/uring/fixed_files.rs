@@ -9,15 +9,16 @@ use crate::uring::sync_group::Syncs;
 use crate::{BackingDevice, DeviceId};
 
 impl Flights {
-    /// Whether the slot of this number in the kernel's table of files is vacant. It may still belong
-    /// to a backing on its way out; then the next one goes without.
+    /// Whether the slot with this number in the kernel's table of files is vacant. If it still
+    /// belongs to a store that is being released, the new one has none.
     #[must_use]
     pub fn is_file_vacant(&self, id: DeviceId) -> bool {
         !self.attachments.iter().flatten().any(|other| other.fixed && other.id == id.0)
     }
 
-    /// Makes a backing known under `id`, which none has now: see [`Flights::detach`]. `fixed`: it has
-    /// the slot of this number in the kernel's table of files. False where the id is beyond the end.
+    /// Attaches a store under `id`, which has none now: see [`Flights::detach`]. `fixed`: it has
+    /// the slot with this number in the kernel's table of files. Returns false if the id is out of
+    /// range.
     pub fn attach(&mut self, id: DeviceId, backing: Arc<BackingDevice>, fixed: bool) -> bool {
         let Some(entry) = self.by_id.get_mut(id.0 as usize) else { return false };
         let attachment = Some(Attachment {
@@ -46,8 +47,8 @@ impl Flights {
         true
     }
 
-    /// Takes a backing out. New operations on `id` come home as Invalid Namespace; those under way
-    /// complete normally, and the backing is let go with the last of them.
+    /// Detaches a store. New operations on `id` fail with Invalid Namespace; those in flight
+    /// complete normally, and the store is released after the last of them.
     pub fn detach(&mut self, id: DeviceId) {
         let Some(index) = self.by_id.get_mut(id.0 as usize).and_then(Option::take) else { return };
         if let Some(attachment) = &mut self.attachments[index as usize] {
@@ -56,12 +57,12 @@ impl Flights {
         self.release(index);
     }
 
-    /// The ids of those backings that were let go and had a slot in the kernel's table of files.
+    /// The next id of a store that was released and had a slot in the kernel's table of files.
     pub fn next_vacated(&mut self) -> Option<u32> {
         self.vacated.pop()
     }
 
-    /// Forgets a leaving attachment whose last flight is home.
+    /// Removes a detached store after its last operation.
     pub(super) fn release(&mut self, index: u32) {
         let entry = &mut self.attachments[index as usize];
         let Some(attachment) = entry.take_if(|it| it.leaving && it.flights == 0) else { return };

@@ -1,40 +1,40 @@
 //! `Ring`: io_uring, the only descriptor that a reactor sleeps on.
 //!
-//! Disk operations, readiness of foreign descriptors (the fabric's, the channel's) and the next
-//! deadline are all waited for in one place. Data go between the disk and the very buffers that
-//! the fabric moves: the pool's region is registered with the ring, so nothing is copied.
+//! Device I/O, readiness of other descriptors (of the fabric and of the channel) and the next
+//! deadline are waited for in one place. Data move between the device and the buffers that the
+//! fabric uses: the region of the pool is registered with the ring, so nothing is copied.
 //!
 //! ```text
-//! Disk::submit ─► queue ─► flights (a slot each, at most `ops`) ─► kernel ─► reap ─► Done
-//!                             ▲                                      │
-//!                             └──── the rest of it, once more ◄──────┘
+//! BlockDevice::submit ─► queue ─► slots (at most `ops`) ─► kernel ─► reap ─► IoCompletion
+//!                                   ▲                        │
+//!                                   └── the rest, or retry ◄─┘
 //! ```
 //!
-//! What the kernel cannot do at once it gives to threads, a limited number that all stores share in
-//! order of arrival; a disk that hangs, or is busy, keeps each that works for it. So no store has all
-//! of them: see `uring/worker_quota.rs`.
+//! Operations that the kernel cannot do immediately go to io-wq workers, a limited number that all
+//! stores share in order of arrival; a device that hangs or is busy occupies one for each
+//! operation. So no store may have all of them: see `uring/worker_quota.rs`.
 //!
-//! # How the unsafe code is fenced
+//! # Invariants of the unsafe code
 //!
-//! The kernel writes into memory behind the compiler's back, so three things must hold for every
-//! address it is given, and each is settled in one place:
+//! The kernel writes into memory without knowledge of the compiler, so three invariants must hold
+//! for every address it is given. Each is ensured in one place:
 //!
-//! * *It lies in the pool's mapping.* `Memory::locate` (in `uring/sqe.rs`) alone makes addresses
-//!   of buffers, after a check of the bounds. (Zeros are written from a second, private mapping
-//!   that nobody else has.)
-//! * *Nobody else looks.* The [`Buf`] moves into the flight and comes out with its completion; a
-//!   flight leaves its slot only when the kernel has no part in it.
+//! * *It is in the mapping of the pool.* Only `Memory::locate` (in `uring/sqe.rs`) computes
+//!   addresses of buffers, after a check of the bounds. (Zeros are written from a second, private
+//!   mapping that nothing else uses.)
+//! * *Nothing else accesses it.* The [`Buf`] moves into the operation and is returned with its
+//!   completion; an operation leaves its slot only when the kernel has finished with it.
 //! * *It stays mapped.* `Memory` holds the `Arc<Region>`. `Drop` waits for everything that the
-//!   kernel still has; should a disk never answer, the mapping is leaked rather than released.
+//!   kernel still has; if a device never answers, the mapping is leaked rather than released.
 //!
-//! Descriptors stay open because each flight's backing is kept until its last flight is home. A
-//! slot of the kernel's table of files is given to a new backing only after that, so an operation
-//! that a kernel worker picks up late never meets another namespace's file.
+//! Descriptors stay open because the store of each operation is kept until its last operation has
+//! completed. A slot of the kernel's table of files is given to a new store only after that, so an
+//! operation that a worker starts late cannot use the file of another namespace.
 //!
-//! What needs none of that is in files of its own: `uring/pending.rs`, what is under way, as a state
-//! machine without I/O, with its parts: `uring/fixed_files.rs`, which backings there are,
-//! `uring/worker_quota.rs`, how much one of them may have, `uring/sync_slots.rs`, who synchronises it, and
-//! `uring/completions.rs`, what becomes of the kernel's answers. A test sees that it stays so.
+//! Code that needs none of that is in other files: `uring/pending.rs`, the operations as a state
+//! machine without I/O, with its parts `uring/fixed_files.rs` (attached stores),
+//! `uring/worker_quota.rs` (share of a store), `uring/sync_slots.rs` (fsync), and
+//! `uring/completions.rs` (results of the kernel). A guard checks that.
 #![expect(unsafe_code, reason = "entries for the kernel name memory and files by number")]
 
 pub mod cancel;
@@ -69,49 +69,49 @@ use sqe::{CHUNK_SHIFT, Memory, Place, entry_for, pause_entry};
 
 use pending::{Flights, Submission};
 
-/// What one io_uring can have under way.
+/// Maximum of operations in flight on one io_uring.
 const MAX_OPS: u32 = 32768;
-/// How long the end of a ring waits for disks before it gives its memory up.
+/// How long drop waits for devices before it leaks the memory.
 const FAREWELL: Duration = Duration::from_secs(30);
 
-/// Marks the user data of a watch; the rest is its index. Other user data are flight slots.
+/// Flag in the user data of a poll; the rest is its index. Other user data are slots.
 const WATCH: u64 = 1 << 63;
-/// Marks the user data of a wish to have an operation back; the rest is its index.
+/// Flag in the user data of a cancellation; the rest is its index.
 const RECALL: u64 = 1 << 62;
-/// User data of entries whose completion says nothing.
+/// User data of entries whose completion is ignored.
 const NOBODY: u64 = u64::MAX;
 
-/// How large a ring is to be.
+/// Sizes of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingLimits {
-    /// Operations that the kernel has at once, and for which room is reserved to wait behind
-    /// them: the reactor's slots, all queues together. 1 to 32768.
+    /// Operations that the kernel has at once, and as many that may be queued behind them: the
+    /// command slots of the reactor, all queues together. 1 to 32768.
     pub ops: u32,
-    /// Backings: every [`DeviceId`] is below this.
+    /// Number of ids: every [`DeviceId`] is below this.
     pub backings: u32,
 }
 
-/// What a ring has done since it was made.
+/// Counters of a ring since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RingStats {
     /// Reads and writes on registered memory: no copy, no pinning.
     pub fixed: u64,
-    /// Reads and writes that named memory by address: the region is not registered (see the log),
-    /// a window crosses a 1 GiB boundary, or zeros are written.
+    /// Reads and writes with addresses instead: the region is not registered (see the log), a
+    /// window crosses a 1 GiB boundary, or zeros are written.
     pub plain: u64,
-    /// Reads and writes of RAM, copied on the spot.
+    /// Reads and writes of RAM, copied by this thread.
     pub copied: u64,
-    /// Synchronisations.
+    /// fsync operations.
     pub syncs: u64,
-    /// Operations on space.
+    /// fallocate operations.
     pub spaces: u64,
-    /// Steps after an operation's first: the rest of short transfers, retries, fallbacks.
+    /// Steps after the first one of an operation: the rest of short transfers, retries, fallbacks.
     pub again: u64,
     /// System calls.
     pub enters: u64,
 }
 
-/// An io_uring of one reactor. It stays on the thread that made it.
+/// The io_uring of one reactor. It stays on the thread that created it.
 pub struct Ring {
     io: IoUring,
     memory: Memory,
@@ -132,10 +132,10 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// Makes a ring for the calling thread, with `region` registered.
+    /// Creates a ring for the calling thread, with `region` registered.
     ///
-    /// Where the system's limit of locked memory forbids the registration, the ring works without
-    /// it, a little slower, and says so in the log.
+    /// If the limit of locked memory prevents registration, the ring works without it, somewhat
+    /// slower, and logs that.
     ///
     /// # Errors
     /// The system has no io_uring, or forbids it; the text says what to do.
@@ -170,7 +170,7 @@ impl Ring {
         })
     }
 
-    /// Makes a backing known under `id`; one that had this id before is detached.
+    /// Attaches a store under `id`; the previous store with this id is detached.
     ///
     /// # Errors
     /// The id is not below [`RingLimits::backings`].
@@ -189,14 +189,14 @@ impl Ring {
         Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
-    /// Takes a backing out. New operations on `id` come home as Invalid Namespace; those under way
-    /// complete normally, and the ring lets the backing go with the last of them.
+    /// Detaches a store. New operations on `id` fail with Invalid Namespace; those in flight
+    /// complete normally, and the ring releases the store after the last of them.
     pub fn detach(&mut self, id: DeviceId) {
         self.flights.detach(id);
         self.vacate();
     }
 
-    /// Has the kernel let those files go whose backings are.
+    /// Removes files of released stores from the kernel's table.
     fn vacate(&mut self) {
         while let Some(id) = self.flights.next_vacated() {
             if let Err(error) = self.io.submitter().register_files_update(id, &[-1]) {
@@ -207,20 +207,19 @@ impl Ring {
         }
     }
 
-    /// Has the readiness (for reading) of `fd` end the next sleeps and be reported by
-    /// [`Ring::reap`] as `token`, once. Call it before each sleep: it acts only when the last
-    /// report has been made.
+    /// Polls `fd` for reading: readiness ends a sleep and is reported once by [`Ring::reap`] as
+    /// `token`. Call it before each sleep: it submits only if the previous poll has completed.
     pub fn watch(&mut self, fd: RawFd, token: u32) {
         self.watches.watch(fd, token);
     }
 
-    /// Ends the watch of `fd`. The kernel lets go of the descriptor with the next submission;
-    /// until then a closed socket would keep its port.
+    /// Ends the poll of `fd`. The kernel releases the descriptor with the next submission; until
+    /// then a closed socket would occupy its port.
     pub fn unwatch(&mut self, fd: RawFd) {
         self.watches.unwatch(fd);
     }
 
-    /// Gives the kernel what is queued: one system call, none when nothing is.
+    /// Submits what is queued: one system call, or none if the queue is empty.
     pub fn submit(&mut self) {
         self.fill();
         if !self.io.submission().is_empty() {
@@ -228,8 +227,8 @@ impl Ring {
         }
     }
 
-    /// Submits, then waits until something has completed or `until` has come. Returns at once
-    /// when completions are there already.
+    /// Submits, then waits for a completion or until `until`. Returns immediately if there are
+    /// completions.
     pub fn sleep(&mut self, until: Option<Instant>, now: Instant) {
         self.fill();
         let patience = until.map(|until| until.saturating_duration_since(now));
@@ -240,8 +239,8 @@ impl Ring {
         }
     }
 
-    /// Appends what has come home to `done` and the tokens of what has become readable to `woken`.
-    /// Does not block. Reserve room for all slots in both once, and no call allocates.
+    /// Appends completed operations to `done` and the tokens of readable descriptors to `woken`.
+    /// Does not block. With room for all slots reserved in both, no call allocates.
     pub fn reap(&mut self, done: &mut Vec<IoCompletion>, woken: &mut Vec<u32>) {
         done.extend(self.flights.take_ready());
         let submission = self.io.submission();
@@ -266,7 +265,7 @@ impl Ring {
         }
     }
 
-    /// Takes one answer of the kernel: `user_data` says to what.
+    /// Processes one completion; `user_data` identifies its entry.
     fn on_completion(
         &mut self,
         user_data: u64,
@@ -284,19 +283,19 @@ impl Ring {
         }
     }
 
-    /// Operations submitted and not yet handed back.
+    /// Operations submitted and not yet returned by [`Ring::reap`].
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.flights.in_flight()
     }
 
-    /// What it has done so far.
+    /// Its counters.
     #[must_use]
     pub fn stats(&self) -> RingStats {
         RingStats { again: self.flights.repeated, ..self.stats }
     }
 
-    /// Writes entries for all that is to be done, as long as there is room.
+    /// Writes entries for all pending work, as long as there is room.
     fn fill(&mut self) {
         while let Some((index, wish)) = self.watches.next_request() {
             let user_data = WATCH | index as u64;
@@ -335,9 +334,10 @@ impl Ring {
             };
             let plain =
                 matches!(entry.get_opcode() as u8, opcode::Read::CODE | opcode::Write::CODE);
-            // SAFETY: the entry's memory is the flight's own Buf (checked by `locate`), the zeros, or
-            // a static; mapped while `self.memory` lives, and Drop outwaits the kernel. The Buf stays
-            // in the flight, and the flight in its slot, until this entry's completion.
+            // SAFETY: the memory of the entry is the Buf of the operation (checked by `locate`),
+            // the zeros, or a static; mapped while `self.memory` lives, and Drop waits for the
+            // kernel. The Buf stays in the operation, and the operation in its slot, until this
+            // entry completes.
             if !unsafe { self.push(&entry.user_data(ask.slot().into())) } {
                 return self.flights.not_submitted(ask);
             }
@@ -352,19 +352,19 @@ impl Ring {
         }
     }
 
-    /// The entry that says a step to the kernel.
+    /// The entry for a step.
     fn entry(&self, slot: u32, step: Step) -> Option<squeue::Entry> {
         let (flight, attachment) = self.flights.parts(slot)?;
         entry_for(step, flight.buf(), attachment, &self.memory)
     }
 
-    /// Queues an entry, making room by a submission when there is none.
+    /// Queues an entry, after a submission if there is no room.
     ///
     /// # Safety
     /// The memory that the entry names stays mapped, and untouched by others, until it completes.
     unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         for _ in 0..2 {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             if unsafe { self.io.submission().push(entry) }.is_ok() {
                 return true;
             }
@@ -384,8 +384,8 @@ impl Ring {
             }
         };
         let Err(error) = result else { return };
-        // Time is up; a signal came; completions must be reaped first; memory is short just now.
-        // In all of these what was not submitted stays queued for the next turn.
+        // Timeout; a signal; completions must be reaped first; temporary lack of memory. In all of
+        // these cases what was not submitted stays queued for the next iteration.
         let passing = [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN];
         if !error.raw_os_error().is_some_and(|errno| passing.contains(&errno)) {
             self.complaints = self.complaints.wrapping_add(1);
@@ -420,7 +420,7 @@ impl BlockDevice for Ring {
 }
 
 impl Drop for Ring {
-    /// Takes everything back from the kernel before the memory may go.
+    /// Waits for or cancels everything that the kernel has before the memory is released.
     fn drop(&mut self) {
         self.flights.begin_nothing();
         self.watches.unwatch_all();
@@ -443,7 +443,8 @@ impl Drop for Ring {
             self.flights.in_kernel()
         );
         std::mem::forget((Arc::clone(&self.memory.region), Arc::clone(&self.memory.zeros)));
-        // Their locks stay taken as well: nobody else may serve what may still be written.
+        // Their locks stay taken too: a store that may still be written must not be served by
+        // others.
         self.flights.leak();
     }
 }
@@ -456,10 +457,10 @@ fn clear(memory: &Memory, buf: &Buf) {
     unsafe { place.addr.write_bytes(0, buf.len() as usize) };
 }
 
-/// Serves a read or write of RAM on the spot: the outcome, or none when it is another operation.
+/// Executes a read or write of RAM in this thread: the outcome, or none for another operation.
 ///
-/// The kernel never performs io_uring transfers of memory files in place but hands each to a
-/// worker thread: measured, less than half the rate on twice the processors.
+/// The kernel does not execute io_uring transfers of memory files inline but passes each to a
+/// worker: measured, less than half the rate on twice the processors.
 fn copy_now(
     flight: &mut PendingIo,
     backing: &BackingDevice,

@@ -1,8 +1,8 @@
 //! `Flights`: the operations of a ring, as a state machine without I/O.
 //!
-//! It makes no system call. It returns the next submission, is informed whether that was possible, and
-//! takes the completions. So the same code runs over io_uring ([`super::Ring`]) and over a simulated
-//! kernel.
+//! It makes no system call. It returns the next submission, is informed whether that was possible,
+//! and takes the completions. So the same code runs over io_uring ([`super::Ring`]) and over a
+//! simulated kernel.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,50 +17,50 @@ use crate::uring::cancel::Cancellations;
 use crate::uring::sqe::Attachment;
 use crate::{BackingDevice, DeviceId, Health, IoCompletion, IoRequest, Kind};
 
-/// The operations of one ring, and the backings that they are for.
+/// The operations of one ring, and the stores attached to it.
 pub struct Flights {
     pub(super) attachments: Vec<Option<Attachment>>,
     /// By [`DeviceId`]: index into `attachments`.
     pub(super) by_id: Vec<Option<u32>>,
-    /// Ids whose slots of the kernel's table of files are to be vacated.
+    /// Ids whose slots in the kernel's table of files are to be vacated.
     pub(super) vacated: Vec<u32>,
     pub(super) slots: Vec<Option<PendingIo>>,
     pub(super) free: Vec<u32>,
-    /// Not yet in a slot.
+    /// Operations without a slot.
     pub(super) queue: VecDeque<PendingIo>,
-    /// In a slot, and to be given to the kernel (again).
+    /// Slots whose next step is to be submitted.
     pub(super) again: VecDeque<u32>,
-    /// Scratch: slots that come home with another one.
+    /// Scratch: slots that complete with another one.
     pub(super) followers: Vec<u32>,
-    /// Home without the kernel's help.
+    /// Completed without the kernel.
     pub(super) ready: VecDeque<IoCompletion>,
-    /// Home, and told to nobody before it is kept that their store has failed to synchronise. Whoever
-    /// keeps that wakes the reactor.
+    /// Completed, but not reported before the failed fsync of their store is persisted. The thread
+    /// that persists it wakes the reactor.
     pub(super) unrecorded: Vec<(Arc<Health>, IoCompletion)>,
     pub(super) recalls: Cancellations,
     pub(super) in_kernel: usize,
-    /// Flights: in the queue, parked with their store, or in a slot.
+    /// Operations in total: queued, parked with their store, or in a slot.
     pub(super) under_way: usize,
-    /// How much of one store the kernel may have: of one alone, and beside others.
+    /// Maximum of one store in the kernel: when it is alone, and when there are others.
     pub(super) shares: [u32; 2],
     pub(super) share: u32,
-    /// Attachments, by index, with whom something is parked that may have a slot now.
+    /// Indexes of attachments with parked operations that may get a slot now.
     pub(super) resumed: Vec<u32>,
-    /// Steps after an operation's first.
+    /// Steps after the first one of an operation.
     pub(super) repeated: u64,
 }
 
-/// What the kernel is to be asked.
+/// What to submit next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Submission {
-    /// This of the flight in this slot.
+    /// This step of the operation in this slot.
     Step(u32, Step),
-    /// Nothing for a tenth of a second, for the flight in this slot.
+    /// A timeout of 100 ms, for the operation in this slot.
     Pause(u32),
 }
 
 impl Submission {
-    /// Whose it is.
+    /// The slot.
     #[must_use]
     pub fn slot(self) -> u32 {
         match self {
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Flights {
 }
 
 impl Flights {
-    /// Of a ring of this size.
+    /// For a ring of this size.
     #[must_use]
     pub fn new(limits: RingLimits) -> Flights {
         let ops = limits.ops.clamp(1, MAX_OPS);
@@ -106,13 +106,13 @@ impl Flights {
         }
     }
 
-    /// Lets the kernel have so much of one store, alone and beside others.
+    /// Sets the maximum of one store in the kernel, alone and with others.
     pub fn set_shares(&mut self, alone: u32, beside_others: u32) {
         self.shares = [alone, beside_others];
         self.share_anew();
     }
 
-    /// Takes an operation. `at_once` serves one of memory, or none, without the kernel.
+    /// Takes an operation. `at_once` executes one of RAM without the kernel, or returns none.
     pub fn submit(
         &mut self,
         backing: DeviceId,
@@ -146,7 +146,7 @@ impl Flights {
         self.queue.push_back(flight);
     }
 
-    /// What has come home since it was last asked.
+    /// The operations that have completed without the kernel.
     pub fn take_ready(&mut self) -> impl Iterator<Item = IoCompletion> + '_ {
         if !self.unrecorded.is_empty() {
             self.release_recorded();
@@ -154,27 +154,26 @@ impl Flights {
         self.ready.drain(..)
     }
 
-    /// Whether something can be done before the kernel answers anything.
+    /// Whether there is work before the next completion of the kernel.
     #[must_use]
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty() || !self.again.is_empty()
     }
 
-    /// Operations submitted and not yet handed back.
+    /// Operations submitted and not yet returned.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.under_way + self.ready.len() + self.unrecorded.len() + self.recalls.len()
     }
 
-    /// Entries that the kernel has, recalls not counted.
+    /// Entries that the kernel has, cancellations not counted.
     #[must_use]
     pub fn in_kernel(&self) -> usize {
         self.in_kernel
     }
 
-    /// The next operation that the kernel is to be asked to give back: the number of the wish, and
-    /// the slot. All of them come before any [`Flights::next_ask`]: a slot must not have become
-    /// another one's.
+    /// The next cancellation to submit: its index, and the slot of the operation. All of them
+    /// precede any [`Flights::next_ask`]: the slot must not belong to another operation by then.
     pub fn next_recall(&mut self) -> Option<(usize, u32)> {
         while let Some((index, recall)) = self.recalls.next_request() {
             let flight = self.slots[recall.slot as usize].as_ref();
@@ -188,12 +187,12 @@ impl Flights {
         None
     }
 
-    /// The kernel has been asked what [`Flights::next_recall`] has said.
+    /// The cancellation that [`Flights::next_recall`] returned was submitted.
     pub fn recall_asked(&mut self) {
         self.recalls.submitted();
     }
 
-    /// What to ask the kernel next. [`Flights::submitted`] or [`Flights::not_submitted`] follows.
+    /// The next step to submit. [`Flights::submitted`] or [`Flights::not_submitted`] follows.
     pub fn next_ask(&mut self) -> Option<Submission> {
         loop {
             let slot = self.again.pop_front().or_else(|| self.take_slot())?;
@@ -203,12 +202,12 @@ impl Flights {
         }
     }
 
-    /// The kernel has it.
+    /// It was submitted.
     pub fn submitted(&mut self, _: Submission) {
         self.in_kernel += 1;
     }
 
-    /// There was no room for it: it is the next once more.
+    /// There was no room for it: it is the next one again.
     pub fn not_submitted(&mut self, ask: Submission) {
         if let Submission::Step(slot, Step::Sync) = ask {
             self.take_sync_back(slot);
@@ -216,19 +215,19 @@ impl Flights {
         self.again.push_front(ask.slot());
     }
 
-    /// Nothing that waits is begun any more.
+    /// Drops everything that has not started.
     pub(super) fn begin_nothing(&mut self) {
         self.queue.clear();
         self.again.clear();
         self.attachments.iter_mut().flatten().for_each(|it| it.parked.clear());
     }
 
-    /// The backings stay open for good.
+    /// Keeps the stores open for ever.
     pub(super) fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.attachments));
     }
 
-    /// It cannot be asked at all.
+    /// Fails an operation for which no entry can be built.
     pub(super) fn astray(&mut self, slot: u32) {
         tracing::error!(
             "invalid request: buffer outside the registered region or unknown device (bug)"
@@ -238,18 +237,18 @@ impl Flights {
         self.ready.extend(done);
     }
 
-    /// The flight in a slot, for whoever moves its data.
+    /// The operation in a slot, for a driver that moves its data.
     pub fn flight_mut(&mut self, slot: u32) -> Option<&mut PendingIo> {
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 
-    /// What the flight in a slot is for.
+    /// The store of the operation in a slot.
     #[must_use]
     pub fn backing_id(&self, slot: u32) -> Option<DeviceId> {
         Some(DeviceId(self.parts(slot)?.1.id))
     }
 
-    /// Whether operations on this backing are taken.
+    /// Whether a store is attached under this id.
     #[must_use]
     pub fn is_attached(&self, id: DeviceId) -> bool {
         self.by_id.get(id.0 as usize).is_some_and(Option::is_some)
@@ -260,7 +259,7 @@ impl Flights {
         Some((flight, self.attachments[flight.attachment as usize].as_ref()?))
     }
 
-    /// The next step of the flight in a slot; none when it waits for others, or is home.
+    /// The next step of the operation in a slot; none if it waits for others, or has completed.
     pub(super) fn next_submission(&mut self, slot: u32) -> Option<Submission> {
         let flight = self.slots[slot as usize].as_mut()?;
         let backing = &self.attachments[flight.attachment as usize].as_ref()?.backing;
@@ -278,20 +277,20 @@ impl Flights {
             Verdict::Go => {}
         }
         if step == Step::Sync {
-            // Not before: one that waits for its turn has begun nothing yet.
+            // Not before: an operation that waits for another fsync has not started its own.
             self.begin_sync(slot);
         }
         Some(Submission::Step(slot, step))
     }
 
-    /// What becomes of a step: the kernel does it, unless the store is told to do wrong.
+    /// How an injected fault changes a step.
     fn verdict(&mut self, slot: u32, step: Step) -> Verdict {
         let Some(flight) = self.slots[slot as usize].as_mut() else { return Verdict::Go };
         let attachment = self.attachments[flight.attachment as usize].as_ref();
         attachment.map_or(Verdict::Go, |it| flight.verdict(step, &it.backing))
     }
 
-    /// As if the kernel had failed a step.
+    /// Handles a step as failed by the kernel.
     fn fail(&mut self, slot: u32, errno: i32) {
         let Some(flight) = self.slots[slot as usize].as_mut() else { return };
         let attachment = self.attachments[flight.attachment as usize].as_ref();

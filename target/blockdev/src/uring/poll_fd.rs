@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-/// Descriptors whose readiness ends a sleep. Few, so they are simply searched.
+/// Polled descriptors. There are few, so they are searched linearly.
 #[derive(Debug, Default)]
 pub(crate) struct PolledFds(Vec<Watch>);
 
@@ -17,24 +17,24 @@ struct Watch {
 enum PollState {
     /// The entry is free.
     Free,
-    /// Has fired, or was never armed.
+    /// The poll has completed, or was never armed.
     Idle,
     /// To be armed with the next submission.
     Wanted,
-    /// The kernel watches.
+    /// The kernel polls.
     Armed,
     /// To be cancelled with the next submission.
     Unwanted,
-    /// The kernel has been told to stop; the end of the watch is still to be reported.
+    /// Cancellation was submitted; the poll has not completed yet.
     Cancelled,
 }
 
-/// What the kernel shall be told about a watch.
+/// What to submit for a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PollRequest {
-    /// Report once when this is readable.
+    /// Poll once for reading.
     Arm(RawFd),
-    /// Stop watching.
+    /// Cancel the poll.
     Cancel,
 }
 
@@ -66,14 +66,14 @@ impl PolledFds {
         self.0.iter_mut().for_each(Watch::stop);
     }
 
-    /// Whether the kernel has no part in any of them.
+    /// Whether the kernel polls none of them.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(|watch| {
             matches!(watch.state, PollState::Free | PollState::Idle | PollState::Wanted)
         })
     }
 
-    /// The next thing to tell the kernel; it has been told once [`PolledFds::granted`] says so.
+    /// The next entry to submit; [`PolledFds::granted`] confirms that it was submitted.
     pub(crate) fn next_request(&self) -> Option<(usize, PollRequest)> {
         self.0.iter().enumerate().find_map(|(index, watch)| match watch.state {
             PollState::Wanted => Some((index, PollRequest::Arm(watch.fd))),
@@ -92,8 +92,8 @@ impl PolledFds {
         }
     }
 
-    /// The kernel's report. A failed poll is reported as well: whoever owns the descriptor finds
-    /// out why.
+    /// Handles the completion of a poll. A failed poll is reported as well: the owner of the
+    /// descriptor will meet the error.
     pub(crate) fn on_completion(&mut self, index: usize) -> Option<u32> {
         let watch = self.0.get_mut(index)?;
         match watch.state {

@@ -5,14 +5,14 @@ use std::io;
 use io_uring::{Builder, IoUring};
 use nix::sys::resource::{Resource, getrlimit};
 
-/// Submission entries: a batch larger than this takes another system call.
+/// Submission entries: a larger batch takes another system call.
 const MAX_BATCH: u32 = 256;
-/// Workers of the kernel for one ring: each is a thread while it waits.
+/// io-wq workers of one ring: each is a thread while it waits.
 pub(crate) const MOST_WORKERS: u32 = 1024;
-/// Room for completions that are not disk operations: readiness and cancellations.
+/// Room for completions of polls and cancellations.
 const SPARE_COMPLETIONS: u32 = 64;
 
-/// Kinds of ring, best first: Linux 6.1 and later; 5.19; anything.
+/// Configurations of a ring, best first: for Linux 6.1 and later; for 5.19; for any.
 pub(crate) const LADDER: [fn(&mut Builder); 3] = [
     |builder| {
         builder.setup_single_issuer().setup_defer_taskrun();
@@ -24,11 +24,11 @@ pub(crate) const LADDER: [fn(&mut Builder); 3] = [
     |_| (),
 ];
 
-/// The best kind of ring of `ladder` that this kernel has.
+/// Sets up a ring with the first configuration of `ladder` that this kernel supports.
 pub(crate) fn set_up(ops: u32, ladder: &[fn(&mut Builder)]) -> io::Result<IoUring> {
     let batch = ops.min(MAX_BATCH).next_power_of_two();
     let completions = (ops + SPARE_COMPLETIONS).max(2 * batch).next_power_of_two();
-    // EINVAL is the kernel's word for a flag that it does not know.
+    // EINVAL: the kernel does not know a flag.
     let mut last = io::Error::from_raw_os_error(libc::EINVAL);
     for rung in ladder {
         let mut builder = IoUring::builder();
@@ -43,7 +43,7 @@ pub(crate) fn set_up(ops: u32, ladder: &[fn(&mut Builder)]) -> io::Result<IoUrin
     Err(explained(&last))
 }
 
-/// An io_uring_setup error with its remedy.
+/// An io_uring_setup error, with what to do about it.
 fn explained(error: &io::Error) -> io::Error {
     let remedy = match error.raw_os_error().unwrap_or(0) {
         libc::EPERM => {
@@ -61,16 +61,16 @@ fn explained(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot create an io_uring: {error}; {remedy}"))
 }
 
-/// Lets the kernel have more workers than CPUs for what cannot be done at once: where a disk hangs,
-/// each operation keeps one, and other stores need some as well.
+/// Allows more io-wq workers than CPUs: each operation on a device that hangs occupies one, and
+/// other stores need some as well.
 pub(crate) fn allow_workers(io: &IoUring) {
     if let Err(error) = io.submitter().register_iowq_max_workers(&mut [MOST_WORKERS, 0]) {
         tracing::info!("io_uring runs with few workers: {error}");
     }
 }
 
-/// Reserves a table of files; its size, or 0 when there is none (then descriptors do). The kernel
-/// grants no more than the process may have open.
+/// Registers a table of files; returns its size, or 0 if there is none (then descriptors are used).
+/// The kernel grants no more than the process may have open.
 pub(crate) fn register_files(io: &IoUring, backings: u32) -> u32 {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     let files = backings.min(u32::try_from(limit).unwrap_or(u32::MAX));

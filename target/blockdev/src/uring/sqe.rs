@@ -1,6 +1,6 @@
 //! Builds submission queue entries: the only place that passes addresses to the kernel.
 //!
-//! Making an entry is harmless; what it promises is kept by the ring that submits it.
+//! Building an entry is safe; the ring that submits it ensures its conditions.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -14,44 +14,44 @@ use super::sync_group::Syncs;
 use crate::request::{PendingIo, Step, ZEROS_BYTES};
 use crate::{BackingDevice, Space};
 
-/// The kernel takes no fixed buffer above 1 GiB: larger regions are registered in pieces.
+/// The kernel accepts no fixed buffer above 1 GiB: larger regions are registered in pieces.
 pub(crate) const CHUNK_SHIFT: u32 = 30;
 
-/// A backing at this ring, from `attach` until its last operation is home.
+/// A store at this ring, from `attach` until its last operation has completed.
 pub(crate) struct Attachment {
     pub(crate) backing: Arc<BackingDevice>,
     pub(crate) id: u32,
-    /// Its slot `id` of the kernel's table of files is its own.
+    /// It has the slot `id` of the kernel's table of files.
     pub(crate) fixed: bool,
     pub(crate) flights: u32,
-    /// How many of them the kernel has, or is about to get.
+    /// Its operations that the kernel has, or is about to get.
     pub(crate) active: u32,
-    /// Those that wait until others of this store are home.
+    /// Its operations that wait until others have completed.
     pub(crate) parked: VecDeque<PendingIo>,
-    /// What synchronisations go through: an open file that only this ring synchronises.
+    /// Descriptor for fsync: an open file that only this ring syncs.
     pub(crate) sync_fd: Option<RawFd>,
     pub(crate) syncs: Syncs,
     /// Detached: takes no new operations.
     pub(crate) leaving: bool,
 }
 
-/// The memory that entries name.
+/// Memory that entries refer to.
 pub(crate) struct Memory {
     pub(crate) region: Arc<Region>,
-    /// Zeros to write where a store cannot make them. A private mapping, never handed out.
+    /// Zeros to write where a store cannot zero a range. A private mapping.
     pub(crate) zeros: Arc<Region>,
     /// Whether the region is registered.
     pub(crate) registered: bool,
 }
 
-/// A piece of the region for the kernel: its address, and the registered chunk it lies in.
+/// A range of memory for the kernel: its address, and the registered chunk that contains it.
 pub(crate) struct Place {
     pub(crate) addr: *mut u8,
     pub(crate) chunk: Option<u16>,
 }
 
 impl Memory {
-    /// `len` bytes of a buffer, `skip` bytes into its window; none when that leaves the region.
+    /// `len` bytes of a buffer, `skip` bytes into its window; none if that is outside the region.
     pub(crate) fn locate(&self, buf: &Buf, skip: u32, len: u32) -> Option<Place> {
         if skip.checked_add(len)? > buf.len() {
             return None;
@@ -72,13 +72,13 @@ impl Memory {
     }
 }
 
-/// An entry that does nothing but take a while.
+/// A timeout entry.
 pub(crate) fn pause_entry() -> squeue::Entry {
     static PAUSE: Timespec = Timespec::new().nsec(100_000_000);
     opcode::Timeout::new(&PAUSE).build()
 }
 
-/// The entry for a step; none when the buffer does not hold what the step says.
+/// The entry for a step; none if the buffer is too small for the step.
 pub(crate) fn entry_for(
     step: Step,
     buf: Option<&Buf>,

@@ -1,24 +1,24 @@
 //! Coalescing of fsync per backing store: the running one, and the operations that wait for the
 //! next.
 //!
-//! The kernel reports a lost writeback to the first synchronisation that asks, and to no other of
-//! the same open file. Two at once could so come home as a success and a failure, in this order,
-//! and the success would vouch for what is gone. So a ring has one under way for a store, on a
-//! descriptor of its own; all that come meanwhile share the next one. (That also saves most of
-//! them, and keeps a store that hangs from taking all workers of the kernel.)
+//! The kernel reports a lost writeback to the first fsync of an open file, and to no other. Two
+//! concurrent ones could therefore complete as success and failure, in this order, and the success
+//! would confirm lost data. So a ring runs one fsync of a store at a time, on a descriptor of its
+//! own; flushes that arrive meanwhile share the next one. (That also saves most of them, and
+//! prevents a store that hangs from occupying all workers of the kernel.)
 
-/// The synchronisations of one store on one ring, by slot.
+/// The fsync operations of one store on one ring, by slot.
 #[derive(Debug, Default)]
 pub(crate) struct Syncs {
     leader: Option<u32>,
-    /// Share the fate of the leader.
+    /// Complete with the leader.
     followers: Vec<u32>,
-    /// Came after the leader had begun.
+    /// Arrived after the leader had started.
     waiting: Vec<u32>,
 }
 
 impl Syncs {
-    /// A slot asks; true when it is to be given to the kernel now.
+    /// Adds a slot; returns true if it is to be submitted now.
     pub(crate) fn join(&mut self, slot: u32) -> bool {
         match self.leader {
             None => {
@@ -33,9 +33,8 @@ impl Syncs {
         }
     }
 
-    /// The leader is home: those who share its outcome are appended to `followers`. When it has
-    /// been given up for reasons of its own (`alone`), nobody shares that. Gives the slot that
-    /// leads next, to be given to the kernel.
+    /// The leader has completed: appends those that share its outcome to `followers`. If it was
+    /// cancelled (`alone`), nobody shares that. Returns the next leader, to be submitted.
     pub(crate) fn end(&mut self, slot: u32, alone: bool, followers: &mut Vec<u32>) -> Option<u32> {
         if self.leader != Some(slot) {
             return None;
@@ -53,7 +52,7 @@ impl Syncs {
         self.leader
     }
 
-    /// Takes out a slot that does not lead; false when it is not there.
+    /// Removes a slot that does not lead; returns false if it is not there.
     pub(crate) fn leave(&mut self, slot: u32) -> bool {
         for line in [&mut self.waiting, &mut self.followers] {
             if let Some(at) = line.iter().position(|other| *other == slot) {

@@ -5,14 +5,15 @@ use std::mem::take;
 use super::pending::Flights;
 
 impl Flights {
-    /// Whether this slot is the one to synchronise its store now; otherwise it waits for the next.
+    /// Whether this slot is to be submitted as the fsync of its store now; otherwise it waits for
+    /// the next.
     pub(super) fn leads_sync(&mut self, slot: u32) -> bool {
         let Some(flight) = self.slots[slot as usize].as_mut() else { return true };
         let index = flight.attachment;
         let Some(attachment) = self.attachments[index as usize].as_mut() else { return true };
         let leads = attachment.syncs.join(slot);
         if !leads {
-            // Meanwhile it keeps no worker.
+            // It occupies no worker meanwhile.
             flight.idle = true;
             attachment.active = attachment.active.saturating_sub(1);
             self.resume(index);
@@ -20,14 +21,14 @@ impl Flights {
         leads
     }
 
-    /// Whether this slot was waiting for a synchronisation of others; it does not any more.
+    /// Whether this slot was waiting for an fsync of others; removes it.
     pub(super) fn leaves_sync(&mut self, slot: u32) -> bool {
         let flight = self.slots[slot as usize].as_ref();
         let attachment = flight.and_then(|f| self.attachments[f.attachment as usize].as_mut());
         attachment.is_some_and(|attachment| attachment.syncs.leave(slot))
     }
 
-    /// What another store has taken the place of makes nothing durable.
+    /// Starts the fsync, unless the store was replaced: that would make nothing durable.
     pub(super) fn begin_sync(&mut self, slot: u32) {
         let Some(flight) = self.slots[slot as usize].as_mut() else { return };
         let attachment = self.attachments[flight.attachment as usize].as_ref();

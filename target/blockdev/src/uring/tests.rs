@@ -67,7 +67,7 @@ impl Bench {
         BlockDevice::submit(&mut self.ring, STORE, 0, op);
     }
 
-    /// Sleeps until `count` operations are home.
+    /// Sleeps until `count` operations have completed.
     fn await_done(&mut self, count: usize) -> Vec<IoCompletion> {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.done.len() < count {
@@ -118,7 +118,7 @@ fn open(path: &Path, size: Option<u64>, block: u32) -> Arc<BackingDevice> {
     Arc::new(BackingDevice::open(&config).unwrap())
 }
 
-/// Every operation, on a store of zeros.
+/// Executes every kind of operation, on a store of zeros.
 fn every_operation(bench: &mut Bench, block: u32) {
     let b = u64::from(block);
     assert_eq!(bench.read(0, block), Ok(vec![0; block as usize]));
@@ -150,7 +150,7 @@ fn every_operation_on_a_file() {
         // No copy, no pinning: every transfer was on the registered memory.
         let stats = bench.ring.stats();
         assert_eq!((stats.fixed, stats.plain, stats.copied), (6, 0, 0));
-        // Not every file system can zero a range; what it refuses is tried once.
+        // Not every file system can zero a range; a refused mode is not tried again.
         assert_eq!((stats.syncs, stats.spaces), (1, 4 + stats.again));
         assert!(stats.again <= 1);
     }
@@ -161,7 +161,7 @@ fn every_operation_on_ram() {
     let (mut bench, backing) = Bench::with_kind(BackingKind::Ram { size: SIZE });
     every_operation(&mut bench, 512);
     assert!(!backing.has_volatile_cache() && backing.can_discard());
-    // Memory files cannot zero a range; that was learned from one refusal.
+    // Memory files cannot zero a range; one refusal suffices.
     assert!(!backing.allows(crate::Space::ZeroRange));
     assert_eq!(bench.ring.stats().again, 1);
 }
@@ -231,7 +231,7 @@ fn a_shortened_file_is_an_error_not_old_data() {
     assert_eq!(backing.health().failures(), 1);
 }
 
-/// A success beside a failure would vouch for what the kernel has told the other one is lost.
+/// A success beside a failure would confirm data that the kernel has reported as lost.
 #[test]
 fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
     let (mut bench, backing) = Bench::with_file(512);
@@ -242,7 +242,7 @@ fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
     assert!(done.iter().all(|done| done.outcome == Ok(())));
     assert_eq!(bench.ring.stats().syncs, 2);
     assert_eq!((bench.ring.in_flight(), backing.sync_failure()), (0, None));
-    // All of them again, on a ring that is full of other things.
+    // All of them again, on a full ring.
     for n in 0..20u64 {
         let from = bench.filled(4096, n as u8);
         bench.submit(IoRequest::Write { from, at: n * 4096, fua: n % 3 == 0 });
@@ -257,7 +257,7 @@ fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
 }
 
-/// Its store may be lost before it has begun: what came after the one under way is not durable
+/// Its store may be lost before it starts: data written after the running one began are not durable
 /// then.
 #[test]
 fn a_flush_that_waits_for_its_turn_has_begun_nothing() {
@@ -380,7 +380,7 @@ fn a_store_that_hangs_keeps_nothing_from_the_others_and_can_be_asked_back() {
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
 }
 
-/// All hosts of a store that hangs give up together.
+/// All hosts of a store that blocks time out at about the same time.
 #[test]
 fn what_was_asked_back_leaves_nothing_behind() {
     const WISH: Tag = 1 << 20;
@@ -393,7 +393,7 @@ fn what_was_asked_back_leaves_nothing_behind() {
         BlockDevice::submit(&mut bench.ring, STORE, tag, IoRequest::Read { into, at: 0 });
     }
     bench.ring.submit();
-    // One of them is not there.
+    // One of them is unknown.
     let wishes: Vec<_> = (0..501).map(|of| crate::CancelRequest { of, tag: WISH | of }).collect();
     bench.ring.recall_all(&wishes);
     let done = bench.await_done(1001);
@@ -443,7 +443,7 @@ fn more_operations_than_the_ring_holds_wait_their_turn() {
     }
 }
 
-/// As a Write with in-capsule data does it: what follows the command lies on a page boundary.
+/// As for a Write with in-capsule data: the data behind the command begin on a page boundary.
 #[test]
 fn an_operation_is_given_back_or_completes_and_the_wish_says_which() {
     const WISH: Tag = 1 << 20;
@@ -459,7 +459,7 @@ fn an_operation_is_given_back_or_completes_and_the_wish_says_which() {
             };
             BlockDevice::submit(&mut bench.ring, STORE, tag, op);
         }
-        // Before the kernel has them, when it has, or when all are home.
+        // Before the kernel has them, while it has them, or after all have completed.
         if !round.is_multiple_of(3) {
             bench.ring.submit();
         }
@@ -556,7 +556,7 @@ fn an_unknown_backing_is_an_invalid_namespace() {
     bench.ring.detach(DeviceId(u32::MAX));
 }
 
-/// Operations meet the store they were submitted to, whatever happens to its number meanwhile.
+/// Operations use the store they were submitted to, even if its id is reused meanwhile.
 #[test]
 fn a_number_that_changes_hands_never_mixes_stores() {
     for submitted in [false, true] {
@@ -592,14 +592,14 @@ fn a_number_that_changes_hands_never_mixes_stores() {
     }
 }
 
-/// The files in the kernel's table of a ring, as the kernel shows them.
+/// The kernel's table of files of a ring, as the kernel shows it.
 fn table_of_files(bench: &Bench) -> String {
     let info = format!("/proc/self/fdinfo/{}", bench.ring.io.as_raw_fd());
     fs::read_to_string(info).unwrap()
 }
 
-/// Two backings take the number of one whose operations are under way: they get no slot of the
-/// table, and the slot is not vacated when the first of them goes.
+/// Two stores get the id of one with operations in flight: they get no slot in the table, and the
+/// slot is not vacated when the first of them is detached.
 #[test]
 fn a_slot_of_the_table_of_files_stays_with_whose_operations_are_under_way() {
     let (mut bench, old) = Bench::with_file(512);
@@ -624,7 +624,7 @@ fn a_slot_of_the_table_of_files_stays_with_whose_operations_are_under_way() {
     assert!(file("disk.img")[..20 * 4096].iter().all(|byte| *byte == 0xAA));
     assert!(file("third.img")[..4096].iter().all(|byte| *byte == 0xCC));
     assert!(file("second.img").iter().all(|byte| *byte == 0));
-    // The last operation has vacated it, for whoever comes next.
+    // The last operation has vacated it for the next store.
     let shown = table_of_files(&bench);
     assert!(!shown.contains("disk.img"), "{shown}");
     let fourth = bench.file("fourth.img", 512);
@@ -674,7 +674,7 @@ fn a_watch_reports_once_and_is_armed_again_on_demand() {
         bench.ring.reap(&mut bench.done, &mut bench.woken);
         std::mem::take(&mut bench.woken)
     };
-    // On a busy machine a turn may be over before it has begun.
+    // On a busy machine an iteration may end before it has begun.
     let woken = |bench: &mut Bench| {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -705,7 +705,7 @@ fn a_watch_reports_once_and_is_armed_again_on_demand() {
     assert_eq!(woken(&mut bench), [8]);
 }
 
-/// The kernel holds a polled socket open; unwatching gives its port back.
+/// The kernel holds a polled socket open; ending the poll releases its port.
 #[test]
 fn an_unwatched_socket_frees_its_port() {
     let mut bench = Bench::new(4);
@@ -724,7 +724,7 @@ fn an_unwatched_socket_frees_its_port() {
     }
 }
 
-/// A kernel without room for the region, as an ordinary user's limit of locked memory is.
+/// A kernel without room for the region, as with the limit of locked memory of an ordinary user.
 #[test]
 fn an_unregistered_region_works_too() {
     let (mut bench, _) = Bench::with_file(512);
@@ -733,7 +733,7 @@ fn an_unregistered_region_works_too() {
     assert_eq!(bench.ring.stats().fixed, 0);
 }
 
-/// What the ring falls back to on older kernels, forced on this one.
+/// Forces the configurations for older kernels on this one.
 #[test]
 fn every_kind_of_ring_works() {
     for rung in 0..LADDER.len() {
@@ -787,7 +787,7 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever is done in whatever order, the store holds what a model in memory holds.
+    /// After any operations in any order, the store equals a model in memory.
     #[test]
     fn the_store_agrees_with_a_model(
         acts in proptest::collection::vec(act(), 1..60),
@@ -841,7 +841,7 @@ proptest! {
     }
 }
 
-/// A loop device, gone at the end.
+/// A loop device, removed on drop.
 struct Loop(String);
 
 impl Loop {
@@ -881,7 +881,7 @@ fn every_operation_on_a_block_device() {
         bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
         every_operation(&mut bench, block);
         assert_eq!((backing.health().failures(), bench.ring.stats().plain), (0, 0));
-        // Served once only, and not beside a mount.
+        // Served only once, and not in addition to a mount.
         let kind = BackingKind::File { path: PathBuf::from(&device.0), size: None };
         let config =
             BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false };
@@ -912,7 +912,7 @@ fn a_failed_sync_comes_home_when_it_is_kept_and_what_promises_nothing_at_once() 
     health.record_by(Some(Arc::default()));
     health.set_fault(InjectedFault::Sync);
     let (mut done, mut woken) = (Vec::new(), Vec::new());
-    // The first one fails, the second is barred for that.
+    // The first one fails, so the second is rejected.
     for tag in [1, 2] {
         BlockDevice::submit(&mut bench.ring, STORE, tag, IoRequest::Flush);
         let until = Instant::now() + Duration::from_secs(60);
@@ -950,7 +950,7 @@ fn a_device_is_served_by_two_only_as_shared_and_never_beside_a_mount() {
         (BackingDevice::open(&shared).unwrap(), BackingDevice::open(&shared).unwrap());
     assert!(refusal(&alone).contains("in use by another nvmfd"));
     drop((first, second));
-    // Somebody else has claimed it who knows of no lock.
+    // Another process that knows of no lock has it open exclusively.
     let mut options = OpenOptions::new();
     let _claim = options.read(true).custom_flags(libc::O_EXCL).open(&device.0).unwrap();
     for config in [&alone, &shared] {
@@ -958,7 +958,7 @@ fn a_device_is_served_by_two_only_as_shared_and_never_beside_a_mount() {
     }
 }
 
-/// A device may get a cache while it is served: what its queue said when it was opened decides
+/// A device may gain a cache while it is served: its queue limit at the time of opening decides
 /// nothing.
 #[test]
 #[ignore = "needs root and a loop device"]
@@ -970,7 +970,7 @@ fn a_flush_reaches_a_device_that_was_write_through_when_it_was_opened() {
     let backing = open(Path::new(&device.0), Some(SIZE), 512);
     assert!(backing.has_volatile_cache(), "so hosts flush, and their flushes are passed on");
     bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
-    // The 16th number: flushes that the device has done.
+    // The 16th number: flushes that the device has completed.
     let flushes = || {
         let stat = fs::read_to_string(queue("stat")).unwrap();
         stat.split_whitespace().nth(15).unwrap().parse::<u64>().unwrap()
@@ -985,7 +985,7 @@ fn a_flush_reaches_a_device_that_was_write_through_when_it_was_opened() {
     drop(backing);
 }
 
-/// A small ext4 on a loop device, unmounted at the end.
+/// A small ext4 on a loop device, unmounted on drop.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -1000,14 +1000,14 @@ impl Mount {
         Mount(at)
     }
 
-    /// Has every change wait, until the end of what this gives.
+    /// Blocks every change until the returned value is dropped.
     fn freeze(&self) -> Frozen {
         let done = std::process::Command::new("fsfreeze").arg("--freeze").arg(&self.0).status();
         assert!(done.unwrap().success());
         Frozen(self.0.clone())
     }
 
-    /// Has the file system fail everything from now on, as after losing its disk.
+    /// Makes the file system fail every operation, as after the loss of its device.
     fn shut_down(&self) {
         const EXT4_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587D;
         const WITHOUT_LOG_FLUSH: u32 = 2;
@@ -1019,7 +1019,7 @@ impl Mount {
     }
 }
 
-/// A file system that lets no change happen, as one does whose disk is away.
+/// A frozen file system: changes block, as on a device that does not answer.
 struct Frozen(PathBuf);
 
 impl Drop for Frozen {
@@ -1080,7 +1080,7 @@ fn a_full_file_system_is_capacity_exceeded() {
         (0..size >> 17).map(|n| bench.write(n << 17, 1 << 17, 1, true)).collect();
     assert!(outcomes.contains(&Ok(())) && outcomes.contains(&full));
     assert!(outcomes.iter().all(|outcome| *outcome == Ok(()) || *outcome == full));
-    // No sync was lost with that, and space can be had back.
+    // No sync was lost, and space can be freed.
     assert_eq!(bench.run(IoRequest::Flush), Ok(()));
     assert_eq!(bench.run(IoRequest::Discard { at: 0, len: size / 2 }), Ok(()));
     assert_eq!(bench.write(size - (1 << 17), 1 << 17, 1, true), Ok(()));
@@ -1088,7 +1088,7 @@ fn a_full_file_system_is_capacity_exceeded() {
     drop((backing, mount, device));
 }
 
-/// What is more than its share waits with its store, and begins in order.
+/// Operations beyond its share are parked with the store, and start in order.
 #[test]
 fn no_store_has_all_slots_beside_another() {
     const MANY: u64 = 1000;
@@ -1106,7 +1106,7 @@ fn no_store_has_all_slots_beside_another() {
     assert_eq!(in_slots(&bench), Some(u64::from(share) - 1));
     BlockDevice::submit(&mut bench.ring, DeviceId(0), MANY, IoRequest::Flush);
     assert_eq!(bench.await_done(1)[0].tag, MANY);
-    // The other one leaves: more may begin. It comes again: no more than have begun.
+    // The other one is detached: more may start. It is attached again: no more than have started.
     bench.ring.detach(DeviceId(0));
     bench.ring.submit();
     let alone = Some(u64::from(worker_quota::SHARES[0]) - 1);
@@ -1119,7 +1119,7 @@ fn no_store_has_all_slots_beside_another() {
     assert!([5, 998, 999, 2000, 2001, 2002].iter().all(|tag| tags.contains(tag)), "{tags:?}");
     assert_eq!(in_slots(&bench), alone);
     assert_eq!(bench.ring.in_flight(), MANY as usize - 3);
-    // Whoever begins now finds the store as it is now.
+    // An operation that starts now uses the present state of the store.
     hangs.resize(900 * 512);
     hangs.health().set_fault(InjectedFault::None);
     let mut home = Vec::new();
@@ -1136,7 +1136,7 @@ fn no_store_has_all_slots_beside_another() {
     assert!(home.iter().all(right), "{home:?}");
 }
 
-/// One that waits until its store is synchronised for others is not with the kernel.
+/// An operation that waits for an fsync of others is not in the kernel.
 #[test]
 fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
     let share = u64::from(worker_quota::SHARES[1]);
@@ -1149,7 +1149,7 @@ fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
     bench.ring.submit();
     (1..=2 * share).for_each(|n| BlockDevice::submit(&mut bench.ring, STORE, n, IoRequest::Flush));
     bench.ring.submit();
-    // The first one hangs: the others can be had back, and what comes now begins.
+    // The first one blocks: the others can be cancelled, and what arrives now starts.
     store.health().set_fault(InjectedFault::None);
     assert_eq!(bench.ring.flights.attachments[0].as_ref().unwrap().active, 1);
     let into = bench.filled(512, 0xEE);
@@ -1166,7 +1166,7 @@ fn flushes_that_wait_for_others_come_back_and_hold_nobody_up() {
     assert_eq!(bench.ring.flights.attachments[0].as_ref().unwrap().active, 0);
 }
 
-/// Whatever waits in the kernel's line for workers, waits for all stores.
+/// The queue of the kernel for its workers is shared by all stores.
 #[test]
 #[ignore = "needs root, a loop device and mkfs.ext4"]
 fn a_store_that_hangs_leaves_workers_to_others() {
@@ -1194,7 +1194,7 @@ fn a_store_that_hangs_leaves_workers_to_others() {
         let done = bench.await_done(2);
         assert!(done.iter().all(|done| done.tag >= 7 && done.outcome == Ok(())), "{done:?}");
     }
-    // One that is parked is given back at once; the others go on when they can.
+    // A parked one is cancelled immediately; the others continue when they can.
     BlockDevice::submit(&mut bench.ring, STORE, 9, IoRequest::Discard { at: 0, len: 4096 });
     bench.ring.recall(10, 9);
     assert_eq!(bench.await_done(2).iter().map(|done| done.tag).sum::<u64>(), 19);
@@ -1205,9 +1205,8 @@ fn a_store_that_hangs_leaves_workers_to_others() {
     drop((mount, device));
 }
 
-/// What the kernel is told of durability, in the entry as it is submitted: whether a write has
-/// `RWF_DSYNC`, or a synchronisation is one of data. (`rw_flags` and `fsync_flags` of
-/// `struct io_uring_sqe` are the same four bytes.)
+/// The durability flags of the submitted entry: whether a write has `RWF_DSYNC`, or an fsync is a
+/// fdatasync. (`rw_flags` and `fsync_flags` of `struct io_uring_sqe` are the same four bytes.)
 fn flags_told(entry: &squeue::Entry) -> (u8, u32) {
     assert_eq!(size_of_val(entry), 64);
     // SAFETY: an entry is 64 plain bytes: the structure that the kernel reads.
@@ -1215,7 +1214,7 @@ fn flags_told(entry: &squeue::Entry) -> (u8, u32) {
     (bytes[0], u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]))
 }
 
-/// What the kernel is to be asked for a slot, and how that is said.
+/// The next submission for a slot, and its entry.
 fn next_entry(ring: &mut Ring, slot: u32) -> (Step, squeue::Entry) {
     let Some(Submission::Step(slot, step)) = ring.flights.next_submission(slot) else {
         panic!("nothing")
@@ -1238,7 +1237,7 @@ fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
                 let (step, entry) = next_entry(&mut bench.ring, slot);
                 assert!(matches!(step, Step::Write { len: left, .. } if left == len), "{step:?}");
                 assert_eq!(flags_told(&entry), (code, flags as u32), "{fixed} {registered}");
-                // The kernel has done half of it: the rest is as durable.
+                // The kernel has done half of it: the rest has the same durability.
                 let flight = bench.ring.flights.slots[slot as usize].as_mut().unwrap();
                 let backing = &bench.ring.flights.attachments[0].as_ref().unwrap().backing;
                 assert_eq!(flight.advance(4096, backing).is_some(), len == 4096);

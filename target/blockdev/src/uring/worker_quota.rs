@@ -1,9 +1,9 @@
 //! Quota of a backing store in the ring, and so of the kernel's io-wq workers.
 //!
-//! An operation that the kernel cannot do at once (a synchronisation, a deallocation; a transfer that
-//! finds no free tag of its device) goes to a worker and keeps it until it is done. What finds no
-//! worker waits in one line, whatever store it is for. So the kernel has as many operations of a store
-//! as leave workers to others; the rest is parked with the store, in order of arrival.
+//! An operation that the kernel cannot do immediately (fsync, deallocation; a transfer without a
+//! free tag of its device) goes to a worker and occupies it until completion. Operations that find
+//! no worker wait in one queue, whatever their store. So the kernel gets only as many operations of
+//! one store as leave workers to others; the rest is parked with the store, in order of arrival.
 
 use std::iter::once;
 
@@ -15,18 +15,18 @@ use crate::request::PendingIo;
 use crate::uring::setup::MOST_WORKERS;
 use crate::uring::sqe::Attachment;
 
-/// What the kernel may have of a store while there is another. With a reactor's rate (some 500,000
-/// operations a second) that is no limit up to a latency of 400 us; and half a dozen stores may hang
-/// at once, as each has some at its device as well, which keep no worker.
+/// Maximum of a store in the kernel while there are others. At the rate of a reactor (some 500,000
+/// operations per second) this does not limit up to a latency of 400 us. Half a dozen stores may
+/// block at once, because some of their operations are at the device, where they occupy no worker.
 const BESIDE_OTHERS: u32 = 192;
-/// What it may have of one alone: another that comes finds workers.
+/// Maximum of a store that is alone: another one that is attached finds workers.
 const ALONE: u32 = MOST_WORKERS - BESIDE_OTHERS;
 
-/// The two, in this order.
+/// [`ALONE`] and [`BESIDE_OTHERS`].
 pub(super) const SHARES: [u32; 2] = [ALONE, BESIDE_OTHERS];
 
 impl Flights {
-    /// Stores have come or gone.
+    /// Recomputes the shares: stores were attached or detached.
     pub(super) fn share_anew(&mut self) {
         let has_workers = |it: &&Attachment| matches!(it.backing.kind(), Kind::File | Kind::Device);
         let stores = self.attachments.iter().flatten().filter(has_workers).count();
@@ -34,7 +34,7 @@ impl Flights {
         (0..self.attachments.len()).for_each(|index| self.resume(index as u32));
     }
 
-    /// Gives the next flight that may have one a slot; parks those before it that may not.
+    /// Gives a slot to the next operation that may have one; parks those before it that may not.
     pub(super) fn take_slot(&mut self) -> Option<u32> {
         let slot = *self.free.last()?;
         let flight = self.next_resumed().or_else(|| self.next_queued())?;
@@ -46,7 +46,7 @@ impl Flights {
         Some(slot)
     }
 
-    /// Takes a slot back: the next of its store may have it.
+    /// Frees a slot: the next operation of its store may have it.
     pub(super) fn leave_slot(&mut self, slot: u32, flight: &PendingIo) {
         self.free.push(slot);
         let index = flight.attachment;
@@ -57,7 +57,7 @@ impl Flights {
         }
     }
 
-    /// Takes out flights that are in no slot yet.
+    /// Removes operations that have no slot yet.
     pub(super) fn take_waiting(&mut self, is_wanted: impl Fn(Tag) -> bool) -> Vec<PendingIo> {
         let mut taken = Vec::new();
         let parked = self.attachments.iter_mut().flatten().map(|it| &mut it.parked);
@@ -73,7 +73,7 @@ impl Flights {
         taken
     }
 
-    /// Has what is parked with a store looked at.
+    /// Reconsiders the parked operations of a store.
     pub(super) fn resume(&mut self, index: u32) {
         let attachment = self.attachments[index as usize].as_ref();
         if attachment.is_some_and(|it| !it.parked.is_empty()) && !self.resumed.contains(&index) {
@@ -90,7 +90,7 @@ impl Flights {
                 self.resumed.pop();
                 continue;
             };
-            // The store may have failed, or become smaller, since it was submitted.
+            // The store may have failed, or become smaller, since the submission.
             let Some(outcome) = flight.shortcut(backing) else { return Some(flight) };
             let done = self.dismiss(flight, outcome);
             self.ready.extend(done);
