@@ -1,5 +1,6 @@
-//! What a bad network costs the soft fabric, as a table: blocks of 64 KiB in simulated air whose
-//! link takes a microsecond for every datagram, on a virtual clock. Every block is verified.
+//! Measures the cost of packet loss for the soft fabric, as a table: blocks of 64 KiB over a
+//! simulated network whose link takes a microsecond for every datagram, on a virtual clock. Every
+//! block is verified.
 //!
 //! ```text
 //! cargo run --release --example loss

@@ -1,13 +1,14 @@
-//! The server side of `rping` (package rdmacm-utils) on the verbs provider: proof that another
-//! program's RDMA Reads, Writes and Sends agree with ours, and that every buffer comes home.
-//! `rping_guest.sh` beside this file runs it through its paces.
+//! The server side of `rping` (package rdmacm-utils) on the verbs provider: shows that the RDMA
+//! Reads, Writes and Sends of another program interoperate with ours, and that every buffer is
+//! returned. `rping_guest.sh` in this directory runs all its modes.
 //!
-//! One round: the client sends {address, key, length} of its source; we Read it and answer; it
-//! sends the same of its sink; we Write what we have read and answer. All numbers big-endian.
+//! One round: the client sends {address, key, length} of its source; the server Reads it and
+//! answers; the client sends the same of its sink; the server Writes what it has read and answers.
+//! All numbers are big-endian.
 //!
 //! Options: `elsewhere` accepts on one fabric and serves on another, `reject` refuses every
-//! request, `hang-up` disconnects after ten rounds, `slow` takes its time before it accepts,
-//! `deep` asks for queues of 2000.
+//! request, `hang-up` disconnects after ten rounds, `slow` delays before it accepts, `deep`
+//! requests queues of 2000.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -37,7 +38,7 @@ const PLAN: PoolPlan = PoolPlan {
 struct Server {
     pool: Pool,
     fabric: Verbs,
-    /// The data of each client's round, and its rounds.
+    /// Data of the current round and number of rounds, by client.
     clients: HashMap<Qp, (Option<Buf>, u32)>,
     served: u32,
     options: Vec<String>,
@@ -108,7 +109,7 @@ impl Server {
                 let data = client.0.take();
                 self.receive(qp);
                 if let Some(from) = data {
-                    // Written and answered under one doorbell.
+                    // The write and the answer share one doorbell.
                     self.fabric.post(qp, 2, Work::Write { from, to: remote });
                     return self.answer(qp);
                 }
@@ -155,7 +156,7 @@ fn fds() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// Until something can be polled, or the fabrics' own deadline.
+/// Sleeps until there is something to poll, or until the deadline of a fabric.
 fn sleep(fabrics: &[&Verbs], until: Option<Instant>) {
     let fds = fabrics.iter().map(|f| PollFd::new(f.as_fd(), PollFlags::POLLIN));
     let left = until.map(|at| at.saturating_duration_since(Instant::now()).as_millis() as u16 + 1);

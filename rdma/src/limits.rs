@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// Queue pairs at once.
+/// Maximum of queue pairs.
 pub const QUEUE_PAIRS: u32 = 2048;
-/// Connections that were asked for and are not confirmed, at once. When one more is asked for, the
-/// oldest of the source that has the most makes room.
+/// Maximum of connections that were requested and are not confirmed. A further request evicts the
+/// oldest one of the source that has the most.
 pub const HALF_OPEN: usize = 256;
-/// The same of one source, whose own oldest makes room.
+/// The same for one source, whose own oldest one is evicted.
 pub const HALF_OPEN_PER_SOURCE: usize = 64;
-/// How often one connection makes room for another, at most: to make and end them costs much more
-/// than to ask, and others want to be served meanwhile.
+/// Minimum time between two evictions: setting up and ending a connection costs much more than
+/// requesting one, and other peers need service meanwhile.
 pub const DISPLACEMENT: Duration = Duration::from_millis(1);

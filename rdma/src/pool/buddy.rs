@@ -1,10 +1,10 @@
 //! Buddy allocator for the data section: doubly linked free lists in arrays, so allocation, release
 //! and merging take constant time and never allocate.
 //!
-//! Whoever takes little takes it anywhere, so what is large may never come together again. So some
-//! blocks of the largest size can be *set aside*: their free pieces are on lists of their own, from
-//! which nobody takes anything but by [`Buddy::take_aside`]. What is taken of them comes home and
-//! joins there.
+//! Small allocations may be anywhere, so a large block may never become free again. So some blocks
+//! of the largest size can be *set aside*: their free pieces are on lists of their own, which only
+//! [`Buddy::take_aside`] uses. Pieces allocated from them are released to these lists and merge
+//! there.
 
 use std::ops::Range;
 
@@ -13,22 +13,22 @@ const TAKEN: u8 = u8::MAX;
 
 #[derive(Debug)]
 pub(super) struct Buddy {
-    /// The lists by order: of what is for everybody, and of what is set aside.
+    /// Heads of the free lists by order: general, and set aside.
     heads: [Vec<u32>; 2],
     next: Vec<u32>,
     prev: Vec<u32>,
     /// Order of the free block that begins at this unit, or `TAKEN`.
     free_order: Vec<u8>,
-    /// Free units, as the lists.
+    /// Free units: general, and set aside.
     free_units: [u32; 2],
     /// Units that are set aside.
     aside: Range<u32>,
-    /// Where what is set aside next begins.
+    /// Start of the next range to set aside.
     next_aside: u32,
 }
 
 impl Buddy {
-    /// All are free: so many units, in blocks of 2^`top`, which is the largest that there is.
+    /// All units are free: `units`, in blocks of 2^`top`, the largest size.
     pub(super) fn new(units: u32, top: u8) -> Buddy {
         let (n, orders) = (units as usize, usize::from(top) + 1);
         let mut buddy = Buddy {
@@ -50,13 +50,13 @@ impl Buddy {
         self.free_units[0] + self.free_units[1]
     }
 
-    /// Free units that are for everybody.
+    /// Free units outside of the range set aside.
     pub(super) fn free_for_all_units(&self) -> u32 {
         self.free_units[0]
     }
 
-    /// Units of the largest free block that is for everybody; of all that have the largest size,
-    /// where there are several.
+    /// Units of the largest free block outside of the range set aside; or of all free blocks of the
+    /// largest size, if there are several.
     pub(super) fn largest_units(&self) -> u32 {
         let top = self.heads[0].len() - 1;
         let mut wholes = 0;
@@ -68,7 +68,7 @@ impl Buddy {
         if wholes > 0 { wholes } else { self.largest(0) }
     }
 
-    /// Units of the largest free block of what is set aside; all of that, where it is free.
+    /// Units of the largest free block in the range set aside; all of the range, if it is free.
     pub(super) fn largest_aside_units(&self) -> u32 {
         let top = self.heads[1].len() - 1;
         let mut blocks = self.aside.clone().step_by(1 << top);
@@ -78,12 +78,12 @@ impl Buddy {
         }
     }
 
-    /// A block of 2^`order` units that is for everybody.
+    /// Allocates a block of 2^`order` units outside of the range set aside.
     pub(super) fn take(&mut self, order: u8) -> Option<u32> {
         self.take_of(0, order)
     }
 
-    /// One of what is set aside.
+    /// Allocates one from the range set aside.
     pub(super) fn take_aside(&mut self, order: u8) -> Option<u32> {
         self.take_of(1, order)
     }
@@ -102,8 +102,8 @@ impl Buddy {
         self.push(unit, order);
     }
 
-    /// Sets the next so many blocks of the largest size aside, in place of what was; behind the
-    /// last ones none, for a turn. Whether it is that turn.
+    /// Sets the next `blocks` blocks of the largest size aside, instead of the previous ones. After
+    /// the last blocks none is set aside for one round; returns whether this is that round.
     pub(super) fn set_aside(&mut self, blocks: u32) -> bool {
         let start = self.next_aside;
         self.put_back();
@@ -119,7 +119,7 @@ impl Buddy {
         false
     }
 
-    /// Nothing is set aside; what was, is the first that will be.
+    /// Sets nothing aside; the last range will be the next one.
     pub(super) fn put_back(&mut self) {
         if !self.aside.is_empty() {
             let aside = std::mem::take(&mut self.aside);
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!((buddy.free_units(), buddy.largest_units(), buddy.take(2)), (8, 1, None));
         assert!(!buddy.set_aside(1));
         assert_eq!((buddy.largest_units(), buddy.largest_aside_units()), (1, 1));
-        // Others take all the rest, and nothing of this.
+        // Other allocations take all the rest, and nothing of this.
         let others: Vec<u32> = std::iter::from_fn(|| buddy.take(0)).collect();
         assert_eq!(others.len(), 6);
         assert!(others.iter().all(|unit| *unit >= 4), "{others:?}");
@@ -235,9 +235,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is set aside and put back, units are conserved, live blocks never overlap, none
-        /// of what others take lies in what is set aside, and all joins again in the end. And where
-        /// a block is free, there is room for any blocks that together are no more.
+        /// Whatever is set aside and put back, units are conserved, live blocks never overlap, no
+        /// general allocation is inside the range set aside, and all blocks merge in the end. And
+        /// if a block is free, any blocks whose total is not larger can be allocated.
         #[test]
         fn any_order_of_steps_keeps_the_books(
             steps in prop::collection::vec((0u8..6, 0u8..4, any::<usize>()), 1..200)

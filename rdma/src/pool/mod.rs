@@ -1,26 +1,26 @@
 //! `Pool` and `Buf`: the registered memory.
 //!
-//! One allocation a reactor, registered twice: with the adapter (memory region) and with the ring
-//! (fixed buffer). So a disk reads straight into what the adapter sends.
+//! One allocation for each reactor, registered twice: with the adapter (memory region) and with the
+//! ring (fixed buffer). So a device reads directly into the memory that the adapter sends.
 //!
 //! ```text
 //! | cells (64 B: responses) | receives (page + in-capsule bytes) | data (buddy, 4 KiB and up) |
 //! ```
 //!
-//! A receive buffer's window begins `lead_bytes` before a page boundary, so that what follows the
-//! first `lead_bytes` of a message is page aligned and can go to an `O_DIRECT` file as it lies.
+//! The window of a receive buffer begins `lead_bytes` before a page boundary, so the rest of a
+//! message is page aligned and can be written to an `O_DIRECT` file without a copy.
 //!
-//! # How the unsafe code is fenced
+//! # Invariants of the unsafe code
 //!
-//! * The allocation is one anonymous mapping, owned by [`Region`], alive while anyone holds it:
-//!   providers and rings keep an `Arc<Region>` for as long as a device may touch it.
-//! * A [`Buf`] is move-only and made by [`Pool`] alone, with bytes that no other live `Buf` has.
-//!   Giving it to a fabric or a disk moves it, so no reference can exist while a device writes.
-//! * A [`RemoteRegion`] buffer, which peers may write at any time, gives no slice, only copies. A
-//!   provider that moves data itself gets at its bytes by the one `Window` that was split off when
-//!   the buffer was exposed; the buffer is free again only when that has come back.
+//! * The allocation is one anonymous mapping, owned by [`Region`], which lives as long as it is
+//!   referenced: providers and rings keep an `Arc<Region>` for as long as a device may access it.
+//! * A [`Buf`] is move-only and created by [`Pool`] alone, with bytes that no other live `Buf` has.
+//!   Passing it to a fabric or a device moves it, so no reference can exist while a device writes.
+//! * A [`RemoteRegion`] buffer, which peers may write at any time, allows no slices, only copies. A
+//!   provider that moves data itself accesses its bytes by the one `Window` that was split off when
+//!   the buffer was registered; the buffer is free again only after that was returned.
 //! * Slices are made from a `&Buf`/`&mut Buf` plus a region of the same identity, and only inside
-//!   the buffer's bounds, which are checked where they are set.
+//!   the bounds of the buffer, which are checked where they are set.
 #![expect(unsafe_code, reason = "the registered memory: a mapping, and slices of it")]
 
 mod buddy;
@@ -42,8 +42,8 @@ pub const PAGE_BYTES: u32 = 4096;
 /// The size of a cell, in bytes.
 pub const CELL_BYTES: u32 = 64;
 
-/// Bytes that a data buffer of `len` bytes takes of its pool: a power of two of pages. For lengths
-/// that a pool has, up to 2 GiB.
+/// Bytes that a data buffer of `len` bytes occupies in its pool: a power of two of pages. For
+/// lengths that a pool supports, up to 2 GiB.
 #[inline]
 #[must_use]
 pub fn capacity_for(len: u32) -> u32 {
@@ -74,8 +74,8 @@ impl PoolPlan {
         u64::from(PAGE_BYTES) + u64::from(self.tail_bytes)
     }
 
-    /// What the pool takes: cells × 64 + receives × (4096 + tail) + data, each section rounded up
-    /// to whole pages.
+    /// Size of the pool: cells × 64 + receives × (4096 + tail) + data, each section rounded up to
+    /// whole pages.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.cell_section() + self.receive_section() + self.data_section()
@@ -96,8 +96,7 @@ impl PoolPlan {
     fn check(&self) -> io::Result<()> {
         let largest_ok = self.largest_bytes >= PAGE_BYTES && self.largest_bytes.is_power_of_two();
         let tail_ok = self.tail_bytes.is_multiple_of(PAGE_BYTES) && self.tail_bytes <= 1 << 20;
-        // So sums of sections fit 64 bits, and no offset is more than the `isize::MAX` that one
-        // may be.
+        // So sums of sections fit in 64 bits, and offsets in `isize`.
         let data_ok = self.data_bytes <= 1 << 48;
         let sizes_ok = largest_ok && tail_ok && data_ok && self.lead_bytes <= PAGE_BYTES;
         if sizes_ok && self.total_bytes() > 0 {
@@ -107,7 +106,7 @@ impl PoolPlan {
     }
 }
 
-/// The mapping itself. Whoever registers it with a device holds it until the registration is gone.
+/// The mapping. An owner that registers it with a device keeps it until the registration has ended.
 #[derive(Debug)]
 pub struct Region {
     /// The pool's identity, which its buffers carry.
@@ -117,7 +116,7 @@ pub struct Region {
 }
 
 // SAFETY: Region hands out addresses, and slices only against a Buf, which is exclusive. Unmapping
-// happens once, when the last holder is gone.
+// happens once, when the last reference is dropped.
 unsafe impl Send for Region {}
 // SAFETY: as above; a slice needs the Buf, and a mutable one needs it mutably.
 unsafe impl Sync for Region {}
@@ -136,20 +135,20 @@ impl Region {
         self.len
     }
 
-    /// The window's bytes, for providers that move data themselves.
+    /// The bytes of the window, for providers that move data themselves.
     ///
     /// # Panics
-    /// When the buffer is of another pool; so does [`Region::bytes_mut`].
+    /// The buffer is of another pool; [`Region::bytes_mut`] panics as well.
     #[must_use]
     pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
         self.check(buf);
-        // SAFETY: `check` proved the buffer is ours, so it lies inside the live mapping; its bytes
-        // belong to this Buf alone, which is borrowed, so nobody writes them for 'a. The mapping
-        // is zero-filled by the kernel, hence initialised.
+        // SAFETY: `check` proved that the buffer belongs to this pool, so it is inside the live
+        // mapping; its bytes belong to this Buf alone, which is borrowed, so nobody writes them for
+        // 'a. The mapping is zero-filled by the kernel, hence initialised.
         unsafe { std::slice::from_raw_parts(self.at(buf), buf.len as usize) }
     }
 
-    /// The window's bytes, to change.
+    /// The bytes of the window, mutable.
     #[must_use]
     pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
         self.check(buf);
@@ -160,17 +159,17 @@ impl Region {
     /// The bytes of a buffer that peers may access.
     pub(crate) fn exposed<'a>(&'a self, window: &'a Window) -> &'a [u8] {
         assert_eq!(window.pool, self.id, "a window of another pool");
-        // SAFETY: a window lies in a buffer of this pool (checked above), which is inside an
-        // `RemoteRegion` for as long as the window exists, or lost. So the only other way to these bytes
-        // is `copy_out` and `copy_in`: these need the `RemoteRegion`, which cannot leave its thread.
-        // Windows are kept by `Memory` alone, which asserts that it is on that thread before it
-        // comes here. So only code that holds what this returns could copy meanwhile. That is code
-        // of this crate, for no public function returns it: it goes into a copy, a CRC or a
-        // system call, and nothing of a user's is called until it is dropped.
+        // SAFETY: a window is in a buffer of this pool (checked above), which is inside a
+        // `RemoteRegion` for as long as the window exists, or leaked. So the only other access to
+        // these bytes is by `copy_out` and `copy_in`: these need the `RemoteRegion`, which cannot
+        // leave its thread. Windows are kept by `Memory` alone, which asserts that it is on that
+        // thread before it calls this. So only code that holds the returned slice could copy
+        // meanwhile. That is code of this crate, because no public function returns it: it passes
+        // it to a copy, a CRC or a system call, and calls no user code until it is dropped.
         unsafe { std::slice::from_raw_parts(self.place(window.offset), window.len as usize) }
     }
 
-    /// The bytes of a buffer that peers may access, to change.
+    /// The bytes of a buffer that peers may access, mutable.
     pub(crate) fn exposed_mut<'a>(&'a self, window: &'a mut Window) -> &'a mut [u8] {
         assert_eq!(window.pool, self.id, "a window of another pool");
         // SAFETY: as in `exposed`; the window is the only one and is borrowed mutably.
@@ -187,20 +186,20 @@ impl Region {
 
     fn place(&self, offset: u64) -> *mut u8 {
         // SAFETY: base + start + len was checked against the section when the buffer was made and
-        // against the capacity whenever its window moved; both lie inside the mapping.
+        // against the capacity whenever its window moved; both are inside the mapping.
         unsafe { self.base.as_ptr().add(offset as usize) }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by Pool::new with this base and length and nobody else
-        // unmaps it; the last Arc is gone, so no device and no Pool uses it any more.
+        // SAFETY: the mapping was made by Pool::new with this base and length and nothing else
+        // unmaps it; the last Arc was dropped, so no device and no Pool uses it any more.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
     }
 }
 
-/// What a buffer is for; decides its section.
+/// Purpose of a buffer; determines its section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Class {
     Cell,
@@ -209,8 +208,8 @@ enum Class {
     Data(u8),
 }
 
-/// A piece of a [`Pool`], owned. Posting moves it away, completing brings it back; it must end in
-/// [`Pool::give`]. Its *window* is the part that operations act upon.
+/// An owned part of a [`Pool`]. Posting moves it away, completion returns it; finally it goes to
+/// [`Pool::give`]. Its *window* is the part that operations use.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "a buffer that is dropped is lost to its pool: give it back"]
 pub struct Buf {
@@ -236,19 +235,19 @@ impl Buf {
         self.capacity
     }
 
-    /// Where the window begins within the buffer.
+    /// Start of the window within the buffer.
     #[must_use]
     pub fn start(&self) -> u32 {
         self.start
     }
 
-    /// Where the window begins within the [`Region`].
+    /// Start of the window within the [`Region`].
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.base + u64::from(self.start)
     }
 
-    /// Whether the buffer lies in this region: for providers and rings, before they hand its
+    /// Whether the buffer is in this region: checked by providers and rings before they pass its
     /// address to a device.
     #[must_use]
     pub fn is_of(&self, region: &Region) -> bool {
@@ -258,7 +257,8 @@ impl Buf {
     /// Moves the window to `len` bytes from `start` of the buffer.
     ///
     /// # Panics
-    /// When that leaves the buffer: a mistake of the caller, who chose the buffer by this length.
+    /// The window is outside of the buffer: a bug of the caller, who allocated the buffer for this
+    /// length.
     #[inline]
     pub fn select(&mut self, start: u32, len: u32) {
         assert!(
@@ -271,8 +271,8 @@ impl Buf {
     }
 }
 
-/// The window of an exposed buffer, for the provider that moves its data: made by
-/// `RemoteRegion::split` alone, once for each, and given back to `RemoteRegion::join`.
+/// The window of a remote region, for the provider that moves its data: made by
+/// `RemoteRegion::split` alone, once for each region, and returned to `RemoteRegion::join`.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Window {
     pool: u32,
@@ -311,7 +311,7 @@ impl Pool {
     /// grows later.
     ///
     /// # Errors
-    /// The plan is impossible or the mapping fails.
+    /// The plan is invalid or the mapping fails.
     pub fn new(plan: PoolPlan) -> io::Result<Pool> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         plan.check()?;
@@ -320,7 +320,7 @@ impl Pool {
         let units =
             u32::try_from(plan.data_section() / u64::from(PAGE_BYTES)).map_err(io::Error::other)?;
         let top = (plan.largest_bytes / PAGE_BYTES).trailing_zeros() as u8;
-        // Whether a buffer lies in a region is told by this number alone, so none is given twice.
+        // This number alone tells whether a buffer is in a region, so it is never reused.
         let id = u32::try_from(NEXT.fetch_add(1, Ordering::Relaxed))
             .map_err(|_| io::Error::other("there have been 2^32 pools"))?;
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -343,20 +343,20 @@ impl Pool {
         &self.region
     }
 
-    /// What the pool was made from.
+    /// The plan of the pool.
     #[must_use]
     pub fn plan(&self) -> &PoolPlan {
         &self.plan
     }
 
-    /// A buffer of 64 bytes, all in the window.
+    /// Allocates a buffer of 64 bytes, all in the window.
     pub fn take_cell(&mut self) -> Option<Buf> {
         let index = self.cells.pop()?;
         let base = u64::from(index) * u64::from(CELL_BYTES);
         Some(self.buf(Class::Cell, base, CELL_BYTES, 0, CELL_BYTES))
     }
 
-    /// A receive buffer; the window is the lead and the tail.
+    /// Allocates a receive buffer; the window is the lead and the tail.
     pub fn take_receive(&mut self) -> Option<Buf> {
         let index = self.receives.pop()?;
         let base = self.plan.cell_section() + u64::from(index) * self.plan.receive_bytes();
@@ -365,37 +365,40 @@ impl Pool {
         Some(self.buf(Class::Receive, base, PAGE_BYTES + self.plan.tail_bytes, start, len))
     }
 
-    /// A page-aligned buffer with a window of `len` bytes (1 to the plan's largest), or none when
-    /// no free piece is large enough just now. A `len` of 0 or above the largest is always none.
+    /// Allocates a page-aligned buffer with a window of `len` bytes (1 to the plan's largest), or
+    /// none if no free block is large enough at present. A `len` of 0 or above the largest always
+    /// returns none.
     pub fn take_data(&mut self, len: u32) -> Option<Buf> {
         self.take_from(len, Buddy::take)
     }
 
-    /// The same for the one for whom a part is set aside: from that part, or else from the rest.
+    /// As [`Pool::take_data`], for the user of the range set aside: from that range, or else from
+    /// the rest.
     pub fn take_aside(&mut self, len: u32) -> Option<Buf> {
         self.take_from(len, |data, order| data.take_aside(order).or_else(|| data.take(order)))
     }
 
-    /// The same for who may have any: from the rest, or else from that part.
+    /// As [`Pool::take_data`], from the rest, or else from the range set aside.
     pub fn take_any(&mut self, len: u32) -> Option<Buf> {
         self.take_from(len, |data, order| data.take(order).or_else(|| data.take_aside(order)))
     }
 
-    /// Sets another part of the data buffers aside, in place of what was, large enough for `bytes`
-    /// when all that is taken of it has come home: nobody else gets anything of it meanwhile. The
-    /// parts have their turns, and then there is none for a turn. Whether that one has come.
+    /// Sets the next range of data buffers aside, instead of the previous one. It has room for
+    /// `bytes` once all its allocations are released, because no others are made in it. Each range
+    /// has its turn, and after the last one there is none for one round; returns whether this is
+    /// that round.
     pub fn set_aside(&mut self, bytes: u64) -> bool {
         let parts = bytes.div_ceil(self.plan.largest_bytes.into()).max(1);
         self.data.set_aside(u32::try_from(parts).unwrap_or(u32::MAX))
     }
 
-    /// Nothing is set aside any more. The same part is the first one of the next time.
+    /// Sets nothing aside any more. The same range is the first one of the next time.
     pub fn put_back(&mut self) {
         self.data.put_back();
     }
 
-    /// Bytes that buffers can be made of for sure, however many: outside of what is set aside, and
-    /// in there.
+    /// Bytes that can certainly be allocated, in any number of buffers: outside of the range set
+    /// aside, and inside.
     #[must_use]
     pub fn whole_bytes(&self) -> (u64, u64) {
         let bytes = |units| u64::from(units) * u64::from(PAGE_BYTES);
@@ -418,10 +421,10 @@ impl Pool {
         Some(self.buf(Class::Data(order), base, PAGE_BYTES << order, 0, len))
     }
 
-    /// Takes a buffer back.
+    /// Releases a buffer.
     ///
     /// # Panics
-    /// When the buffer is of another pool.
+    /// The buffer is of another pool.
     pub fn give(&mut self, buf: Buf) {
         self.region.check(&buf);
         let sections = (self.plan.cell_section(), self.plan.receive_section());
@@ -438,7 +441,7 @@ impl Pool {
         }
     }
 
-    /// Resets a receive buffer's window to what [`Pool::take_receive`] gave.
+    /// Resets the window of a receive buffer to that of [`Pool::take_receive`].
     #[inline]
     pub fn rewind(&self, buf: &mut Buf) {
         if buf.class == Class::Receive {
@@ -447,39 +450,39 @@ impl Pool {
         }
     }
 
-    /// The window's bytes.
+    /// The bytes of the window.
     ///
     /// # Panics
-    /// When the buffer is of another pool; so do the others that take one.
+    /// The buffer is of another pool; the other methods with a buffer panic as well.
     #[must_use]
     pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
         self.region.bytes(buf)
     }
 
-    /// The window's bytes, to change.
+    /// The bytes of the window, mutable.
     #[inline]
     #[must_use]
     pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
         self.region.bytes_mut(buf)
     }
 
-    /// Copies bytes of a window that peers may be changing, from `at` on.
+    /// Copies bytes from `at` on out of a window that peers may be writing.
     ///
     /// # Panics
-    /// When that leaves the window.
+    /// The range is outside of the window.
     pub fn copy_out(&self, from: &RemoteRegion, at: u32, into: &mut [u8]) {
         let source = self.inside(from.buf(), at, into.len());
-        // SAFETY: `inside` proved that the bytes lie in the live mapping and in the window of this
-        // Buf, which nobody else in the process has; `into` lies elsewhere, since no reference
-        // into an exposed window can exist. What a device writes meanwhile may come out torn,
-        // and is bytes in any case.
+        // SAFETY: `inside` proved that the bytes are in the live mapping and in the window of this
+        // Buf, which is unique in the process; `into` is elsewhere, since no reference into a
+        // remote region can exist. Bytes that a device writes meanwhile may be torn, and are bytes
+        // in any case.
         unsafe { std::ptr::copy_nonoverlapping(source, into.as_mut_ptr(), into.len()) }
     }
 
-    /// Copies bytes into a window that peers may be reading, from `at` on.
+    /// Copies bytes from `at` on into a window that peers may be reading.
     ///
     /// # Panics
-    /// When that leaves the window.
+    /// The range is outside of the window.
     pub fn copy_in(&self, into: &mut RemoteRegion, at: u32, from: &[u8]) {
         let sink = self.inside(into.buf(), at, from.len());
         // SAFETY: as in `copy_out`, with the roles exchanged.
@@ -490,24 +493,24 @@ impl Pool {
         self.region.check(buf);
         let end = (at as usize).checked_add(len);
         assert!(end.is_some_and(|end| end <= buf.len as usize), "{at}+{len} leaves the window");
-        // SAFETY: at most `buf.len`, which lies inside the mapping.
+        // SAFETY: at most `buf.len`, which is inside the mapping.
         unsafe { self.region.at(buf).add(at as usize) }
     }
 
-    /// Free buffers: (cells, receives, data bytes).
+    /// Free buffers: cells, receives, data bytes.
     #[must_use]
     pub fn free(&self) -> (u32, u32, u64) {
         let data = u64::from(self.data.free_units()) * u64::from(PAGE_BYTES);
         (self.cells.len() as u32, self.receives.len() as u32, data)
     }
 
-    /// Bytes of data buffers that are free outside of what is set aside.
+    /// Bytes of free data buffers outside of the range set aside.
     #[must_use]
     pub fn free_for_all_bytes(&self) -> u64 {
         u64::from(self.data.free_for_all_units()) * u64::from(PAGE_BYTES)
     }
 
-    /// Whether every buffer is home.
+    /// Whether no buffer is allocated.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.free() == (self.plan.cells, self.plan.receives, self.plan.data_section())
@@ -568,8 +571,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any order of taking and giving: live buffers never overlap, all are in bounds and
-        /// aligned, bytes written stay, and the pool ends full.
+        /// Any order of allocations and releases: live buffers never overlap, all are in bounds and
+        /// aligned, written bytes stay, and the pool is full in the end.
         #[test]
         fn live_buffers_never_overlap(ops in proptest::collection::vec((0u8..4, 1u32..300_000), 1..200)) {
             let mut pool = Pool::new(plan()).unwrap();

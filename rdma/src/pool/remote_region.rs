@@ -1,4 +1,4 @@
-//! Memory that peers may read and write remotely: buffers that a host exposes to its target.
+//! Memory that peers may read and write: buffers that a host registers for its target.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -18,7 +18,7 @@ use crate::Remote;
 #[derive(Debug)]
 #[must_use = "a buffer that is dropped is lost to its pool: give it to `Initiator::deregister_remote`"]
 pub struct RemoteRegion {
-    // The access goes before the buffer.
+    // The access ends before the buffer is dropped.
     access: RemoteAccess,
     buf: Buf,
     remote: Remote,
@@ -28,39 +28,38 @@ pub struct RemoteRegion {
 
 #[derive(Debug)]
 enum RemoteAccess {
-    /// Ends when this is dropped.
+    /// Access ends when this is dropped.
     Registered { access: Box<dyn Any + Send>, invalidation: bool },
-    /// Ends when the provider has given back the [`Window`].
+    /// Access ends when the provider has returned the [`Window`].
     Lent,
 }
 
 impl RemoteRegion {
-    /// For providers whose device moves the data: `access` is what ends the peers' access when it
-    /// is dropped.
+    /// For providers whose device moves the data: dropping `access` ends the peers' access.
     pub fn new(buf: Buf, remote: Remote, access: Box<dyn Any + Send>) -> RemoteRegion {
         let access = RemoteAccess::Registered { access, invalidation: false };
         RemoteRegion { access, buf, remote, stays: PhantomData }
     }
 
-    /// For providers that move the data themselves: the window is the way to the bytes, and
-    /// [`RemoteRegion::join`] wants it back.
+    /// For providers that move the data themselves: the window gives access to the bytes, and has
+    /// to be returned to [`RemoteRegion::join`].
     pub(crate) fn split(buf: Buf, key: u32) -> (RemoteRegion, Window) {
         let remote = Remote { addr: buf.offset(), key, len: buf.len() };
         let window = Window::of(&buf);
         (RemoteRegion { access: RemoteAccess::Lent, buf, remote, stays: PhantomData }, window)
     }
 
-    /// Takes back what [`RemoteRegion::split`] gave.
+    /// Takes back the window of [`RemoteRegion::split`].
     ///
     /// # Panics
-    /// When the window is another's.
+    /// The window is of another region.
     pub(crate) fn join(self, window: Window) -> Buf {
         assert!(window == Window::of(&self.buf), "exposed by another fabric");
         self.buf
     }
 
-    /// Whether a peer may take back its own access, by a message that invalidates the key. Memory
-    /// that is registered with a device does not bear that: the device would end the connection.
+    /// Whether a peer may invalidate the key with its message. Memory that is registered with a
+    /// device does not support that: the device would end the connection.
     #[must_use]
     pub fn bears_invalidation(&self) -> bool {
         match &self.access {
@@ -83,10 +82,10 @@ impl RemoteRegion {
         self.remote
     }
 
-    /// Ends the access and gives the buffer back. `Initiator::deregister_remote` by its own name.
+    /// Ends the access and returns the buffer. `Initiator::deregister_remote` is its public name.
     ///
     /// # Panics
-    /// When it was lent to another fabric, whose peers would still have access.
+    /// The provider moves the data itself, so its peers would still have access.
     pub(crate) fn into_buf(self) -> Buf {
         match self.access {
             RemoteAccess::Registered { access, .. } => drop(access),
