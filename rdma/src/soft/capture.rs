@@ -1,12 +1,12 @@
 //! Packet capture of the provider: sent and received packets as a pcapng file that Wireshark
 //! decodes as RoCEv2 (IETF draft-ietf-opsawg-pcapng).
 //!
-//! The thread that moves packets only copies what is kept and hands it over; another one writes.
-//! When that one cannot keep up, packets are missing in the file (their number is with the next
-//! one that is in it), never on the wire.
+//! The thread that moves packets only copies the captured bytes and queues them; another thread
+//! writes them. If it cannot keep up, packets are missing in the file (their number is stored with
+//! the next one), never on the network.
 //!
-//! The IP and UDP headers are made up: a UDP socket does not see those of the real datagram. Their
-//! identification is right for what is sent, and 0 for what is received.
+//! The IP and UDP headers are synthesised: a UDP socket does not see those of the real datagram.
+//! Their identification is correct for sent packets, and 0 for received ones.
 
 use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions};
@@ -32,16 +32,16 @@ use super::wire::header::{Bth, ICRC_BYTES};
 use super::wire::icrc::Flow;
 use super::wire::opcode::{Opcode, Operation};
 
-/// Packets between the two threads, at most.
+/// Maximum of packets queued between the two threads.
 const QUEUED: usize = 16 << 10;
-/// How long a packet may be in memory before it is in the file.
+/// Maximum delay of a packet until it is in the file.
 const LATEST: Duration = Duration::from_millis(200);
 /// Bytes of a message that count as its header: the command of an NVMe capsule, or all of a
 /// response.
 const MESSAGE_HEAD_BYTES: usize = 64;
 /// Read and write for the owner.
 const OWNER_ONLY: u32 = 0o600;
-/// Version, length, addresses and so on before the UDP header, at most.
+/// Maximum size of the headers before the UDP header: version, length, addresses and so on.
 const MOST_IP_BYTES: usize = 40;
 const UDP_BYTES: usize = 8;
 /// The protocol number of UDP.
@@ -50,10 +50,10 @@ const UDP: u8 = 17;
 /// Captured length of each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// All headers, all messages of connection management, and the first 64 bytes of messages. In
-    /// place of other payload there are zeros: Wireshark decodes no packet that is cut short.
+    /// All headers, all messages of connection management, and the first 64 bytes of messages.
+    /// Other payload is replaced by zeros, because Wireshark does not decode truncated packets.
     Headers,
-    /// Everything: also what hosts read and write.
+    /// Everything, including the data of hosts.
     All,
 }
 
@@ -67,7 +67,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The flags of a packet block say it in their lowest bits.
+    /// Direction in the lowest bits of the flags of a packet block.
     const fn flags(self) -> u32 {
         match self {
             Direction::Received => 1,
@@ -76,8 +76,8 @@ impl Direction {
     }
 }
 
-/// A capture that is going on. Clones add to the same file, which is complete when the last of
-/// them is gone.
+/// A capture in progress. Clones add to the same file, which is complete when the last of them is
+/// dropped.
 #[derive(Clone, Debug)]
 pub struct Capture {
     packets: SyncSender<Captured>,
@@ -95,11 +95,11 @@ struct Captured {
 }
 
 impl Capture {
-    /// Begins a capture into a new file at `path`, of at most about `limit_bytes`, which only its
-    /// owner may read. A file that was there is removed; a named pipe or a device is written to.
+    /// Starts a capture into a new file at `path`, of at most about `limit_bytes`, readable by its
+    /// owner only. An existing file is removed; a named pipe or a device is written to.
     ///
     /// # Errors
-    /// The file cannot be made, the old one cannot be removed, or there is a symbolic link.
+    /// The file cannot be created, the old one cannot be removed, or the path is a symbolic link.
     pub fn begin(path: &Path, keep: Keep, limit_bytes: u64) -> io::Result<Capture> {
         let file = create(path)?;
         let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(cause)?;
@@ -124,8 +124,7 @@ impl Capture {
         Ok(Capture { packets, keep, missing: Arc::default() })
     }
 
-    /// Adds a packet, given in pieces that follow each other. `identification` is that of its
-    /// IPv4 header.
+    /// Adds a packet, given in consecutive pieces. `identification` is that of its IPv4 header.
     pub fn add(
         &self,
         direction: Direction,
@@ -157,12 +156,12 @@ impl Capture {
         }
     }
 
-    /// How many bytes of a datagram are kept at its beginning.
+    /// Number of bytes at the beginning of a datagram that are captured.
     fn kept(&self, datagram: [&[u8]; 3], length: usize) -> usize {
         if self.keep == Keep::All {
             return length;
         }
-        // Headers are never divided. What is no packet of ours is too strange to be cut.
+        // Headers are never truncated. A datagram that is not a RoCE packet is captured as a whole.
         let code = datagram[0].first().copied();
         let Some(row) = code.and_then(Opcode::from_wire).map(Opcode::row) else { return length };
         let headers = Bth::BYTES + row.header_bytes;
@@ -175,8 +174,8 @@ impl Capture {
     }
 }
 
-/// A file that nobody else can read: a new one, as somebody may have an old one open. A named pipe
-/// or a device is taken as it is.
+/// Creates a file that nobody else can read: a new one, as another process may have the old one
+/// open. A named pipe or a device is used as it is.
 fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).mode(OWNER_ONLY).custom_flags(libc::O_NOFOLLOW);
@@ -199,7 +198,7 @@ fn create(path: &Path) -> io::Result<File> {
     options.create_new(true).open(path)
 }
 
-/// Writes what comes until nobody can add any more; the number of packets.
+/// Writes packets until all senders are dropped; returns their number.
 fn write(
     mut writer: PcapNgWriter<BufWriter<File>>,
     packets: &Receiver<Captured>,
@@ -237,9 +236,10 @@ fn write(
     Ok(written)
 }
 
-/// An IP header without options and a UDP header without a checksum, for so many bytes.
+/// An IP header without options and a UDP header without a checksum, for this length.
 fn put_ip_and_udp(bytes: &mut Vec<u8>, flow: &Flow, tos: u8, identification: u16, length: usize) {
-    // A datagram that came through a socket fits; nothing depends on a header that says otherwise.
+    // A datagram that came through a socket fits; a wrong length in the header would have no
+    // effect.
     let udp_bytes = u16::try_from(UDP_BYTES + length).unwrap_or(u16::MAX);
     match (flow.source.ip(), flow.destination.ip()) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -304,7 +304,7 @@ mod tests {
     /// The packets of a capture: flags, kept bytes, original length, drop count.
     fn read(path: &Path) -> Vec<(u32, Vec<u8>, u32, u64)> {
         let mut packets = Vec::new();
-        // The writer may be in the middle of the header, or of a block: those come with a later look.
+        // The writer may be in the middle of the header or of a block, which a later read will see.
         let Ok(mut reader) = PcapNgReader::new(File::open(path).unwrap()) else { return packets };
         while let Some(Ok(block)) = reader.next_block() {
             let Block::EnhancedPacket(packet) = block else { continue };
@@ -321,13 +321,13 @@ mod tests {
         packets
     }
 
-    /// What is in the file when the writer has come so far.
+    /// Contents of the file after the writer has ended.
     fn finished(path: &Path, capture: Capture, packets: usize) -> Vec<(u32, Vec<u8>, u32, u64)> {
         drop(capture);
         awaited(path, packets)
     }
 
-    /// Waits until there are so many packets in the file.
+    /// Waits until this number of packets is in the file.
     fn awaited(path: &Path, packets: usize) -> Vec<(u32, Vec<u8>, u32, u64)> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -365,7 +365,7 @@ mod tests {
                 headers.resize(Bth::BYTES + opcode.row().header_bytes, 1);
                 let pieces = [&*headers, &*vec![7; len], &[9; 4]];
                 capture.add(Direction::Sent, &flow, 0, 9, pieces);
-                // As it is received: in one piece.
+                // As received: in one piece.
                 capture.add(Direction::Received, &flow, 0, 9, [&pieces.concat(), &[], &[]]);
             }
             let found = finished(&path, capture, 12);
@@ -415,7 +415,7 @@ mod tests {
         assert!(error.to_string().contains("symbolic link"), "{error}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
         mkfifo(&pipe, Mode::from_bits_truncate(0o600)).unwrap();
-        // Open both ways, so that nobody waits for the other end.
+        // Opened for reading and writing, so that no open waits for the other end.
         let mut reader = OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
         let _capture = Capture::begin(&pipe, Keep::All, u64::MAX).unwrap();
         let mut magic = [0; 4];
@@ -459,11 +459,11 @@ mod tests {
         let path = directory.path().join("a.pcapng");
         let capture = Capture::begin(&path, Keep::All, 1000).unwrap();
         let flow = flow("192.0.2.1", "192.0.2.2");
-        // As long as the writer takes packets.
+        // As long as the writer accepts packets.
         while capture.missing.load(Ordering::Relaxed) == 0 {
             capture.add(Direction::Sent, &flow, 0, 0, [&[0; 500], &[], &[]]);
         }
-        // The queue may be full before the writer has begun.
+        // The queue may be full before the writer has started.
         assert_eq!(awaited(&path, 2).len(), 2);
     }
 }

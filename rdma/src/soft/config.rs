@@ -1,4 +1,4 @@
-//! Configuration of an endpoint and of the fabric around it, and the path to a peer.
+//! Configuration of an endpoint and of its fabric, and the path to a peer.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,72 +10,70 @@ use crate::limits;
 
 /// The UDP port of RoCEv2, at every endpoint.
 pub const ROCE_PORT: u16 = 4791;
-/// The first of the UDP source ports that may be derived from queue pairs (annex A17.9.2, "UDP source
-/// port"): the range that is nobody's.
+/// The first of the UDP source ports that may be derived from queue pairs (annex A17.9.2, "UDP
+/// source port"): the dynamic range.
 pub const FIRST_SOURCE_PORT: u16 = 0xc000;
 
 /// Configuration of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Name of this endpoint, unique on the network and different after every start.
+    /// GUID of this endpoint, unique on the network and new after every start.
     pub guid: u64,
-    /// UDP source ports that queue pairs are spread over, from [`FIRST_SOURCE_PORT`] on, so that the
-    /// network's paths and a peer's receive queues are used alike; one queue pair keeps its own. 1:
-    /// all send from [`ROCE_PORT`], so packets of several may share a train. (The destination is
-    /// always [`ROCE_PORT`], and so is the source of connection management.)
+    /// Number of UDP source ports over which queue pairs are spread, from [`FIRST_SOURCE_PORT`] on,
+    /// so that the network's paths and the receive queues of a peer are used evenly; one queue pair
+    /// keeps its port. 1: all send from [`ROCE_PORT`], so packets of several may share a train.
+    /// (The destination is always [`ROCE_PORT`], and so is the source of connection management.)
     pub source_ports: u16,
-    /// The largest path MTU that the link carries, in bytes (256 to 4096). What connect asks for,
-    /// and the most that is accepted.
+    /// The largest path MTU of the link, in bytes (256 to 4096). Requested by connect, and the
+    /// maximum that is accepted.
     pub mtu: u32,
-    /// Packets that may be unacknowledged at once, per queue pair.
+    /// Maximum of unacknowledged packets of a queue pair.
     pub window: u32,
-    /// Peers of our own kind, which we and they tell by the name of the adapter, are told which
-    /// packets behind a gap have come, so that they send only those again that have not.
+    /// Whether to exchange selective acknowledgements with peers of this implementation (recognised
+    /// by the GUID), so that only missing packets are sent again.
     pub selective: bool,
-    /// Packets that came before one that is missing and are kept, at most, of all queue pairs. One
-    /// may have an eighth of that.
+    /// Maximum of out-of-order packets that are kept, for all queue pairs together. One may have an
+    /// eighth of that.
     pub early: u32,
-    /// Bytes asked for in one read request.
+    /// Bytes requested by one read request.
     pub read_bytes: u32,
-    /// Reads of a peer that a queue pair answers at once.
+    /// Reads of a peer that a queue pair answers concurrently.
     pub answered_reads: u8,
-    /// What peers may do with exposed memory.
+    /// Access rights of peers to remote regions.
     pub rights: Rights,
-    /// The first wait for an acknowledgement before sending again; it doubles with every retry, so
-    /// that seven take 191 times as long.
+    /// First ack timeout before a retransmission; it doubles with every retry, so that seven take
+    /// 191 times as long.
     pub ack_timeout: Duration,
-    /// What we ask a peer to wait when we have no receive.
+    /// RNR timer in our RNR NAKs.
     pub rnr_timer: RnrTimer,
-    /// How long a mere acknowledgement waits for something that it can leave with. It must be short
-    /// beside the time after which a peer sends again: less than the 100 µs that one of our own kind
-    /// allows beyond what it is used to.
+    /// Delay of a pure acknowledgement, to be sent with other packets. It must be short compared
+    /// with the retransmission timeout of the peer: less than the 100 µs that this implementation
+    /// adds to the measured round trip.
     pub ack_delay: Duration,
-    /// Queue pairs at once, at most.
+    /// Maximum of queue pairs.
     pub queue_pairs: u32,
-    /// Connections that peers have asked for and not confirmed, at most. When one more is asked
-    /// for, the oldest of whoever has the most makes room.
+    /// Maximum of connections that peers have requested and not confirmed. A further request evicts
+    /// the oldest one of the source that has the most.
     pub half_open: usize,
-    /// The same, of one source: when one more is asked for, its oldest makes room. And of its requests
-    /// that wait for a sign of life of theirs; of these, what is more is dropped until others have come
-    /// through.
+    /// The same for one source, whose own oldest one is evicted. Also the maximum of its requests
+    /// that wait for an answer to a challenge; further ones are dropped until others are answered.
     pub half_open_per_source: usize,
-    /// Connections of one source that may come up and end at once before their peers have been let
-    /// in ([`crate::Fabric::admit`]). Of who has had more, requests are passed over until time has
-    /// made up for some, sixteen a second. None: they are not counted, as for a user who lets in
-    /// everybody and never says so.
+    /// Connections of one source that may be established and end without being admitted
+    /// ([`crate::Fabric::admit`]). Above that, requests of the source are ignored until time has
+    /// compensated for some, sixteen a second. None: not counted, for a driver that never calls it.
     pub vain_per_source: Option<u32>,
-    /// Half-open connections of peers that have not shown that they hear us, beyond which others
-    /// must do that before anything is done for them. 0 asks everybody, `usize::MAX` nobody.
+    /// Number of unproven half-open connections above which a request is challenged before anything
+    /// is done for it. 0 challenges every request, `usize::MAX` none.
     pub unverified: usize,
-    /// Requests that wait for that, at most.
+    /// Maximum of requests that wait for an answer to a challenge.
     pub challenges: usize,
-    /// How long the user may think about a request, and how long an ended connection is
-    /// remembered.
+    /// Maximum time of the user for an answer to a request, and of the memory of an ended
+    /// connection.
     pub patience: Duration,
-    /// Exposed buffers at once, at most.
+    /// Maximum of remote regions.
     pub exposed: u32,
-    /// Numbers of queue pairs and names of connections are `steer.1` modulo `steer.0` (not 0), so
-    /// that a packet filter can tell which of several endpoints on one address a datagram is for.
+    /// Queue pair numbers and communication ids are `steer.1` modulo `steer.0` (not 0), so that a
+    /// packet filter can tell which of several endpoints at one address a datagram is for.
     pub steer: (u32, u32),
 }
 
@@ -85,8 +83,8 @@ impl Config {
         match self.source_ports {
             0 | 1 => ROCE_PORT,
             count => {
-                // Numbers may count up in any steps; the upper bits of a product depend on all of
-                // theirs (Fibonacci hashing).
+                // Numbers may be assigned in any steps; the upper bits of the product depend on all
+                // bits (Fibonacci hashing).
                 let both = local.get().rotate_left(8) ^ remote.get();
                 let hash = both.wrapping_mul(0x9e37_79b1) >> 16;
                 FIRST_SOURCE_PORT + (hash % u32::from(count)) as u16
@@ -96,7 +94,7 @@ impl Config {
 }
 
 impl Default for Config {
-    /// A target: nothing of its memory is open to peers.
+    /// For a target: peers have no access to memory.
     fn default() -> Config {
         Config {
             guid: 0,
@@ -127,21 +125,21 @@ impl Default for Config {
 /// Options of a fabric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// The address that `connect` uses. Without one the routes decide; towards an address of this
-    /// machine itself, whose port is the peer's, another of its addresses is taken (of 127.0.0.0/8
-    /// the first that is free, from 127.0.0.2 on).
+    /// Source address of `connect`. Without one the routes decide; for a peer on this machine,
+    /// which occupies the port of its address, another local address is used (of 127.0.0.0/8 the
+    /// first free one, from 127.0.0.2 on).
     pub source: Option<IpAddr>,
-    /// Bytes of a socket's receive buffer that are asked for.
+    /// Requested size of a socket's receive buffer.
     pub receive_buffer_bytes: usize,
-    /// Bytes of a socket's send buffer that are asked for.
+    /// Requested size of a socket's send buffer.
     pub send_buffer_bytes: usize,
     /// The transport. `guid` is chosen by the fabric.
     pub config: Config,
 }
 
 impl Default for Options {
-    /// For a target and for a host alike: what peers may access is what is exposed, and a target
-    /// exposes nothing, so that every access is answered with a remote access error.
+    /// For a target and for a host: peers can access remote regions only, and a target has none, so
+    /// every access fails with a remote access error.
     fn default() -> Options {
         Options {
             source: None,
@@ -162,14 +160,14 @@ impl Default for Options {
 /// Path to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
-    /// Our address.
+    /// Local address.
     pub from: IpAddr,
-    /// The largest payload that a packet may have there, in bytes (256 to 4096).
+    /// Maximum payload of a packet, in bytes (256 to 4096).
     pub mtu: u32,
 }
 
 impl From<IpAddr> for Path {
-    /// A path that limits nothing.
+    /// A path without a limit of its own.
     fn from(from: IpAddr) -> Path {
         Path { from, mtu: 4096 }
     }
@@ -184,7 +182,7 @@ mod tests {
         let one = Config::default();
         assert_eq!(one.source_port(Qpn::new(17), Qpn::new(18)), ROCE_PORT);
         let many = Config { source_ports: 16, ..Config::default() };
-        // As a host brings up its queues: ours are random, its own count.
+        // As a host creates its queues: our numbers are random, its own are consecutive.
         let mut used = [0; 16];
         for number in 0..160u32 {
             let (local, remote) =

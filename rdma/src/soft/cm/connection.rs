@@ -3,8 +3,8 @@
 //! handle one from the peer.
 //!
 //! ```text
-//! passive: Opened ──accept──► ReplySent ──RTU, or any packet──► Established ──► (gone)
-//! active:  RequestSent ──REP, answered by RTU──────────────────► Established ──► (gone)
+//! passive: Opened ──accept──► ReplySent ──RTU, or any packet──► Established ──► (ended)
+//! active:  RequestSent ──REP, answered by RTU──────────────────► Established ──► (ended)
 //! ```
 
 use std::net::IpAddr;
@@ -19,34 +19,34 @@ use super::request_key::RequestKey;
 use crate::soft::wire::header::DEFAULT_PKEY;
 use crate::soft::wire::psn::{Psn, Qpn};
 
-/// What we tell peers of our own answers: 4.096 µs * 2^20, as Linux.
+/// Our response time in messages: 4.096 µs * 2^20, as Linux.
 const RESPONSE_CODE: u8 = 20;
-/// What we tell peers of our slowest acknowledgement: 4.096 µs * 2^12, 17 ms.
+/// Our longest acknowledgement delay in messages: 4.096 µs * 2^12, 17 ms.
 const ACK_DELAY_CODE: u8 = 12;
 
-/// The first three bytes of our adapters' names, where a maker's number would be: locally
-/// administered, so nobody else's.
+/// First three bytes of our GUIDs, in place of a vendor's: locally administered, so not used by
+/// others.
 const KIN: u64 = 0x0e_6e_76;
-/// Bits of a name behind those.
+/// Bits of a GUID after these.
 const NAME_BITS: u32 = 40;
 
-/// A name of an adapter of our kind, made from a random number.
+/// A GUID of this implementation, made from a random number.
 pub(crate) const fn marked_guid(random: u64) -> u64 {
     KIN << NAME_BITS | random & ((1 << NAME_BITS) - 1)
 }
 
-/// Whether an adapter is of our kind, and knows what only that does.
+/// Whether a GUID is of this implementation, which supports its extensions.
 pub(crate) const fn is_marked_guid(guid: u64) -> bool {
     guid >> NAME_BITS == KIN
 }
 
-/// 4.096 µs * 2^code, the time codes of connection management (0 to 31).
+/// The time of a time code of connection management (0 to 31): 4.096 µs * 2^code.
 #[must_use]
 pub const fn code_time(code: u8) -> Duration {
     Duration::from_nanos(4096 << (code & 31))
 }
 
-/// The smallest time code that is at least `time`.
+/// The smallest time code for at least `time`.
 #[must_use]
 pub fn time_code(time: Duration) -> u8 {
     (1..31).find(|code| code_time(*code) >= time).unwrap_or(31)
@@ -61,7 +61,7 @@ pub const fn mtu_bytes(code: u8) -> Option<u32> {
     }
 }
 
-/// The code of the largest path MTU of at most `bytes`, at least that of 256.
+/// Code of the largest path MTU of at most `bytes`, at least that of 256.
 #[must_use]
 pub const fn mtu_code(bytes: u32) -> u8 {
     let mut code = 5;
@@ -71,31 +71,31 @@ pub const fn mtu_code(bytes: u32) -> u8 {
     code
 }
 
-/// A request to connect, complete enough to be answered by any endpoint: what
-/// [`crate::Incoming`] carries.
+/// A connection request, with all that any endpoint needs to answer it: the content of
+/// [`crate::Incoming`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectRequest {
     /// The message.
     pub message: Request,
     /// To be echoed.
     pub transaction: u64,
-    /// Who asks: source of the packet.
+    /// Source address of the packet.
     pub from: IpAddr,
-    /// Who was asked: destination of the packet.
+    /// Destination address of the packet.
     pub to: IpAddr,
 }
 
 impl ConnectRequest {
-    /// What makes it the same request when it comes again.
+    /// Its identity, equal for repetitions of the request.
     pub(crate) fn key(&self) -> RequestKey {
         let Request { ca_guid: guid, local_comm_id: comm, .. } = self.message;
         RequestKey { remote: self.from, local: self.to, guid, comm }
     }
 
-    /// The question whether anybody is there who asks: a request to disconnect what there is not.
-    /// Whoever manages connections answers that by a confirmation with the same `names` (and
-    /// nothing happens), so a sender is known to hear what is sent to its address. It is as long as
-    /// the request.
+    /// An address challenge for the sender of the request: a request to disconnect a connection
+    /// that does not exist. Every connection manager confirms it, with the same `names` and without
+    /// effect, so the answer proves that the sender receives packets at its address. It has the
+    /// length of the request.
     pub(crate) fn challenge(&self, names: (u32, u32)) -> [u8; MAD_BYTES] {
         let message = DisconnectRequest {
             local_comm_id: names.0,
@@ -105,7 +105,7 @@ impl ConnectRequest {
         emit(CmMessage::DisconnectRequest(message), self.transaction)
     }
 
-    /// The message that asks for patience of `time`, while the user thinks.
+    /// An MRA: asks the peer to wait for `time` while the user decides.
     pub(crate) fn wait(&self, time: Duration) -> [u8; MAD_BYTES] {
         let message = MessageReceipt {
             remote_comm_id: self.message.local_comm_id,
@@ -115,7 +115,7 @@ impl ConnectRequest {
         emit(CmMessage::MessageReceipt(message), self.transaction)
     }
 
-    /// The message that refuses it.
+    /// The REJ for it.
     #[must_use]
     pub fn reject(&self, reason: RejectReason, private_data: &[u8]) -> [u8; MAD_BYTES] {
         let mut message =
@@ -128,11 +128,11 @@ impl ConnectRequest {
 /// Phase of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
-    /// The user has the request and a queue pair, and has not answered.
+    /// The user has the request and a queue pair, and has not accepted it.
     Opened,
-    /// Our reply is out.
+    /// Our reply was sent.
     ReplySent,
-    /// Our request is out.
+    /// Our request was sent.
     RequestSent,
     /// Up.
     Established,
@@ -143,9 +143,9 @@ pub(crate) enum Phase {
 pub(crate) struct LocalParameters {
     pub(crate) guid: u64,
     pub(crate) receive_psn: Psn,
-    /// Reads of the peer that we answer.
+    /// Reads of the peer that we answer concurrently.
     pub(crate) answered_reads: u8,
-    /// Reads of ours that the peer answers.
+    /// Reads of ours that the peer answers concurrently.
     pub(crate) reads: u8,
     pub(crate) mtu: u32,
     pub(crate) ack_timeout: Duration,
@@ -159,7 +159,7 @@ pub(crate) struct Connection {
     pub(crate) remote: IpAddr,
     pub(crate) local_comm: u32,
     pub(crate) remote_comm: u32,
-    /// The peer's adapter; unknown (0) until it has replied.
+    /// GUID of the peer's adapter; 0 until it has replied.
     pub(crate) remote_guid: u64,
     pub(crate) local_qpn: Qpn,
     pub(crate) remote_qpn: Qpn,
@@ -174,13 +174,13 @@ impl Connection {
         (self.local, self.remote)
     }
 
-    /// The request that it comes from, if it was the peer that asked.
+    /// Key of the peer's request, for the passive side.
     pub(crate) fn key(&self) -> RequestKey {
         let Connection { remote, local, remote_guid: guid, remote_comm: comm, .. } = *self;
         RequestKey { remote, local, guid, comm }
     }
 
-    /// The queue pair at the other end.
+    /// Identity of the peer's queue pair.
     pub(crate) fn peer(&self) -> (IpAddr, u64, Qpn) {
         (self.remote, self.remote_guid, self.remote_qpn)
     }
@@ -241,7 +241,7 @@ impl Connection {
         emit(CmMessage::Request(message), self.transaction)
     }
 
-    /// The confirmation of a reply.
+    /// The confirmation (RTU) of a reply.
     pub(crate) fn ready(&self) -> [u8; MAD_BYTES] {
         let message = ReadyToUse {
             local_comm_id: self.local_comm,
@@ -251,7 +251,7 @@ impl Connection {
         emit(CmMessage::ReadyToUse(message), self.transaction)
     }
 
-    /// Ends it.
+    /// The disconnect request.
     pub(crate) fn leave(&self) -> [u8; MAD_BYTES] {
         let message = DisconnectRequest {
             local_comm_id: self.local_comm,
@@ -262,9 +262,9 @@ impl Connection {
         emit(CmMessage::DisconnectRequest(message), self.transaction)
     }
 
-    /// Takes back a request or reply that the peer has not answered. Linux finds the connection by
-    /// the name of our adapter, `guid`, when we had no time (the additional reject
-    /// information: IBTA volume 1, 12.6.7 "REJ", its reasons in 12.6.7.2; read in Linux by
+    /// The REJ that withdraws a request or reply which the peer has not answered. With reason
+    /// timeout, Linux finds the connection by the GUID of our adapter in the additional reject
+    /// information (IBTA volume 1, 12.6.7 "REJ", its reasons in 12.6.7.2; in Linux
     /// `cm_acquire_rejected_id`).
     pub(crate) fn give_up(&self, reason: RejectReason, guid: u64) -> [u8; MAD_BYTES] {
         let (mut info, mut info_length) = ([0; 72], 0);
@@ -284,16 +284,16 @@ impl Connection {
         emit(CmMessage::Reject(message), self.transaction)
     }
 
-    /// Whether a message of the peer that bears these ids is about this connection. The peer's id
-    /// is unknown while our request is out, and 0 in a refusal from nobody.
+    /// Whether a message of the peer with these ids belongs to this connection. The peer's id is
+    /// unknown while our request is pending, and 0 in a REJ without a connection.
     pub(crate) fn is_of(&self, from: IpAddr, their_comm: u32) -> bool {
         let known = self.phase != Phase::RequestSent;
         self.remote == from && (!known || self.remote_comm == their_comm)
     }
 }
 
-/// Says to a peer that confirms a connection that there is none: it has had to make room, or has
-/// been given up.
+/// The REJ for a peer that confirms a connection which does not exist: it was evicted, or has timed
+/// out.
 pub(crate) fn unknown(ready: &ReadyToUse, transaction: u64) -> [u8; MAD_BYTES] {
     let message = Reject {
         local_comm_id: ready.remote_comm_id,
@@ -305,7 +305,7 @@ pub(crate) fn unknown(ready: &ReadyToUse, transaction: u64) -> [u8; MAD_BYTES] {
     emit(CmMessage::Reject(message), transaction)
 }
 
-/// The answer to a disconnect request, which needs nothing but that request.
+/// The reply to a disconnect request, made from that request alone.
 pub(crate) fn left(request: &DisconnectRequest, transaction: u64) -> [u8; MAD_BYTES] {
     let message = DisconnectReply {
         local_comm_id: request.remote_comm_id,
@@ -359,7 +359,7 @@ mod tests {
         };
         let guid = 0x0102_0304_0506_0708;
         let mad = connection.give_up(RejectReason::TIMEOUT, guid);
-        // Behind the 24 bytes of the header: the length in 7 bits, the reason, the information.
+        // After the 24 bytes of the header: the length in 7 bits, the reason, the information.
         assert_eq!(mad[33..46], [8 << 1, 0, 4, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0]);
         let mad = connection.give_up(RejectReason::CONSUMER, guid);
         assert_eq!(mad[33..46], [0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);

@@ -11,23 +11,22 @@ const CLASS_COMMUNICATION: u8 = 7;
 const CLASS_VERSION: u8 = 2;
 const METHOD_SEND: u8 = 3;
 
-/// The fields of the common header that are not the same in every message of connection
-/// management.
+/// The fields of the common header that vary among messages of connection management.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MadHeader {
-    /// Status; 0 in all that we know.
+    /// Status; 0 in all known messages.
     pub status: u16,
-    /// Chosen by whoever begins an exchange, echoed by the other side.
+    /// Chosen by the sender of the first message of an exchange, echoed by the other side.
     pub transaction: u64,
-    /// Which message this is.
+    /// Attribute: the kind of message.
     pub attribute: u16,
     /// Opaque (Linux puts the enhanced-connection attribute here, 0 for rxe).
     pub modifier: u32,
 }
 
 impl MadHeader {
-    /// Reads the header of a communication management message; none when the datagram is of
-    /// another version, class or method, and so nobody's here.
+    /// Parses the header of a communication management message; none if the datagram has another
+    /// version, class or method.
     #[must_use]
     pub fn parse(mad: &[u8; MAD_BYTES]) -> Option<MadHeader> {
         if mad[..4] != [BASE_VERSION, CLASS_COMMUNICATION, CLASS_VERSION, METHOD_SEND] {
@@ -53,7 +52,7 @@ impl MadHeader {
     }
 }
 
-/// `N` bytes from `at`. Every caller's sum of both is a constant below 256.
+/// `N` bytes from `at`. For every caller the sum of both is a constant below 256.
 pub(crate) fn piece<const N: usize>(mad: &[u8; MAD_BYTES], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&mad[at..at + N]);

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::mad::{MAD_BYTES, MAD_HEADER_BYTES, MadHeader, piece};
 use crate::soft::wire::psn::{Psn, Qpn};
 
-/// A value that a field can have.
+/// The type of a field.
 trait Field: Sized {
     fn get(mad: &[u8; MAD_BYTES], byte: usize, bit: usize, width: usize) -> Self;
     fn put(&self, mad: &mut [u8; MAD_BYTES], byte: usize, bit: usize, width: usize);
@@ -94,7 +94,7 @@ macro_rules! messages {
                 /// The attribute that names this message in the management header.
                 pub const ATTRIBUTE: u16 = $attribute;
 
-                /// Reads the fields; any bytes are a message.
+                /// Parses the fields; any bytes are valid.
                 #[must_use]
                 pub fn parse(mad: &[u8; MAD_BYTES]) -> $name {
                     $name { $($field: Field::get(mad, $byte, $bit, $width),)* }
@@ -118,8 +118,8 @@ macro_rules! messages {
         pub enum CmMessage { $($(#[$about])* $name($name),)* }
 
         impl CmMessage {
-            /// Takes a management datagram apart; none when it is not a message of connection
-            /// management that we know.
+            /// Parses a management datagram; none if it is not a known message of connection
+            /// management.
             #[must_use]
             pub fn parse(mad: &[u8; MAD_BYTES]) -> Option<(MadHeader, CmMessage)> {
                 let header = MadHeader::parse(mad)?;
@@ -130,8 +130,8 @@ macro_rules! messages {
                 Some((header, message))
             }
 
-            /// Makes the management datagram. The attribute of `header` is replaced by that of
-            /// the message.
+            /// Emits the management datagram. The attribute of `header` is replaced by that of the
+            /// message.
             #[must_use]
             pub fn emit(&self, header: MadHeader) -> [u8; MAD_BYTES] {
                 let mut mad = [0; MAD_BYTES];
@@ -147,8 +147,7 @@ macro_rules! messages {
             }
         }
 
-        /// The attributes and the places of all fields, for the test that they do not overlap.
-        /// The sender's name of the connection, which all messages have at the same place.
+        /// The communication id of the sender, which is at the same place in all messages.
 pub(crate) fn local_comm_id(mad: &[u8; MAD_BYTES]) -> u32 {
     u32::from_be_bytes(piece(mad, MAD_HEADER_BYTES))
 }
@@ -167,7 +166,7 @@ messages! {
         local_comm_id: u32 = 24 . 0 / 32;
         /// Vendor of the enhanced-connection attribute.
         vendor_id: u32 = 29 . 0 / 24;
-        /// What is asked for: see [`service_id`].
+        /// The requested service: see [`service_id`].
         service_id: u64 = 32 . 0 / 64;
         /// The sender's adapter; with the comm id the identity of the request.
         ca_guid: u64 = 40 . 0 / 64;
@@ -175,7 +174,7 @@ messages! {
         qkey: u32 = 52 . 0 / 32;
         /// The sender's queue pair.
         qpn: Qpn = 56 . 0 / 24;
-        /// Reads and atomics that the sender will answer at once.
+        /// Reads and atomics that the sender will answer concurrently.
         responder_resources: u8 = 59 . 0 / 8;
         /// The sender's end-to-end context (reliable datagram).
         local_eecn: u32 = 60 . 0 / 24;
@@ -189,7 +188,7 @@ messages! {
         transport: u8 = 67 . 5 / 2;
         /// The sender's acknowledgements carry credits.
         flow_control: bool = 67 . 7 / 1;
-        /// The number that the *receiver* of this message shall send its first packet with.
+        /// First packet number that the *receiver* of this message is to use.
         starting_psn: Psn = 68 . 0 / 24;
         /// Time code in which the sender will answer: 4.096 µs * 2^n.
         local_response_timeout: u8 = 71 . 0 / 5;
@@ -203,7 +202,7 @@ messages! {
         rdc_exists: bool = 74 . 4 / 1;
         /// Retries after "receiver not ready"; 7 is endless.
         rnr_retry_count: u8 = 74 . 5 / 3;
-        /// How often a message of connection management is repeated.
+        /// Retries of messages of connection management.
         max_cm_retries: u8 = 75 . 0 / 4;
         /// The sender's queue pair has a shared receive queue.
         srq: bool = 75 . 4 / 1;
@@ -229,7 +228,7 @@ messages! {
         primary_sl: u8 = 118 . 0 / 4;
         /// Both ends are in one subnet.
         primary_subnet_local: bool = 118 . 4 / 1;
-        /// Time code of the sender's wait for an acknowledgement: 4.096 µs * 2^n, 0 is for ever.
+        /// Time code of the sender's ack timeout: 4.096 µs * 2^n, 0 means infinite.
         primary_ack_timeout: u8 = 119 . 0 / 5;
         /// As the primary path.
         alternate_local_lid: u16 = 120 . 0 / 16;
@@ -259,13 +258,13 @@ messages! {
         private_data: [u8; 92] = 164 . 0 / 736;
     }
 
-    /// MRA: the message has come, the answer takes longer.
+    /// MRA: the message has arrived, the answer takes longer.
     MessageReceipt = 0x0011 {
         /// Names the connection at the sender.
         local_comm_id: u32 = 24 . 0 / 32;
         /// Names it at the receiver.
         remote_comm_id: u32 = 28 . 0 / 32;
-        /// 0 a request has come, 1 a reply, 2 another message.
+        /// The received message: 0 a request, 1 a reply, 2 another message.
         message: u8 = 32 . 0 / 2;
         /// Time code of the wait: 4.096 µs * 2^n.
         service_timeout: u8 = 33 . 0 / 5;
@@ -281,11 +280,11 @@ messages! {
         remote_comm_id: u32 = 28 . 0 / 32;
         /// 0 a request is rejected, 1 a reply, 2 another message or none.
         message: u8 = 32 . 0 / 2;
-        /// Bytes of `info` that mean something, at most 72.
+        /// Valid bytes of `info`, at most 72.
         info_length: u8 = 33 . 0 / 7;
-        /// Why: see [`RejectReason`].
+        /// The reason: see [`RejectReason`].
         reason: RejectReason = 34 . 0 / 16;
-        /// What the reason says of it.
+        /// Additional reject information.
         info: [u8; 72] = 36 . 0 / 576;
         /// Private data.
         private_data: [u8; 148] = 108 . 0 / 1184;
@@ -307,17 +306,17 @@ messages! {
         local_eecn: u32 = 40 . 0 / 24;
         /// Vendor of the enhanced-connection attribute, middle byte.
         vendor_id_middle: u8 = 43 . 0 / 8;
-        /// The number that the *receiver* of this message shall send its first packet with.
+        /// First packet number that the *receiver* of this message is to use.
         starting_psn: Psn = 44 . 0 / 24;
         /// Vendor of the enhanced-connection attribute, low byte.
         vendor_id_low: u8 = 47 . 0 / 8;
-        /// Reads and atomics that the sender will answer at once.
+        /// Reads and atomics that the sender will answer concurrently.
         responder_resources: u8 = 48 . 0 / 8;
         /// Reads and atomics that the sender will have outstanding.
         initiator_depth: u8 = 49 . 0 / 8;
         /// Time code of the sender's slowest acknowledgement: 4.096 µs * 2^n.
         target_ack_delay: u8 = 50 . 0 / 5;
-        /// What became of the alternate path.
+        /// Whether the alternate path was accepted.
         failover_accepted: u8 = 50 . 5 / 2;
         /// The sender's acknowledgements carry credits.
         flow_control: bool = 50 . 7 / 1;
@@ -331,7 +330,7 @@ messages! {
         private_data: [u8; 196] = 60 . 0 / 1568;
     }
 
-    /// RTU: the reply has come, the connection is up.
+    /// RTU: the reply has arrived, the connection is established.
     ReadyToUse = 0x0014 {
         /// Names the connection at the sender.
         local_comm_id: u32 = 24 . 0 / 32;
@@ -353,7 +352,7 @@ messages! {
         private_data: [u8; 220] = 36 . 0 / 1760;
     }
 
-    /// DREP: the answer to that.
+    /// DREP: the reply to a disconnect request.
     DisconnectReply = 0x0016 {
         /// Names the connection at the sender.
         local_comm_id: u32 = 24 . 0 / 32;
@@ -376,19 +375,19 @@ impl RejectReason {
     pub const NO_RESOURCES: RejectReason = RejectReason(3);
     /// No answer in time.
     pub const TIMEOUT: RejectReason = RejectReason(4);
-    /// No connection of that name.
+    /// No connection with this communication id.
     pub const INVALID_COMM_ID: RejectReason = RejectReason(6);
-    /// Nobody offers this service.
+    /// No listener for this service.
     pub const INVALID_SERVICE: RejectReason = RejectReason(8);
     /// Not a reliable connection.
     pub const INVALID_TRANSPORT: RejectReason = RejectReason(9);
-    /// A connection of the same name is known from before.
+    /// A connection with the same communication id exists from before.
     pub const STALE: RejectReason = RejectReason(10);
     /// The address in the message is not acceptable.
     pub const INVALID_GID: RejectReason = RejectReason(12);
     /// The path MTU is not acceptable.
     pub const INVALID_MTU: RejectReason = RejectReason(26);
-    /// The user of the connection manager says no; its private data say why.
+    /// The application rejects; its private data contain the reason.
     pub const CONSUMER: RejectReason = RejectReason(28);
 }
 
@@ -410,30 +409,30 @@ pub const fn service_id(port: u16) -> u64 {
     PORT_SPACE_TCP << 16 | port as u64
 }
 
-/// The port of a service id; none when it is not one of RDMA-CM's reliable connections.
+/// The port of a service id; none if it is not of RDMA-CM's reliable connections.
 #[must_use]
 pub const fn service_port(service_id: u64) -> Option<u16> {
     if service_id >> 16 == PORT_SPACE_TCP { Some(service_id as u16) } else { None }
 }
 
-/// The private header with which RDMA-CM begins a request's private data: who asks whom.
+/// The header with which RDMA-CM begins the private data of a request: source and destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CmaHeader {
-    /// Port of the asking side.
+    /// Port of the active side.
     pub source_port: u16,
-    /// Address of the asking side; of the same version as `destination`.
+    /// Address of the active side; of the same version as `destination`.
     pub source: IpAddr,
-    /// Address that is asked.
+    /// Address of the passive side.
     pub destination: IpAddr,
 }
 
 impl CmaHeader {
     /// Its length.
     pub const BYTES: usize = 36;
-    /// What a request's private data leave to the user.
+    /// Bytes of a request's private data that are left to the user.
     pub const USER_BYTES: usize = 92 - CmaHeader::BYTES;
 
-    /// Takes a request's private data apart; none when header or IP version are unknown.
+    /// Parses the private data of a request; none if header or IP version are unknown.
     #[must_use]
     pub fn parse(private: &[u8; 92]) -> Option<(CmaHeader, [u8; CmaHeader::USER_BYTES])> {
         let (head, user) = private.split_first_chunk::<{ CmaHeader::BYTES }>()?;
@@ -453,7 +452,7 @@ impl CmaHeader {
         Some((header, *user.first_chunk()?))
     }
 
-    /// Makes a request's private data; the IP version is that of the destination.
+    /// Emits the private data of a request; the IP version is that of the destination.
     #[must_use]
     pub fn emit(&self, user: &[u8; CmaHeader::USER_BYTES]) -> [u8; 92] {
         let mut out = [0; 92];
@@ -514,7 +513,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any datagram with a known head: what was parsed is emitted again, field by field.
+        /// Any datagram with a known header is emitted as it was parsed, field by field.
         #[test]
         fn any_message_survives(
             bytes in proptest::collection::vec(any::<u8>(), MAD_BYTES), attribute in 0x0fu16..0x18,

@@ -1,6 +1,6 @@
 //! Connection management: its messages and its state, except for the connections (IBTA volume 1,
-//! 12.9 "Communication management state machines"; annex A11 "RDMA IP CM Service"). What moves the
-//! state is in `soft/endpoint`.
+//! 12.9 "Communication management state machines"; annex A11 "RDMA IP CM Service"). `soft/endpoint`
+//! drives it.
 
 pub mod connection;
 pub mod mad;
@@ -23,12 +23,13 @@ use request_handle::{RequestState, RequestUpdates, Token};
 use request_key::{RequestKey, RequestTable};
 use retransmit::CmRetransmitter;
 
-/// Requests that wait until an old connection has had time to show that it is alive, at most.
+/// Maximum of requests that wait for evidence that an old connection is alive.
 const MAX_STALE_CANDIDATES: usize = 256;
-/// Connections whose end is remembered, so that a late request is not taken for a new one.
+/// Number of ended connections that are remembered, so that a late request is not taken for a new
+/// one.
 const MAX_ENDED: usize = 1024;
-/// How long a half-open connection is not displaced by later ones of the same source: several round
-/// trips of a local network. So no source creates more than some thousands a second.
+/// Time for which a half-open connection is not evicted by later ones of the same source: several
+/// round trips of a local network. So no source creates more than some thousands a second.
 const UNDISTURBED: Duration = Duration::from_millis(20);
 /// Unsolicited messages to unconfirmed peers, at most, and the interval at which one more is allowed.
 /// Their addresses may be forged, so the limit is for all of them together.
@@ -37,27 +38,27 @@ const UNSOLICITED_INTERVAL: Duration = Duration::from_millis(125);
 /// How long after a flood no unsolicited message is sent to unconfirmed peers.
 const FLOOD_MEMORY: Duration = Duration::from_secs(10);
 
-/// A connection that a peer has asked for and not confirmed.
+/// A connection that a peer has requested and not confirmed.
 #[derive(Debug)]
 pub(super) struct HalfOpen {
-    /// Our name of it, once the user has made a queue pair.
+    /// Our communication id, once the user has created a queue pair.
     pub(super) comm: Option<u32>,
     /// The peer has answered a message, so its address is not forged.
     pub(super) proven: bool,
     /// When it began here; none before its user has answered, when it came through another
     /// endpoint.
     pub(super) since: Option<Instant>,
-    /// Messages of the peer less messages to it. In a flood, nothing is sent that is not covered.
+    /// Messages of the peer less messages to it. In a flood, nothing is sent that exceeds it.
     pub(super) credit: u32,
     /// State of the request at its user.
     pub(super) token: Token,
-    /// To be rejected when the user has dropped it.
+    /// To be rejected if the user drops it.
     pub(super) request: ConnectRequest,
 }
 
 impl HalfOpen {
-    /// Of a request, which earns one message. (So does an answer to a challenge, which paid for the
-    /// challenge.)
+    /// For a request, whose credit is one message. (An answer to a challenge has the same, as the
+    /// challenge was sent for it.)
     pub(super) fn new(
         request: &ConnectRequest,
         proven: bool,
@@ -99,7 +100,7 @@ pub(super) enum Room {
 #[derive(Debug)]
 pub(super) struct StaleCandidate {
     pub(super) request: ConnectRequest,
-    /// Our name of that connection.
+    /// Our communication id of that connection.
     pub(super) old: u32,
     pub(super) since: Instant,
 }
@@ -112,7 +113,7 @@ pub(super) struct ConnectionManager {
     /// Live connections by address, adapter and queue pair of the peer.
     pub(super) by_peer: BTreeMap<(IpAddr, u64, Qpn), u32>,
     pub(super) half_open: RequestTable<HalfOpen>,
-    /// How many of those are not proven.
+    /// Number of those that are not proven.
     pub(super) unverified: usize,
     pub(super) challenges: RequestTable<Challenge>,
     pub(super) challenges_by_name: BTreeMap<u32, RequestKey>,
@@ -240,7 +241,7 @@ impl ConnectionManager {
         now: Instant,
         patience: Duration,
     ) -> Option<HalfOpen> {
-        // Of several with one name, the last is meant; it may be a new one, without an update yet.
+        // The last of several with one key is valid; it may be new and have no update yet.
         let half = self.half_open.get(&key).filter(|half| half.comm.is_none())?;
         let stage = half.token.stage();
         if matches!(stage, RequestState::Asked | RequestState::Opened) {

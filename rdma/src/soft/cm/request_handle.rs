@@ -1,6 +1,6 @@
-//! Handle of a connection request held by its user: the [`ConnectRequest`], and a token for its state
-//! that is shared with the endpoint. The user may carry the request to the endpoint of another thread
-//! and answer it there, or lose it; the latter must reject it.
+//! Handle of a connection request held by its user: the [`ConnectRequest`], and a token for its
+//! state that is shared with the endpoint. The user may pass the request to the endpoint of another
+//! thread and answer it there, or drop it, which has to reject it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -31,8 +31,9 @@ pub(crate) enum RequestState {
 /// A request whose state has changed, and whether its connection was established and never used.
 type RequestUpdate = (RequestKey, bool);
 
-/// Requests whose state has changed, for the endpoint where they arrived, which so need not scan all
-/// of its requests. The lock is held to add or take an entry only, when a connection is set up or ends.
+/// Requests whose state has changed, for the endpoint where they arrived, which therefore does not
+/// scan all of its requests. The lock is held to add or remove an entry only, when a connection is
+/// set up or ends.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct RequestUpdates(Arc<(AtomicBool, Mutex<VecDeque<RequestUpdate>>)>);
 
@@ -115,7 +116,7 @@ impl RequestHandle {
         RequestHandle { request, token }
     }
 
-    /// Takes the request out, to answer it; none when it came through another provider.
+    /// Takes the request, to answer it; none if it belongs to another provider.
     pub(crate) fn answer(
         incoming: Incoming,
         stage: RequestState,
@@ -136,7 +137,7 @@ impl Drop for RequestHandle {
 }
 
 impl ConnectRequest {
-    /// The request behind an incoming connection, if it came through this provider.
+    /// The request of an incoming connection, if it belongs to this provider.
     #[must_use]
     pub fn of(incoming: &Incoming) -> Option<&ConnectRequest> {
         incoming.handle.downcast_ref::<RequestHandle>().map(|ticket| &ticket.request)

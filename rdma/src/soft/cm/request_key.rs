@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use crate::Source;
 use crate::source::{PerSourceTable, SourceKey};
 
-/// Identity of a connection request, equal for its repetitions: between the same addresses, from
-/// the same adapter, with the same name.
+/// Identity of a connection request, equal for its repetitions: the addresses, the GUID of the
+/// adapter, and the communication id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct RequestKey {
-    // First what differs most, as they are compared in this order.
+    // The most distinctive field first, because fields are compared in this order.
     pub(crate) comm: u32,
     pub(crate) guid: u64,
     pub(crate) remote: IpAddr,
@@ -22,5 +22,5 @@ impl SourceKey for RequestKey {
     }
 }
 
-/// What is remembered of connection requests.
+/// A table of connection requests.
 pub(crate) type RequestTable<V> = PerSourceTable<RequestKey, V>;

@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 
 use super::mad::MAD_BYTES;
 
-/// Times a message goes out that nobody answers: "at most three replies to an unconfirmed peer",
-/// so that nobody can make us flood a third party.
+/// Times that an unanswered message is sent: "at most three replies to an unconfirmed peer", so
+/// that nobody can make us flood a third party.
 const SENDINGS: u8 = 3;
 /// The wait after the first sending; each next one is three times as long.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// The wait after the last sending, before the peer is given up.
 const LAST_WAIT: Duration = Duration::from_secs(5);
-/// The same in a flood.
+/// As [`LAST_WAIT`], in a flood.
 const HURRIED_LAST_WAIT: Duration = Duration::from_secs(1);
-/// The same of a request. We have chosen whom to ask, so nobody makes us flood a third party. A target
-/// that stands still for a second, amid a flood that fills its socket, loses all that came meanwhile:
-/// so there is one sending more, 2.6 s after the first, in the same time overall.
+/// As [`SENDINGS`], for our requests. We have chosen their destination, so they cannot flood a
+/// third party. A target that stalls for a second in a flood that fills its socket loses all that
+/// arrives meanwhile: so there is one sending more, 2.6 s after the first, in the same total time.
 const REQUEST_SENDINGS: u8 = SENDINGS + 1;
 const REQUEST_LAST_WAIT: Duration = Duration::from_millis(5000 - 1800);
-/// The longest that a peer's "it takes longer" is believed.
+/// Longest time that a peer can request by an MRA.
 const MOST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A message that is sent until it is answered.
@@ -29,8 +29,8 @@ pub(crate) struct Retry {
     pub(crate) mad: [u8; MAD_BYTES],
     pub(crate) local: IpAddr,
     pub(crate) remote: IpAddr,
-    /// The connection that waits for the answer; none when this is a farewell or a question, and
-    /// nothing ends for want of one.
+    /// The connection that waits for the answer; none for a disconnect request or a challenge,
+    /// whose lack of an answer has no effect.
     pub(crate) slot: Option<u32>,
     due: Instant,
     wait: Duration,
@@ -39,7 +39,7 @@ pub(crate) struct Retry {
 }
 
 impl Retry {
-    /// Whoever calls this sends `mad` for the first time now, from `ends.0` to `ends.1`.
+    /// For a message `mad` whose first sending, from `ends.0` to `ends.1`, is done by the caller.
     pub(crate) fn new(
         mad: [u8; MAD_BYTES],
         ends: (IpAddr, IpAddr),
@@ -51,7 +51,7 @@ impl Retry {
         Retry { mad, local: ends.0, remote: ends.1, slot, due, wait, last_wait, left }
     }
 
-    /// A request to connect, of the queue pair `slot`.
+    /// For a connection request of the queue pair `slot`.
     pub(crate) fn request(
         mad: [u8; MAD_BYTES],
         ends: (IpAddr, IpAddr),
@@ -62,18 +62,18 @@ impl Retry {
         Retry { last_wait: REQUEST_LAST_WAIT, left, ..Retry::new(mad, ends, Some(slot), now) }
     }
 
-    /// The same, but the peer is given up sooner.
+    /// With a shorter wait at the end.
     pub(crate) fn hurried(self) -> Retry {
         Retry { last_wait: HURRIED_LAST_WAIT, ..self }
     }
 
-    /// A question to a connection that should answer at once: all sendings within half a second.
+    /// A probe of a connection that should answer immediately: all sendings within half a second.
     pub(crate) fn question(mad: [u8; MAD_BYTES], ends: (IpAddr, IpAddr), now: Instant) -> Retry {
         let wait = FIRST_WAIT / 2;
         Retry { due: now + wait, wait, ..Retry::new(mad, ends, None, now) }
     }
 
-    /// `due` has come: true when the message goes out once more, false when it is given up.
+    /// Called at `due`: returns true if the message is to be sent again, false if it is given up.
     fn again(&mut self, now: Instant) -> bool {
         let again = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -86,13 +86,13 @@ impl Retry {
 /// Action for a message whose retransmission is due.
 #[derive(Debug)]
 pub(crate) enum Due {
-    /// It goes out once more.
+    /// It is sent again.
     Again(Retry),
-    /// Nobody has answered, and nobody is asked any more.
+    /// It was not answered, and is not sent any more.
     GivenUp(Retry),
 }
 
-/// All such messages, by our names of their connections.
+/// All such messages, by our communication ids.
 #[derive(Debug, Default)]
 pub(crate) struct CmRetransmitter {
     by_comm: BTreeMap<u32, Retry>,
@@ -104,7 +104,7 @@ impl CmRetransmitter {
         self.by_comm.len()
     }
 
-    /// Adds a message, in place of an older one of the same connection.
+    /// Adds a message, and replaces an older one of the same connection.
     pub(crate) fn insert(&mut self, comm: u32, retry: Retry) {
         self.remove(comm);
         self.order.insert((retry.due, comm));
@@ -125,12 +125,12 @@ impl CmRetransmitter {
         self.by_comm.values()
     }
 
-    /// When the next one is due.
+    /// Time of the next one.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.order.first().map(|(due, _)| *due)
     }
 
-    /// One that is due.
+    /// Takes one that is due.
     pub(crate) fn take_due(&mut self, now: Instant) -> Option<Due> {
         let (_, comm) = self.order.first().copied().filter(|(due, _)| *due <= now)?;
         let mut retry = self.remove(comm)?;
@@ -141,7 +141,7 @@ impl CmRetransmitter {
         Some(Due::Again(retry))
     }
 
-    /// The peer has the message, and wants `time` for its answer.
+    /// An MRA has arrived: the peer has the message, and needs `time` for its answer.
     pub(crate) fn be_patient(&mut self, comm: u32, now: Instant, time: Duration) {
         if let Some(mut retry) = self.remove(comm) {
             retry.left = 0;
@@ -160,7 +160,7 @@ mod tests {
         Retry::new([0; MAD_BYTES], (address, address), None, now)
     }
 
-    /// When a message goes out again, and when the peer is given up, in milliseconds.
+    /// Times of sending and of giving up, in milliseconds.
     fn moments(retry: Retry, start: Instant) -> Vec<u128> {
         let mut retries = CmRetransmitter::default();
         retries.insert(5, retry);

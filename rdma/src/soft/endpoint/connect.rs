@@ -1,4 +1,4 @@
-//! Connections of an [`Endpoint`]: requests of its user, and timers. For received messages see
+//! Connections of an [`Endpoint`]: calls of its user, and timers. For received messages see
 //! `receive`.
 
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::soft::wire::psn::{Psn, Qpn};
 use crate::source::SourceKey;
 use crate::{FabricError, Incoming, Qp, QpLimits, Reason, Region};
 
-/// Disconnect requests that are repeated until they are answered, at most; more are sent once.
+/// Maximum of disconnect requests that are repeated until answered; further ones are sent once.
 const MOST_FAREWELLS: usize = 1024;
 
 impl Endpoint {
@@ -31,22 +31,22 @@ impl Endpoint {
         }
     }
 
-    /// Accepts requests at these addresses and no others.
+    /// Replaces the listening addresses.
     pub(crate) fn set_listeners(&mut self, listeners: &[SocketAddr]) {
         self.manager.listeners.clear();
         self.manager.listeners.extend_from_slice(listeners);
     }
 
-    /// No longer accepts requests there. Connections stay.
+    /// Stops accepting requests there. Connections stay.
     pub fn unlisten(&mut self, at: SocketAddr) {
         self.manager.listeners.retain(|listener| *listener != at);
     }
 
-    /// Makes the queue pair for a request. Receives may be posted at once.
+    /// Creates the queue pair for a request. Receives may be posted immediately.
     ///
     /// # Errors
-    /// The request is of another provider, or there are as many queue pairs as there may be; then
-    /// it has been rejected.
+    /// The request is of another provider, or the maximum of queue pairs is reached; then it has
+    /// been rejected.
     pub fn open(&mut self, incoming: Incoming, limits: QpLimits) -> Result<Qp, FabricError> {
         self.forget_sent();
         let (request, token) =
@@ -96,8 +96,8 @@ impl Endpoint {
         Ok(Qp(number))
     }
 
-    /// The half-open connection of a request has a queue pair now. When it has had to make room
-    /// meanwhile, or came through another endpoint, somebody makes room for it here.
+    /// The half-open connection of a request has a queue pair now. If it was evicted meanwhile, or
+    /// arrived at another endpoint, it is added here, which may evict another one.
     fn set_queue_pair(&mut self, request: &ConnectRequest, comm: u32) {
         let key = request.key();
         match self.manager.half_open.get_mut(&key) {
@@ -114,14 +114,14 @@ impl Endpoint {
     }
 
     /// Answers the request of an opened queue pair with a reply that carries `private_data` (at
-    /// most 196 bytes; more are cut off). Nothing happens at any other queue pair.
+    /// most 196 bytes; more are truncated). No effect on any other queue pair.
     pub fn accept(&mut self, now: Instant, qp: Qp, private_data: &[u8]) {
         self.forget_sent();
         let Some(slot) = self.live(qp).filter(|slot| slot.connection.phase == Phase::Opened) else {
             return;
         };
-        // It sends no more than answers before the peer has confirmed: until then nothing says that
-        // the peer's address is its own, and what was posted would go to whose it is.
+        // It sends responses only before the peer has confirmed: until then the peer's address is
+        // not proven, and requests would go to the owner of a forged one.
         slot.qp.ready_to_receive(&slot.settings);
         slot.connection.phase = Phase::ReplySent;
         let settings = slot.settings;
@@ -131,7 +131,7 @@ impl Endpoint {
         let (ends, comm, key) =
             (slot.connection.ends(), slot.connection.local_comm, slot.connection.key());
         let retry = Retry::new(mad, ends, Some(qp.0), now);
-        // Where many are forged, whoever is there confirms at once.
+        // In a flood of forged requests, a real peer is expected to confirm immediately.
         let flooded = self.manager.flood_until.is_some();
         self.manager.retries.insert(comm, if flooded { retry.hurried() } else { retry });
         if let Some(half) = self.manager.half_open.get_mut(&key) {
@@ -141,13 +141,13 @@ impl Endpoint {
         self.mark_ready(qp.0);
     }
 
-    /// Refuses a request; the peer gets a consumer-defined reject with `private_data` (at most
-    /// 148 bytes; more are cut off). A request of another provider is ignored.
+    /// Rejects a request; the peer gets a consumer-defined reject with `private_data` (at most 148
+    /// bytes; more are truncated). A request of another provider is ignored.
     pub fn reject(&mut self, incoming: Incoming, private_data: &[u8]) {
         self.refuse(incoming, RejectReason::CONSUMER, private_data);
     }
 
-    /// Refuses a request with a reason of connection management.
+    /// Rejects a request with a reason of connection management.
     pub(crate) fn refuse(&mut self, incoming: Incoming, why: RejectReason, private_data: &[u8]) {
         self.forget_sent();
         if let Some((request, _)) = RequestHandle::answer(incoming, RequestState::Refused) {
@@ -160,15 +160,15 @@ impl Endpoint {
         self.send_mad(request.to, request.from, request.reject(why, private));
     }
 
-    /// Takes note of what users, and other endpoints, have made of requests that came to us.
-    /// Refuses what they have lost.
+    /// Applies the decisions of users and of other endpoints on requests that arrived here. Rejects
+    /// those that were dropped.
     pub(crate) fn apply_updates(&mut self, now: Instant) {
         while let Some((key, charged)) = self.manager.updates.next() {
             if charged {
                 self.manager.penalties.penalize(now, key.source());
             }
             if let Some(lost) = self.manager.apply_updates(key, now, self.config.patience) {
-                // Its user may have dropped it because it listens there no more.
+                // Its user may have dropped it because the listener was removed.
                 let reason = match self.is_listening(&lost.request) {
                     true => RejectReason::CONSUMER,
                     false => RejectReason::INVALID_SERVICE,
@@ -178,23 +178,22 @@ impl Endpoint {
         }
     }
 
-    /// An address whose requests have been passed over since this was asked last.
+    /// An address whose requests were ignored since the last call.
     pub(crate) fn take_barred(&mut self) -> Option<IpAddr> {
         self.manager.barred.take()
     }
 
-    /// Whether there may be news of a request soon, which ring no bell.
+    /// Whether users hold requests, whose state may change without an event.
     pub(crate) fn is_asking(&self) -> bool {
         self.manager.half_open.has_expiring()
     }
 
-    /// Asks a listener at `to` for a connection on a path, which is an address of ours or more,
-    /// with `private_data` (at most 56 bytes; more are cut off). It comes up with
-    /// [`crate::Event::Established`], or ends with [`crate::Event::Gone`]. Of `limits`, `reads` are
-    /// those of the peer that we answer at once.
+    /// Requests a connection from a listener at `to` on a path, with `private_data` (at most 56
+    /// bytes; more are truncated). [`crate::Event::Established`] or [`crate::Event::Gone`] follows.
+    /// `reads` in `limits` is the number of reads of the peer that we answer concurrently.
     ///
     /// # Errors
-    /// There are as many queue pairs as there may be, or the addresses are of different versions.
+    /// The maximum of queue pairs is reached, or the addresses are of different versions.
     pub fn connect(
         &mut self,
         now: Instant,
@@ -240,14 +239,15 @@ impl Endpoint {
         Ok(Qp(number))
     }
 
-    /// The user has let the peer of a connection in.
+    /// The user has admitted the peer of a connection.
     pub fn admit(&mut self, qp: Qp) {
         if let Some(slot) = self.live(qp) {
             slot.admitted = true;
         }
     }
 
-    /// Ends a connection: all work comes home, then [`crate::Event::Gone`]. Unknown ones are ignored.
+    /// Ends a connection: all work completes, then [`crate::Event::Gone`]. Unknown ones are
+    /// ignored.
     pub fn disconnect(&mut self, now: Instant, qp: Qp, region: &Region) {
         self.forget_sent();
         let guid = self.config.guid;
@@ -278,7 +278,7 @@ impl Endpoint {
         }
     }
 
-    /// What a peer is told of us when a connection is made.
+    /// Our parameters in a request or reply.
     pub(super) fn offer(&self, settings: &Settings) -> LocalParameters {
         LocalParameters {
             guid: self.config.guid,
@@ -290,7 +290,7 @@ impl Endpoint {
         }
     }
 
-    /// What all connections of this endpoint have in common.
+    /// Settings that all connections of this endpoint have in common.
     fn settings(&self) -> Settings {
         Settings {
             peer: Qpn::default(),
@@ -311,7 +311,7 @@ impl Endpoint {
         }
     }
 
-    /// Messages that nobody has answered in time.
+    /// Handles messages that were not answered in time.
     pub(super) fn retry(&mut self, now: Instant, region: &Region) {
         self.apply_updates(now);
         self.manager.expire(now);
@@ -334,7 +334,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends a message that has not been asked for, at least not just now.
+    /// Sends a message that was not solicited, at least not at this moment.
     fn send_retry(&mut self, retry: &Retry, mad: [u8; MAD_BYTES]) {
         let ends = (retry.local, retry.remote);
         let slot = retry.slot.and_then(|number| self.live(Qp(number)));
@@ -347,9 +347,9 @@ impl Endpoint {
         }
     }
 
-    /// Sends a message to a peer that has not confirmed its connection, and so may be somebody who
-    /// has never asked for it: in answer to one of at least its size, or otherwise few, and none in a
-    /// flood.
+    /// Sends a message to a peer that has not confirmed its connection, so its address may be
+    /// forged: either in answer to a message of at least its size, or within a small rate, and not
+    /// in a flood.
     pub(super) fn answer(
         &mut self,
         key: &RequestKey,
@@ -367,7 +367,7 @@ impl Endpoint {
         self.send_mad(ends.0, ends.1, mad);
     }
 
-    /// Lists a half-open connection; somebody may have to make room for it.
+    /// Adds a half-open connection, which may evict another one.
     pub(super) fn add_half_open(
         &mut self,
         key: RequestKey,
@@ -381,7 +381,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends the connections that have had to make room. Their peers may ask again at once.
+    /// Ends evicted connections. Their peers may request new ones immediately.
     pub(super) fn end_displaced(&mut self, now: Instant, region: &Region) {
         while let Some(comm) = self.manager.displaced.pop() {
             let Some(number) = self.by_comm.get(&comm).copied() else { continue };

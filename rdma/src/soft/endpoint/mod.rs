@@ -1,10 +1,10 @@
 //! The transport of one address: parses datagrams, finds their queue pair, and runs connection
-//! management. It owns the queue pairs and borrows the world: time, datagrams, memory.
+//! management. It owns the queue pairs and borrows time, datagrams and memory.
 //!
-//! After every call that changes something the driver drains [`Endpoint::poll_transmit`] and
-//! [`Endpoint::poll_event`], and calls [`Endpoint::handle_timeout`] when
-//! [`Endpoint::poll_timeout`] says. A [`Transmit`] is good until the next call that changes
-//! something: after that [`Endpoint::copy_payload`] may have nothing to copy.
+//! After every call that changes its state the driver drains [`Endpoint::poll_transmit`] and
+//! [`Endpoint::poll_event`], and it calls [`Endpoint::handle_timeout`] at the time of
+//! [`Endpoint::poll_timeout`]. A [`Transmit`] is valid until the next call that changes the state:
+//! after that [`Endpoint::copy_payload`] may have nothing to copy.
 
 mod connect;
 mod qp_context;
@@ -41,23 +41,23 @@ use qp_context::QpContext;
 
 pub use super::config::{Config, FIRST_SOURCE_PORT, Path, ROCE_PORT};
 
-/// Events that there is room for at first: a batch, and what one train more may add to it.
+/// Initial capacity for events: a batch, and the events of one more train.
 const EVENTS: usize = 1024;
-/// Messages of connection management that wait to be sent, at most; more are dropped, as the
-/// network might.
+/// Maximum of messages of connection management that wait to be sent; more are dropped, as the
+/// network may drop them.
 const MOST_MESSAGES: usize = 1024;
 
 /// One datagram to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
-    /// From where to where.
+    /// Addresses and ports.
     pub flow: Flow,
-    /// Its headers, and where its payload is.
+    /// Its headers, and the location of its payload.
     pub outgoing: TxPacket,
-    /// Type of service for the IP header: what the peer asked for; ECN-capable where the peer heeds
-    /// marks.
+    /// Type of service for the IP header: as requested by the peer; ECN-capable if the peer reacts
+    /// to marks.
     pub tos: u8,
-    /// The queue pair; those of connection management share one as well.
+    /// The queue pair; messages of connection management share one slot.
     pub(super) slot: u32,
 }
 
@@ -68,7 +68,7 @@ struct Message {
     mad: [u8; MAD_BYTES],
 }
 
-/// Whether an address is that of many hosts: connections are between two.
+/// Whether an address is a broadcast or multicast address: connections are between two hosts.
 fn is_broadcast(address: IpAddr) -> bool {
     address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
@@ -86,26 +86,25 @@ pub struct Endpoint {
     messages_sent: usize,
     gsi_psn: Psn,
     ready: VecDeque<u32>,
-    /// Those of them whose address had no room for what they say.
+    /// Queue pairs whose address had no room for their packets.
     halted: Vec<u32>,
-    /// When each queue pair wants to be looked at.
+    /// Next deadline of each queue pair.
     deadlines: TimerHeap,
-    /// Those whose time has come; only while they are looked at.
+    /// Scratch: queue pairs whose deadline has expired.
     due: Vec<u32>,
-    /// Those that keep an acknowledgement back, or did.
+    /// Queue pairs that delay an acknowledgement, or did.
     keeping: Vec<u32>,
     events: VecDeque<Event>,
-    /// How many have been handed out.
+    /// Number of events that were returned.
     told: u64,
     leaving: VecDeque<u32>,
-    /// Handles whose `Gone` has been handed out, and which are not used again before
-    /// [`Endpoint::release`].
+    /// Handles whose `Gone` was returned, and which are not reused before [`Endpoint::release`].
     departed: Vec<u32>,
     checker: Checker,
     pairs: Arc<Pairs>,
-    /// Whose identifications cannot be foretold, since this was asked last.
+    /// A peer whose identifications cannot be predicted, since the last query.
     erratic: Option<IpAddr>,
-    /// From and to where there are no trains any more, since this was asked last.
+    /// A path on which trains are no longer used, since the last query.
     without_trains: Option<(IpAddr, IpAddr)>,
     memory: Memory,
     reorder: ReorderBuffer,
@@ -125,8 +124,8 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint without listeners or connections. `entropy` makes the numbers that nobody may
-    /// guess (those of queue pairs, connections and first packets).
+    /// An endpoint without listeners or connections. `entropy` generates the unpredictable numbers
+    /// (of queue pairs, connections and first packets).
     #[must_use]
     pub fn new(config: Config, entropy: Box<dyn FnMut() -> u64 + Send>) -> Endpoint {
         let guid = if config.selective { marked_guid(config.guid) } else { config.guid };
@@ -162,35 +161,36 @@ impl Endpoint {
         }
     }
 
-    /// The same, as one of several at the same addresses, which share what is known of their peers.
+    /// For one of several endpoints at the same addresses, which share the state of their peers'
+    /// identifications.
     pub(super) fn among(self, pairs: Arc<Pairs>) -> Endpoint {
         Endpoint { pairs, ..self }
     }
 
-    /// What happened to datagrams so far.
+    /// Counters of datagrams.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// What connections have met so far, by our address.
+    /// Link errors of connections by local address.
     pub fn troubles(&self, tell: impl FnMut(IpAddr, &LinkErrorCounts)) {
         let of = |slot: &QpContext| (slot.connection.local, slot.qp.troubles());
         self.troubles.each(self.slots.iter().flatten().map(of), tell);
     }
 
-    /// An address whose identifications cannot be foretold, if there is one since this was asked last.
+    /// A peer whose identifications cannot be predicted, if there is a new one since the last
+    /// query.
     pub(super) fn take_erratic(&mut self) -> Option<IpAddr> {
         self.erratic.take()
     }
 
-    /// From and to where packets do not leave in trains any more, if there is such a path since this
-    /// was asked last.
+    /// A path on which trains are no longer used, if there is a new one since the last query.
     pub(super) fn take_without_trains(&mut self) -> Option<(IpAddr, IpAddr)> {
         self.without_trains.take()
     }
 
-    /// How many datagrams may leave together with one, at most.
+    /// Maximum length of a train with this datagram.
     pub(super) fn longest_train(&self, transmit: &Transmit) -> usize {
         let (from, to) = (transmit.flow.source.ip(), transmit.flow.destination.ip());
         let takes = match transmit.outgoing.payload() {
@@ -205,7 +205,7 @@ impl Endpoint {
         if takes { usize::MAX } else { 1 }
     }
 
-    /// A datagram leaves at this place of its train.
+    /// Called when a datagram leaves at this place of its train.
     pub(super) fn depart(&mut self, transmit: &Transmit, place: usize) {
         let slot = self.slots.get_mut(transmit.slot as usize).and_then(Option::as_mut);
         if let Some(slot) = slot {
@@ -213,12 +213,12 @@ impl Endpoint {
         }
     }
 
-    /// The largest path MTU that it agrees to, in bytes.
+    /// The largest path MTU that it accepts, in bytes.
     pub(super) fn mtu(&self) -> u32 {
         self.config.mtu
     }
 
-    /// Whether a connection is up.
+    /// Whether a connection is established.
     pub(super) fn is_established(&self, qp: Qp) -> bool {
         let slot = self.slots.get(qp.0 as usize).and_then(Option::as_ref);
         slot.is_some_and(|s| s.gone.is_none() && s.connection.phase == Phase::Established)
@@ -230,34 +230,34 @@ impl Endpoint {
         slot.map_or(self.config.mtu, |slot| slot.settings.mtu)
     }
 
-    /// How many queue pairs there may be.
+    /// Maximum of queue pairs.
     pub(super) fn queue_pairs(&self) -> u32 {
         self.config.queue_pairs
     }
 
-    /// How many events wait to be told.
+    /// Number of events that are not returned yet.
     pub(super) fn waiting_events(&self) -> usize {
         self.events.len()
     }
 
-    /// Connections that peers have asked for and not confirmed.
+    /// Number of connections that peers have requested and not confirmed.
     #[must_use]
     pub fn half_open(&self) -> usize {
         self.manager.half_open.len()
     }
 
-    /// Requests to connect that wait for a sign of life of their senders.
+    /// Number of requests that wait for an answer to a challenge.
     #[must_use]
     pub fn challenges(&self) -> usize {
         self.manager.challenges.len()
     }
 
-    /// The memory that peers may access.
+    /// The remote regions.
     pub fn memory(&mut self) -> &mut Memory {
         &mut self.memory
     }
 
-    /// Takes work for a queue pair. It comes home exactly once; at once, if there is no such
+    /// Posts work on a queue pair. It completes exactly once; immediately, if there is no such
     /// queue pair.
     pub fn post(&mut self, qp: Qp, tag: Tag, work: Work, region: &Region) {
         self.forget_sent();
@@ -279,8 +279,8 @@ impl Endpoint {
         }
     }
 
-    /// Handles a datagram (all that UDP carries) that came `from` a peer `to` this address of
-    /// ours, with the type of service `tos` of its IP header (0 if unknown).
+    /// Handles a datagram (the payload of UDP) from a peer to this local address, with the type of
+    /// service `tos` of its IP header (0 if unknown).
     pub fn handle(
         &mut self,
         now: Instant,
@@ -329,7 +329,7 @@ impl Endpoint {
             return DatagramOutcome::Damaged;
         }
         let is_notification = packet.row().operation == Operation::Congestion;
-        // Adapters send these otherwise, and nothing in them is lasting.
+        // Adapters send these differently, and nothing in them is lasting.
         if !is_notification {
             if let Err(outcome) = slot.check_port(flow.source.port(), packet) {
                 return outcome;
@@ -365,15 +365,15 @@ impl Endpoint {
         ) {
             slot.source_port.learn(flow.source.port());
         }
-        // A fatal one has the right number as well.
+        // A fatal one has the expected number as well.
         let confirms = outcome.shows_life() || outcome.is_fatal();
         let waiting = slot.connection.phase == Phase::ReplySent && confirms;
         slot.heard = if outcome.shows_life() { Some(now) } else { slot.heard };
-        // Its deadline is looked at when all has been said that this makes it say.
+        // Its deadline is updated after all resulting packets have been sent.
         self.mark_ready(number);
         if waiting {
-            // The peer's confirmation got lost, or overtaken: this says as much, because the number
-            // of its first packet was in our reply.
+            // The peer's confirmation was lost or overtaken: this packet is equivalent, because the
+            // number of its first packet was in our reply.
             self.establish(number);
         }
         outcome
@@ -401,13 +401,13 @@ impl Endpoint {
         self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, region)
     }
 
-    /// The next datagram to send; none when there is nothing more to say just now.
+    /// The next datagram to send; none if there is none at present.
     pub fn poll_transmit(&mut self, now: Instant, region: &Region) -> Option<Transmit> {
         self.poll_transmit_where(now, region, |_| true)
     }
 
-    /// The same, but from the addresses of ours only that are `open`, where messages of connection
-    /// management are concerned from any. The rest waits for [`Endpoint::resume`].
+    /// As [`Endpoint::poll_transmit`], from the `open` local addresses only; messages of connection
+    /// management from any. The others wait for [`Endpoint::resume`].
     pub(super) fn poll_transmit_where(
         &mut self,
         now: Instant,
@@ -445,7 +445,7 @@ impl Endpoint {
                     let flow = flow((local, port), remote);
                     return Some(Transmit { flow, outgoing, tos, slot: number });
                 }
-                // Once, when all has been said: nobody asks for it before.
+                // Once, after everything was sent: the deadline is not read before.
                 self.deadlines.set(number, slot.deadline());
                 slot.ready = false;
                 if slot.qp.is_keeping() && !std::mem::replace(&mut slot.keeping, true) {
@@ -457,12 +457,12 @@ impl Endpoint {
         None
     }
 
-    /// All addresses of ours are worth a try again.
+    /// Tries all local addresses again.
     pub(super) fn resume(&mut self) {
         self.ready.extend(self.halted.drain(..));
     }
 
-    /// Before a long silence: what waits for company leaves now. True when there is such.
+    /// Before a long sleep: delayed acknowledgements are sent now. Returns true if there are any.
     pub(super) fn hasten(&mut self, now: Instant) -> bool {
         while let Some(number) = self.keeping.pop() {
             if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut)
@@ -476,15 +476,15 @@ impl Endpoint {
         !self.ready.is_empty()
     }
 
-    /// Appends the bytes of a datagram's payload to `into`.
+    /// Appends the payload of a datagram to `into`.
     ///
     /// # Panics
-    /// When they are in memory that another thread has exposed.
+    /// It is in a remote region of another thread.
     pub fn copy_payload(&self, transmit: &Transmit, region: &Region, into: &mut Vec<u8>) {
         into.extend_from_slice(self.payload(transmit, region));
     }
 
-    /// The same bytes where they lie; see [`Memory::bytes`] for what must not happen meanwhile.
+    /// The payload in place; see [`Memory::bytes`] for the conditions of its use.
     pub(crate) fn payload<'a>(&'a self, transmit: &Transmit, region: &'a Region) -> &'a [u8] {
         match transmit.outgoing.payload() {
             Payload::Management(at) => {
@@ -499,24 +499,24 @@ impl Endpoint {
         }
     }
 
-    /// What has happened, in order. A handle that is gone may be used again at once.
+    /// The next event. A handle may be reused immediately after `Gone`.
     pub fn poll_event(&mut self) -> Option<Event> {
-        // Only when all completions have been handed out, those included that the driver caused
-        // by posting in answer to others: so `Gone` is the last that is heard of a queue pair.
+        // Only after all completions were returned, including those of work that the driver posted
+        // in response: `Gone` is the last event of a queue pair.
         let event = self.next_event().or_else(|| self.next_gone(|_| true));
         self.release();
         event
     }
 
-    /// The next event but `Gone`.
+    /// The next event other than `Gone`.
     pub(super) fn next_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
         self.told += 1;
         Some(event)
     }
 
-    /// The next end of a queue pair about which no other event waits, and for which `heard` says
-    /// that its user has dealt with all it was told. The handle is not used again yet.
+    /// The next `Gone` of a queue pair without other pending events, for which `heard` confirms
+    /// that its user has processed all events. Its handle is not reused yet.
     pub(super) fn next_gone(&mut self, heard: impl Fn(Qp) -> bool) -> Option<Event> {
         let told = |number: &u32| {
             let slot = self.slots.get(*number as usize).and_then(Option::as_ref);
@@ -533,12 +533,12 @@ impl Endpoint {
         Some(Event::Gone(Qp(number), slot.gone.unwrap_or(Reason::Local)))
     }
 
-    /// Lets the handles of what has gone be used again: its user knows.
+    /// Allows handles to be reused: the user has processed their `Gone`.
     pub(super) fn release(&mut self) {
         self.free.append(&mut self.departed);
     }
 
-    /// Whether there is something to tell the user.
+    /// Whether there are events.
     pub(super) fn has_events(&self) -> bool {
         !(self.events.is_empty() && self.leaving.is_empty())
     }
@@ -548,7 +548,7 @@ impl Endpoint {
         self.messages_sent < self.messages.len() || !self.ready.is_empty()
     }
 
-    /// Whether anything here talks from this address of ours (an unspecified one: from any).
+    /// Whether a connection or message uses this local address (an unspecified one: any).
     pub(super) fn uses(&self, address: IpAddr) -> bool {
         let covered = |at: IpAddr| {
             address == at || address.is_unspecified() && address.is_ipv4() == at.is_ipv4()
@@ -557,7 +557,7 @@ impl Endpoint {
             || self.manager.uses(covered)
     }
 
-    /// When [`Endpoint::handle_timeout`] wants to be called.
+    /// Time of the next [`Endpoint::handle_timeout`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let of_slots = self.deadlines.first().map(|(due, _)| due);
@@ -565,10 +565,10 @@ impl Endpoint {
         of_manager.into_iter().flatten().chain(of_slots).min()
     }
 
-    /// Time has passed.
+    /// Handles expired timers.
     pub fn handle_timeout(&mut self, now: Instant, region: &Region) {
         self.forget_sent();
-        // Each once, also one that is due again at once.
+        // Each once, even if it is due again immediately.
         let mut due = std::mem::take(&mut self.due);
         while let Some((_, number)) = self.deadlines.first().filter(|(at, _)| *at <= now) {
             self.deadlines.set(number, None);
@@ -590,7 +590,7 @@ impl Endpoint {
         self.retry(now, region);
     }
 
-    /// Lists a queue pair among those that may have something to send.
+    /// Adds a queue pair to those that may have something to send.
     fn mark_ready(&mut self, number: u32) {
         if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut)
             && !std::mem::replace(&mut slot.ready, true)
@@ -599,8 +599,9 @@ impl Endpoint {
         }
     }
 
-    /// Queues a message of connection management. One about a connection leaves in its traffic class,
-    /// so that the network does not lose it where it loses no data; no window heeds its marks.
+    /// Queues a message of connection management. A message about a connection has its traffic
+    /// class, so that a network that does not drop data does not drop it either; it ignores marks,
+    /// as it has no window.
     pub(crate) fn send_mad(&mut self, from: IpAddr, to: IpAddr, mad: [u8; MAD_BYTES]) {
         if self.messages.len() < MOST_MESSAGES {
             let number = self.by_comm.get(&local_comm_id(&mad)).copied();
@@ -610,7 +611,7 @@ impl Endpoint {
         }
     }
 
-    /// Makes a queue pair for a connection; none when there are as many as there may be.
+    /// Creates a queue pair for a connection; none if the maximum is reached.
     fn insert(
         &mut self,
         qp: QueuePair,
@@ -641,7 +642,7 @@ impl Endpoint {
         Some(number)
     }
 
-    /// Ends a connection here: all work comes home, then `Gone`.
+    /// Ends a connection: all work completes, then `Gone`.
     fn remove(&mut self, now: Instant, number: u32, reason: Reason, region: &Region) {
         let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut) else {
             return;
@@ -674,7 +675,7 @@ impl Endpoint {
         slot.gone.is_none().then_some(slot)
     }
 
-    /// Messages that have been sent need not be shown any more.
+    /// Frees messages that were sent.
     pub(crate) fn forget_sent(&mut self) {
         if self.messages_sent > 0 {
             self.messages.drain(..self.messages_sent);

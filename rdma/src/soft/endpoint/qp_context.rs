@@ -1,5 +1,5 @@
-//! State of one queue pair in an endpoint: the queue pair, its connection, and the addresses and ports
-//! its packets must have.
+//! State of one queue pair in an endpoint: the queue pair, its connection, and the addresses and
+//! ports that its packets must have.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,8 @@ use crate::soft::wire::opcode::Operation;
 use crate::soft::wire::source_port::SourcePort;
 use crate::soft::wire::tx_packet::TxPacket;
 
-/// Packets in a row that contradict what the first one said of fragmentation, before they are believed.
+/// Consecutive packets that must contradict the first one about fragmentation before they are
+/// accepted.
 const CONTRADICTED: u8 = 4;
 
 /// State of one queue pair in an endpoint; see the module.
@@ -25,37 +26,37 @@ pub(super) struct QpContext {
     pub(super) qp: QueuePair,
     pub(super) connection: Connection,
     pub(super) settings: Settings,
-    /// What the endpoint where the request came in is told.
+    /// State of its request, for the endpoint where it arrived.
     pub(super) token: Option<Token>,
-    /// Its user has let the peer in.
+    /// The user has admitted the peer.
     pub(super) admitted: bool,
-    /// When the peer was heard last.
+    /// Time of the last packet of the peer.
     pub(super) heard: Option<Instant>,
-    /// What is known of the identifications of the peer's packets, and of those of this queue pair.
+    /// State of the identifications of the peer's packets, and of those of this queue pair.
     pair: Arc<Pair>,
     identification: Option<LastId>,
-    /// Whether the peer's packets may be fragmented, which no sender changes; and how many in a row
-    /// have said otherwise.
+    /// Whether the peer's packets may be fragmented, which a sender does not change; and how many
+    /// consecutive ones have contradicted.
     fragmentable: Option<bool>,
     contradicted: u8,
-    /// How our requests, and our data of reads, have left: where it depends on that whether they come.
+    /// Places of our requests and read responses in their trains, where their arrival depends on
+    /// that.
     requests: Option<Box<Places>>,
     responses: Option<Box<Places>>,
-    /// From which UDP port its packets come.
+    /// The UDP source port of its packets.
     pub(super) source_port: SourcePort,
-    /// In the list of those that may have something to send.
+    /// It is in the list of those that may have something to send.
     pub(super) ready: bool,
-    /// In the list of those that keep an acknowledgement back, or did.
+    /// It is in the list of those that delay an acknowledgement, or did.
     pub(super) keeping: bool,
-    /// It has ended, and the driver has not been told.
+    /// It has ended, and `Gone` is not returned yet.
     pub(super) gone: Option<Reason>,
-    /// How many events there were in all when the last about it came, as far as that matters:
-    /// once it has ended.
+    /// Number of all events up to its last one; set once it has ended.
     pub(super) last_event: u64,
 }
 
 impl QpContext {
-    /// A queue pair that has just been made for a connection.
+    /// For a new connection.
     pub(super) fn new(
         qp: QueuePair,
         connection: Connection,
@@ -84,12 +85,12 @@ impl QpContext {
         }
     }
 
-    /// Whether the peer sees identifications, on which the CRC of what it gets depends.
+    /// Whether the peer checks identifications, on which the CRC of packets depends.
     fn is_particular(&self) -> bool {
         self.connection.remote.is_ipv4() && !is_marked_guid(self.connection.remote_guid)
     }
 
-    /// A packet leaves at this place of its train.
+    /// Called when a packet leaves at this place of its train.
     pub(super) fn depart(&mut self, outgoing: &TxPacket, place: usize) {
         if !self.is_particular() {
             return;
@@ -106,13 +107,14 @@ impl QpContext {
         places.get_or_insert_default().depart(bth.psn, place);
     }
 
-    /// Requests that the peer has executed.
+    /// Number of request packets that the peer has executed.
     pub(super) fn executed(&self) -> u64 {
         self.qp.executed()
     }
 
-    /// Something was heard of the peer, or nothing for too long: it may have said what has come of our
-    /// packets. `before`: what it had executed. True when there are no trains to it from now on.
+    /// Called after a packet of the peer, or after a timeout: there may be news of which packets
+    /// arrived. `before`: what it had executed. Returns true if no trains are sent to it from now
+    /// on.
     pub(super) fn note_arrivals(&mut self, before: u64, packet: Option<&Packet<'_>>) -> bool {
         let mut ended = false;
         if let Some(places) = &mut self.requests {
@@ -120,7 +122,7 @@ impl QpContext {
             let new = self.qp.executed().saturating_sub(before).min(u64::from(u32::MAX));
             ended |= self.pair.segments.note(places.arrive(end, new as u32, lacks));
         }
-        // Who asks again for data has all before them.
+        // A peer that requests data again has received all data before them.
         let again = |packet: &&Packet<'_>| {
             packet.row().operation == Operation::ReadRequest && self.qp.is_late(packet)
         };
@@ -138,12 +140,12 @@ impl QpContext {
         self.pair.segments.are_kept()
     }
 
-    /// When its queue pair wants to be looked at: not once it has ended.
+    /// Time of the next timer of its queue pair; none after its end.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.gone.is_some() { None } else { self.qp.poll_timeout() }
     }
 
-    /// A packet has come whose sender heeds marks, so ours may be marked as well.
+    /// A packet of an ECN-capable sender has arrived, so ours may be ECN-capable too.
     pub(super) fn on_capable(&mut self, now: Instant, tos: u8, packet: &Packet<'_>) {
         self.connection.tos |= ecn::CAPABLE;
         if ecn::is_marked(tos) && packet.row().operation != Operation::Congestion {
@@ -151,9 +153,9 @@ impl QpContext {
         }
     }
 
-    /// Whether a packet may be the peer's that may be fragmented, or may not. Our own kind forbids it;
-    /// of others the first packet says whether they do. It may have been damaged, so who contradicts it
-    /// often is believed.
+    /// Whether the peer's packets may have this value of "may fragment". This implementation
+    /// forbids fragmentation; for others the first packet decides. It may have been damaged, so a
+    /// value that contradicts it repeatedly is accepted.
     fn may_be(&mut self, fragmentable: bool) -> bool {
         if is_marked_guid(self.connection.remote_guid) {
             return !fragmentable;
@@ -166,8 +168,8 @@ impl QpContext {
         self.fragmentable == Some(fragmentable)
     }
 
-    /// Whether the peer sends from this port; or else what becomes of the packet. Before that is known
-    /// nothing is kept that is not its turn.
+    /// Whether the peer sends from this port; otherwise the outcome of the packet. Before the port
+    /// is known no out-of-order packet is kept.
     pub(super) fn check_port(
         &mut self,
         port: u16,
@@ -202,7 +204,7 @@ impl QpContext {
                 now_ms(),
             );
         }
-        // Our own kind: the place in a train.
+        // This implementation: the place in a train.
         let right = usize::from(id) < MOST_SEGMENTS;
         if right { Judgement::Plausible } else { Judgement::Implausible }
     }

@@ -5,13 +5,13 @@ use super::Endpoint;
 use crate::soft::wire::psn::{Psn, Qpn};
 
 impl Endpoint {
-    /// An unused queue pair number that a packet filter steers to us.
+    /// An unused queue pair number that a packet filter steers to this endpoint.
     pub(super) fn random_qpn(&mut self) -> Qpn {
         let (endpoints, own) = self.config.steer;
         loop {
             let number = (self.entropy)() as u32 & 0x00ff_ffff;
             let number = number - number % endpoints.max(1) + own;
-            // 0 and 1 have a meaning, the highest means multicast.
+            // 0 and 1 are reserved, the highest means multicast.
             let usable = (2..0x00ff_ffff).contains(&number);
             let qpn = Qpn::new(number);
             if usable && !self.by_qpn.contains_key(&qpn) {
@@ -20,7 +20,7 @@ impl Endpoint {
         }
     }
 
-    /// An unused name for a connection, which is steered to us as well.
+    /// An unused communication id, which is steered to this endpoint as well.
     pub(super) fn random_comm(&mut self) -> u32 {
         let (endpoints, own) = self.config.steer;
         loop {
@@ -35,12 +35,12 @@ impl Endpoint {
         }
     }
 
-    /// A first packet's number.
+    /// An initial packet number.
     pub(super) fn random_psn(&mut self) -> Psn {
         Psn::new((self.entropy)() as u32)
     }
 
-    /// A number that matches answers to requests; only its being unusual matters.
+    /// A transaction id, which matches answers to requests; it only has to be unusual.
     pub(super) fn random_transaction(&mut self) -> u64 {
         (self.entropy)()
     }

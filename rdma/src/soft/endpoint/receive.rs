@@ -45,11 +45,11 @@ use crate::soft::qp::Settings;
 use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::{Event, Incoming, Qp, Reason, Region};
 
-/// How long the answer to a question is waited for.
+/// Time for the answer to a challenge.
 const CHALLENGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Endpoint {
-    /// A message of connection management has come, undamaged.
+    /// Handles an undamaged message of connection management.
     pub(super) fn on_message(
         &mut self,
         now: Instant,
@@ -104,7 +104,7 @@ impl Endpoint {
                 if forged {
                     return DatagramOutcome::Unknown;
                 }
-                // While the connection is known, whose traffic class it leaves in.
+                // While the connection is known, whose traffic class it has.
                 self.send_mad(to, from, left(&message, transaction));
                 self.on_disconnect(now, number, &message, (to, from), region);
                 number.map(drop)
@@ -113,8 +113,8 @@ impl Endpoint {
         if known.is_some() { DatagramOutcome::Message } else { DatagramOutcome::Unknown }
     }
 
-    /// The peer leaves. That is answered also when there is nothing to leave, because an earlier
-    /// answer may have got lost.
+    /// A disconnect request. It is answered also without a connection, because an earlier answer
+    /// may have been lost.
     fn on_disconnect(
         &mut self,
         now: Instant,
@@ -123,14 +123,14 @@ impl Endpoint {
         ends: (IpAddr, IpAddr),
         region: &Region,
     ) {
-        // Both may leave at once: then this answers ours as well.
+        // Both may disconnect at once: then this answers ours as well.
         self.end_farewell(message.remote_comm_id, ends);
         if let Some(number) = number {
             self.remove(now, number, Reason::Peer, region);
         }
     }
 
-    /// Our farewell has been heard; or the sender of a request has shown that it hears us.
+    /// The peer has answered our disconnect request, or a challenge.
     fn on_disconnect_reply(
         &mut self,
         now: Instant,
@@ -157,7 +157,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends the repetition of a farewell; false when there is none of that name to that peer.
+    /// Ends the repetition of a disconnect request; returns false if there is none with that id to
+    /// that peer.
     fn end_farewell(&mut self, comm: u32, ends: (IpAddr, IpAddr)) -> bool {
         let retry = self.manager.retries.get(comm);
         let found = retry.is_some_and(|r| r.slot.is_none() && (r.local, r.remote) == ends);
@@ -167,7 +168,7 @@ impl Endpoint {
         found
     }
 
-    /// The peer refuses, or has changed its mind.
+    /// The peer rejects, or has changed its mind.
     fn on_reject(&mut self, now: Instant, number: u32, message: &Reject, region: &Region) {
         let reason = match self.live(Qp(number)).map(|slot| slot.connection.phase) {
             Some(Phase::Established) => Reason::Peer,
@@ -180,7 +181,7 @@ impl Endpoint {
         self.remove(now, number, reason, region);
     }
 
-    /// A peer confirms a connection. If there is none any more, it should know.
+    /// A peer confirms a connection. If there is none any more, it is told so.
     fn on_ready(
         &mut self,
         number: Option<u32>,
@@ -249,7 +250,7 @@ impl Endpoint {
             return DatagramOutcome::Crowded;
         };
         if self.manager.unverified >= self.config.unverified {
-            // A source that leaves so many challenges unanswered will not answer more of them.
+            // A source with so many unanswered challenges will not answer more.
             if self.manager.challenges.count_of(request.from.into()) >= most {
                 self.manager.note_flood(now);
                 return DatagramOutcome::Crowded;
@@ -315,7 +316,7 @@ impl Endpoint {
         DatagramOutcome::Message
     }
 
-    /// The same request again: what answered it got lost, or has not been made yet.
+    /// Handles a repeated request: the answer was lost, or is not ready yet.
     fn is_repeated(&mut self, request: &ConnectRequest) -> bool {
         let (key, ends) = (request.key(), (request.to, request.from));
         let known = self.manager.by_request.get(&key).copied();
@@ -343,7 +344,7 @@ impl Endpoint {
             || self.manager.elsewhere.get(&key).is_some()
     }
 
-    /// Whether somebody listens where a request goes.
+    /// Whether there is a listener for a request.
     pub(super) fn is_listening(&self, request: &ConnectRequest) -> bool {
         let Some(port) = service_port(request.message.service_id) else { return false };
         self.manager.listeners.iter().any(|listener| {
@@ -353,7 +354,7 @@ impl Endpoint {
         })
     }
 
-    /// What a request must be like.
+    /// Checks the parameters of a request.
     pub(super) fn check_request(
         &self,
         request: &ConnectRequest,
@@ -380,7 +381,7 @@ impl Endpoint {
         Ok(private)
     }
 
-    /// Our request has been accepted, or our confirmation of that got lost.
+    /// Our request was accepted, or our confirmation of that was lost.
     fn on_reply(&mut self, number: u32, message: &Reply) {
         let selective = self.config.selective && is_marked_guid(message.ca_guid);
         let Some(slot) = self.live(Qp(number)) else { return };
@@ -523,7 +524,7 @@ mod tests {
         }
     }
 
-    /// Each of many targets would make a queue pair for it.
+    /// Each of many targets would create a queue pair for it.
     #[test]
     fn a_request_to_everybody_is_for_nobody() {
         let pool = pool();
@@ -544,7 +545,7 @@ mod tests {
         assert!(endpoint.poll_event().is_some() && endpoint.poll_event().is_none());
     }
 
-    /// A reactor may serve what has come to another one, where the next request comes as well.
+    /// A request may be served by another reactor than the one where the next request arrives.
     #[test]
     fn what_comes_to_nothing_is_charged_where_it_was_asked_for() {
         let (pool, now) = (pool(), Instant::now());
