@@ -2,17 +2,17 @@
 //! socket, clock or lock (IBTA volume 1, chapters 9, 12 and 13; annex A17 "RoCEv2").
 //!
 //! ```text
-//! datagram ──► endpoint ──► icrc ──► qp ──► responder ──► receives, exposed memory (one copy)
+//! datagram ──► endpoint ──► wire/icrc ──► qp ──► responder ──► receives, remote regions (one copy)
 //!                 │                   └───► requester ──► sends, reads, writes
-//!                 └──► peers, manager, connection (messages of queue pair 1)
-//! headers + slice of the pool + CRC ◄── outgoing ◄── qp
+//!                 └──► receive, cm/* (messages of queue pair 1)
+//! headers + slice of the pool + CRC ◄── wire/tx_packet ◄── qp
 //! ```
 //!
-//! An [`endpoint::Endpoint`] is driven by whoever has a socket and a clock; [`sim::EndpointNetwork`]
+//! An [`endpoint::Endpoint`] is driven by code with sockets and a clock; [`sim::EndpointNetwork`]
 //! drives several of them with neither. In steady state nothing is allocated.
 //!
-//! Whatever comes from the wire is hostile: it is parsed with checked arithmetic into bounded
-//! memory, and nothing that it contains makes this code panic.
+//! Input from the network is hostile: it is parsed with checked arithmetic into bounded memory, and
+//! no content makes this code panic.
 
 pub mod capture;
 pub mod cm;

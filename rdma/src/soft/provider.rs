@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Everything that is not input or output is here or in the endpoint; the wire is UDP sockets
-//! (`soft/udp/mod.rs`), or simulated air (`soft/sim/network.rs`). Calls of the trait that bring no time use that of the
-//! last poll.
+//! (`soft/udp/mod.rs`), or a simulated network (`soft/sim/network.rs`). Calls of the trait without
+//! a time use that of the last poll.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -31,23 +31,23 @@ use crate::{
     Region, RemoteRegion, Tag, Wake, Work,
 };
 
-/// How often a sleeper looks whether a request to connect, which is in other hands, was lost.
+/// Interval at which a sleeping fabric checks whether requests held by users were dropped.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Writes that leave together, at least, where there are more.
+/// Minimum of writes that leave together, where there are more.
 const FEW: u32 = 4;
 
-/// How long timers wait until all that has come is read, at most.
+/// Maximum delay of timers until all received datagrams are read.
 const MOST_BEHIND: Duration = Duration::from_millis(10);
 
-/// Bytes received at once that are more than the messages around data.
+/// Bytes received in one poll that indicate data, not only the messages around them.
 const RECEIVING_BYTES: usize = 4096;
 
 /// Carrier of datagrams.
 #[derive(Debug)]
 pub(super) enum Wire {
     Udp(Box<Udp>),
-    /// Simulated. The descriptor is never readable: there is nothing to sleep for.
+    /// Simulated. The descriptor is never readable: nothing sleeps.
     Air(NetworkPort, Epoll),
 }
 
@@ -67,14 +67,14 @@ impl Wire {
         }
     }
 
-    /// Takes over what other fabrics have changed in what they share.
+    /// Applies changes of the state that fabrics of a group share.
     fn apply_shared_state(&mut self, endpoint: &mut Endpoint) {
         if let Wire::Udp(udp) = self {
             udp.apply_shared_state(endpoint);
         }
     }
 
-    /// The way to a peer.
+    /// The path to a peer.
     fn path(&mut self, to: SocketAddr, endpoint: &mut Endpoint) -> Result<Path, FabricError> {
         match self {
             Wire::Udp(udp) => udp.path(to, endpoint),
@@ -82,7 +82,7 @@ impl Wire {
         }
     }
 
-    /// Whether anything can be sent from an address of ours.
+    /// Whether there is a socket for a local address.
     fn has(&self, address: IpAddr) -> bool {
         match self {
             Wire::Udp(udp) => udp.has(address),
@@ -90,8 +90,7 @@ impl Wire {
         }
     }
 
-    /// The largest payload of a packet on the way to a peer that has found us and asks for so much,
-    /// if known.
+    /// Maximum payload on the path to a peer that has reached us and requests this much, if known.
     fn path_mtu(&mut self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
         match self {
             Wire::Udp(udp) => udp.path_mtu(from, to, asked),
@@ -99,7 +98,7 @@ impl Wire {
         }
     }
 
-    /// Hands datagrams to the endpoint.
+    /// Passes received datagrams to the endpoint.
     fn receive(
         &mut self,
         now: Instant,
@@ -111,7 +110,7 @@ impl Wire {
             Wire::Udp(udp) => udp.receive(now, endpoint, region, events),
             Wire::Air(port, _) => {
                 port.receive(now, endpoint, region, events);
-                // Simulated time stands still until all has come.
+                // Simulated time does not advance until all are read.
                 Taken { bytes: 0, all: true }
             }
         }
@@ -124,7 +123,7 @@ impl Wire {
         }
     }
 
-    /// Before sleep.
+    /// Prepares for sleep.
     fn arm(&mut self) {
         if let Wire::Udp(udp) = self {
             udp.arm();
@@ -148,41 +147,41 @@ pub struct Soft {
     now: Instant,
     /// Work was posted since the last flush.
     posted: bool,
-    /// The first queue pair that wrote since then: how many bytes, how often.
+    /// The first queue pair that wrote since the last flush: bytes and number of writes.
     written: Option<(Qp, u32, u32)>,
-    /// Data came with the last poll.
+    /// The last poll received data.
     receiving: bool,
-    /// Since when timers wait until all that has come is read.
+    /// Since when timers are delayed until all received datagrams are read.
     behind: Option<Instant>,
-    /// When it was told last that requests are passed over.
+    /// Time of the last log line about ignored requests.
     told: Option<Instant>,
 }
 
-/// Fabrics that listen at the same addresses, one for each reactor: a request to connect comes to
-/// any of them, and what concerns a connection to the one that has opened it, as the kernel is told
-/// to deliver it.
+/// Fabrics that listen at the same addresses, one for each reactor: a connection request arrives at
+/// any of them, and the packets of a connection at the one that has opened it, because the kernel
+/// steers them.
 #[derive(Clone, Debug)]
 pub struct Group(Arc<Shared>);
 
 impl Group {
-    /// A group of `count` fabrics (at least one), which are made by [`Group::fabric`]. All must be
-    /// polled: each gets its part of what arrives.
+    /// A group of `count` fabrics (at least one), which are created by [`Group::fabric`]. All must
+    /// be polled: each receives a part of the datagrams.
     ///
     /// # Errors
-    /// The system has no descriptors left.
+    /// The limit of descriptors is reached.
     pub fn new(count: u32, options: Options) -> Result<Group, FabricError> {
         Ok(Group(Arc::new(Shared::new(count, options)?)))
     }
 
-    /// The fabric with this index (below the group's count; each may be made once). Its buffers are
-    /// those of `region`. It opens no socket before `listen` or `connect`; to listen by one of the
-    /// group is to listen by all.
+    /// Creates the fabric with this index (below the group's count; each once). Its buffers are
+    /// those of `region`. It opens no socket before `listen` or `connect`; if one of the group
+    /// listens, all do.
     ///
     /// # Errors
-    /// The system gives no random numbers or no epoll instance.
+    /// The system provides no random numbers or no epoll instance.
     ///
     /// # Panics
-    /// When the index is too high.
+    /// The index is out of range.
     pub fn fabric(&self, index: u32, region: Arc<Region>) -> Result<Soft, FabricError> {
         assert!(index < self.0.count(), "fabric {index} of {}", self.0.count());
         let guid = getrandom::u64()
@@ -197,7 +196,7 @@ impl Group {
 }
 
 impl Soft {
-    /// A fabric of its own: the only one of its group.
+    /// Creates a fabric that is alone in its group.
     ///
     /// # Errors
     /// As [`Group::fabric`].
@@ -205,11 +204,11 @@ impl Soft {
         Group::new(1, options)?.fabric(0, region)
     }
 
-    /// A fabric in simulated air, whose clock is that of the calls and whose numbers that nobody
-    /// may guess are those of `entropy`.
+    /// Creates a fabric in a simulated network; time comes from its calls, and unpredictable
+    /// numbers from `entropy`.
     ///
     /// # Errors
-    /// The system gives no epoll instance.
+    /// The system provides no epoll instance.
     pub fn in_air(
         port: NetworkPort,
         config: Config,
@@ -225,7 +224,7 @@ impl Soft {
         Ok(fabric)
     }
 
-    /// A fabric over any wire.
+    /// Creates a fabric over any wire.
     pub(super) fn over(wire: Wire, endpoint: Endpoint, region: Arc<Region>) -> Soft {
         Soft {
             endpoint,
@@ -240,21 +239,21 @@ impl Soft {
         }
     }
 
-    /// What happened to datagrams so far.
+    /// Counters of datagrams.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.endpoint.counters()
     }
 
-    /// From now on writes down everything that is sent and received. Simulated air is not
-    /// written down.
+    /// Captures everything that is sent and received from now on. A simulated network is not
+    /// captured.
     pub fn capture_to(&mut self, capture: Capture) {
         if let Wire::Udp(udp) = &mut self.wire {
             udp.capture = Some(capture);
         }
     }
 
-    /// What the system has granted to each open socket.
+    /// Buffer sizes of each open socket.
     pub fn socket_buffers(&self) -> impl Iterator<Item = SocketBuffers> {
         let udp = match &self.wire {
             Wire::Udp(udp) => Some(udp),
@@ -267,8 +266,8 @@ impl Soft {
         self.wire.transmit(self.now, &mut self.endpoint, &self.region);
     }
 
-    /// Lets timers end that are due. What they wait for may have come, and not have been read: so not
-    /// before all has been, but for an excess that has lasted.
+    /// Handles expired timers. The packets they wait for may have arrived and not be read, so
+    /// normally not before all are read (`all`), except if that takes too long.
     fn handle_timeout(&mut self, now: Instant, all: bool) {
         let due = self.endpoint.poll_timeout().is_some_and(|due| due <= now);
         if due && !all && now < *self.behind.get_or_insert(now) + MOST_BEHIND {
@@ -280,7 +279,7 @@ impl Soft {
         }
     }
 
-    /// Whose host cannot connect, or sends what is checked less well, should find out why.
+    /// Logs peers that cannot connect, or whose packets are checked with fewer bits.
     fn log_link_errors(&mut self, now: Instant) {
         if let Some(address) = self.endpoint.take_erratic() {
             tracing::warn!(
@@ -307,26 +306,26 @@ impl Soft {
         }
     }
 
-    /// Peers' accesses to exposed memory are ordinary loads and stores of the thread that drives
-    /// this fabric, and so are the copies that the owner of an [`RemoteRegion`] makes, which cannot
-    /// leave its thread. So neither may the fabric, while there is one. Every access is refused
-    /// elsewhere; to look here as well shows the mistake at the first call.
+    /// Peers access remote regions by ordinary loads and stores of the thread that drives this
+    /// fabric, and so does the owner of a [`RemoteRegion`], which cannot leave its thread. So while
+    /// there is one, the fabric must not leave the thread either. Every access is checked
+    /// elsewhere; this check finds the bug at the first call.
     ///
     /// # Panics
-    /// When it has been moved to another thread while memory was exposed.
+    /// The fabric was moved to another thread while there were remote regions.
     fn stay(&mut self) {
         self.endpoint.memory().stay();
     }
 
-    /// Whether there is a train, but not of so few writes that looking around between them costs more
-    /// than it brings. Of one queue pair only: with several peers each shall have as much.
+    /// Whether the posted writes are enough for a train; with fewer, polling between them costs
+    /// more than it saves. Only for one queue pair: with several peers each is to get as much.
     fn has_train(&self) -> bool {
         self.written.is_some_and(|(qp, bytes, count)| {
             count >= FEW && bytes >= train::payload_bytes(self.endpoint.path_mtu(qp))
         })
     }
 
-    /// Hands out events until the batch is `end` long.
+    /// Appends events until the batch is `end` long.
     fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
         while batch.len() < end {
             let Some(event) = self.endpoint.next_event() else { return };
@@ -344,7 +343,7 @@ impl AsFd for Soft {
     }
 }
 
-/// The network interface that has an address.
+/// The network interface of an address.
 fn device(address: IpAddr) -> Option<String> {
     let has = |each: &nix::ifaddrs::InterfaceAddress| {
         let own = each.address.as_ref().and_then(|own| own.as_sockaddr_in());
@@ -430,10 +429,10 @@ impl Fabric for Soft {
         self.now = now;
         let (start, end) = (batch.len(), batch.len() + (batch.capacity() - batch.len()).max(1));
         if start == 0 {
-            // The user has dealt with all that it was told.
+            // The user has processed all its events.
             self.endpoint.release();
         }
-        // The end of a queue pair is told when the user has dealt with everything else about it.
+        // The end of a queue pair is reported after the user has processed all its other events.
         while batch.len() < end {
             let heard = |qp| !batch.iter().any(|event| event.qp() == Some(qp));
             let Some(event) = self.endpoint.next_gone(heard) else { break };
@@ -448,14 +447,14 @@ impl Fabric for Soft {
         self.endpoint.apply_updates(now);
         self.log_link_errors(now);
         self.deliver(end, batch);
-        // A user whom nothing was told may go to sleep now, and owes us no flush.
+        // A user without events may sleep now, and need not flush.
         let waiting = self.wire.is_blocked() || self.endpoint.has_transmits();
         if batch.len() == start && !self.posted && waiting {
             self.transmit();
         }
     }
 
-    /// Datagrams received, those that met congestion, and those of each fate.
+    /// Received datagrams, those with congestion marks, and those of each outcome.
     fn stats(&self, stats: &mut FabricStats) {
         let counters = self.endpoint.counters();
         stats.counters.extend([("received", counters.received), ("marked", counters.marked)]);
@@ -467,9 +466,9 @@ impl Fabric for Soft {
         });
     }
 
-    /// Whatever comes ends the sleep, also the acknowledgement of a send: it is a datagram as any
-    /// other, and nobody can ask a socket to be silent about it. A peer of our own kind lets a mere
-    /// acknowledgement wait for company, so that most come with the next request.
+    /// Every datagram ends the sleep, including the acknowledgement of a send, because a socket
+    /// cannot suppress it. A peer of this implementation delays pure acknowledgements, so most
+    /// arrive with the next request.
     fn arm(&mut self, _wake: Wake) -> Option<Instant> {
         self.stay();
         if !self.posted && self.endpoint.hasten(self.now) {
@@ -526,7 +525,7 @@ impl Initiator for Soft {
 }
 
 impl Drop for Soft {
-    /// Says the goodbyes that are still to be said.
+    /// Sends the pending disconnect requests.
     fn drop(&mut self) {
         if self.endpoint.memory().is_home() {
             self.transmit();
@@ -534,17 +533,17 @@ impl Drop for Soft {
     }
 }
 
-/// Numbers that nobody can guess, of which the system gives several at a time: a flood makes us
-/// need some for every datagram.
+/// Unpredictable numbers, of which the system provides several at a time: in a flood one is needed
+/// for every datagram.
 struct Entropy {
     numbers: [u64; 64],
-    /// Those not used yet, at the front.
+    /// Unused ones, at the front.
     left: usize,
 }
 
 impl Entropy {
-    /// The system has given some before, and never stops then; if it did, the next best that the
-    /// standard library has from it would do.
+    /// The system has provided some before, and does not fail later; if it did, the best random
+    /// numbers of the standard library are used.
     fn next(&mut self) -> u64 {
         use std::hash::{BuildHasher, RandomState};
         if self.left == 0 {
@@ -559,7 +558,7 @@ impl Entropy {
             self.left = self.numbers.len();
         }
         self.left -= 1;
-        // Used once, and kept nowhere else.
+        // Used once, and not kept elsewhere.
         std::mem::take(&mut self.numbers[self.left])
     }
 }

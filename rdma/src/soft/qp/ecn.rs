@@ -1,14 +1,14 @@
 //! Explicit congestion notification of RoCEv2 (annex A17, "RoCEv2 congestion management"; RFC 3168
-//! for the marks). A switch marks packets instead of dropping them; the receiver tells their sender
-//! by a congestion notification packet (CNP), and that one sends less.
+//! for the marks). A switch marks packets instead of dropping them; the receiver informs the sender
+//! by a congestion notification packet (CNP), and the sender reduces its rate.
 //!
-//! * Whoever is marked must react, so packets are ECN-capable only towards peers that take part: those
-//!   of our own kind, and those whose own packets are ECN-capable, as of adapters that have it
-//!   switched on. `rdma_rxe` marks nothing, sends no CNP, and gets packets that are dropped instead.
-//! * Of a queue pair that meets marks at most one CNP leaves in [`CNP_INTERVAL`].
+//! * A marked flow must react, so packets are ECN-capable only towards peers that support it: those
+//!   of this implementation, and those whose own packets are ECN-capable, as of adapters that have
+//!   it enabled. `rdma_rxe` marks nothing, sends no CNP, and its packets are dropped instead.
+//! * A queue pair with marks sends at most one CNP in [`CNP_INTERVAL`].
 //! * A CNP halves the requester's window, once a round trip; the window grows again by a packet a
-//!   round trip, as after a loss. Who forges them has to hit the number of the queue pair (24 bits)
-//!   every round trip, and cannot make the window smaller than two packets.
+//!   round trip, as after a loss. A forged CNP needs the number of the queue pair (24 bits) in
+//!   every round trip, and cannot reduce the window below two packets.
 
 use std::time::{Duration, Instant};
 
@@ -23,28 +23,28 @@ const ECN: u8 = 3;
 pub(crate) const MARKED: u8 = 3;
 /// "ECN-capable transport", codepoint ECT(0).
 pub(crate) const CAPABLE: u8 = 2;
-/// Between two congestion notifications of one queue pair, at least; as DCQCN (Zhu and others,
-/// SIGCOMM 2015) has it.
+/// Minimum interval of congestion notifications of one queue pair; as in DCQCN (Zhu and others,
+/// SIGCOMM 2015).
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
 /// Bytes behind the base transport header of a CNP, all 0.
 pub(super) const RESERVED: [u8; 16] = [0; 16];
 
-/// Whether a type of service says that the packet has met congestion.
+/// Whether a type of service contains "congestion experienced".
 pub(crate) fn is_marked(tos: u8) -> bool {
     tos & ECN == MARKED
 }
 
-/// Whether it says that the sender heeds marks.
+/// Whether the sender is ECN-capable.
 pub(crate) fn is_capable(tos: u8) -> bool {
     tos & ECN != 0
 }
 
-/// A type of service of packets that nobody may mark.
+/// The type of service without ECN.
 pub(crate) fn without(tos: u8) -> u8 {
     tos & !ECN
 }
 
-/// Tells the sender of marked packets about them, not too often.
+/// Sends congestion notifications to the sender of marked packets, at a limited rate.
 #[derive(Debug, Default)]
 pub(super) struct NotificationPoint {
     sent: Option<Instant>,
@@ -52,7 +52,7 @@ pub(super) struct NotificationPoint {
 }
 
 impl NotificationPoint {
-    /// A marked packet has come.
+    /// A marked packet has arrived.
     pub(super) fn on_mark(&mut self, now: Instant) {
         if self.sent.is_none_or(|sent| now.saturating_duration_since(sent) >= CNP_INTERVAL) {
             (self.sent, self.due) = (Some(now), true);

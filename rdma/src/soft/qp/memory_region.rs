@@ -1,12 +1,12 @@
 //! Memory regions that peers may read and write: the buffers behind the remote keys (IBTA volume 1,
-//! 10.6 "Memory Management"). A target has none; a host exposes the data buffers of its commands.
+//! 10.6 "Memory Management"). A target has none; a host registers the data buffers of its commands.
 //!
-//! A key is the number of a slot and a generation of eight bits, which changes whenever the slot
-//! is used anew, so that a key of yesterday opens nothing today.
+//! A key is the number of a slot and a generation of eight bits, which changes whenever the slot is
+//! reused, so that an old key is not valid for a new region.
 //!
-//! The bytes can be had in two ways, here and by the owner's copies (`Pool::copy_in`). Outside this
-//! crate both only copy, so that no reference is there while the other writes; and both happen on
-//! one thread, that of the [`RemoteRegion`], which cannot leave it: other threads are refused here.
+//! The bytes are accessed in two ways: here, and by copies of the owner (`Pool::copy_in`). Outside
+//! this crate both only copy, so no reference exists while the other writes; and both run on one
+//! thread, that of the [`RemoteRegion`], which cannot leave it: other threads are refused here.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,10 +28,10 @@ impl Rights {
     pub const WRITE: Rights = Rights(2);
     /// Compare and swap, fetch and add.
     pub const ATOMIC: Rights = Rights(4);
-    /// Everything.
+    /// All rights.
     pub const ALL: Rights = Rights(7);
 
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub const fn and(self, other: Rights) -> Rights {
         Rights(self.0 | other.0)
@@ -44,7 +44,7 @@ impl Rights {
     }
 }
 
-/// The key is unknown or of an earlier generation, or does not give this right to these bytes.
+/// The key is unknown or of an earlier generation, or does not grant this access to these bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("no such access to exposed memory")]
 pub struct Denied;
@@ -53,7 +53,7 @@ pub struct Denied;
 struct Exposure {
     window: Window,
     rights: Rights,
-    /// Cleared by a peer's invalidation; the buffer waits for `conceal` all the same.
+    /// Cleared by a peer's invalidation; the buffer still has to be revoked.
     valid: bool,
 }
 
@@ -63,23 +63,23 @@ struct KeySlot {
     exposure: Option<Exposure>,
 }
 
-/// The table of exposed buffers of one pool. It allocates up to its limit and never shrinks.
+/// The table of remote regions of one pool. It grows up to its limit and never shrinks.
 #[derive(Debug)]
 pub struct Memory {
     slots: Vec<KeySlot>,
     free: Vec<u32>,
     limit: u32,
-    /// The thread where memory was exposed, while any is.
+    /// The thread that registered the regions, while there are any.
     home: Option<Thread>,
 }
 
-/// A thread's number, which no other thread ever has.
+/// Number of a thread, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Thread(u64);
 
 impl Thread {
-    /// The one that runs this. It is asked for with every packet, so it is cheaper than what the
-    /// standard library offers.
+    /// The current thread. Needed for every packet, so it is cheaper than the function of the
+    /// standard library.
     fn here() -> Thread {
         static LAST: AtomicU64 = AtomicU64::new(0);
         thread_local!(static OWN: Cell<u64> = const { Cell::new(0) });
@@ -98,20 +98,20 @@ const GENERATION_BITS: u32 = 8;
 const MOST_SLOTS: u32 = 1 << (32 - GENERATION_BITS);
 
 impl Memory {
-    /// An empty table for at most `limit` buffers at once (at most 2^24).
+    /// An empty table for at most `limit` regions (at most 2^24).
     #[must_use]
     pub fn new(limit: u32) -> Memory {
         Memory { slots: Vec::new(), free: Vec::new(), limit: limit.min(MOST_SLOTS), home: None }
     }
 
-    /// Lets peers into the window of `buf`. Only copies of these bytes may be taken until
-    /// [`Memory::revoke`]. Takes no allocation once the table has grown.
+    /// Registers the window of `buf`. Its bytes may only be copied until [`Memory::revoke`]. Does
+    /// not allocate once the table has grown.
     ///
     /// # Errors
-    /// The table is full; the buffer comes back.
+    /// The table is full; the buffer is returned.
     ///
     /// # Panics
-    /// When another thread has exposed memory here that is not concealed.
+    /// Another thread has registered regions here that are not revoked.
     pub fn expose(&mut self, buf: Buf, rights: Rights) -> Result<RemoteRegion, Buf> {
         self.stay();
         let slot = match self.free.pop() {
@@ -131,10 +131,10 @@ impl Memory {
         Ok(exposed)
     }
 
-    /// Takes the peers' access away and gives the buffer back.
+    /// Ends the peers' access and returns the buffer.
     ///
     /// # Panics
-    /// When it was exposed by another table, whose peers would still have access.
+    /// The region belongs to another table, whose peers would still have access.
     pub fn revoke(&mut self, exposed: RemoteRegion) -> Buf {
         let number = exposed.remote().key >> GENERATION_BITS;
         let slot = self.slots.get_mut(number as usize);
@@ -147,25 +147,24 @@ impl Memory {
         buf
     }
 
-    /// Whether this thread may touch what is exposed: it has exposed it, or nothing is.
+    /// Whether this thread may access the regions: it has registered them, or there are none.
     pub(crate) fn is_home(&self) -> bool {
         self.home.is_none_or(|home| home == Thread::here())
     }
 
     /// # Panics
-    /// When this is another thread than that on which memory is exposed.
+    /// The regions were registered by another thread.
     pub(crate) fn stay(&self) {
         assert!(self.is_home(), "moved to another thread while memory was exposed");
     }
 
-    /// How many buffers are exposed.
+    /// Number of remote regions.
     #[must_use]
     pub fn exposed(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes the peers' access away, as a peer may ask for; the buffer waits for
-    /// [`Memory::revoke`].
+    /// Ends the peers' access at the request of a peer; the buffer stays until [`Memory::revoke`].
     ///
     /// # Errors
     /// The key is not valid.
@@ -179,7 +178,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Finds `len` bytes at `address` under `key`.
+    /// Resolves `len` bytes at `address` under `key`.
     ///
     /// # Errors
     /// The access is not allowed.
@@ -198,11 +197,11 @@ impl Memory {
         Ok(Place { slot: number, at: at as u32, len })
     }
 
-    /// The bytes of a place; empty when the exposure has ended since. Whoever holds them must call
-    /// nothing that may copy into exposed memory, and so nothing of a user's.
+    /// The bytes of a place; empty if the region was revoked since. While the slice is in use,
+    /// nothing may be called that copies into remote regions, and so no user code.
     ///
     /// # Panics
-    /// As [`Memory::stay`]; so does [`Memory::write`].
+    /// As [`Memory::stay`]; [`Memory::write`] panics as well.
     pub(crate) fn bytes<'a>(&'a self, region: &'a Region, place: Place) -> &'a [u8] {
         self.stay();
         let exposure = self.slots.get(place.slot as usize).and_then(|s| s.exposure.as_ref());
@@ -210,7 +209,7 @@ impl Memory {
         exposure.and_then(|e| region.exposed(&e.window).get(range)).unwrap_or_default()
     }
 
-    /// Writes to a place that was just found; nothing happens when `bytes` are not as many.
+    /// Writes to a place that was just resolved; no effect if `bytes` has another length.
     pub(crate) fn write(&mut self, region: &Region, place: Place, bytes: &[u8]) {
         self.stay();
         let exposure = self.slots.get_mut(place.slot as usize).and_then(|s| s.exposure.as_mut());
@@ -314,7 +313,7 @@ mod tests {
         let mut memory = elsewhere.join().unwrap();
         let buf = memory.revoke(exposed);
         assert_eq!(pool.bytes(&buf), [7; 64]);
-        // Nothing is exposed any more, so it may go where it likes.
+        // No region is left, so it may move to another thread.
         assert!(std::thread::spawn(move || memory.is_home()).join().unwrap());
         pool.give(buf);
     }

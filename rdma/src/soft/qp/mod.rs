@@ -5,13 +5,13 @@
 //!   └───────────┴────────────────────────────────^
 //! ```
 //!
-//! What is posted between two sendings leaves in the order writes, sends, reads: datagrams of one
-//! length side by side, for trains of them. Only a send says that the writes before it are done.
-//! It does not wait for more than `PASSING_BYTES` of other writes, so that the peer has something
-//! to do while they come.
+//! Work posted between two flushes leaves in the order writes, sends, reads: datagrams of one
+//! length are adjacent, for trains of them. Only a send reports that the writes before it are done.
+//! It does not wait for more than `PASSING_BYTES` of other writes, so that the peer can start while
+//! they arrive.
 //!
-//! In `Init` work may be posted and waits. In `Error` all work has come home, and comes home at
-//! once when posted; only a refusal that the peer has to hear of may still leave.
+//! In `Init` work may be posted and waits. In `Error` all work has completed, and posted work
+//! completes immediately; only a NAK for the peer may still leave.
 
 pub(super) mod ecn;
 pub mod memory_region;
@@ -35,24 +35,25 @@ use super::wire::psn::{Psn, Qpn};
 use super::wire::tx_packet::{Payload, TxPacket};
 use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
 
-/// Bytes of writes after which those posted later do not pass a send: two trains.
+/// Bytes of writes after which later ones do not overtake a send: two trains.
 const PASSING_BYTES: u32 = 128 << 10;
-/// Packets executed, of which a peer of our own kind is told when something leaves anyhow.
+/// Executed packets after which an acknowledgement is added to the next packets for a peer of this
+/// implementation.
 const ENOUGH_UNSAID: u32 = 4;
-/// Packets executed without a word, at most: a requester asks for one no later than after a quarter
-/// of its window.
+/// Maximum of executed packets without an acknowledgement: a requester asks for one at the latest
+/// after a quarter of its window.
 const MOST_UNSAID: u32 = 32;
 
 /// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// Takes work, and does nothing with it.
+    /// Accepts work, and does not execute it.
     Init,
     /// Executes the peer's requests and answers them.
     ReadyToReceive,
     /// Sends requests of its own as well.
     ReadyToSend,
-    /// Dead.
+    /// Failed.
     Error,
 }
 
@@ -71,25 +72,25 @@ pub struct Settings {
     pub window: u32,
     /// Reads that may be outstanding: at most what the peer answers. 0 counts as 1.
     pub reads: u8,
-    /// The peer is of our own kind: it keeps what comes behind a gap, and both tell each other what
-    /// they have by [`super::wire::opcode::Opcode::SelectiveAcknowledge`].
+    /// The peer is of this implementation: it keeps out-of-order packets, and both report them by
+    /// [`super::wire::opcode::Opcode::SelectiveAcknowledge`].
     pub selective: bool,
-    /// Bytes asked for in one read request; longer reads are cut into several.
+    /// Bytes requested by one read request; longer reads are split.
     pub read_bytes: u32,
-    /// Reads and atomics of the peer that are answered at once.
+    /// Reads and atomics of the peer that are answered concurrently.
     pub answered_reads: u8,
-    /// What the peer may do with exposed memory.
+    /// Access rights of the peer to remote regions.
     pub rights: Rights,
-    /// Wait for an acknowledgement before sending again; it doubles with every retry, up to 64
-    /// times. None is for ever.
+    /// Ack timeout before a retransmission; it doubles with every retry, up to 64 times. None is
+    /// infinite.
     pub ack_timeout: Option<Duration>,
-    /// How often that is done without any progress; connection management knows 0 to 7.
+    /// Retries without progress before the connection ends; connection management allows 0 to 7.
     pub retries: u8,
-    /// How often a peer may say that it has no receive; 7 is endless.
+    /// RNR NAKs before the connection ends; 7 is infinite.
     pub rnr_retries: u8,
-    /// What we ask a peer to wait when we have no receive.
+    /// RNR timer in our RNR NAKs.
     pub rnr_timer: RnrTimer,
-    /// How long a mere acknowledgement waits for something that it can leave with.
+    /// Delay of a pure acknowledgement, to be sent with other packets.
     pub ack_delay: Duration,
 }
 
@@ -100,22 +101,22 @@ pub struct Io<'a> {
     pub region: &'a Region,
     /// The buffers that peers may access.
     pub memory: &'a mut Memory,
-    /// Room for packets that come too early.
+    /// Buffer for out-of-order packets.
     pub reorder: &'a mut ReorderBuffer,
-    /// Where completions go.
+    /// Receives completions.
     pub events: &'a mut VecDeque<Event>,
-    /// The queue pair's name in its completions.
+    /// Handle of the queue pair in its completions.
     pub qp: Qp,
 }
 
 impl Io<'_> {
-    /// Sends work home.
+    /// Completes work.
     pub(crate) fn done(&mut self, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
         let (qp, invalidated) = (self.qp, None);
         self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
     }
 
-    /// Sends a receive home with a message of `len` bytes, which may have invalidated a key.
+    /// Completes a receive with a message of `len` bytes, which may have invalidated a key.
     pub(crate) fn received(&mut self, tag: Tag, into: Buf, len: u32, invalidated: Option<u32>) {
         let (qp, work, outcome) = (self.qp, Work::Recv(into), Ok(len));
         self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
@@ -129,25 +130,25 @@ pub struct QueuePair {
     peer: Qpn,
     requester: Requester,
     responder: Responder,
-    /// Posted since the last sending, without a number yet.
+    /// Posted since the last flush, without a packet number yet.
     sends: VecDeque<(Tag, Work)>,
     reads: VecDeque<(Tag, Work)>,
-    /// Bytes of the writes since then.
+    /// Bytes of the writes among them.
     written_bytes: u32,
     selective: bool,
     ack_delay: Duration,
-    /// When a mere acknowledgement leaves alone.
+    /// When a delayed pure acknowledgement is sent.
     ack_due: Option<Instant>,
-    /// That time has come, and the acknowledgement waits for room only.
+    /// Its time has come, and it waits for room only.
     ack_late: bool,
-    /// Something has left since there was last nothing to send.
+    /// A packet was sent since there was last nothing to send.
     spoke: bool,
     notification_point: NotificationPoint,
 }
 
 impl QueuePair {
-    /// A queue pair in `Init`, with room for so many posted receives and sends, of which half are
-    /// reads at most and half are neither reads nor writes (more make it allocate).
+    /// A queue pair in `Init`, with capacity for this many posted receives and sends, of which at
+    /// most half are reads and half are neither reads nor writes (more than that allocate).
     #[must_use]
     pub fn new(receives: u32, sends: u32) -> QueuePair {
         QueuePair {
@@ -167,13 +168,13 @@ impl QueuePair {
         }
     }
 
-    /// Where it is in its life.
+    /// Its state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// From `Init` to `ReadyToReceive`; otherwise nothing happens.
+    /// From `Init` to `ReadyToReceive`; otherwise no effect.
     pub fn ready_to_receive(&mut self, settings: &Settings) {
         if self.state == State::Init {
             self.peer = settings.peer;
@@ -184,14 +185,14 @@ impl QueuePair {
         }
     }
 
-    /// From `ReadyToReceive` to `ReadyToSend`; otherwise nothing happens.
+    /// From `ReadyToReceive` to `ReadyToSend`; otherwise no effect.
     pub fn ready_to_send(&mut self) {
         if self.state == State::ReadyToReceive {
             self.state = State::ReadyToSend;
         }
     }
 
-    /// Takes work. It comes home exactly once, in an event.
+    /// Posts work. It completes exactly once, in an event.
     #[inline(always)] // for each work request, from one place
     pub fn post(&mut self, tag: Tag, work: Work, io: &mut Io<'_>) {
         match work {
@@ -209,7 +210,7 @@ impl QueuePair {
         }
     }
 
-    /// Gives what was posted its place in the order of packets.
+    /// Assigns packet numbers to posted work.
     fn commit(&mut self) {
         self.written_bytes = 0;
         if self.sends.is_empty() && self.reads.is_empty() {
@@ -220,14 +221,14 @@ impl QueuePair {
         }
     }
 
-    /// A packet of the peer's has met congestion on its way.
+    /// A packet of the peer was marked by the network.
     pub(super) fn on_mark(&mut self, now: Instant) {
         if matches!(self.state, State::ReadyToReceive | State::ReadyToSend) {
             self.notification_point.on_mark(now);
         }
     }
 
-    /// Handles a packet that has been found to be the peer's and undamaged.
+    /// Handles a packet whose sender and CRC were checked.
     pub fn handle(
         &mut self,
         now: Instant,
@@ -261,7 +262,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether a packet is the request that is next, or a response to one that is pending.
+    /// Whether a packet is the next request, or a response to a pending one.
     pub(super) fn is_expected(&self, packet: &Packet<'_>) -> bool {
         match packet.row().request {
             true => self.responder.ahead(packet.bth.psn) == 0,
@@ -269,32 +270,32 @@ impl QueuePair {
         }
     }
 
-    /// Whether a packet is a request that comes before its turn.
+    /// Whether a packet is an out-of-order request.
     pub(super) fn is_early(&self, packet: &Packet<'_>) -> bool {
         packet.row().request && self.responder.ahead(packet.bth.psn) > 0
     }
 
-    /// Whether a packet is a request that has been executed.
+    /// Whether a packet is a request that was executed before.
     pub(super) fn is_late(&self, packet: &Packet<'_>) -> bool {
         packet.row().request && self.responder.ahead(packet.bth.psn) < 0
     }
 
-    /// How many packets of requests the peer has executed.
+    /// Number of request packets that the peer has executed.
     pub(super) fn executed(&self) -> u64 {
         self.requester.executed()
     }
 
-    /// Which one is next, and whether it is known to be lost.
+    /// The next packet that the peer will execute, and whether it is known to be lost.
     pub(super) fn next_to_execute(&self) -> (Psn, bool) {
         self.requester.next_to_execute()
     }
 
-    /// Packets to the peer do not leave in trains any more.
+    /// Trains are not used for this peer any more.
     pub(super) fn note_trains_ended(&mut self) {
         self.requester.troubles.note(LinkError::TrainsEnded);
     }
 
-    /// The next datagram to send: answers first, then requests; but a mere acknowledgement last,
+    /// The next datagram to send: responses first, then requests; but a pure acknowledgement last,
     /// where it can be the short end of a train. To be called until there is none.
     #[inline(always)] // for each packet, from one place
     pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
@@ -330,15 +331,15 @@ impl QueuePair {
         if sends { self.requester.transmit(now, self.peer) } else { None }
     }
 
-    /// Whether there is a mere acknowledgement that waits. Most requests are answered soon by a
-    /// message, and what leaves with others costs next to nothing.
+    /// Whether there is a pure acknowledgement to delay. Most requests are answered soon by a
+    /// message, and an acknowledgement in the same train costs almost nothing.
     fn keeps_acknowledgement(&mut self, now: Instant) -> bool {
         if !self.responder.has_answers() {
             self.ack_due = None;
             return false;
         }
-        // A peer of our own kind does not wait for it once it has the message. Others may: a Linux
-        // host ends a command only when its capsule has been acknowledged.
+        // A peer of this implementation does not wait for it once it has the message. Others may: a
+        // Linux host completes a command only after its capsule was acknowledged.
         let enough = if self.selective { ENOUGH_UNSAID } else { 0 };
         let leaves = self.spoke && self.responder.unsaid() >= enough;
         if leaves || self.responder.unsaid() >= MOST_UNSAID {
@@ -350,24 +351,24 @@ impl QueuePair {
         self.ack_due.is_some_and(|due| now < due)
     }
 
-    /// Whether an acknowledgement waits.
+    /// Whether an acknowledgement is delayed.
     #[must_use]
     pub fn is_keeping(&self) -> bool {
         self.ack_due.is_some()
     }
 
-    /// What waits shall leave now.
+    /// Sends delayed acknowledgements with the next packets.
     pub fn hasten(&mut self, now: Instant) {
         if let Some(due) = &mut self.ack_due {
             *due = now;
         }
     }
 
-    /// Appends the bytes of a datagram's payload to `into`; none when it has none, or the queue pair
-    /// has been changed since it was made.
+    /// Appends the payload of a datagram to `into`; none if it has none, or the queue pair has
+    /// changed since.
     ///
     /// # Panics
-    /// When they are in memory that another thread has exposed.
+    /// It is in a remote region of another thread.
     pub fn copy_payload(
         &self,
         outgoing: &TxPacket,
@@ -378,7 +379,7 @@ impl QueuePair {
         into.extend_from_slice(self.payload(outgoing, region, memory));
     }
 
-    /// The same bytes where they lie; see [`Memory::bytes`] for what must not happen meanwhile.
+    /// The payload in place; see [`Memory::bytes`] for the conditions of its use.
     #[inline(always)] // for each packet, from one place
     pub(crate) fn payload<'a>(
         &'a self,
@@ -398,21 +399,21 @@ impl QueuePair {
         }
     }
 
-    /// What it has met, both ways.
+    /// Its link errors, in both directions.
     pub(super) fn troubles(&self) -> LinkErrorCounts {
         let mut all = self.requester.troubles;
         all.add(self.responder.troubles());
         all
     }
 
-    /// When [`QueuePair::handle_timeout`] wants to be called.
+    /// Time of the next [`QueuePair::handle_timeout`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let ack_due = self.ack_due.filter(|_| !self.ack_late);
         self.requester.poll_timeout().into_iter().chain(ack_due).min()
     }
 
-    /// Time has passed.
+    /// Handles expired timers.
     pub fn handle_timeout(&mut self, now: Instant, io: &mut Io<'_>) {
         self.ack_late |= self.ack_due.is_some_and(|due| due <= now);
         if let Err(failed) = self.requester.handle_timeout(now) {
@@ -420,7 +421,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends it: all work comes home.
+    /// Closes it: all work completes.
     pub fn close(&mut self, io: &mut Io<'_>) {
         self.enter_error(None, io);
     }

@@ -1,16 +1,16 @@
 //! Reorder buffer for packets received before a missing one. All queue pairs of an endpoint share
-//! the room for them, so that nobody can fill the memory; what finds none is dropped, as if it had
-//! been lost.
+//! its capacity, so that memory is bounded; a packet without room is dropped, as if it had been
+//! lost.
 //!
-//! A queue pair may have an eighth of all places, and not more than are still free: when there are
-//! many that take what they can get, whoever comes next still finds some.
+//! A queue pair may use an eighth of all entries, and not more than are still free: if many use as
+//! much as they can get, others still find some.
 
 use crate::soft::wire::header::{HeaderBytes, ICRC_BYTES, Packet};
 
-/// The part of all places that a queue pair may have is one of so many.
+/// A queue pair may use one part in this many of the capacity.
 const SHARES: u32 = 8;
 
-/// The room.
+/// The buffer.
 #[derive(Debug)]
 pub struct ReorderBuffer {
     slots: Vec<Vec<u8>>,
@@ -19,14 +19,14 @@ pub struct ReorderBuffer {
 }
 
 impl ReorderBuffer {
-    /// For at most so many packets. Takes memory only when there are any, and keeps that.
+    /// For at most `limit` packets. Allocates when needed, and keeps the memory.
     #[must_use]
     pub fn new(limit: u32) -> ReorderBuffer {
         ReorderBuffer { slots: Vec::new(), free: Vec::new(), limit }
     }
 
-    /// Copies a packet of a queue pair that has `own` places already, and gives its place; none when
-    /// that is its share.
+    /// Copies a packet of a queue pair that already has `own` entries, and returns its entry; none
+    /// if that is its share.
     pub(crate) fn put(&mut self, packet: &Packet<'_>, own: u32) -> Option<u32> {
         let free = (self.limit as usize).saturating_sub(self.len());
         if own as usize >= free.min(self.limit.div_ceil(SHARES) as usize) {
@@ -47,13 +47,13 @@ impl ReorderBuffer {
         Some(slot)
     }
 
-    /// Takes the bytes of a datagram, without a valid CRC, from its place; [`ReorderBuffer::give`] brings
-    /// their memory back.
+    /// Takes the bytes of a datagram, without a valid CRC, out of its entry;
+    /// [`ReorderBuffer::give`] returns their memory.
     pub(crate) fn take(&mut self, slot: u32) -> Vec<u8> {
         self.slots.get_mut(slot as usize).map(std::mem::take).unwrap_or_default()
     }
 
-    /// Frees a place.
+    /// Frees an entry.
     pub(crate) fn give(&mut self, slot: u32, mut bytes: Vec<u8>) {
         bytes.clear();
         if let Some(place) = self.slots.get_mut(slot as usize) {
@@ -62,19 +62,19 @@ impl ReorderBuffer {
         }
     }
 
-    /// Frees a place and forgets its packet.
+    /// Frees an entry with its packet.
     pub(crate) fn drop(&mut self, slot: u32) {
         let bytes = self.take(slot);
         self.give(slot, bytes);
     }
 
-    /// How many packets lie here.
+    /// Number of packets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether none does.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -10,8 +10,8 @@ use crate::soft::wire::opcode::Operation;
 use crate::{Fault, Work};
 
 impl Requester {
-    /// Handles a response; false when it answers nothing, or what has been answered. A fault is
-    /// that of the work which it answers.
+    /// Handles a response; returns false if it answers nothing, or an answered request. A fault
+    /// belongs to the work that it answers.
     pub(crate) fn handle(
         &mut self,
         now: Instant,
@@ -35,13 +35,13 @@ impl Requester {
                 self.board.on_ack(at, Evidence::Report);
             }
             (Operation::Acknowledge, Syndrome::Rnr(timer)) => {
-                // A late one about what has been executed since, although data of a read before it
-                // are missing.
+                // A late NAK for a packet that was executed since, although data of a read before
+                // it are missing.
                 if at < self.board.executed() {
                     return Ok(false);
                 }
                 self.board.execute(at);
-                // Done first: it ends a pause that was about what the peer has executed now.
+                // First, because it ends a pause for a packet that the peer has executed now.
                 self.settle(now, io);
                 if self.pause.is_none() {
                     self.not_ready(at, now + timer.duration())?;
@@ -66,22 +66,22 @@ impl Requester {
         Ok(true)
     }
 
-    /// Whether a packet answers one that is sent and not acknowledged.
+    /// Whether a packet answers a packet that was sent and is not acknowledged.
     pub(crate) fn is_pending(&self, packet: &Packet<'_>) -> bool {
         self.outstanding(packet).is_some()
     }
 
-    /// Which of the packets sent and not acknowledged has this number. Numbers come again after 2^24
-    /// packets: a response that the network keeps for as long would be taken for another one, if that
-    /// happens to be pending, and so would one at any adapter. That takes 5 s at 3 GB/s and 1 KiB a
-    /// packet, and no switch has a buffer for as much; nothing in a packet tells the two apart.
+    /// The unacknowledged packet with this number. Numbers repeat after 2^24 packets: a response
+    /// that the network delays for as long could be taken for another one, as with any adapter.
+    /// That takes 5 s at 3 GB/s and 1 KiB a packet, and no switch buffers as much; nothing in a
+    /// packet distinguishes the two.
     fn outstanding(&self, packet: &Packet<'_>) -> Option<u64> {
         let una = self.board.una();
         let ahead = u64::try_from(packet.bth.psn.since(self.psn(una))).ok()?;
         Some(una + ahead).filter(|at| *at < self.board.next())
     }
 
-    /// Takes data of a read; false when they are not, or not those that are missing.
+    /// Takes data of a read; returns false if they are not missing data of a read.
     fn data(&mut self, now: Instant, at: u64, packet: &Packet<'_>, io: &mut Io<'_>) -> bool {
         let index = self.item_of(at).filter(|_| self.board.is_read(at));
         let Some(item) = index.and_then(|index| self.works.get_mut(index)) else { return false };
@@ -94,7 +94,7 @@ impl Requester {
         let window = io.region.bytes_mut(into);
         window[offset as usize..(offset + len) as usize].copy_from_slice(packet.payload);
         if self.board.executed() < end {
-            // Data acknowledge the request for them, and all before it.
+            // Data acknowledge their request, and all before it.
             self.board.begin(at, first..end);
             self.board.execute(end);
         }
@@ -103,7 +103,7 @@ impl Requester {
         true
     }
 
-    /// The peer has no receive for packet `at`, and asks to wait.
+    /// RNR NAK: the peer has no receive for packet `at`.
     fn not_ready(&mut self, at: u64, until: Instant) -> Result<(), (u64, Fault)> {
         if self.rnr_retries != ENDLESS {
             self.rnr_left = self.rnr_left.checked_sub(1).ok_or((at, Fault::NotReady))?;
@@ -116,8 +116,8 @@ impl Requester {
         Ok(())
     }
 
-    /// The peer lacks packet `at` and has dropped what came behind it. It complains once, and the
-    /// network may repeat that.
+    /// Sequence error NAK: the peer lacks packet `at` and has dropped the following ones. It
+    /// reports that once, and the network may duplicate the report.
     fn missed(&mut self, now: Instant, at: u64) {
         let echo = |(seen, when): (u64, Instant)| seen == at && now < when + self.trip.echo();
         if !self.missed.is_some_and(echo) {
@@ -128,7 +128,8 @@ impl Requester {
         }
     }
 
-    /// The peer lacks packet `at`, and keeps those behind it whose bits are set.
+    /// Selective acknowledgement: the peer lacks packet `at`, and keeps the following ones whose
+    /// bits are set.
     fn kept(&mut self, now: Instant, at: u64, held: u128) {
         let next = self.board.next();
         self.board.on_gap(at, at + 1 + u64::from(u128::BITS));
@@ -152,7 +153,7 @@ impl Requester {
         }
     }
 
-    /// Draws the conclusions: completes what is done, and gives up what is lost.
+    /// Completes work that is done, and marks overdue packets as lost.
     fn settle(&mut self, now: Instant, io: &mut Io<'_>) {
         let (before, una) = (self.board.una(), self.board.advance());
         if una > before {
@@ -183,9 +184,9 @@ impl Requester {
         self.detect_loss(now, None);
     }
 
-    /// The peer has been heard: its time begins anew. But who has been probed, and then was sent nothing
-    /// more, may only be further away than it was, and no answer has said how far: the next wait is as
-    /// long as the longest has been.
+    /// Restarts the timers after a packet of the peer. If it was probed and nothing else was sent
+    /// since, it may only be slower than before, without a sample of its round trip: the next
+    /// timeout is as long as the longest was.
     fn restart(&mut self, now: Instant) {
         let (una, next) = (self.board.una(), self.board.next());
         if una > self.probed {
@@ -198,8 +199,8 @@ impl Requester {
         }
     }
 
-    /// Gives up what is long overdue, or was so at an ordinal, and waits a moment for what is so of
-    /// late.
+    /// Marks packets as lost that are long overdue, or were overdue at an ordinal; waits a moment
+    /// for those that are overdue since recently.
     pub(super) fn detect_loss(&mut self, now: Instant, ordinal: Option<u64>) {
         let tolerance = if self.selective { TOLERANCE } else { 0 };
         let before = self.board.lost();

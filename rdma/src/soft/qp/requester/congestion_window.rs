@@ -1,18 +1,18 @@
-//! Congestion window: the number of packets allowed in flight. Losses are taken for a sign of too
-//! many, and answers let the window grow again, by one packet a round trip.
+//! Congestion window: the number of packets allowed in flight. A loss is taken as congestion and
+//! reduces it; acknowledgements let it grow again, by one packet a round trip.
 //!
-//! What a loss costs depends on the peer. From one that keeps what came behind a gap, and from any
-//! that sends data of a read, only the missing packet is wanted again; so each takes away one
-//! place, and the window settles near one loss a round trip. One that drops everything behind a
-//! gap makes a loss as dear as the window is large; so it becomes a quarter smaller.
+//! The cost of a loss depends on the peer. If the peer keeps out-of-order packets, and for data of
+//! reads, only the missing packet is sent again; so each loss takes one from the window, which
+//! settles near one loss a round trip. If the peer drops everything after a gap, a loss costs as
+//! much as the window is large; so the window shrinks by a quarter.
 //!
-//! Where the network marks packets in place of dropping them, marks halve the window, once a round
-//! trip (RFC 3168, 5), and down to where the peer is never left without a packet.
+//! If the network marks packets instead of dropping them, marks halve the window, once a round trip
+//! (RFC 3168, 5), down to a minimum at which the peer never waits for a packet.
 
-/// What losses leave of the window where a loss costs one packet, and where it costs all.
+/// Minimum after losses, where a loss costs one packet, and where it costs all.
 const LEAST: u64 = 32;
 const LEAST_DEAR: u64 = 16;
-/// What marks leave of it.
+/// Minimum after marks.
 const LEAST_MARKED: u64 = 2;
 
 /// The window.
@@ -20,9 +20,9 @@ const LEAST_MARKED: u64 = 2;
 pub(super) struct CongestionWindow {
     most: u64,
     size: u64,
-    /// Answers towards the next place more.
+    /// Acknowledgements counted towards the next increment.
     answers: u64,
-    /// Dear losses and marks before this packet belong to the last one that counted.
+    /// Losses of a whole window, and marks, before this packet belong to the last one that counted.
     round: u64,
 }
 
@@ -35,12 +35,12 @@ impl CongestionWindow {
         self.size
     }
 
-    /// Whether no loss has made it smaller of late.
+    /// Whether it was not reduced recently by a loss.
     pub(super) fn is_whole(&self) -> bool {
         self.size == self.most
     }
 
-    /// So many packets have been answered.
+    /// This many packets were acknowledged.
     pub(super) fn grow(&mut self, packets: u64) {
         self.answers += packets;
         while self.answers >= self.size {
@@ -53,13 +53,13 @@ impl CongestionWindow {
         }
     }
 
-    /// So many packets were lost, and only they.
+    /// This many packets were lost, and only they.
     pub(super) fn lose(&mut self, packets: u64) {
         let least = LEAST.min(self.size);
         self.size = self.size.saturating_sub(packets).max(least);
     }
 
-    /// Packet `at` was lost, when `next` was to be sent next, and all between with it.
+    /// Packet `at` was lost, with all packets up to `next`, the next to be sent.
     pub(super) fn lose_all(&mut self, at: u64, next: u64) {
         if at >= self.round {
             let least = LEAST_DEAR.min(self.size);
@@ -68,8 +68,8 @@ impl CongestionWindow {
         }
     }
 
-    /// The peer has said, after the answers to all before `una`, that packets before `next` were
-    /// marked. It cannot mean any when none has been sent since it said so last.
+    /// Marks reported after the acknowledgements up to `una`, for packets before `next`. They are
+    /// new only if a packet was sent since the last report.
     pub(super) fn on_congestion(&mut self, una: u64, next: u64) {
         if una >= self.round && next > self.round {
             let least = LEAST_MARKED.min(self.size);

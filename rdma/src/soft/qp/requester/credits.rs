@@ -1,10 +1,10 @@
 //! End-to-end flow control (IBTA volume 1, 9.7.7.2): an acknowledgement may carry the number of
-//! receives that the peer has posted. A send that has none of these credits waits, but for when
-//! nothing else is on its way: then it goes and finds out, as nobody has to announce new receives.
-//! Writes and reads count as messages and need no receive.
+//! receives that the peer has posted. A send without such a credit waits, unless nothing else is in
+//! flight: then it is sent as a probe, because new receives need not be announced. Writes and reads
+//! count as messages and need no receive.
 //!
-//! Adapters do this; `rdma_rxe` reports no limit, and so do we: whoever speaks NVMe never has more
-//! messages under way than the other end has receives, and a report that is too low costs time.
+//! Adapters implement this; `rdma_rxe` reports no limit, and neither do we: NVMe never has more
+//! messages in flight than the other end has receives, and a limit that is too low costs time.
 
 use crate::soft::wire::header::Credits as Code;
 use crate::soft::wire::psn::Msn;
@@ -12,31 +12,31 @@ use crate::soft::wire::psn::Msn;
 /// End-to-end credits reported by the peer.
 #[derive(Debug, Default)]
 pub(super) struct CreditLimit {
-    /// Messages begun.
+    /// Messages started.
     begun: u64,
-    /// So many may be, in all; any number, when there is none.
+    /// Maximum of that, in total; none: unlimited.
     limit: Option<u64>,
 }
 
 impl CreditLimit {
-    /// One more message is on its way.
+    /// A message was started.
     pub(super) fn begin(&mut self) {
         self.begun += 1;
     }
 
-    /// Whether there is a receive for the next message.
+    /// Whether there is a credit for the next message.
     pub(super) fn allow(&self) -> bool {
         self.limit.is_none_or(|limit| self.begun < limit)
     }
 
-    /// The peer has completed so many messages, and has room for more. Reports may be late, and
-    /// receives are not taken back, so the highest counts.
+    /// The peer has completed this many messages, and has room for more. Reports may be late, and
+    /// receives are not withdrawn, so the highest one counts.
     pub(super) fn update(&mut self, completed: Msn, code: Code) {
         let Some(more) = code.messages() else {
             self.limit = None;
             return;
         };
-        // Of 2^24 numbers the one that is next behind what was begun.
+        // Of 2^24 numbers the one next after those started.
         let behind = (self.begun as u32).wrapping_sub(completed.get()) & 0x00ff_ffff;
         let Some(completed) = self.begun.checked_sub(u64::from(behind)) else { return };
         let limit = completed + u64::from(more);
@@ -63,7 +63,7 @@ mod tests {
         credits.update(Msn::new(6), Code::new(3));
         credits.update(Msn::new(1), Code::new(1));
         assert!(credits.allow(), "old reports change nothing");
-        // More than has begun, which nobody can have completed.
+        // More than was started, which the peer cannot have completed.
         credits.update(Msn::new(7), Code::new(30));
         assert_eq!(credits.limit, Some(9));
         credits.update(Msn::new(6), Code::UNLIMITED);

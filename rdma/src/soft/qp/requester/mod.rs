@@ -2,40 +2,41 @@
 //! side error behavior"): segments work requests into packets, holds them until acknowledged, and
 //! retransmits lost ones.
 //!
-//! # Counting
+//! # Packet numbers
 //!
-//! Inside, packets are counted from 0 in 64 bits, so order is order and nothing wraps; packet `n`
-//! has the sequence number `start + n` on the wire. A packet gets its number when it is sent for
-//! the first time.
+//! Internally packets are counted from 0 in 64 bits, so numbers are ordered and do not wrap; packet
+//! `n` has the sequence number `start + n` on the wire. A packet gets its number when it is sent
+//! for the first time.
 //!
 //! ```text
-//! works:   | send  | write    | read (asked for in pieces)  | send |
+//! work:    | send  | write    | read (requested in pieces)  | send |
 //!          ^ una ........................ next
 //! ```
 //!
-//! Before `una` everything is acknowledged, and done. `next` has not been sent yet. What has become
-//! of the packets in between stands on the [`Scoreboard`].
+//! Everything before `una` is acknowledged and done. `next` has not been sent yet. The state of the
+//! packets in between is on the [`Scoreboard`].
 //!
 //! # Loss
 //!
-//! * Data of a read are taken in any order, and what is missing is asked for again: but within
-//!   one piece in rising order, and only when all before have come, because `rdma_rxe` forgets
-//!   what is before the last repetition.
-//! * A peer of our own kind keeps what arrives behind a gap and says which packets it has, so
-//!   only what is missing is sent again. Any other peer drops everything behind a gap, and gets it
-//!   all again.
-//! * When nothing is heard at all, the oldest packet is sent again after a time that is learned
-//!   from the answers. That alone does not end the connection earlier: the peer has the time that
-//!   was agreed.
+//! * Data of a read are accepted in any order, and missing ones are requested again: but within one
+//!   piece in rising order, and only when all before have arrived, because `rdma_rxe` forgets what
+//!   is before the last repetition.
+//! * A peer of this implementation keeps out-of-order packets and reports them, so only missing
+//!   packets are sent again. Any other peer drops everything after a gap, and all of it is sent
+//!   again.
+//! * Without any response, the oldest packet is sent again after a timeout derived from round
+//!   trips. That alone does not end the connection earlier: the peer has the time that was
+//!   negotiated.
 //!
-//! # Choices
+//! # Design decisions
 //!
-//! * A write goes out as so many `WRITE Only`, each with its own address: all its packets have the
-//!   same length, as trains of segments demand, and any one can be repeated by itself.
-//! * A read goes out in pieces of [`Settings::read_bytes`], so that the answers to one request fit
-//!   the socket buffer; of a peer of our own kind, which sends trains, it is asked for in pairs of
-//!   packets, as long as nothing gets lost. A response packet's number tells its place in the buffer.
-//! * An acknowledgement is asked for where the requester would otherwise fall silent, and every
+//! * A write is sent as several `WRITE Only`, each with its own address: all its packets have the
+//!   same length, as trains of segments require, and any one can be retransmitted alone.
+//! * A read is sent in pieces of [`Settings::read_bytes`], so that the responses to one request fit
+//!   the socket buffer; from a peer of this implementation, which sends trains, it is requested in
+//!   pairs of packets, as long as nothing is lost. The number of a response packet determines its
+//!   place in the buffer.
+//! * An acknowledgement is requested where the requester would otherwise stop sending, and every
 //!   [`ACK_INTERVAL`] packets: not for every message.
 
 use std::collections::VecDeque;
@@ -61,19 +62,19 @@ mod credits;
 mod rtt;
 mod scoreboard;
 
-/// Packets without a request for an acknowledgement, at most.
+/// Maximum of packets without an acknowledgement request.
 const ACK_INTERVAL: u64 = 32;
-/// How often the wait for an acknowledgement doubles.
+/// Maximum of doublings of the ack timeout.
 const MOST_DOUBLINGS: u32 = 6;
-/// The code for retries without end.
+/// The code for infinite retries.
 const ENDLESS: u8 = 7;
-/// Packets of a piece of a read whose answer is as long in its first packet as in its last: such
-/// answers make trains, which a middle between them would end.
+/// Packets of a piece of a read whose response has one length in its first and last packet: such
+/// responses form trains, which a middle packet would end.
 const PAIR: u64 = 2;
-/// Packets that may be unacknowledged at once, at most.
+/// Maximum of unacknowledged packets.
 const MOST_WINDOW: u32 = 4096;
 
-/// One posted piece of work (work queue element).
+/// One posted work request (work queue element).
 #[derive(Debug)]
 struct Wqe {
     tag: Tag,
@@ -81,7 +82,7 @@ struct Wqe {
     /// Its first packet; far away until that is sent.
     first: u64,
     packets: u32,
-    /// Packets that a read asks for at once.
+    /// Packets of one read request.
     piece: u64,
 }
 
@@ -98,14 +99,14 @@ impl Wqe {
         matches!(self.work, Work::Send { .. })
     }
 
-    /// Where packet `at` begins in the buffer, and how long it is.
+    /// Offset and length of packet `at` in the buffer.
     fn segment(&self, at: u64, mtu: u32) -> (u32, u32) {
         let offset = (at - self.first) * u64::from(mtu);
         let left = u64::from(self.work.buf().len()).saturating_sub(offset);
         (offset as u32, left.min(u64::from(mtu)) as u32)
     }
 
-    /// The packets of the piece of a read that packet `at` is in. Pieces begin at multiples of
+    /// The packets of the piece of a read that contains packet `at`. Pieces begin at multiples of
     /// their length.
     fn piece(&self, at: u64) -> (u64, u64) {
         let first = at - (at - self.first) % self.piece;
@@ -118,57 +119,57 @@ impl Wqe {
 pub(crate) struct Requester {
     start: Psn,
     mtu: u32,
-    /// Packets of a piece of a read; and while nothing gets lost.
+    /// Packets of a piece of a read; and while nothing is lost.
     piece: u64,
     clean_piece: u64,
     depth: usize,
-    /// The peer keeps what arrives behind a gap.
+    /// The peer keeps out-of-order packets.
     selective: bool,
     timeout: Option<Duration>,
-    /// How long the peer may be silent.
+    /// Maximum silence of the peer.
     patience: Duration,
     rnr_retries: u8,
 
     works: VecDeque<Wqe>,
-    /// Works done before those in `works`.
+    /// Number of work requests completed before those in `works`.
     done: u64,
-    /// Index in `works` of the item that `next` is in, and the packets of it that have been sent.
+    /// Index in `works` of the item with `next`, and number of its packets that were sent.
     cursor: usize,
     into: u64,
     board: Scoreboard,
     window: CongestionWindow,
     credits: CreditLimit,
-    /// Ends of the pieces of reads that have been asked for and not come.
+    /// Ends of the pieces of reads that were requested and have not arrived.
     reads: VecDeque<u64>,
-    /// Packets since an acknowledgement was asked for, and the end of those for which it was.
+    /// Packets since the last acknowledgement request, and the end of those covered by it.
     silent: u64,
     asked: u64,
 
     trip: RttEstimator,
-    /// A packet that has been sent once, and when.
+    /// A packet that was sent once, and its time.
     timed: Option<(u64, Instant)>,
-    /// Another has been lost since, so that its acknowledgement may have waited for that.
+    /// Another packet was lost since, so its acknowledgement may have waited for that one.
     waited: bool,
     /// When the oldest packet is sent again.
     deadline: Option<Instant>,
-    /// When the peer is given up.
+    /// When the connection is given up.
     end: Option<Instant>,
-    /// How many packets were ever done when the peer was heard last.
+    /// Packets done at the time of the last packet of the peer.
     finished: u64,
-    /// How often the oldest packet has been sent again since the peer was heard.
+    /// Retransmissions of the oldest packet since the last packet of the peer.
     probes: u32,
-    /// The most of those, since anything was answered that was sent after them; and the end of what had
-    /// been sent by then, whose answers may be to the first sending or to the last.
+    /// Maximum of those, since anything was acknowledged that was sent after them; and the end of
+    /// what had been sent by then, whose responses may be to the first sending or to the last.
     most_probes: u32,
     probed: u64,
-    /// When what was overdue at an ordinal is lost.
+    /// When the packets that were overdue at an ordinal are lost.
     overdue: Option<(Instant, u64)>,
-    /// The packet that the peer has missed last, and when.
+    /// The packet that the peer reported as missing last, and when.
     missed: Option<(u64, Instant)>,
-    /// The peer has no receive; nothing is sent before this.
+    /// End of the RNR wait: nothing is sent before.
     pause: Option<Instant>,
     rnr_left: u8,
-    /// What it has met.
+    /// Its link errors.
     pub(super) troubles: LinkErrorCounts,
 }
 
@@ -211,7 +212,7 @@ impl Requester {
         }
     }
 
-    /// Settles what the connection has agreed on. Work may have been posted before.
+    /// Applies the negotiated settings. Work may have been posted before.
     pub(crate) fn start(&mut self, settings: &Settings) {
         self.start = settings.send_psn;
         self.mtu = settings.mtu.max(1);
@@ -236,7 +237,7 @@ impl Requester {
         self.rnr_left = self.rnr_retries;
     }
 
-    /// Queues a send, write or read.
+    /// Posts a send, write or read.
     pub(crate) fn post(&mut self, tag: Tag, work: Work) {
         let packets = packets_of(work.buf().len(), self.mtu);
         self.works.push_back(Wqe { tag, work, first: u64::MAX, packets, piece: 1 });
@@ -246,28 +247,28 @@ impl Requester {
         self.start.add(at as u32)
     }
 
-    /// How many packets the peer has executed.
+    /// Number of packets that the peer has executed.
     pub(crate) fn executed(&self) -> u64 {
         self.board.executed()
     }
 
-    /// Which one is next, and whether it is known to be lost.
+    /// The next packet that the peer will execute, and whether it is known to be lost.
     pub(crate) fn next_to_execute(&self) -> (Psn, bool) {
         let next = self.board.executed();
         (self.psn(next), next < self.board.next() && self.board.is_lost(next))
     }
 
-    /// When [`Requester::handle_timeout`] wants to be called.
+    /// Time of the next [`Requester::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let overdue = self.overdue.map(|(until, _)| until);
         self.pause.or_else(|| self.deadline.into_iter().chain(overdue).min())
     }
 
-    /// A deadline may have passed.
+    /// Handles expired timers.
     pub(crate) fn handle_timeout(&mut self, now: Instant) -> Result<(), (u64, Fault)> {
         if self.pause.is_some_and(|until| until <= now) {
             self.pause = None;
-            // There may be nothing to send again: only data of a read to wait for.
+            // There may be nothing to send again: only data of a read are pending.
             if self.deadline.is_none() && self.board.una() < self.board.next() {
                 self.set_deadline(now);
             }
@@ -285,8 +286,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Nothing has been heard: sends the oldest packet again. Its answer tells what has become of
-    /// the others.
+    /// No response: sends the oldest packet again. Its response shows the state of the others.
     fn probe(&mut self, now: Instant) {
         self.probes += 1;
         self.most_probes = self.most_probes.max(self.probes);
@@ -298,14 +298,15 @@ impl Requester {
             Some(item) => item.piece(una).1,
             None => una + 1,
         };
-        // The peer may have said that it keeps this packet; that it is executed got lost.
+        // The peer may have reported that it keeps this packet, and the report of its execution was
+        // lost.
         self.board.reopen(una);
         self.board.lose(una..end.min(self.board.next()));
         self.after_loss();
     }
 
-    /// Twice as long a wait after every retry: a lost packet is noticed soon, and a peer that
-    /// stands still for seconds, as virtual machines do, is not given up.
+    /// The timeout doubles with every retry: a lost packet is noticed soon, and a peer that stalls
+    /// for seconds, as virtual machines do, is not given up.
     fn set_deadline(&mut self, now: Instant) {
         self.deadline = self.timeout.map(|most| {
             let wait = self.trip.timeout(most);
@@ -315,13 +316,13 @@ impl Requester {
         });
     }
 
-    /// Packets have met congestion on their way to the peer.
+    /// The peer reports congestion on the path to it.
     pub(crate) fn on_congestion(&mut self) {
         self.troubles.note(LinkError::CongestionReceived);
         self.window.on_congestion(self.board.una(), self.board.next());
     }
 
-    /// Packets have been given up: they are to be sent again.
+    /// Packets were marked as lost: they are to be sent again.
     fn after_loss(&mut self) {
         self.waited = true;
         self.timed.take_if(|(at, _)| self.board.is_lost(*at));
@@ -372,7 +373,7 @@ impl Requester {
         Some(outgoing)
     }
 
-    /// The first packets to send again: index of their work, the first, how many.
+    /// The first packets to send again: index of their work, the first packet, and their number.
     fn next_lost(&self) -> Option<(usize, u64, u64)> {
         let una = self.board.una();
         let mut at = self.board.first_lost(una)?;
@@ -387,7 +388,7 @@ impl Requester {
             }
             let (first, end) = item.piece(at);
             if self.board.executed() <= first {
-                // The request itself may be lost: it is repeated as it was.
+                // The request itself may be lost: it is repeated unchanged.
                 return Some((index, first, end - first));
             }
             if self.selective || self.board.are_done(first.max(una)..at) {
@@ -397,7 +398,7 @@ impl Requester {
         }
     }
 
-    /// Index of the work that a packet, which has been sent, is of.
+    /// Index of the work that contains a sent packet.
     fn item_of(&self, at: u64) -> Option<usize> {
         if self.works.front().is_some_and(|item| at < item.end()) {
             return Some(0);
@@ -405,7 +406,7 @@ impl Requester {
         self.works.partition_point(|item| item.first <= at).checked_sub(1)
     }
 
-    /// How many new packets the next datagram stands for, or 0 when none may leave now.
+    /// Number of new packets in the next datagram, or 0 if none may be sent now.
     #[inline(always)] // for each packet
     fn sendable(&self) -> u64 {
         let Some(item) = self.works.get(self.cursor) else { return 0 };
@@ -420,19 +421,19 @@ impl Requester {
             }
             _ => 1,
         };
-        // A piece of a read may reach beyond the window, so that the next one is asked for before
-        // the last one has come.
+        // A piece of a read may extend beyond the window, so that the next one is requested before
+        // the last one has arrived.
         let fits =
             self.board.outstanding() < self.window.size() && room + packets <= self.board.span();
         if fits { packets } else { 0 }
     }
 
-    /// Packets of a piece of a read that begins now.
+    /// Packets of a new piece of a read.
     fn fresh_piece(&self) -> u64 {
         if self.window.is_whole() { self.clean_piece } else { self.piece }
     }
 
-    /// The datagram of some packets: one, or as many as a request to read asks for.
+    /// The datagram of some packets: one packet, or as many as a read request asks for.
     fn request(&mut self, index: usize, at: u64, packets: u64, peer: Qpn, ask: bool) -> TxPacket {
         let (item, work) = (&self.works[index], self.done + index as u64);
         let (offset, len) = item.segment(at, self.mtu);
@@ -449,7 +450,7 @@ impl Requester {
                 let ext = invalidate.map_or(RequestExt::None, RequestExt::Invalidate);
                 (send_opcode(at == item.first, last, invalidate.is_some()), ext)
             }
-            // Receives are the responder's; the queue pair posts none here.
+            // Receives are posted on the responder.
             Work::Recv(_) => (Opcode::SendOnly, RequestExt::None),
         };
         let (payload, payload_bytes) = match is_read || len == 0 {
@@ -465,29 +466,29 @@ impl Requester {
         TxPacket::request(bth, ext, payload, payload_bytes)
     }
 
-    /// Packets without a request for an acknowledgement, at most: a fraction of the window, so that
-    /// it opens again before it is used up.
+    /// Maximum of packets without an acknowledgement request: a fraction of the window, so that it
+    /// opens again before it is used up.
     fn interval(&self) -> u64 {
         (self.window.size() / 4).clamp(1, ACK_INTERVAL)
     }
 
-    /// Whether nothing leaves before an answer comes, and none is due.
+    /// Whether nothing is sent before a response arrives, and none is due.
     fn is_last(&self) -> bool {
         let all_sent = self.cursor >= self.works.len();
-        // One that is due may bring no new credits.
+        // A pending one may bring no new credits.
         let due = self.asked > self.board.una() && !all_sent && self.credits.allow();
         let lost = || self.board.lost() > 0 && self.next_lost().is_some();
         !due && !lost() && (all_sent || self.sendable() == 0)
     }
 
-    /// The buffer of a posted work, by the number that [`Payload::Posted`] has.
+    /// The buffer of posted work, by the number in [`Payload::Posted`].
     #[inline(always)] // for each packet
     pub(crate) fn buf(&self, work: u64) -> Option<&Buf> {
         let index = usize::try_from(work.checked_sub(self.done)?).ok()?;
         self.works.get(index).map(|item| item.work.buf())
     }
 
-    /// Gives all work back: that to which packet `at` belongs with its own fault.
+    /// Completes all work: that of packet `at` with its own fault.
     pub(crate) fn flush(&mut self, failed: Option<(u64, Fault)>, io: &mut Io<'_>) {
         while let Some(item) = self.works.pop_front() {
             let own = failed.filter(|(at, _)| (item.first..item.end()).contains(at));

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-/// Added to the mean at least: what waking up may take longer than it did so far.
+/// Minimum margin over the mean: a wake-up may take longer than it did so far.
 const LEAST_MARGIN: Duration = Duration::from_micros(100);
-/// How long an overdue answer is waited for, at least and at most.
+/// Time to wait for an overdue acknowledgement: minimum and maximum.
 const PATIENCE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
 
 /// The estimator.
@@ -17,8 +17,8 @@ pub(super) struct RttEstimator {
 }
 
 impl RttEstimator {
-    /// An answer has taken this long. Of packets that were sent twice nobody knows which sending
-    /// was answered: they are no samples.
+    /// Adds a sample. Packets that were sent twice are no samples, because it is unknown which
+    /// sending was acknowledged.
     pub(super) fn sample(&mut self, took: Duration) {
         let Some(mean) = self.mean else {
             (self.mean, self.deviation) = (Some(took), took / 2);
@@ -28,20 +28,20 @@ impl RttEstimator {
         self.mean = Some((mean * 7 + took) / 8);
     }
 
-    /// After what time without an answer the oldest packet is sent again, at most `most`: an eighth
-    /// of that before the first sample.
+    /// Retransmission timeout of the oldest packet, at most `most`: an eighth of that before the
+    /// first sample.
     pub(super) fn timeout(&self, most: Duration) -> Duration {
         let Some(mean) = self.mean else { return most / 8 };
         most.min(mean + (self.deviation * 4).max(mean).max(LEAST_MARGIN))
     }
 
-    /// How much longer a packet may take than one that was sent later, before it is lost.
+    /// How much longer a packet may take than a later one before it is lost.
     pub(super) fn patience(&self) -> Duration {
         let (least, most) = PATIENCE;
         self.mean.map_or(most, |mean| (mean / 4).clamp(least, most))
     }
 
-    /// How long a second complaint about the same packet is taken for the first.
+    /// Time within which a second NAK for the same packet is taken for the first.
     pub(super) fn echo(&self) -> Duration {
         self.mean.unwrap_or_default() / 2
     }

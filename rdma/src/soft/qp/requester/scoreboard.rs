@@ -1,19 +1,19 @@
 //! Scoreboard of the packets in flight, from the oldest unacknowledged to the newest sent: a ring
 //! of bits.
 //!
-//! # Which packets are lost
+//! # Loss detection
 //!
-//! Every sending of a packet has an ordinal. When the peer answers a packet, every other one that
-//! was sent before and of which nothing was heard is overdue. It may have been overtaken only; so
-//! it is given up when packets of [`TOLERANCE`] later ordinals have come through, or a moment
-//! later (see `Requester`). That a packet that was sent again is lost again is seen the same way.
+//! Every sending of a packet has an ordinal. When the peer answers a packet, every unanswered one
+//! that was sent before is overdue. It may only have been overtaken; so it is marked as lost when
+//! packets of [`TOLERANCE`] later ordinals have been answered, or a moment later (see `Requester`).
+//! Loss of a retransmission is detected in the same way.
 
 use std::ops::Range;
 
-/// How many later packets may overtake one before it is taken for lost.
+/// Number of later packets that may overtake one before it is considered lost.
 pub(super) const TOLERANCE: u64 = 8;
 
-/// Bits by packet number, modulo a power of two of them.
+/// Bits by packet number, modulo a power of two.
 #[derive(Debug)]
 struct Bitmap(Vec<u64>);
 
@@ -30,7 +30,7 @@ impl Bitmap {
         self.word(at) >> (at % 64) & 1 == 1
     }
 
-    /// The word that a bit is in.
+    /// The word that contains a bit.
     fn word_mut(&mut self, at: u64) -> &mut u64 {
         let index = (at / 64) as usize & (self.0.len() - 1);
         &mut self.0[index]
@@ -68,20 +68,20 @@ fn find(range: Range<u64>, word: impl Fn(u64) -> u64) -> Option<u64> {
 /// The response that revealed a loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Evidence {
-    /// An acknowledgement: it tells of all kinds of packets.
+    /// An acknowledgement: evidence about all kinds of packets.
     Report,
-    /// Data of a read: they tell only of other data.
+    /// Data of a read: evidence about other data only.
     Data,
 }
 
-/// The ring. No bit is set of packets that are not between the oldest one and the newest.
+/// The ring. Bits of packets that are not in flight are clear.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
-    /// Nothing more is wanted of it: the data have come, or the request has.
+    /// Done: the data have arrived, or the peer has the request.
     done: Bitmap,
     /// To be sent again.
     lost: Bitmap,
-    /// Of a read.
+    /// Response packets of a read.
     read: Bitmap,
     /// Ordinal of the last sending.
     order: Vec<u64>,
@@ -89,23 +89,24 @@ pub(super) struct Scoreboard {
     /// The peer has executed all before this one.
     executed: u64,
     next: u64,
-    /// The last packet that the peer has said it lacks, and up to where it has said what it keeps.
+    /// The last packet that the peer reported as missing, and the end of its report on what it
+    /// keeps.
     hole: u64,
     horizon: u64,
-    /// Bits set of those between `una` and `next`.
+    /// Bits set in `done` between `una` and `next`.
     done_count: u64,
     lost_count: u64,
-    /// Packets that were ever done.
+    /// Total number of packets done.
     finished: u64,
-    /// The last ordinal given.
+    /// The last ordinal assigned.
     ordinal: u64,
-    /// The highest ordinal that an acknowledgement, or that anything, has told of.
+    /// The highest ordinal of an acknowledgement's evidence, and of any.
     reported: u64,
     seen: u64,
 }
 
 impl Scoreboard {
-    /// For at most `span` packets at once.
+    /// For at most `span` packets in flight.
     pub(super) fn new(span: u64) -> Scoreboard {
         let span = span.next_power_of_two().max(64);
         Scoreboard {
@@ -127,17 +128,17 @@ impl Scoreboard {
         }
     }
 
-    /// The oldest packet that is not acknowledged.
+    /// The oldest unacknowledged packet.
     pub(super) fn una(&self) -> u64 {
         self.una
     }
 
-    /// The packet that has not been sent yet.
+    /// The next packet to be sent for the first time.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
 
-    /// Packets that are known to be lost, and not yet sent again.
+    /// Number of packets that are known to be lost, and not yet sent again.
     pub(super) fn lost(&self) -> u64 {
         self.lost_count
     }
@@ -147,17 +148,17 @@ impl Scoreboard {
         self.executed
     }
 
-    /// Packets that may be between those two.
+    /// Maximum of packets between those two.
     pub(super) fn span(&self) -> u64 {
         self.order.len() as u64
     }
 
-    /// Packets sent of which an answer is wanted.
+    /// Number of packets sent and not done.
     pub(super) fn outstanding(&self) -> u64 {
         self.next - self.una - self.done_count
     }
 
-    /// The same, without those that are known to be lost.
+    /// As [`Scoreboard::outstanding`], without those known to be lost.
     pub(super) fn in_flight(&self) -> u64 {
         self.outstanding() - self.lost_count
     }
@@ -170,12 +171,12 @@ impl Scoreboard {
         self.lost.get(at)
     }
 
-    /// Packets that were ever done.
+    /// Total number of packets done.
     pub(super) fn finished(&self) -> u64 {
         self.finished
     }
 
-    /// Packets leave for the first time.
+    /// Packets are sent for the first time.
     pub(super) fn send(&mut self, packets: u64, read: bool) {
         for _ in 0..packets {
             let at = self.next;
@@ -187,7 +188,7 @@ impl Scoreboard {
         }
     }
 
-    /// Lost packets leave again.
+    /// Lost packets are sent again.
     pub(super) fn send_again(&mut self, packets: Range<u64>) {
         for at in packets {
             self.set_lost(at, false);
@@ -223,7 +224,8 @@ impl Scoreboard {
         true
     }
 
-    /// The peer has executed all before `upto`. Of reads that says nothing: their data may be lost.
+    /// The peer has executed all before `upto`. This is no evidence for reads: their data may be
+    /// lost.
     pub(super) fn execute(&mut self, upto: u64) {
         let (mut at, end) = (self.executed.max(self.una), upto.min(self.next));
         while at < end {
@@ -240,7 +242,8 @@ impl Scoreboard {
         self.executed = self.executed.max(upto);
     }
 
-    /// A packet's data have come, or the peer keeps it. False when that was known.
+    /// The data of a packet have arrived, or the peer keeps the packet. Returns false if that was
+    /// known.
     pub(super) fn finish(&mut self, at: u64) -> bool {
         self.set_done(at)
     }
@@ -254,7 +257,8 @@ impl Scoreboard {
         }
     }
 
-    /// The peer lacks a packet, and says which of those before `horizon` it keeps. It may keep more.
+    /// The peer reports a missing packet, and which of those before `horizon` it keeps. It may keep
+    /// more.
     pub(super) fn on_gap(&mut self, hole: u64, horizon: u64) {
         (self.hole, self.horizon) = (hole, horizon);
     }
@@ -269,15 +273,15 @@ impl Scoreboard {
         }
     }
 
-    /// The first data of a piece of a read have come: those of packet `at`. The others follow now,
-    /// whatever was answered while the peer kept the request.
+    /// The first data of a piece of a read have arrived: those of packet `at`. The others follow
+    /// now, whatever was answered while the peer kept the request.
     pub(super) fn begin(&mut self, at: u64, piece: Range<u64>) {
         if self.order[self.index(at)] < self.seen {
             piece.for_each(|at| self.stamp(at));
         }
     }
 
-    /// Moves `una` past all that is done and executed, and tells it.
+    /// Moves `una` past everything done and executed, and returns it.
     pub(super) fn advance(&mut self) -> u64 {
         while self.una < self.next {
             let una = self.una;
@@ -296,7 +300,7 @@ impl Scoreboard {
         self.una
     }
 
-    /// A packet that the peer kept is wanted again.
+    /// A packet that the peer kept is to be sent again.
     pub(super) fn reopen(&mut self, at: u64) {
         if self.done.get(at) {
             self.done.set(at, false);
@@ -304,7 +308,7 @@ impl Scoreboard {
         }
     }
 
-    /// Gives up those of a range that are not done.
+    /// Marks packets of a range as lost that are not done.
     pub(super) fn lose(&mut self, range: Range<u64>) {
         for at in range {
             if !self.done.get(at) {
@@ -313,8 +317,8 @@ impl Scoreboard {
         }
     }
 
-    /// Gives up what is long overdue; of requests, that are not reads, what as many as `tolerance`
-    /// have not overtaken. True when something else is overdue.
+    /// Marks packets as lost that are long overdue; of requests other than reads, those that
+    /// `tolerance` later ones have overtaken. Returns true if others are overdue.
     pub(super) fn detect_loss(&mut self, tolerance: u64) -> bool {
         let regular = self.done_count == 0 && self.lost_count == 0;
         if regular && (self.una == self.next || self.order[self.index(self.una)] >= self.seen) {
@@ -332,7 +336,7 @@ impl Scoreboard {
         overdue
     }
 
-    /// Gives up what was sent before `ordinal` and is overdue, as time has passed.
+    /// Marks packets as lost that were sent before `ordinal` and are overdue, as time has passed.
     pub(super) fn mark_lost(&mut self, ordinal: u64) {
         self.each_open(|board, at, order, seen, _| {
             if order < seen.min(ordinal) {
@@ -341,20 +345,20 @@ impl Scoreboard {
         });
     }
 
-    /// The highest ordinal that anything has told of.
+    /// The highest ordinal of any evidence.
     pub(super) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// Every packet that is neither done nor lost, and that the peer might have told of: its number
-    /// and ordinal, what was heard of its kind, and whether it is of a read.
+    /// Every packet that is neither done nor lost, and that the evidence may concern: its number
+    /// and ordinal, the evidence for its kind, and whether it is of a read.
     fn each_open(&mut self, mut look: impl FnMut(&mut Scoreboard, u64, u64, u64, bool)) {
         let mut at = self.una;
         let end = if self.executed <= self.hole { self.next.min(self.horizon) } else { self.next };
         loop {
             let open = |at| !(self.done.word(at) | self.lost.word(at));
             let Some(found) = find(at..end, open) else { return };
-            // What the peer has not executed yet its data do not tell of.
+            // For packets that the peer has not executed, data are no evidence.
             let read = self.read.get(found) && found < self.executed;
             let seen = if read { self.seen } else { self.reported };
             let order = self.order[self.index(found)];
@@ -371,13 +375,13 @@ impl Scoreboard {
         find(at..self.next, |at| self.lost.word(at))
     }
 
-    /// How many packets from a lost one on are lost, up to `end`.
+    /// Length of the run of lost packets from `at`, up to `end`.
     pub(super) fn lost_run(&self, at: u64, end: u64) -> u64 {
         let end = end.min(self.next);
         find(at..end, |at| !self.lost.word(at)).unwrap_or(end) - at
     }
 
-    /// Whether all of a range are done.
+    /// Whether all packets of a range are done.
     pub(super) fn are_done(&self, range: Range<u64>) -> bool {
         find(range, |at| !self.done.word(at)).is_none()
     }
@@ -389,7 +393,7 @@ mod tests {
 
     use crate::soft::qp::requester::scoreboard::*;
 
-    /// What has become of each packet, one by one.
+    /// The state of each packet, one by one: the model.
     #[derive(Default)]
     struct Plain {
         packets: Vec<(bool, bool, bool)>,
@@ -417,8 +421,8 @@ mod tests {
     }
 
     proptest! {
-        /// Words at a time, as if it were bit by bit; and nothing stays behind for those who come
-        /// into the same places.
+        /// Words at a time give the same as bit by bit; and no bits are left for packets that use
+        /// the same places later.
         #[test]
         fn bits_are_what_became_of_each_packet(
             steps in prop::collection::vec((0u8..6, any::<u64>(), any::<bool>()), 0..300),
