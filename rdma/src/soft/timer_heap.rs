@@ -1,24 +1,24 @@
-//! Timer heap: the queue pair whose timer expires first. An endpoint has as many as its peers have
-//! brought it to make, and is asked this at every turn; so the answer may not cost a look at each.
-//! A binary heap, in which every number knows its place: the earliest is on top, and to move one
-//! costs a logarithm of how many there are.
+//! Timer heap: finds the queue pair whose timer expires first. It is read in every iteration, and
+//! peers decide how many queue pairs there are, so reading must not visit each. A binary heap with
+//! the position of every number: the earliest is on top, and a change costs the logarithm of the
+//! size.
 
 use std::time::Instant;
 
-/// The place of a number that has no deadline.
+/// Position of a number without a deadline.
 const NOWHERE: u32 = u32::MAX;
 
 /// A binary heap of timers; see the module.
 #[derive(Debug, Default)]
 pub(super) struct TimerHeap {
-    /// No entry is due before the one at half its index (less one, rounded down).
+    /// No entry is due before its parent, at half its index (less one, rounded down).
     heap: Vec<(Instant, u32)>,
-    /// Of each number, where in the heap it is.
+    /// Position of each number in the heap.
     places: Vec<u32>,
 }
 
 impl TimerHeap {
-    /// Makes room for the numbers below `count`, so that nothing else here allocates.
+    /// Allocates for numbers below `count`; nothing else here allocates.
     pub(super) fn fit(&mut self, count: usize) {
         if self.places.len() < count {
             self.places.resize(count, NOWHERE);
@@ -26,12 +26,12 @@ impl TimerHeap {
         }
     }
 
-    /// The earliest, and whose it is; of several at one time that of the lowest number.
+    /// The earliest deadline and its number; of equal ones that with the lowest number.
     pub(super) fn first(&self) -> Option<(Instant, u32)> {
         self.heap.first().copied()
     }
 
-    /// Gives a number (that there is room for) a deadline in place of its last one, or none.
+    /// Sets or clears the deadline of a number (below the allocated count).
     pub(super) fn set(&mut self, number: u32, due: Option<Instant>) {
         let Some(place) = self.places.get(number as usize).copied() else { return };
         let at = place as usize;
@@ -55,7 +55,7 @@ impl TimerHeap {
         let (_, number) = self.heap.swap_remove(at);
         self.places[number as usize] = NOWHERE;
         if at < self.heap.len() {
-            // It comes from the end, which may be below another parent.
+            // It comes from the end, possibly from below another parent.
             self.rise(at);
             self.sink(at);
         }
@@ -105,7 +105,7 @@ mod tests {
     use crate::soft::timer_heap::*;
 
     proptest! {
-        /// Always the first of all, as if all were looked at; and each knows its place.
+        /// The first one is the minimum, and the positions are correct.
         #[test]
         fn the_first_is_the_first(
             steps in proptest::collection::vec((0u32..20, proptest::option::of(0u64..30)), 0..300),

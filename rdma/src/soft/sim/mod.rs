@@ -1,5 +1,5 @@
-//! A simulated network of endpoints in one process: a [`Network`] that loses, repeats, delays,
-//! reorders and damages datagrams, with a virtual clock, all from one seed. The same seed and the
+//! A simulated network of endpoints in one process: a [`Network`] that drops, duplicates, delays,
+//! reorders and corrupts datagrams, with a virtual clock, all from one seed. The same seed and the
 //! same calls give the same run.
 
 pub(super) mod network;
@@ -17,7 +17,7 @@ use crate::{Event, Pool, PoolPlan, Qp, Tag, Work};
 pub struct Node {
     /// Its address.
     pub address: IpAddr,
-    /// The endpoint. Between steps it may be used freely.
+    /// The endpoint. May be used directly between steps.
     pub endpoint: Endpoint,
     /// Its memory.
     pub pool: Pool,
@@ -29,7 +29,7 @@ impl Node {
         self.endpoint.post(qp, tag, work, self.pool.region());
     }
 
-    /// Everything that has happened here.
+    /// Takes its events.
     pub fn events(&mut self) -> Vec<Event> {
         std::iter::from_fn(|| self.endpoint.poll_event()).collect()
     }
@@ -38,27 +38,27 @@ impl Node {
 /// The network.
 #[derive(Debug)]
 pub struct EndpointNetwork {
-    /// What is between the endpoints.
+    /// The network between the endpoints.
     pub air: Network,
-    /// Endpoints that are added from now on choose their numbers among the 256 highest of 24 bits: those
-    /// of packets wrap soon.
+    /// Endpoints added from now on choose packet numbers among the 256 highest of 24 bits, which
+    /// wrap soon.
     pub wraps: bool,
     now: Instant,
     nodes: Vec<Node>,
 }
 
 impl EndpointNetwork {
-    /// An empty network. Its clock begins at some time, which does not matter.
+    /// An empty network. Its clock begins at an arbitrary time.
     #[must_use]
     pub fn new(seed: u64, faults: Faults) -> EndpointNetwork {
         let air = Network::new(seed, faults);
         EndpointNetwork { air, wraps: false, now: Instant::now(), nodes: Vec::new() }
     }
 
-    /// Adds an endpoint and gives its index.
+    /// Adds an endpoint and returns its index.
     ///
     /// # Errors
-    /// Its memory cannot be had.
+    /// Its memory cannot be allocated.
     pub fn add(&mut self, address: IpAddr, config: Config, plan: PoolPlan) -> io::Result<usize> {
         let mut dice = Rng::new(self.air.dice().roll());
         let config = Config { guid: dice.roll(), ..config };
@@ -68,23 +68,22 @@ impl EndpointNetwork {
         Ok(self.air.add(address, (1, 0)))
     }
 
-    /// The network's own time.
+    /// The time of the network.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// A node, by the index that [`EndpointNetwork::add`] gave.
+    /// A node, by the index that [`EndpointNetwork::add`] returned.
     ///
     /// # Panics
-    /// When there is none.
+    /// There is none with this index.
     pub fn node(&mut self, index: usize) -> &mut Node {
         &mut self.nodes[index]
     }
 
-    /// Does what is next: hands all that endpoints have to say to the network, then moves the
-    /// clock to the next arrival or deadline and lets that happen. False when there is nothing to
-    /// wait for.
+    /// Passes all packets of the endpoints to the network, then advances the clock to the next
+    /// arrival or deadline and handles that. Returns false if there is none.
     pub fn step(&mut self) -> bool {
         self.collect();
         let arrival = self.air.next_arrival();
@@ -111,7 +110,7 @@ impl EndpointNetwork {
         true
     }
 
-    /// Takes what all endpoints have to send.
+    /// Takes the packets of all endpoints.
     fn collect(&mut self) {
         for Node { endpoint, pool, .. } in &mut self.nodes {
             self.air.transmit(self.now, endpoint, pool.region());

@@ -1,5 +1,5 @@
-//! The simulated network between endpoints: loses, repeats, delays, reorders, damages and withholds
-//! datagrams, all from one seed. Datagrams keep their buffers: in steady state nothing is
+//! The simulated network between endpoints: drops, duplicates, delays, reorders, corrupts and
+//! withholds datagrams, all from one seed. Datagrams keep their buffers: in steady state nothing is
 //! allocated.
 
 use std::cmp::Reverse;
@@ -19,16 +19,16 @@ use crate::soft::wire::PrefixCache;
 use crate::soft::wire::gso_check::MOST_SEGMENTS;
 use crate::soft::wire::icrc::train_identification;
 
-/// A small generator of numbers that look random (xorshift64*, Marsaglia and Vigna). Not for
-/// anything that somebody may not guess.
+/// A small pseudorandom number generator (xorshift64*, Marsaglia and Vigna). Its numbers are
+/// predictable.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// From a seed; every seed is as good as another.
+    /// From a seed, of which all are equally good.
     #[must_use]
     pub fn new(seed: u64) -> Rng {
-        // Zero is the one state that this generator never leaves.
+        // The generator never leaves the state zero.
         Rng((seed ^ 0x9e37_79b9_7f4a_7c15).max(1))
     }
 
@@ -45,32 +45,32 @@ impl Rng {
         (self.roll() >> 16) % end.max(1)
     }
 
-    /// True `count` times in a thousand.
+    /// True with a probability of `count` per mille.
     pub fn per_mille(&mut self, count: u16) -> bool {
         count > 0 && self.below(1000) < u64::from(count)
     }
 
-    /// A part of a whole, all parts alike.
+    /// A uniformly distributed part of a duration.
     pub fn part(&mut self, whole: Duration) -> Duration {
         Duration::from_nanos(self.below(whole.as_nanos() as u64 + 1))
     }
 }
 
-/// Fault probabilities of the network. Chances are per thousand.
+/// Fault probabilities of the network, in per mille.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faults {
-    /// Lost.
+    /// Dropped.
     pub loss: u16,
     /// Delivered twice, at different times.
     pub duplicate: u16,
-    /// One to four bytes changed. (IPv4 endpoints see all but one of 65536; use IPv6 where that
-    /// matters.)
+    /// One to four bytes changed. (An IPv4 endpoint detects all but one of 65536; use IPv6 where
+    /// that matters.)
     pub damage: u16,
-    /// Held back, so that later ones overtake.
+    /// Delayed, so that later ones overtake.
     pub reorder: u16,
-    /// How long every datagram takes.
+    /// Delay of every datagram.
     pub delay: Duration,
-    /// How much longer one takes that is held back, at most.
+    /// Maximum of the additional delay of a delayed one.
     pub jitter: Duration,
 }
 
@@ -86,26 +86,26 @@ impl Faults {
     };
 }
 
-/// Bandwidth and delay of the link to each place. A lost datagram takes its time as well.
+/// Bandwidth and queue of the link to each place. A dropped datagram takes its time as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// How long one datagram keeps the others waiting.
+    /// Transmission time of one datagram.
     pub each: Duration,
-    /// How many may wait; more are lost, as from a full socket buffer.
+    /// Length of the queue; more are dropped, as by a full socket buffer.
     pub waiting: u32,
-    /// How many may wait before those that come, and are ECN-capable, are marked.
+    /// Length of the queue from which on ECN-capable datagrams are marked.
     pub marking: u32,
 }
 
 impl Link {
-    /// Takes any number at once.
+    /// A link without limits.
     pub const ENDLESS: Link = Link { each: Duration::ZERO, waiting: u32::MAX, marking: u32::MAX };
 }
 
-/// A datagram under way: all that UDP carries, and from where to where.
+/// A datagram in flight: the payload of UDP, and its addresses.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Datagram {
-    /// Sender and receiver; none only in a spare one.
+    /// Sender and receiver; none in an unused one.
     pub way: Option<(SocketAddr, SocketAddr)>,
     /// Type of service.
     pub tos: u8,
@@ -113,43 +113,43 @@ pub struct Datagram {
     pub bytes: Vec<u8>,
 }
 
-/// Sees each datagram that enters, and may change it; false drops it. For planting faults that
-/// no network has.
+/// Called for each datagram that enters, and may change it; false drops it. For faults that no
+/// network has.
 pub type Hook = Box<dyn FnMut(&mut Datagram) -> bool + Send>;
 
-/// Who receives at an address.
+/// A receiver at an address.
 #[derive(Debug)]
 struct Nic {
     address: IpAddr,
-    /// How many share the address, and which of them this is: see [`steered`].
+    /// Number of receivers at the address, and index of this one: see [`steered`].
     steer: (u32, u32),
-    /// Switched off: whatever arrives is lost.
+    /// Switched off: datagrams for it are dropped.
     down: bool,
-    /// When the way there is free again.
+    /// When its link is idle again.
     free: Option<Instant>,
-    /// Arrived and not yet taken: indices of datagrams.
+    /// Indices of received datagrams that were not taken.
     inbox: VecDeque<u32>,
 }
 
-/// The air.
+/// The network.
 pub struct Network {
-    /// What it does to datagrams from now on.
+    /// Its faults from now on.
     pub faults: Faults,
-    /// How fast it is.
+    /// Its link.
     pub link: Link,
-    /// Sees each datagram that enters.
+    /// Called for each datagram that enters.
     pub tap: Option<Hook>,
-    /// Trains are sent, and the sending device gives all segments of one the same identification, so
-    /// that receivers which see it (adapters, `rdma_rxe`) find the CRC of all but the first wrong.
+    /// Trains are sent, and the sending device gives all segments of one the same identification,
+    /// so that receivers which see it (adapters, `rdma_rxe`) find a wrong CRC in all but the first.
     pub renumbers: bool,
     dice: Rng,
     places: Vec<Nic>,
-    /// Pairs that do not hear each other until then.
+    /// Pairs of addresses that are disconnected until a time.
     cuts: Vec<(IpAddr, IpAddr, Instant)>,
     datagrams: Vec<Datagram>,
     spare: Vec<u32>,
     beginnings: PrefixCache,
-    /// Arrival, number (which keeps the order of those that arrive at one time), place, index.
+    /// Arrival, number (the order among those with one arrival time), place, index.
     flights: BinaryHeap<Reverse<(Instant, u64, u32, u32)>>,
     number: u64,
 }
@@ -165,7 +165,7 @@ impl fmt::Debug for Network {
 }
 
 impl Network {
-    /// Nobody in it yet.
+    /// An empty network.
     #[must_use]
     pub fn new(seed: u64, faults: Faults) -> Network {
         Network {
@@ -184,21 +184,21 @@ impl Network {
         }
     }
 
-    /// Adds a place at an address and gives its index. `steer` is how many share the address, and
-    /// which of them this is: datagrams find theirs by the rule that the kernel is told for
-    /// sockets.
+    /// Adds a place at an address and returns its index. `steer` is the number of places at the
+    /// address, and the index of this one: datagrams are steered by the rule that the kernel
+    /// applies to sockets.
     pub fn add(&mut self, address: IpAddr, steer: (u32, u32)) -> usize {
         let inbox = VecDeque::new();
         self.places.push(Nic { address, steer, down: false, free: None, inbox });
         self.places.len() - 1
     }
 
-    /// The generator of everything that happens here.
+    /// Its random number generator.
     pub fn dice(&mut self) -> &mut Rng {
         &mut self.dice
     }
 
-    /// Switches a place on or off. Off, it loses what has arrived.
+    /// Switches a place on or off. A place that is off drops what it has received.
     pub fn set_down(&mut self, place: usize, down: bool) {
         self.places[place].down = down;
         if down {
@@ -206,28 +206,28 @@ impl Network {
         }
     }
 
-    /// Two addresses do not hear each other until then.
+    /// Disconnects two addresses until a time.
     pub fn cut(&mut self, one: IpAddr, other: IpAddr, until: Instant) {
         self.cuts.push((one, other, until));
     }
 
-    /// Ends all cuts.
+    /// Ends all disconnections.
     pub fn heal(&mut self) {
         self.cuts.clear();
     }
 
-    /// Loses everything that is under way.
+    /// Drops all datagrams in flight.
     pub fn lose_flights(&mut self) {
         self.spare.extend(self.flights.drain().map(|Reverse((.., index))| index));
     }
 
-    /// When the next datagram arrives.
+    /// Time of the next arrival.
     #[must_use]
     pub fn next_arrival(&self) -> Option<Instant> {
         self.flights.peek().map(|Reverse((arrival, ..))| *arrival)
     }
 
-    /// Lets the next datagram arrive, if that is not later than `now`: where.
+    /// Delivers the next datagram, if it arrives by `now`; returns its place.
     pub fn arrive(&mut self, now: Instant) -> Option<usize> {
         let Reverse((arrival, ..)) = *self.flights.peek()?;
         if arrival > now {
@@ -242,20 +242,20 @@ impl Network {
         Some(place)
     }
 
-    /// Whether a place has something to take.
+    /// Whether a place has received datagrams.
     #[must_use]
     pub fn has_mail(&self, place: usize) -> bool {
         !self.places[place].inbox.is_empty()
     }
 
-    /// The next datagram that has arrived at a place; [`Network::give`] takes its buffer back.
+    /// Takes the next received datagram of a place; [`Network::give`] returns its buffer.
     pub fn take(&mut self, place: usize) -> Option<Datagram> {
         let index = self.places[place].inbox.pop_front()?;
         self.spare.push(index);
         Some(std::mem::take(&mut self.datagrams[index as usize]))
     }
 
-    /// Takes the buffer of a datagram back.
+    /// Returns the buffer of a datagram.
     pub fn give(&mut self, mut datagram: Datagram) {
         if let Some(index) = self.spare.last() {
             datagram.bytes.clear();
@@ -263,15 +263,14 @@ impl Network {
         }
     }
 
-    /// Sends what an endpoint has to say.
+    /// Sends all packets of an endpoint.
     pub fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         if self.renumbers {
             return self.transmit_renumbered(now, endpoint, region);
         }
         while let Some(transmit) = endpoint.poll_transmit(now, region) {
             let mut datagram = self.blank();
-            // As from a kernel that numbers its datagrams.
-            // Some place in a train.
+            // As from a kernel that numbers its datagrams, at some place in a train.
             let place = self.dice.roll() as usize % MOST_SEGMENTS;
             let identification = train_identification(place);
             let payload = endpoint.payload(&transmit, region);
@@ -287,7 +286,7 @@ impl Network {
         }
     }
 
-    /// The same, in trains, and through a device that renumbers their segments.
+    /// As [`Network::transmit`], in trains, and through a device that renumbers their segments.
     fn transmit_renumbered(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         let next = || endpoint.poll_transmit(now, region);
         let transmits: Vec<Transmit> = std::iter::from_fn(next).take(MOST_GATHERED).collect();
@@ -327,7 +326,7 @@ impl Network {
         self.enter(now, datagram);
     }
 
-    /// What happens to a datagram that enters.
+    /// Applies the faults to a datagram that enters.
     fn enter(&mut self, now: Instant, mut datagram: Datagram) {
         let Some(way) = datagram.way else { return self.forget(datagram) };
         let passes = self.tap.as_mut().is_none_or(|tap| tap(&mut datagram));
@@ -372,8 +371,8 @@ impl Network {
         self.flights.push(Reverse((arrival, self.number, place as u32, index)));
     }
 
-    /// When a datagram that enters now is through the link, and whether so many wait that it is
-    /// marked; none when too many do.
+    /// When a datagram that enters now has passed the link, and whether the queue is so long that
+    /// it is marked; none if the queue is full.
     fn queue(&mut self, now: Instant, place: usize) -> Option<(Instant, bool)> {
         let Link { each, waiting, marking } = self.link;
         if each.is_zero() {
@@ -389,7 +388,7 @@ impl Network {
         Some((through, long))
     }
 
-    /// A spare datagram with room in its buffer, perhaps.
+    /// An unused datagram, if possible with an allocated buffer.
     fn blank(&mut self) -> Datagram {
         let spare = self.spare.last().map(|index| &mut self.datagrams[*index as usize]);
         let mut datagram = spare.map(std::mem::take).unwrap_or_default();
@@ -424,7 +423,7 @@ impl Network {
     }
 }
 
-/// A place in air that is shared by all who are in it, on one thread.
+/// A place in a network that is shared by several users on one thread.
 #[derive(Clone, Debug)]
 pub struct NetworkPort {
     air: Arc<Mutex<Network>>,
@@ -433,7 +432,7 @@ pub struct NetworkPort {
 }
 
 impl NetworkPort {
-    /// A new place; see [`Network::add`].
+    /// Adds a place; see [`Network::add`].
     #[must_use]
     pub fn new(air: &Arc<Mutex<Network>>, address: IpAddr, steer: (u32, u32)) -> NetworkPort {
         let place = lock(air).add(address, steer);
@@ -452,7 +451,7 @@ impl NetworkPort {
         self.address
     }
 
-    /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none.
+    /// Passes datagrams to the endpoint, until it has `events` events, or there is none.
     pub(crate) fn receive(
         &self,
         now: Instant,
@@ -471,7 +470,7 @@ impl NetworkPort {
         }
     }
 
-    /// Sends what the endpoint has to say, if this place is switched on.
+    /// Sends all packets of the endpoint, if this place is switched on.
     pub(crate) fn transmit(&self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         let mut air = lock(&self.air);
         if !air.places[self.place].down {

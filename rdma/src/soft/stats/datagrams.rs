@@ -10,10 +10,10 @@ macro_rules! outcomes {
         pub enum DatagramOutcome { $($(#[$about])* $outcome,)* }
 
         impl DatagramOutcome {
-            /// All of them.
+            /// All outcomes.
             pub const ALL: &[DatagramOutcome] = &[$(DatagramOutcome::$outcome,)*];
 
-            /// A name for reports: lower case, one word.
+            /// Name in statistics: lower case, one word.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(DatagramOutcome::$outcome => $name,)* }
@@ -25,65 +25,65 @@ macro_rules! outcomes {
 outcomes! {
     /// A request of a peer, executed.
     Executed = "executed",
-    /// A response of a peer, taken.
+    /// A response of a peer, accepted.
     Answered = "answered",
-    /// A message of connection management, acted upon.
+    /// A message of connection management, handled.
     Message = "message",
     /// Not a packet: too short, another version, an unknown operation code.
     Malformed = "malformed",
-    /// To many hosts at once: a broadcast or multicast address.
+    /// To a broadcast or multicast address.
     Broadcast = "broadcast",
     /// Of another partition.
     Partition = "partition",
-    /// For a queue pair that there is not.
+    /// For an unknown queue pair.
     Stray = "stray",
-    /// For a queue pair of another peer than the sender.
+    /// For a queue pair whose peer is not the sender.
     Foreign = "foreign",
     /// With a wrong CRC.
     Damaged = "damaged",
-    /// From another UDP port than the packets of its queue pair come from.
+    /// From another UDP port than the other packets of its queue pair.
     Port = "port",
-    /// With a CRC that is right only for an IPv4 identification that its sender does not use now: it is
-    /// damaged as well, or its sender has jumped.
+    /// With a CRC that is valid only for an IPv4 identification that its sender does not use now:
+    /// it is damaged as well, or its sender has skipped numbers.
     Implausible = "implausible",
-    /// The peer says that packets of ours have met congestion (CNP): fewer are sent at once.
+    /// A CNP: packets of ours were marked, so the rate is reduced.
     Congestion = "congestion",
-    /// Nothing that the queue pair takes, or takes in its state.
+    /// A packet that the queue pair does not accept, at all or in its state.
     Unfit = "unfit",
-    /// A request behind a gap, kept until that is filled.
+    /// A request after a gap, kept until that is filled.
     Kept = "kept",
-    /// A request behind a gap that was there already, or for which there is no room.
+    /// A request after a gap that was kept before, or for which there is no room.
     Early = "early",
-    /// A request that has been executed before; perhaps answered again.
+    /// A request that was executed before; possibly answered again.
     Late = "late",
     /// A request for which there is no receive.
     NotReady = "notready",
-    /// A response to nothing that was asked, or out of its turn.
+    /// A response to no request, or out of order.
     Unasked = "unasked",
-    /// A request that breaks a rule: it has ended its connection.
+    /// An invalid request, which has ended its connection.
     Invalid = "invalid",
-    /// A request for memory that is not the peer's to use: it has ended its connection.
+    /// A request for memory without access, which has ended its connection.
     NoAccess = "noaccess",
-    /// A message of connection management that is none, or about nothing that there is.
+    /// A message of connection management that is invalid, or about nothing known.
     Unknown = "unknown",
-    /// A request to connect that has come before.
+    /// A repeated connection request.
     Repeated = "repeated",
-    /// A request to connect that was refused.
+    /// A connection request that was rejected.
     Rejected = "rejected",
-    /// A request to connect that waits until its sender proves to be there, or the connection that
-    /// it would replace does.
+    /// A connection request that waits for an answer to its challenge, or for evidence about the
+    /// connection that it would replace.
     Doubted = "doubted",
-    /// A request to connect from an address that has too many.
+    /// A connection request from a source that has too many.
     Crowded = "crowded",
-    /// A request to connect from an address whose connections keep ending before their peers have
-    /// been let in.
+    /// A connection request from a source whose connections repeatedly ended without being
+    /// admitted.
     Barred = "barred",
-    /// A request to connect from a link-local IPv6 address: no answer would find the link.
+    /// A connection request from a link-local IPv6 address, to which an answer could not be routed.
     LinkLocal = "linklocal",
 }
 
 impl DatagramOutcome {
-    /// Whether the datagram did what it was sent for.
+    /// Whether the datagram was accepted.
     #[must_use]
     pub const fn is_taken(self) -> bool {
         matches!(
@@ -96,8 +96,8 @@ impl DatagramOutcome {
         )
     }
 
-    /// Whether it can only have come from who has the other end of its connection, or knows as
-    /// much.
+    /// Whether it proves that the other end of its connection is alive: only that knows enough to
+    /// send it.
     #[must_use]
     pub(crate) const fn shows_life(self) -> bool {
         matches!(
@@ -122,25 +122,25 @@ impl DatagramOutcome {
 pub struct Counters {
     /// Datagrams received.
     pub received: u64,
-    /// Those that the network has marked as having met congestion, whatever became of them.
+    /// Those with a congestion mark, whatever their outcome.
     pub marked: u64,
     by_fate: [u64; DatagramOutcome::ALL.len()],
 }
 
 impl Counters {
-    /// Counts one more datagram.
+    /// Counts a datagram.
     pub(crate) fn count(&mut self, outcome: DatagramOutcome) {
         self.by_fate[outcome as usize] += 1;
     }
 
-    /// Datagrams that came to nothing.
+    /// Datagrams that were not accepted.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         let dropped = DatagramOutcome::ALL.iter().filter(|outcome| !outcome.is_taken());
         dropped.map(|outcome| self[*outcome]).sum()
     }
 
-    /// Datagrams with a fate: as many as were received.
+    /// Datagrams with an outcome: as many as were received.
     #[must_use]
     pub fn accounted(&self) -> u64 {
         self.by_fate.iter().sum()

@@ -1,5 +1,5 @@
-//! Counters of link errors: losses, and peers that were not ready. Each connection counts in plain
-//! numbers, only when there is trouble; they are added up by address when somebody asks.
+//! Counters of link errors: losses, and peers that were not ready. Each connection has plain
+//! counters, changed only at an error; they are summed by address when they are read.
 
 use std::net::IpAddr;
 
@@ -7,15 +7,15 @@ use crate::soft::wire::header::{Nak, Syndrome};
 
 macro_rules! troubles {
     ($($(#[$about:meta])* $trouble:ident = $name:literal,)*) => {
-        /// A kind of trouble.
+        /// A kind of link error.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum LinkError { $($(#[$about])* $trouble,)* }
 
         impl LinkError {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &[LinkError] = &[$(LinkError::$trouble,)*];
 
-            /// A name for reports: lower case, with underscores.
+            /// Name in statistics: lower case, with underscores.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(LinkError::$trouble => $name,)* }
@@ -25,27 +25,27 @@ macro_rules! troubles {
 }
 
 troubles! {
-    /// A packet that was sent once more: a request, or data of a read for which a peer asks again.
+    /// A packet was retransmitted: a request, or data of a read that a peer requested again.
     SentAgain = "sent_again",
-    /// Nothing was heard of a peer for so long that the oldest packet was sent again.
+    /// The oldest packet was retransmitted after a timeout without any response.
     Timeout = "timeout",
-    /// A peer was told that packets are missing (NAK: PSN sequence error).
+    /// A NAK for missing packets was sent (PSN sequence error).
     SequenceSent = "nak_sequence_sent",
-    /// A peer says so.
+    /// Such a NAK was received.
     SequenceReceived = "nak_sequence_received",
-    /// A peer was told that there is no receive for its message yet (RNR NAK).
+    /// An RNR NAK was sent: there was no receive for a message.
     NotReadySent = "rnr_nak_sent",
-    /// A peer says so.
+    /// An RNR NAK was received.
     NotReadyReceived = "rnr_nak_received",
-    /// A peer was told why its request ends the connection (any other NAK).
+    /// A NAK was sent for a request that ended the connection (any other NAK).
     RefusalSent = "nak_error_sent",
-    /// A peer says so.
+    /// Such a NAK was received.
     RefusalReceived = "nak_error_received",
-    /// A peer was told that its packets have met congestion (CNP).
+    /// A CNP was sent: packets of a peer were marked.
     CongestionSent = "cnp_sent",
-    /// A peer says so: fewer packets are on their way to it at once.
+    /// A CNP was received: the rate to the peer is reduced.
     CongestionReceived = "cnp_received",
-    /// Packets to a peer do not leave in trains any more: of each only the first has come.
+    /// Trains are not used any more for a peer: only the first packet of each has arrived.
     TrainsEnded = "trains_ended",
 }
 
@@ -54,7 +54,7 @@ troubles! {
 pub struct LinkErrorCounts([u64; LinkError::ALL.len()]);
 
 impl LinkErrorCounts {
-    /// How often this has.
+    /// Number of this kind.
     #[must_use]
     pub fn of(&self, trouble: LinkError) -> u64 {
         self.0[trouble as usize]
@@ -64,7 +64,7 @@ impl LinkErrorCounts {
         self.0[trouble as usize] += 1;
     }
 
-    /// Notes an acknowledgement that is none.
+    /// Counts a sent NAK, if the acknowledgement is one.
     pub(crate) fn note_sent(&mut self, syndrome: Syndrome) {
         match syndrome {
             Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
@@ -74,7 +74,7 @@ impl LinkErrorCounts {
         }
     }
 
-    /// The same, of one that has come.
+    /// Counts a received NAK, if the acknowledgement is one.
     pub(crate) fn note_received(&mut self, syndrome: Syndrome) {
         match syndrome {
             Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
@@ -89,7 +89,7 @@ impl LinkErrorCounts {
     }
 }
 
-/// Addresses of ours that are told apart; what comes beyond is of the last.
+/// Maximum of local addresses that are counted separately; others are counted with the last.
 const MOST_ADDRESSES: usize = 32;
 
 /// Link errors of closed connections by local address.
@@ -105,7 +105,7 @@ impl ByAddress {
         }
     }
 
-    /// One that has met these has ended.
+    /// A connection with these errors has ended.
     pub(crate) fn end(&mut self, at: IpAddr, troubles: &LinkErrorCounts) {
         let place = self.place(at);
         if let Some((_, own)) = self.0.get_mut(place) {
@@ -113,7 +113,7 @@ impl ByAddress {
         }
     }
 
-    /// All of each address, with what its `live` connections have met.
+    /// The sums of each address, including those of its `live` connections.
     pub(crate) fn each(
         &self,
         live: impl Iterator<Item = (IpAddr, LinkErrorCounts)> + Clone,

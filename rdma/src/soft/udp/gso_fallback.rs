@@ -1,31 +1,31 @@
 //! Fallback where UDP GSO is unavailable: a device without checksum offload cannot segment trains,
-//! and the kernel does not do it in its place (`EIO`; some return `EINVAL`).
+//! and the kernel does not do it instead (`EIO`; some return `EINVAL`).
 //!
-//! The same errors have other reasons as well: a datagram that has become too long for its way,
-//! say. So a refused train says nothing by itself. Only when its datagrams then leave one by one
-//! was it the train that was refused; and as devices and routes change, that is believed for a
-//! while only.
+//! The same errors have other causes: a datagram that has become too long for its path, for
+//! example. So a failed train is not sufficient evidence. Only if its datagrams can then be sent
+//! one by one was the train the cause; and as devices and routes change, that is assumed for a
+//! limited time.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// How long no trains are tried where one was refused.
+/// Time without trains after one was refused.
 const BELIEVED: Duration = Duration::from_secs(10);
-/// Addresses of ours that are remembered. There are as many as somebody talks from.
+/// Maximum of local addresses that are recorded.
 const MOST: usize = 256;
 
-/// The addresses of ours that trains do not leave from.
+/// The local addresses without trains.
 #[derive(Debug, Default)]
 pub(super) struct Singles(Vec<(IpAddr, Instant)>);
 
 impl Singles {
-    /// How many datagrams a train from there may have; 1: there are no trains.
+    /// Maximum length of a train from this address; 1: no trains.
     pub(super) fn longest_train(&self, now: Instant, from: IpAddr) -> usize {
         let here = |(address, until): &(IpAddr, Instant)| *address == from && now < *until;
         if self.0.iter().any(here) { 1 } else { usize::MAX }
     }
 
-    /// A train was refused, and its datagrams have left one by one.
+    /// A train was refused, and its datagrams were sent one by one.
     pub(super) fn only(&mut self, now: Instant, from: IpAddr) {
         let (until, room) = (now + BELIEVED, self.0.len() < MOST);
         match self.0.iter_mut().find(|(address, _)| *address == from) {

@@ -35,15 +35,15 @@ pub use socket::SocketBuffers;
 use socket::{Bound, Received};
 pub(super) use sockopt::steered;
 
-/// Datagrams taken from a socket in one poll, at most.
+/// Maximum of datagrams read from a socket in one poll.
 const TAKEN_AT_ONCE: usize = 64;
-/// Trains that wait for room, at most: they are of what was gathered together, or of connection
-/// management. More get lost, as they might on the way.
+/// Maximum of trains that wait for room: those of one batch, or of connection management. Further
+/// ones are dropped, as the network may drop them.
 const MOST_HELD: usize = 1024;
 /// Bytes of the largest datagram.
 const DATAGRAM_BYTES: usize = 1 << 16;
 
-/// Datagrams that the socket had no room for, as they shall leave.
+/// Datagrams that did not fit into the socket buffer.
 #[derive(Debug)]
 struct Held {
     way: Way,
@@ -51,11 +51,11 @@ struct Held {
     bytes: Vec<u8>,
 }
 
-/// An address where nobody listens any more.
+/// An address without a listener.
 #[derive(Debug)]
 struct Retired {
     ip: IpAddr,
-    /// This fabric has said that it does not need its socket.
+    /// This fabric does not need its socket any more.
     idle: bool,
     /// No fabric does.
     closing: bool,
@@ -65,7 +65,7 @@ struct Retired {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Taken {
     pub(super) bytes: usize,
-    /// And nothing more had.
+    /// The socket had no more.
     pub(super) all: bool,
 }
 
@@ -74,43 +74,43 @@ pub(super) struct Taken {
 pub(super) struct Udp {
     shared: Arc<Shared>,
     index: u32,
-    /// Changes of what is shared that this fabric knows of.
+    /// Number of changes of the shared state that were applied.
     seen: u64,
     sockets: Vec<Arc<Bound>>,
-    /// The one that is looked at first in the next poll.
+    /// The socket that is read first in the next poll.
     turn: usize,
-    /// The addresses of those where nobody listens any more.
+    /// Addresses without a listener.
     retired: Vec<Retired>,
     epoll: Epoll,
     scratch: Vec<u8>,
-    /// Of the train that has come, what is for each of the other fabrics.
+    /// Datagrams of the received train for each of the other fabrics.
     strays: Vec<Vec<u8>>,
-    /// What they have brought for this one, taken last.
+    /// Datagrams that other fabrics have received for this one.
     brought: VecDeque<Misdelivered>,
-    /// What the endpoint wants to send now, and how it goes into trains.
+    /// Datagrams to send, and their assignment to trains.
     gathered: Vec<Transmit>,
     items: Vec<TrainItem>,
     trains: Trains,
     singles: Singles,
-    /// The bytes of the train that departs.
+    /// Bytes of the train that is sent.
     train: Vec<u8>,
     beginnings: PrefixCache,
-    /// What has to leave before anything else from the same socket.
+    /// Trains that must be sent before others of the same socket.
     held: VecDeque<Held>,
-    /// The sockets that have no room for it: address and port.
+    /// Sockets without room: address and port.
     blocked: Vec<(IpAddr, u16)>,
-    /// Those of them whose room ends a sleep.
+    /// Those whose room ends a sleep.
     watched: Vec<(IpAddr, u16)>,
-    /// The kinds of trouble with sending, and when each was told last.
+    /// Errors of sending, and when each was last logged.
     troubles: Vec<(Errno, Option<Instant>)>,
-    /// When it was told last that the system believes less of a way than our link carries.
+    /// When a path MTU below the MTU of the link was last logged.
     doubted: Option<Instant>,
-    /// Everything is written down there.
+    /// Captures all packets.
     pub(super) capture: Option<Capture>,
 }
 
 impl Udp {
-    /// The sockets of the fabric with this index among those that share them.
+    /// The sockets of the fabric with this index in its group.
     pub(super) fn new(shared: Arc<Shared>, index: u32) -> Result<Udp, FabricError> {
         let failed = |e: Errno| FabricError(format!("cannot make an epoll instance: {}", e.desc()));
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
@@ -144,7 +144,7 @@ impl Udp {
         })
     }
 
-    /// What the system has granted.
+    /// Buffer sizes of each open socket.
     pub(super) fn buffers(&self) -> impl Iterator<Item = SocketBuffers> {
         self.sockets.iter().map(|bound| bound.buffers)
     }
@@ -164,7 +164,7 @@ impl Udp {
         self.apply_shared_state(endpoint);
     }
 
-    /// Takes over what any of the fabrics has changed.
+    /// Applies changes made by any fabric of the group.
     pub(super) fn apply_shared_state(&mut self, endpoint: &mut Endpoint) {
         self.tidy(endpoint);
         loop {
@@ -186,7 +186,7 @@ impl Udp {
     }
 
     fn adopt(&mut self, socket: Arc<Bound>) {
-        // Of this socket only what comes is watched so far.
+        // This socket is polled for reading only so far.
         self.watched.retain(|(address, _)| *address != socket.address);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, socket.as_fd().as_raw_fd() as u64);
         if let Err(e) = self.epoll.add(&*socket, event) {
@@ -194,14 +194,14 @@ impl Udp {
         }
         for source in socket.sources() {
             let event = EpollEvent::new(EpollFlags::empty(), source.as_raw_fd() as u64);
-            // What fails here costs a wait for room that nothing ends but the next poll.
+            // If this fails, room is noticed by the next poll only.
             let _ = self.epoll.add(source, event);
         }
         self.sockets.push(socket);
     }
 
-    /// Says which retired addresses are not used here any more, and gives back the sockets of those
-    /// that no fabric uses.
+    /// Reports which addresses without a listener are not used here any more, and returns the
+    /// sockets of those that no fabric uses.
     fn tidy(&mut self, endpoint: &Endpoint) {
         for retired in self.retired.iter_mut().filter(|retired| !retired.idle) {
             if !endpoint.uses(retired.ip) {
@@ -226,12 +226,12 @@ impl Udp {
         self.watch_for_room();
     }
 
-    /// Before sleep: the others may ring from now on.
+    /// Prepares for sleep: other fabrics may wake this one from now on.
     pub(super) fn arm(&mut self) {
         self.shared.hush(self.index);
     }
 
-    /// The way to a peer: opens the socket for it.
+    /// The path to a peer, with an open socket.
     pub(super) fn path(
         &mut self,
         to: SocketAddr,
@@ -268,18 +268,17 @@ impl Udp {
         Ok(Path { from, mtu })
     }
 
-    /// Whether there is a socket for an address of ours.
+    /// Whether there is a socket for a local address.
     pub(super) fn has(&self, address: IpAddr) -> bool {
         self.socket_for(address).is_some()
     }
 
-    /// The largest payload of a packet on the way to a peer that has found us and asks for `asked`
-    /// bytes.
+    /// Maximum payload on the path to a peer that has reached us and requests `asked` bytes.
     ///
-    /// What the system has been told of the way is no reason to refuse a peer: anybody can forge
-    /// such a message, and the peer would be kept out for as long as the system believes it (ten
-    /// minutes). The MTU of our own link is; a smaller one that is set on a route cannot be told
-    /// from such a message, and is not heeded.
+    /// A path MTU that the system has learned is no reason to reject a peer: anybody can forge the
+    /// ICMP message, and the peer would be rejected for as long as the system believes it (ten
+    /// minutes). The MTU of the local link is a reason; a smaller one that is set on a route cannot
+    /// be distinguished from such a message, and is ignored.
     pub(super) fn path_mtu(&mut self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
         let (to, most) = (SocketAddr::new(to, ROCE_PORT), self.shared.options().config.mtu);
         let (_, told) = route(Some(from), to).ok()?;
@@ -298,7 +297,7 @@ impl Udp {
         carried
     }
 
-    /// An address of this machine beside that of the peer, which is one as well.
+    /// An address of this machine other than that of the peer, which is local as well.
     fn open_beside(&mut self, to: SocketAddr) -> Result<IpAddr, FabricError> {
         let mut why = None;
         for address in beside(to.ip()) {
@@ -324,9 +323,9 @@ impl Udp {
         self.own(from).or_else(|| self.sockets.iter().find(covers).map(|bound| &**bound))
     }
 
-    /// Hands datagrams to the endpoint, until `events` of them wait to be told, or there is none.
-    /// Goes on behind the socket where the last call has stopped, so that none of them, however much
-    /// it brings, keeps the others waiting.
+    /// Passes datagrams to the endpoint, until it has `events` events, or there are no more.
+    /// Continues after the socket where the last call has stopped, so that a busy socket does not
+    /// delay the others.
     pub(super) fn receive(
         &mut self,
         now: Instant,
@@ -343,7 +342,7 @@ impl Udp {
             let index = self.turn % count;
             for nth in 0..TAKEN_AT_ONCE {
                 if endpoint.waiting_events() >= events {
-                    // One that has brought nothing yet is still the next.
+                    // A socket that was not read yet is still the next.
                     self.turn = index + usize::from(nth > 0);
                     return Taken { all: false, ..taken };
                 }
@@ -371,7 +370,7 @@ impl Udp {
         taken
     }
 
-    /// Brings datagrams to the fabrics that they are for: those of one train in one go.
+    /// Passes datagrams to their fabrics: those of one train together.
     fn forward_strays(&mut self, way: (SocketAddr, SocketAddr, u8), each: usize) {
         for (other, strays) in self.strays.iter_mut().enumerate() {
             if !strays.is_empty() {
@@ -380,8 +379,8 @@ impl Udp {
         }
     }
 
-    /// The fabric that a packet is for, when that is another. The kernel's program does not bring
-    /// such here, unless several packets have come as one: it decides by the first of them.
+    /// The fabric of a packet, if it is another one. The kernel's program steers such a packet here
+    /// only as part of a train, because it decides by the first packet.
     fn elsewhere(&self, datagram: &[u8]) -> Option<usize> {
         let count = self.shared.count();
         if count == 1 {
@@ -391,8 +390,8 @@ impl Udp {
         Some(owner as usize)
     }
 
-    /// What comes meanwhile waits for the next poll, so that nobody who has others bring more than can
-    /// be dealt with keeps us from everything else.
+    /// Datagrams that arrive meanwhile wait for the next poll, so that a fabric that receives more
+    /// than can be processed does not starve everything else.
     fn receive_strays(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         self.shared.take_strays(self.index, &mut self.brought);
         for stray in &self.brought {
@@ -402,7 +401,7 @@ impl Udp {
         }
     }
 
-    /// Sends what the endpoint has to say, as long as the sockets have room.
+    /// Sends all packets of the endpoint, as long as the sockets have room.
     pub(super) fn transmit(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         self.release(|this, held| this.send(held.way, held.each, &held.bytes));
         endpoint.resume();
@@ -417,7 +416,8 @@ impl Udp {
         self.watch_for_room();
     }
 
-    /// Sends what is held, as far as the sockets have room. One that has none blocks no other.
+    /// Sends held trains, as far as the sockets have room. A socket without room does not block
+    /// others.
     fn release(&mut self, send: impl Fn(&Udp, &Held) -> Result<(), Errno>) {
         self.blocked.clear();
         let mut held = std::mem::take(&mut self.held);
@@ -438,7 +438,7 @@ impl Udp {
         self.watch_for_room();
     }
 
-    /// Whether what leaves from an address has to wait for what is held.
+    /// Whether trains from an address have to wait for held ones.
     fn has_no_room(&self, from: IpAddr) -> bool {
         !self.blocked.is_empty()
             && self.socket_for(from).is_some_and(|bound| {
@@ -451,7 +451,7 @@ impl Udp {
         self.blocked.extend(address.map(|address| (address, way.port)));
     }
 
-    /// Takes what the endpoint wants to send, as much as is put in order at once.
+    /// Takes packets from the endpoint, as many as are sorted at once.
     fn gather(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) -> bool {
         self.gathered.clear();
         self.items.clear();
@@ -484,7 +484,7 @@ impl Udp {
         }
     }
 
-    /// Sends the datagrams of a train that was refused one by one; whether all have left.
+    /// Sends the datagrams of a refused train one by one; returns whether all were sent.
     fn depart_singly(
         &mut self,
         way: Way,
@@ -501,11 +501,11 @@ impl Udp {
         left
     }
 
-    /// Sends a train, or keeps it when the socket has no room.
+    /// Sends a train, or holds it if the socket has no room.
     ///
-    /// Its bytes are brought together first. The kernel copies them in any case, and that from one
-    /// place is so much cheaper than from three for each datagram that a copy of our own, of bytes
-    /// which the CRC has brought into the cache, is worth it: 7.9 us for fifteen datagrams of 4 KiB
+    /// Its bytes are copied to one place first. The kernel copies them in any case, and copying
+    /// from one place is so much cheaper than from three for each datagram that a copy of our own,
+    /// of bytes that the CRC has loaded into the cache, pays: 7.9 us for fifteen datagrams of 4 KiB
     /// instead of 9.4.
     fn send_train(
         &mut self,
@@ -523,8 +523,8 @@ impl Udp {
             let identification = train_identification(count);
             let (beginnings, into) = (&mut self.beginnings, &mut self.train);
             if !transmit.outgoing.append(flow, identification, payload, beginnings, into) {
-                // Its queue pair has died while the next ones were gathered. Those that follow
-                // would be numbered wrongly, and most of them are of that queue pair.
+                // Its queue pair has failed while the next ones were gathered. The identifications
+                // of the following ones would be wrong, and most of them are of that queue pair.
                 break;
             }
             if let Some(capture) = &self.capture {
@@ -558,7 +558,7 @@ impl Udp {
         }
     }
 
-    /// A datagram that cannot be sent is lost, as others are on the way.
+    /// An error of sending counts as loss of the datagram in the network.
     fn note(&mut self, sent: Result<(), Errno>) {
         if let Err(errno) = sent
             && self.is_news(errno, Instant::now())
@@ -567,8 +567,8 @@ impl Udp {
         }
     }
 
-    /// Whether a trouble is worth a line: each kind by itself, as peers may fail in several ways at
-    /// once.
+    /// Whether an error is to be logged: rate-limited for each errno, as peers may fail in several
+    /// ways at once.
     fn is_news(&mut self, errno: Errno, now: Instant) -> bool {
         let known = self.troubles.iter().position(|(known, _)| *known == errno);
         let at = known.unwrap_or(self.troubles.len());
@@ -583,7 +583,7 @@ impl Udp {
         !self.held.is_empty()
     }
 
-    /// Room in the sockets where something is held back shall end a sleep, and in no other.
+    /// Makes room in sockets with held trains end a sleep, and only in those.
     fn watch_for_room(&mut self) {
         if self.blocked == self.watched {
             return;
@@ -662,7 +662,7 @@ mod tests {
         let waiting = |udp: &Udp| udp.held.iter().map(|held| held.bytes[0]).collect::<Vec<_>>();
         udp.release(left(|_| false));
         assert_eq!((watched(&udp), waiting(&udp)), (vec![a, b], vec![0, 1, 2, 3]));
-        // What leaves from one address stays in order, and waits for no other.
+        // Trains from one address stay in order, and do not wait for others.
         udp.release(left(|held| held.bytes[0] != 1));
         assert_eq!((watched(&udp), waiting(&udp)), (vec![a], vec![1, 3]));
         assert_eq!([a, b].map(|from| udp.has_no_room(from)), [true, false]);
@@ -699,7 +699,7 @@ mod tests {
         for to in [quiet, loud, loud, loud, loud, loud, loud, loud] {
             let path = host.path(to, &mut asking).unwrap();
             asking.connect(now, path, to, &[], limits).unwrap();
-            // Each by itself, so that they come as single datagrams.
+            // Each separately, so that they arrive as single datagrams.
             host.transmit(now, &mut asking, region);
         }
         let wait = |target: &Udp, addresses: &[SocketAddr]| {
@@ -722,7 +722,7 @@ mod tests {
         assert!(place.is_some_and(|place| place < 2), "{told:?}");
     }
 
-    /// Requests to connect from `from`, as an enemy makes them who would keep a fabric busy.
+    /// Connection requests from `from`, as of an attacker that keeps a fabric busy.
     fn requests(from: IpAddr, to: SocketAddr, count: usize) -> Vec<Vec<u8>> {
         let mut number = 0u64;
         let entropy = move || {
@@ -748,7 +748,7 @@ mod tests {
     #[test]
     fn the_type_of_service_of_a_datagram_is_told_with_its_congestion_mark() {
         let options = Options::default();
-        // Other tests of this machine use the one address that there is.
+        // Other tests on this machine use the only other address.
         let lock = UnixAddr::from_abstract_name("nvmfd test of ::1").unwrap();
         let _lock = loop {
             match UnixDatagram::bind_addr(&lock) {
@@ -784,7 +784,7 @@ mod tests {
         let mut left = requests(from, to, 20);
         let mut first = left.pop().unwrap();
         let (bring, mut number) = (Arc::clone(&shared), 0);
-        // It needs numbers for each request: another one has come by then.
+        // It takes random numbers for each request: another one has arrived by then.
         let entropy = move || {
             if let Some(mut next) = left.pop() {
                 bring.forward(0, way, next.len(), &mut next);
@@ -831,7 +831,7 @@ mod tests {
     }
 
     sockopt_impl!(
-        /// Without UDP checksums, which the system takes for a reason to refuse trains.
+        /// Without UDP checksums, so that the system refuses trains.
         NoCheck,
         SetOnly,
         libc::SOL_SOCKET,

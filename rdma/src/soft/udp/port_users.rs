@@ -20,10 +20,10 @@ use nix::sys::stat::fstat;
 use super::super::config::ROCE_PORT;
 use super::socket::Bound;
 
-/// Fails when a socket other than `own` is bound to the RoCE port of an address in this network
+/// Fails if a socket other than `own` is bound to the RoCE port of an address in this network
 /// namespace.
 pub(super) fn refuse_another(address: IpAddr, own: &[Arc<Bound>]) -> io::Result<()> {
-    // That of the thread: of the process it would be its first thread's.
+    // The table of the thread, because the process may have several network namespaces.
     let path = match address {
         IpAddr::V4(_) => "/proc/thread-self/net/udp",
         IpAddr::V6(_) => "/proc/thread-self/net/udp6",

@@ -21,8 +21,8 @@ use super::socket::{Bound, SocketError};
 use super::sockopt::Steering;
 use crate::FabricError;
 
-/// Bytes that came to another fabric's socket and wait to be fetched, at most (and one train more);
-/// what follows gets lost, as other datagrams do on the way.
+/// Maximum of bytes received by another fabric that wait to be fetched (plus one train); more are
+/// dropped, as the network may drop them.
 const MOST_STRAY_BYTES: usize = 1 << 20;
 
 /// State shared by the fabrics of a group.
@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     changes: AtomicU64,
     state: Mutex<GroupState>,
     members: Vec<Member>,
-    /// What is known of the identifications of peers' packets.
+    /// State of the identifications of peers' packets.
     pairs: Arc<Pairs>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
 struct Member {
     /// Ends the sleep of this fabric.
     eventfd: EventFd,
-    /// Something was put into `strays` since they were last fetched.
+    /// `strays` has datagrams that were not fetched.
     called: AtomicBool,
     strays: Mutex<Strays>,
 }
@@ -50,13 +50,13 @@ struct Member {
 #[derive(Default, Debug)]
 struct Strays {
     waiting: VecDeque<Misdelivered>,
-    /// Bytes of all that wait.
+    /// Bytes of all queued datagrams.
     bytes: usize,
-    /// Used buffers.
+    /// Unused buffers.
     spare: Vec<Vec<u8>>,
 }
 
-/// Datagrams of one way, one after the other.
+/// Consecutive datagrams with the same addresses.
 #[derive(Debug)]
 pub(super) struct Misdelivered {
     pub(super) from: SocketAddr,
@@ -73,7 +73,7 @@ struct GroupState {
     addresses: Vec<Address>,
 }
 
-/// An address that this group has.
+/// An address of this group.
 #[derive(Debug)]
 struct Address {
     ip: IpAddr,
@@ -81,11 +81,11 @@ struct Address {
     sockets: Vec<Arc<Bound>>,
     /// Whether each fabric has fetched its socket.
     fetched: Vec<bool>,
-    /// Whether each fabric has said, since nobody listens here any more, that it needs none.
+    /// Whether each fabric has reported, since the listener was removed, that it needs no socket.
     idle: Vec<bool>,
-    /// All that have fetched theirs have said so.
+    /// All that have fetched theirs have reported so.
     closing: bool,
-    /// Somebody connects from it: it stays.
+    /// A connection was requested from it: it stays open.
     stays: bool,
 }
 
@@ -93,13 +93,13 @@ struct Address {
 pub(super) struct GroupChange {
     pub(super) listeners: Vec<SocketAddr>,
     pub(super) sockets: Vec<Arc<Bound>>,
-    /// Addresses of its sockets where nobody listens any more, and whether it shall give the socket
-    /// back: not before nobody talks from there either, so that until then all are answered.
+    /// Addresses of its sockets without a listener, and whether it has to return the socket: only
+    /// after no fabric uses the address, so that until then all datagrams are answered.
     pub(super) retired: Vec<(IpAddr, bool)>,
 }
 
 impl Shared {
-    /// `count` fabrics (at least one).
+    /// State of `count` fabrics (at least one).
     pub(crate) fn new(count: u32, options: Options) -> Result<Shared, FabricError> {
         let member = || -> nix::Result<Member> {
             let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
@@ -114,7 +114,7 @@ impl Shared {
         Ok(Shared { options, changes: AtomicU64::new(0), state, members, pairs })
     }
 
-    /// How many fabrics there are.
+    /// Number of fabrics.
     pub(crate) fn count(&self) -> u32 {
         self.members.len() as u32
     }
@@ -123,22 +123,22 @@ impl Shared {
         &self.options
     }
 
-    /// What all of them know of peers' packets.
+    /// State of the identifications of peers' packets.
     pub(crate) fn pairs(&self) -> Arc<Pairs> {
         Arc::clone(&self.pairs)
     }
 
-    /// Changes so far, so that a fabric can tell whether it has missed any.
+    /// Number of changes, by which a fabric finds out whether it has missed any.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// What makes a sleeping fabric look.
+    /// Wakes a sleeping fabric.
     pub(super) fn eventfd(&self, index: u32) -> BorrowedFd<'_> {
         self.members[index as usize].eventfd.as_fd()
     }
 
-    /// Takes part in requests to connect at an address.
+    /// Listens at an address with all fabrics.
     pub(super) fn listen(&self, at: SocketAddr) -> Result<(), FabricError> {
         let mut state = self.lock();
         self.open(&mut state, at, false)?;
@@ -155,14 +155,14 @@ impl Shared {
         if let Some(address) = state.addresses.iter_mut().find(|address| address.ip == at.ip()) {
             address.keep();
         }
-        // Nobody would ever give back what nobody has fetched.
+        // A socket that was not fetched would never be returned.
         let GroupState { listeners, addresses } = &mut *state;
         addresses.retain(|address| address.is_wanted(listeners) || address.is_open());
         drop(state);
         self.announce();
     }
 
-    /// Opens an address to connect from.
+    /// Opens an address for outgoing connections.
     pub(super) fn open_source(&self, at: SocketAddr) -> Result<(), FabricError> {
         self.open(&mut self.lock(), at, true)?;
         self.announce();
@@ -209,7 +209,7 @@ impl Shared {
         }
     }
 
-    /// What has changed for a fabric that has the sockets of these addresses.
+    /// The changes for a fabric that has the sockets of these addresses.
     pub(super) fn news(&self, index: u32, has: impl Fn(IpAddr) -> bool) -> GroupChange {
         let mut state = self.lock();
         let GroupState { listeners, addresses } = &mut *state;
@@ -227,7 +227,7 @@ impl Shared {
         GroupChange { listeners: listeners.clone(), sockets, retired }
     }
 
-    /// A fabric says that it does not need its socket of an address where nobody listens any more.
+    /// A fabric reports that it does not need its socket of an address without a listener.
     pub(super) fn resign(&self, index: u32, ip: IpAddr) {
         let mut state = self.lock();
         let Some(address) = state.addresses.iter_mut().find(|address| address.ip == ip) else {
@@ -240,8 +240,8 @@ impl Shared {
         }
     }
 
-    /// Takes back the socket of an address that is being closed; the last one closes them all. It
-    /// goes back when somebody listens again.
+    /// Takes back the socket of an address that is being closed; the last one closes all. It is
+    /// returned to the fabric when a listener is added again.
     pub(super) fn give_back(&self, index: u32, socket: Arc<Bound>) -> Result<(), Arc<Bound>> {
         let mut state = self.lock();
         let GroupState { listeners, addresses } = &mut *state;
@@ -258,8 +258,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings datagrams of one way, each of `each` bytes but the last one, to the fabric that they are
-    /// for. Leaves an empty buffer.
+    /// Passes datagrams with the same addresses, each of `each` bytes but the last one, to their
+    /// fabric. Leaves an empty buffer.
     pub(super) fn forward(
         &self,
         index: u32,
@@ -280,13 +280,13 @@ impl Shared {
         datagrams.clear();
     }
 
-    /// Whether others have brought datagrams.
+    /// Whether other fabrics have passed datagrams.
     pub(super) fn is_called(&self, index: u32) -> bool {
         self.members[index as usize].called.load(Ordering::Acquire)
     }
 
-    /// Takes what other fabrics have brought by now, in order, in place of what was taken before, whose
-    /// buffers are used again. All at once: they may go on bringing while it is dealt with.
+    /// Takes what other fabrics have passed, in order, and reuses the buffers of what was taken
+    /// before. All at once: they may pass more while it is processed.
     pub(super) fn take_strays(&self, index: u32, taken: &mut VecDeque<Misdelivered>) {
         let member = &self.members[index as usize];
         let mut strays = member.strays.lock().unwrap_or_else(PoisonError::into_inner);
@@ -296,14 +296,14 @@ impl Shared {
         member.called.store(false, Ordering::Release);
     }
 
-    /// Silences the bell: before sleep, and before the last look at what it rings for.
+    /// Clears the eventfd: before a sleep, and before the last check of its causes.
     pub(super) fn hush(&self, index: u32) {
         if self.members.len() > 1 {
             let _ = self.members[index as usize].eventfd.read();
         }
     }
 
-    /// Tells the others that there are changes; whoever makes them knows.
+    /// Notifies the other fabrics of changes.
     fn announce(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         if self.members.len() > 1 {
@@ -312,20 +312,20 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, GroupState> {
-        // Nothing in there is left half done by a panic.
+        // A panic leaves no partial change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Member {
     fn ring(&self) {
-        // It can only fail when it is ringing already.
+        // It can only fail if it is already signalled.
         let _ = self.eventfd.write(1);
     }
 }
 
 impl Address {
-    /// Begins anew to ask who needs it.
+    /// Starts to ask again which fabrics need it.
     fn keep(&mut self) {
         self.closing = false;
         self.idle.fill(false);
@@ -336,8 +336,8 @@ impl Address {
         self.fetched.contains(&true)
     }
 
-    /// Whether all that have theirs need it no more. The others, which slept while somebody listened,
-    /// say nothing.
+    /// Whether all fabrics with a socket have reported that they do not need it. The others, which
+    /// slept while there was a listener, report nothing.
     fn is_idle(&self) -> bool {
         self.fetched.iter().zip(&self.idle).all(|(fetched, idle)| *idle || !fetched)
     }

@@ -16,11 +16,11 @@ const UDP_HEADER_BYTES: usize = 8;
 /// immediate data and CRC.
 const OVERHEAD_BYTES: u32 =
     UDP_HEADER_BYTES as u32 + Bth::BYTES as u32 + 16 + 4 + ICRC_BYTES as u32;
-/// A warning that anybody on the network can bring about comes no more often.
+/// Minimum interval of warnings that anybody on the network can cause.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Which address of ours the routes choose for a peer, and the MTU of that way as the system has it
-/// now: that of the route or the link, or less, if anybody has said so on the way.
+/// The local address that the routes choose for a peer, and the present MTU of the path: that of
+/// the route or the link, or a smaller one learned by ICMP.
 pub(super) fn route(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(SocketAddr, u32)> {
     let socket = towards(source, to)?;
     let local = socket.local_addr()?.as_socket().ok_or(ErrorKind::Unsupported)?;
@@ -31,13 +31,13 @@ pub(super) fn route(source: Option<IpAddr>, to: SocketAddr) -> io::Result<(Socke
     Ok((local, u32::try_from(mtu).unwrap_or_default()))
 }
 
-/// Whether the longest packet with so much payload leaves towards a peer: whether the link carries
-/// it, whatever was said of the rest of the way. Nothing is sent: the system is given the datagram
-/// with the promise of more (`MSG_MORE`), which makes it look at the length, and wait.
+/// Whether the longest packet with this payload can be sent to a peer: whether the link carries it,
+/// whatever was learned about the rest of the path. Nothing is sent: the datagram is queued with
+/// `MSG_MORE`, which makes the system check its length.
 pub(super) fn leaves(from: IpAddr, to: SocketAddr, payload_bytes: u32) -> bool {
     let ask = || -> io::Result<()> {
         let socket = towards(Some(from), to)?;
-        // As the sockets that packets leave from.
+        // As for the sockets that send packets.
         match to {
             SocketAddr::V4(_) => setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?,
             SocketAddr::V6(_) => setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_PROBE)?,
@@ -48,7 +48,7 @@ pub(super) fn leaves(from: IpAddr, to: SocketAddr, payload_bytes: u32) -> bool {
     ask().is_ok()
 }
 
-/// Whether it is time for a warning that came `last`; then it has come now.
+/// Whether a warning is due after the `last` one; if so, sets its time.
 pub(crate) fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
     let due = last.is_none_or(|last| now.saturating_duration_since(last) >= WARN_INTERVAL);
     if due {
@@ -57,7 +57,7 @@ pub(crate) fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
     due
 }
 
-/// A socket that is connected to a peer, which sends nothing.
+/// A socket that is connected to a peer; it sends nothing.
 fn towards(source: Option<IpAddr>, to: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
     if let Some(source) = source {
@@ -67,7 +67,7 @@ fn towards(source: Option<IpAddr>, to: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The largest path MTU, of at most `most` bytes, whose longest packet fits a link; none when not
+/// The largest path MTU, of at most `most` bytes, whose longest packet fits a link; none if not
 /// even the smallest or a message of connection management does.
 pub(super) fn payload_bytes(link: u32, v6: bool, most: u32) -> Option<u32> {
     let room = link.checked_sub(OVERHEAD_BYTES + if v6 { 40 } else { 20 })?;
@@ -75,7 +75,7 @@ pub(super) fn payload_bytes(link: u32, v6: bool, most: u32) -> Option<u32> {
     mtu.filter(|_| room >= MAD_BYTES as u32)
 }
 
-/// Addresses of this machine other than `to`, which is one.
+/// Addresses of this machine other than `to`, which is one of them.
 pub(super) fn beside(to: IpAddr) -> Vec<IpAddr> {
     match to {
         IpAddr::V4(_) => {

@@ -2,9 +2,9 @@
 //!
 //! It is never connected and always sets the "don't fragment" bit, because only then does Linux
 //! send the IPv4 identification 0, which the invariant CRC covers and a UDP socket neither chooses
-//! nor sees. It "probes": what routers say of a smaller MTU does not change the length of packets
-//! that both ends have agreed on, and nobody on the network can stop a connection by saying so. (It
-//! does change what the next connection is offered.)
+//! nor sees. Its path MTU discovery is in the mode "probe": a smaller MTU reported by routers does
+//! not change the length of packets that both ends have negotiated, so a forged report cannot stop
+//! a connection. (It does change the MTU of later connections.)
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,13 +23,13 @@ use super::sockopt::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
 /// Buffer sizes granted by the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SocketBuffers {
-    /// Where it is bound.
+    /// Its local address.
     pub address: IpAddr,
-    /// The receive buffer, in bytes as the system counts them (its own overhead included).
+    /// The receive buffer, in bytes as the system counts them (with its overhead).
     pub receive_bytes: usize,
     /// The send buffer, in the same bytes.
     pub send_bytes: usize,
-    /// What one connection's window of packets may take of the receive buffer.
+    /// The part of the receive buffer that the window of one connection may need.
     pub window_bytes: usize,
 }
 
@@ -38,27 +38,27 @@ pub(super) struct Bound {
     socket: Socket,
     pub(super) address: IpAddr,
     pub(super) buffers: SocketBuffers,
-    /// The system cuts long datagrams into shorter ones for us.
+    /// The system segments trains.
     cuts: bool,
-    /// What sends from the ports after [`FIRST_SOURCE_PORT`]; nothing comes there.
+    /// Sockets for the source ports from [`FIRST_SOURCE_PORT`] on; they receive nothing.
     sources: Vec<Socket>,
 }
 
-/// Datagrams that have come together.
+/// Datagrams received together.
 pub(super) struct Received {
     pub(super) from: SocketAddr,
-    /// To which of our addresses.
+    /// Destination: a local address.
     pub(super) to: SocketAddr,
     /// Their type of service.
     pub(super) tos: u8,
-    /// Bytes of all.
+    /// Total bytes.
     pub(super) bytes: usize,
     /// Bytes of each; the last one may be shorter.
     pub(super) each: usize,
 }
 
 impl Bound {
-    /// Binds a socket; `first` of several on one address brings the program that tells them apart.
+    /// Binds a socket; the `first` one of several at one address attaches the steering program.
     pub(super) fn new(
         at: SocketAddr,
         options: &Options,
@@ -79,16 +79,17 @@ impl Bound {
             setsockopt(&socket, MtuDiscoverV6, &libc::IPV6_PMTUDISC_PROBE)?;
             setsockopt(&socket, known::Ipv6RecvPacketInfo, &all)?;
             setsockopt(&socket, known::Ipv6RecvTClass, &true)?;
-            // RoCE sends no UDP checksum; its own covers more.
+            // RoCE sends no UDP checksum; the invariant CRC covers more.
             setsockopt(&socket, NoCheckV6, &true)?;
         }
-        // With privilege as much as we ask for, else as much as the system's limit allows.
+        // With privilege as much as requested, otherwise as much as the system's limit allows.
         let (receive, send) = (&options.receive_buffer_bytes, &options.send_buffer_bytes);
         let _ = setsockopt(&socket, known::RcvBufForce, receive)
             .or_else(|_| setsockopt(&socket, known::RcvBuf, receive));
         let _ = setsockopt(&socket, known::SndBufForce, send)
             .or_else(|_| setsockopt(&socket, known::SndBuf, send));
-        // Trains arrive whole where nothing on the way has cut them (the loopback interface, say).
+        // Trains arrive whole if nothing on the path has segmented them (on the loopback interface,
+        // for example).
         let _ = setsockopt(&socket, known::UdpGroSegment, &true);
         let cuts = setsockopt(&socket, known::UdpGsoSegment, &0).is_ok();
         if let Some(steering) = first {
@@ -102,7 +103,7 @@ impl Bound {
             address,
             receive_bytes: socket.recv_buffer_size()?,
             send_bytes: socket.send_buffer_size()?,
-            // The system counts the whole pages that a datagram lies in.
+            // The system counts whole pages for a datagram.
             window_bytes: config.window as usize * (2 * config.mtu as usize + 256),
         };
         let sources = match config.source_ports {
@@ -117,7 +118,7 @@ impl Bound {
         Ok(Bound { socket, address, buffers, cuts, sources })
     }
 
-    /// Binds a socket that only sends.
+    /// Binds a socket for sending only.
     fn source(mut at: SocketAddr, port: u16, options: &Options) -> io::Result<Socket> {
         let socket =
             Socket::new(Domain::for_address(at), Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
@@ -133,14 +134,14 @@ impl Bound {
         let send = &options.send_buffer_bytes;
         let _ = setsockopt(&socket, known::SndBufForce, send)
             .or_else(|_| setsockopt(&socket, known::SndBuf, send));
-        // The least that there is: whatever comes here is nobody's, and stays unread.
+        // The minimum: whatever arrives here is unwanted, and stays unread.
         socket.set_recv_buffer_size(0)?;
         at.set_port(port);
         socket.bind(&at.into())?;
         Ok(socket)
     }
 
-    /// The sockets that only send.
+    /// The sockets for sending only.
     pub(super) fn sources(&self) -> &[Socket] {
         &self.sources
     }
@@ -151,12 +152,12 @@ impl Bound {
         index.and_then(|index| self.sources.get(index)).unwrap_or(&self.socket)
     }
 
-    /// Whether it is bound to all addresses of the version that this one has.
+    /// Whether it is bound to all addresses of the IP version of this address.
     pub(super) fn covers(&self, address: IpAddr) -> bool {
         self.address.is_unspecified() && self.address.is_ipv4() == address.is_ipv4()
     }
 
-    /// How many datagrams a train may have; 1: the system knows no trains.
+    /// Maximum length of a train; 1: the system does not support trains.
     pub(super) fn longest_train(&self) -> usize {
         if self.cuts { usize::MAX } else { 1 }
     }
@@ -166,8 +167,8 @@ impl Bound {
         let mut control = [0; 128];
         let mut parts = [IoSliceMut::new(into)];
         let (fd, flags) = (self.socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
-        // Errors belong to datagrams that we sent before (an unreachable port, say): the peers'
-        // connections find out by themselves. None of them means that nothing more is there.
+        // Errors belong to datagrams that we sent before (an unreachable port, for example), whose
+        // connections detect the failure. None of them means that there is nothing more to read.
         let received =
             recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut control), flags).ok()?;
         let from = socket_address(received.address.as_ref()?)?;
@@ -176,8 +177,8 @@ impl Bound {
             match message {
                 ControlMessageOwned::Ipv4PacketInfo(info) => {
                     to = Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into();
-                    // Of a datagram for us alone both are the same, so this is how to tell one for
-                    // all hosts of a subnet.
+                    // For a unicast datagram both are equal; otherwise it was for all hosts of a
+                    // subnet.
                     let ours = info.ipi_spec_dst.s_addr;
                     if ours != 0 && ours != info.ipi_addr.s_addr {
                         to = Ipv4Addr::BROADCAST.into();
@@ -195,12 +196,12 @@ impl Bound {
             }
         }
         let to = SocketAddr::new(to, ROCE_PORT);
-        // A wildcard socket that is not told where a datagram went cannot check it.
+        // A wildcard socket cannot check a datagram without its destination address.
         let known = !to.ip().is_unspecified();
         known.then_some(Received { from, to, tos, bytes: received.bytes, each: each.max(1) })
     }
 
-    /// Sends one datagram, or a train of such with `each` bytes.
+    /// Sends one datagram, or a train with `each` bytes per datagram.
     pub(super) fn send(&self, way: Way, each: Option<u16>, bytes: &[u8]) -> Result<(), Errno> {
         let Way { from, port, to, tos } = way;
         let to = SocketAddr::new(to, ROCE_PORT);
@@ -236,7 +237,7 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
 /// Reason why a socket could not be opened.
 #[derive(Debug)]
 pub(super) enum SocketError {
-    /// A port to send from cannot be had.
+    /// A source port is in use.
     Source(u16, io::Error),
     System(io::Error),
 }
@@ -274,7 +275,7 @@ impl SocketError {
     }
 }
 
-/// Who has the port, and what to do.
+/// The process that uses the port, and what to do.
 fn taken() -> String {
     let device = std::fs::read_dir("/sys/class/infiniband").ok().and_then(|list| {
         let names = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());

@@ -50,7 +50,7 @@ pub(super) struct Control {
 
 impl Control {
     const MOST: usize = 96;
-    /// Bytes before the data of a control message: its length, level and type, all aligned.
+    /// Bytes before the data of a control message: length, level and type, aligned.
     const HEADER: usize = (size_of::<usize>() + 8).next_multiple_of(size_of::<usize>());
 
     pub(super) const NONE: Control = Control { bytes: [0; Control::MOST], len: 0 };
@@ -82,12 +82,12 @@ impl Control {
         }
     }
 
-    /// Sends several datagrams of this length, only the last one shorter.
+    /// Sends several datagrams of this length; only the last one is shorter.
     pub(super) fn segments_of(&mut self, bytes: u16) {
         self.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
     }
 
-    /// The bytes, as sendmsg(2) wants them.
+    /// The bytes for sendmsg(2).
     pub(super) fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -113,10 +113,10 @@ sockopt_impl!(
     libc::sock_fprog
 );
 
-/// The program that brings every datagram to the fabric that it is for, as an adapter would: by the
-/// queue pair, and messages of connection management by the name of the connection. The names that
-/// a fabric chooses are its own index modulo the number of fabrics; a request names only the peer's
-/// side, so those are spread by that name, and its repetitions come to the same place.
+/// The program that steers every datagram to its fabric: by the queue pair, and messages of
+/// connection management by the communication id. The ids of a fabric are its own index modulo the
+/// number of fabrics; a request contains only the id of the peer, so requests are distributed by
+/// that, and repetitions reach the same fabric.
 ///
 /// The sockets are numbered in the order in which they were bound.
 #[derive(Clone, Debug)]
@@ -130,7 +130,7 @@ const OUR_NAME: u32 = 20 + 28;
 /// The attribute of a request to connect.
 const REQUEST: u32 = 0x10;
 
-/// What the program of [`Steering`] answers for one datagram; none for a shorter one.
+/// The result of the program of [`Steering`] for one datagram; none for one that is too short.
 pub(crate) fn steered(fabrics: u32, datagram: &[u8]) -> Option<u32> {
     let word =
         |at: u32| datagram.get(at as usize..)?.first_chunk().copied().map(u32::from_be_bytes);
@@ -167,7 +167,7 @@ impl Steering {
         ])
     }
 
-    /// Gives the program to the sockets of an address, by the first of them.
+    /// Attaches the program to the sockets of an address, through the first of them.
     pub(super) fn attach(&self, socket: &impl AsFd) -> nix::Result<()> {
         // The kernel reads the program and does not change it.
         let filter = self.0.as_ptr().cast_mut();

@@ -10,15 +10,15 @@ use std::net::IpAddr;
 use crate::soft::endpoint::Transmit;
 use crate::soft::wire::gso_check::MOST_SEGMENTS;
 
-/// Datagrams that are put in order together, at most.
+/// Maximum of datagrams that are sorted at once.
 pub(crate) const MOST_GATHERED: usize = 256;
-/// Bytes of one train, at most: what an IP datagram holds.
+/// Maximum size of a train: that of an IP datagram.
 pub(super) const MOST_BYTES: usize = 65_507;
 
-/// Headers and CRC of a packet that writes.
+/// Headers and CRC of a write packet.
 const WRITE_BYTES: usize = 32;
 
-/// Bytes that are written by one train of packets with so many bytes each.
+/// Payload of one train of write packets.
 pub(crate) fn payload_bytes(mtu: u32) -> u32 {
     let packets = MOST_BYTES / (mtu as usize + WRITE_BYTES);
     packets.clamp(1, MOST_SEGMENTS) as u32 * mtu
@@ -35,7 +35,7 @@ pub(super) struct Way {
     pub(super) tos: u8,
 }
 
-/// A datagram that waits for its place.
+/// A datagram that is to be assigned to a train.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TrainItem {
     pub(super) way: Way,
@@ -54,21 +54,21 @@ impl TrainItem {
     }
 }
 
-/// Puts datagrams in the order of trains. It keeps its memory between uses.
+/// Assigns datagrams to trains. It keeps its memory between uses.
 #[derive(Debug, Default)]
 pub(crate) struct Trains {
     /// Indices of the items, train after train.
     order: Vec<u16>,
-    /// Where each train ends in `order`.
+    /// End of each train in `order`.
     ends: Vec<u16>,
     left: Vec<u16>,
-    /// By queue: the train in which nothing more of it may ride.
+    /// By queue: the train to which nothing more of it may be appended.
     shut: Vec<u32>,
     train: u32,
 }
 
 impl Trains {
-    /// Memory for [`MOST_GATHERED`] items.
+    /// Allocates for [`MOST_GATHERED`] items.
     pub(crate) fn new() -> Trains {
         Trains {
             order: Vec::with_capacity(MOST_GATHERED),
@@ -78,7 +78,7 @@ impl Trains {
         }
     }
 
-    /// Makes trains of these items, of at most `most` datagrams each (1: no trains).
+    /// Assigns these items to trains of at most `most` datagrams each (1: no trains).
     pub(crate) fn make(&mut self, items: &[TrainItem], most: usize) {
         self.order.clear();
         self.ends.clear();
@@ -98,7 +98,7 @@ impl Trains {
         }
     }
 
-    /// The same, where all are of one queue: as they are, with as many to a train as fit.
+    /// The same for items of one queue: in their order, with as many in a train as fit.
     fn make_of_one(&mut self, items: &[TrainItem], most: usize) {
         self.order.extend(0..items.len() as u16);
         let mut start = 0;
@@ -120,7 +120,8 @@ impl Trains {
             .map(|(start, end)| &self.order[usize::from(start)..usize::from(*end)])
     }
 
-    /// The longest of the datagrams that are first of their queues: the earliest of these.
+    /// Takes the longest one of the datagrams that are first in their queues: the earliest of
+    /// these.
     fn take_first(&mut self, items: &[TrainItem]) -> Option<TrainItem> {
         let mut best: Option<TrainItem> = None;
         for at in 0..self.left.len() {
@@ -137,7 +138,7 @@ impl Trains {
         best
     }
 
-    /// Takes what fits behind the first, and leaves the rest.
+    /// Appends items that fit after the first, and keeps the rest.
     fn append(&mut self, items: &[TrainItem], first: TrainItem, most: usize) {
         let start = self.order.len();
         let room = (MOST_BYTES / first.bytes.max(1)).min(most);
@@ -152,7 +153,7 @@ impl Trains {
                 continue;
             }
             if free && item.way == first.way && item.bytes < first.bytes && tail.is_none() {
-                // It may end the train; nothing of its queue comes after it.
+                // It may be the shorter end of the train; nothing of its queue follows it.
                 tail = Some((kept, index));
             }
             self.shut(item.queue);
@@ -223,8 +224,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every datagram leaves once, those of a queue in order, and every train is one that the
-        /// kernel takes.
+        /// Every datagram is in one train, those of a queue in order, and the kernel accepts every
+        /// train.
         #[test]
         fn trains_are_in_order(
             items in proptest::collection::vec((0u32..5, 0usize..4, 0u8..2), 0..MOST_GATHERED),

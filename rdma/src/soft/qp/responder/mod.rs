@@ -1,11 +1,11 @@
-//! The receive side of a reliable connection (IBTA volume 1, 9.7.4 and 9.7.5; 9.9 "Error
-//! detection and handling"). A request passes the steps that Linux's `rdma_rxe` names the same:
-//! `check_psn`, `check_op_seq`, `check_op_valid`, `check_resource`, `check_length`, `check_rkey`,
-//! `execute` (part of `check_resource` comes last, as `check_answers`).
+//! The receive side of a reliable connection (IBTA volume 1, 9.7.4 and 9.7.5; 9.9 "Error detection
+//! and handling"). A request passes the steps that Linux's `rdma_rxe` names the same: `check_psn`,
+//! `check_op_seq`, `check_op_valid`, `check_resource`, `check_length`, `check_rkey`, `execute`
+//! (part of `check_resource` comes last, as `check_answers`).
 //!
-//! A packet that comes before one that is missing is kept, as far as there is room, and takes its
-//! turn when the gap is filled. A peer of our own kind is told at once which packets are there; any
-//! other hears of the missing one once, and sends again everything from there on.
+//! An out-of-order packet is kept, as far as there is room, and executed when the gap is filled. A
+//! peer of this implementation is told immediately which packets were received; any other gets one
+//! NAK for the missing one, and sends everything from there on again.
 
 use std::collections::VecDeque;
 
@@ -28,14 +28,14 @@ use responses::ResponseQueue;
 mod out_of_order;
 mod responses;
 
-/// Why a request is not executed.
+/// Reason for not executing a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Refusal {
     /// No receive is posted.
     NotReady,
-    /// Refuse it, and end the connection.
+    /// Send this NAK, and end the connection.
     Fatal(Nak),
-    /// The posted receive is too short; refuse, and end the connection.
+    /// The posted receive is too short; send a NAK, and end the connection.
     TooLong,
 }
 
@@ -45,12 +45,12 @@ impl From<Denied> for Refusal {
     }
 }
 
-/// Payload from which on a packet is not a mere message of the protocol above.
+/// Payload from which on a packet counts as data, not as a message of the protocol above.
 const LONG_BYTES: usize = 256;
 
 const INVALID: Refusal = Refusal::Fatal(Nak::InvalidRequest);
 
-/// The message whose packets are coming in.
+/// The message that is being received.
 #[derive(Debug)]
 enum Current {
     None,
@@ -58,21 +58,21 @@ enum Current {
     Write { key: u32, address: u64, left: u32 },
 }
 
-/// Packets that one queue pair keeps behind a gap, at most.
+/// Maximum of out-of-order packets of a queue pair.
 const MOST_EARLY: u32 = 1024;
-/// The same, of a peer that is not of our kind. It sends everything behind the gap again anyway, so
-/// there is only something to gain where packets were overtaken. And each number ahead of the expected
-/// one makes it easier to forge a packet: whoever does not see the connection must guess 24 bits of the
-/// queue pair, 24 of the packet, less four for sixteen that will do, and the source port (14 bits from
-/// `rdma_rxe`, or eight where its queue pairs can be guessed). That is 2^52, more than the 2^48 that
-/// the protocol by itself demands.
+/// The same for a peer of another implementation. It sends everything after the gap again anyway,
+/// so keeping packets only helps where they were overtaken. And each number ahead of the expected
+/// one makes it easier to forge a packet: an attacker who does not see the connection must guess 24
+/// bits of the queue pair, 24 of the packet, less four for sixteen valid ones, and the source port
+/// (14 bits from `rdma_rxe`, or eight where its queue pairs can be guessed). That is 2^52, more
+/// than the 2^48 of the protocol itself.
 const MOST_OVERTAKEN: u32 = 16;
 
 /// The receive side.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// Packets executed since the last answer left, those with much in them several times over;
-    /// boundless when the peer has sent something again.
+    /// Packets executed since the last response, large ones weighted; saturated when the peer has
+    /// sent something again.
     unsaid: u32,
     expected: Psn,
     msn: Msn,
@@ -81,15 +81,15 @@ pub(crate) struct Responder {
     rnr: RnrTimer,
     current: Current,
     receives: VecDeque<(Tag, Buf)>,
-    /// The expected packet has come, and found no receive. That was said; what is behind it is
-    /// kept in silence.
+    /// The expected packet has arrived without a receive, and an RNR NAK was sent; packets after it
+    /// are kept without a report.
     waits: bool,
-    /// A gap has been reported: the last packet that came behind it.
+    /// A gap was reported: the last packet received after it.
     reported: Option<Psn>,
     early: OutOfOrder,
-    /// A repeated packet before a read that was not acknowledged.
+    /// A repeated packet before a read that was not acknowledged again.
     repeated: Option<Psn>,
-    /// The last packet executed for which the peer wants an acknowledgement.
+    /// The last executed packet with an acknowledgement request.
     asked: Option<Psn>,
     answers: ResponseQueue,
 }
@@ -114,7 +114,7 @@ impl Responder {
         }
     }
 
-    /// Settles what the connection has agreed on.
+    /// Applies the negotiated settings.
     pub(crate) fn start(&mut self, settings: &Settings) {
         self.expected = settings.receive_psn;
         self.mtu = settings.mtu;
@@ -132,12 +132,12 @@ impl Responder {
         self.receives.push_back((tag, buf));
     }
 
-    /// How many requests are missing before the one with this number, if any.
+    /// Number of missing requests before the one with this number, if any.
     pub(crate) fn ahead(&self, psn: Psn) -> i32 {
         psn.since(self.expected)
     }
 
-    /// Handles a request. After a fatal one the queue pair is dead; the last answer tells the peer.
+    /// Handles a request. After a fatal one the queue pair has failed; the last response is a NAK.
     pub(crate) fn handle(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
         let psn = packet.bth.psn;
         match psn.since(self.expected) {
@@ -153,7 +153,7 @@ impl Responder {
         }
     }
 
-    /// `check_psn`, packet from the future: something is missing.
+    /// `check_psn`, packet from the future: there is a gap.
     fn keep(&mut self, ahead: u32, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
         let (verdict, tell) = self.early.keep(ahead, packet, io.reorder);
         if self.early.is_told() {
@@ -166,8 +166,8 @@ impl Responder {
         if verdict == ReorderOutcome::Kept { DatagramOutcome::Kept } else { DatagramOutcome::Early }
     }
 
-    /// Other peers hear of a missing packet once; and again when they have evidently gone back
-    /// meanwhile and the packet got lost another time.
+    /// Other peers get one NAK for a missing packet; and another one when they have evidently gone
+    /// back meanwhile and the packet was lost again.
     fn report_gap(&mut self, psn: Psn, verdict: ReorderOutcome) {
         let repeat = match (self.reported, verdict) {
             (None, _) => !self.waits,
@@ -178,12 +178,12 @@ impl Responder {
         if repeat {
             self.acknowledge(self.expected, Syndrome::Nak(Nak::Sequence));
         }
-        // One that is kept may just have been overtaken; it hides nothing of what was dropped.
+        // A kept packet may just have been overtaken; it is no evidence about dropped ones.
         let overtaken = |last: &Psn| verdict == ReorderOutcome::Kept && psn.since(*last) < 0;
         self.reported = Some(self.reported.filter(overtaken).unwrap_or(psn));
     }
 
-    /// `check_psn`, packet from the past: the peer has not heard the answer.
+    /// `check_psn`, packet from the past: the peer has not received the response.
     fn duplicate(&mut self, packet: &Packet<'_>) {
         match packet.row().operation {
             Operation::Send | Operation::Write if self.early.is_told() && !self.waits => {
@@ -206,15 +206,16 @@ impl Responder {
         }
     }
 
-    /// Whether a packet before the last read has been repeated once more without that read. A peer
-    /// that goes back, as others do, asks for the read as well, whose data acknowledge everything.
-    /// An acknowledgement between the data and their repetition ends the connection at `rdma_rxe`.
+    /// Whether a packet before the last read was repeated once more without that read. A peer that
+    /// goes back, as other implementations do, requests the read as well, whose data acknowledge
+    /// everything. An acknowledgement between the data and their repetition ends the connection at
+    /// `rdma_rxe`.
     fn is_repeated_alone(&mut self, psn: Psn) -> bool {
         self.repeated.replace(psn).is_some_and(|last| psn.since(last) <= 0)
     }
 
-    /// The expected packet, which was `from`, has met its fate; now those that waited for it do.
-    /// Gives the fate of the first, or a fatal one.
+    /// The expected packet was handled, with outcome `from`; handles those that waited for it.
+    /// Returns the outcome of the first, or a fatal one.
     fn catch_up(
         &mut self,
         mut from: Psn,
@@ -227,7 +228,7 @@ impl Responder {
             from = self.expected;
             let Some(place) = self.early.pass(passed, io.reorder) else { break };
             let bytes = io.reorder.take(place);
-            // It was a packet when it was kept.
+            // It was a valid packet when it was kept.
             if let Ok(packet) = Packet::parse(&bytes) {
                 outcome = self.take(&packet, io);
             }
@@ -249,7 +250,7 @@ impl Responder {
         first
     }
 
-    /// Executes the expected packet, or says why not.
+    /// Executes the expected packet, or returns why not.
     fn take(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
         (self.reported, self.waits, self.repeated) = (None, false, None);
         match self.receive(packet, io) {
@@ -285,7 +286,7 @@ impl Responder {
         self.answers.acknowledge(psn, syndrome, self.msn);
     }
 
-    /// The packet that was waited for.
+    /// Handles the expected packet.
     fn receive(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
         self.check_op_seq(packet)?;
         self.check_op_valid(packet)?;
@@ -296,7 +297,7 @@ impl Responder {
         self.execute(packet, io)
     }
 
-    /// A message begins when none is unfinished, and goes on in its own kind.
+    /// A message begins when none is in progress, and continues with its own kind.
     fn check_op_seq(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let row = packet.row();
         let right = match (&self.current, row.operation) {
@@ -308,8 +309,9 @@ impl Responder {
         if right { Ok(()) } else { Err(INVALID) }
     }
 
-    /// The queue pair lets peers do this. (`rdma_rxe` calls it an invalid request when not; for a
-    /// target without open memory it is an access refused, whatever key and address it names.)
+    /// The queue pair grants this right to peers. (`rdma_rxe` answers Invalid Request if not; for a
+    /// target without remote regions it is an access error, whatever key and address the request
+    /// names.)
     fn check_op_valid(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let needed = rights_for(packet.row().operation);
         if self.rights.has(needed) { Ok(()) } else { Err(Denied.into()) }
@@ -324,15 +326,15 @@ impl Responder {
         Ok(())
     }
 
-    /// There is room for the answer of a read. The last of all checks, so that whoever has no
-    /// business with our memory hears that, and not that it asks too often.
+    /// There is room for the response to a read. The last check, so that a peer without access gets
+    /// an access error, and not an error about the number of its requests.
     fn check_answers(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let row = packet.row();
         let answered = matches!(row.operation, Operation::ReadRequest | Operation::Atomic);
         if answered && self.answers.are_busy() { Err(INVALID) } else { Ok(()) }
     }
 
-    /// The payload is as long as its place in the message demands, and fits where it goes.
+    /// The payload has the length of its position in the message, and fits its destination.
     fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let (row, len) = (packet.row(), packet.payload.len());
         if !row.payload.allows(len, self.mtu as usize) {
@@ -358,14 +360,14 @@ impl Responder {
                     Current::Write { left, .. } => *left as usize,
                     _ => total as usize,
                 };
-                // The announced length ends with the last packet, not before and not after.
+                // The announced length ends exactly with the last packet.
                 if if ends { len == left } else { len < left } { Ok(()) } else { Err(INVALID) }
             }
             _ => Ok(()),
         }
     }
 
-    /// The memory named is there for the peer; all of it, also when its packets come later.
+    /// The peer has access to the memory; to all of it, including that of later packets.
     fn check_rkey(&self, packet: &Packet<'_>, memory: &Memory) -> Result<(), Refusal> {
         let needed = rights_for(packet.row().operation);
         if let Some(reth) = packet.ext.reth.filter(|reth| reth.length > 0) {
@@ -407,7 +409,8 @@ impl Responder {
             self.current = Current::Send { tag, buf, filled: end };
         }
         self.executed(packet, 1);
-        // The message has been delivered; a peer that takes away what it does not have is broken.
+        // The message has been delivered; a peer that invalidates a key that it does not have is
+        // broken.
         match packet.ext.invalidate.map(|key| io.memory.invalidate(key)) {
             Some(Err(Denied)) => Err(INVALID),
             _ => Ok(()),
@@ -432,7 +435,7 @@ impl Responder {
             if row.takes_receive
                 && let Some((tag, buf)) = self.receives.pop_front()
             {
-                // The fabric's vocabulary has no place for the immediate data; nobody sends any.
+                // The interface of the fabric has no immediate data; no NVMe host sends any.
                 io.done(tag, Work::Recv(buf), Ok(0));
             }
         } else {
@@ -447,7 +450,7 @@ impl Responder {
         let Some(reth) = packet.ext.reth else { return };
         self.msn = self.msn.next();
         self.answers.read(packet.bth.psn, reth, self.msn);
-        // The data acknowledge.
+        // The data are the acknowledgement.
         self.asked = None;
         self.expected = self.expected.add(packets_of(reth.length, self.mtu));
     }
@@ -480,34 +483,34 @@ impl Responder {
         }
     }
 
-    /// The next answer to send.
+    /// The next response to send.
     pub(crate) fn transmit(&mut self, peer: Qpn, memory: &Memory) -> Option<(TxPacket, Outcome)> {
         self.unsaid = 0;
         self.answers.transmit(peer, memory, self.expected, &self.early)
     }
 
-    /// What it has met.
+    /// Its link errors.
     pub(crate) fn troubles(&self) -> &LinkErrorCounts {
         &self.answers.troubles
     }
 
-    /// Whether there is something to say.
+    /// Whether there is a response to send.
     pub(crate) fn has_answers(&self) -> bool {
         !self.answers.are_none()
     }
 
-    /// Whether all that there is to say is that requests have been executed.
+    /// Whether the only pending response is an acknowledgement of executed requests.
     pub(crate) fn only_acknowledges(&self) -> bool {
         self.answers.only_acknowledge()
     }
 
-    /// How much the peer has sent since it heard of us, in packets: long ones count four times,
-    /// and something sent again counts for everything.
+    /// How much the peer has sent since our last response, in packets: long ones count four times,
+    /// and a repetition saturates.
     pub(crate) fn unsaid(&self) -> u32 {
         self.unsaid
     }
 
-    /// Gives every receive back, the unfinished one first, and forgets all answers but a refusal.
+    /// Completes every receive, the unfinished one first, and drops all responses except a NAK.
     pub(crate) fn flush(&mut self, io: &mut Io<'_>) {
         if let Current::Send { tag, buf, .. } = std::mem::replace(&mut self.current, Current::None)
         {
@@ -521,7 +524,7 @@ impl Responder {
     }
 }
 
-/// What a peer must be allowed to for an operation.
+/// The right that an operation needs.
 fn rights_for(operation: Operation) -> Rights {
     match operation {
         Operation::Write => Rights::WRITE,
@@ -531,7 +534,7 @@ fn rights_for(operation: Operation) -> Rights {
     }
 }
 
-/// How many packets, hence sequence numbers, `len` bytes take: at least one.
+/// Number of packets, and so of sequence numbers, for `len` bytes: at least one.
 pub(crate) fn packets_of(len: u32, mtu: u32) -> u32 {
     len.div_ceil(mtu.max(1)).max(1)
 }

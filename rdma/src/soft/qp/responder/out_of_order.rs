@@ -1,38 +1,39 @@
-//! Packets received before a missing one. They wait for their turn on the
-//! [`ReorderBuffer`](crate::soft::qp::reorder_buffer::ReorderBuffer); a peer of our own kind is told which there are.
+//! Packets received before a missing one. They are kept in the
+//! [`ReorderBuffer`](crate::soft::qp::reorder_buffer::ReorderBuffer); a peer of this implementation
+//! is told which ones.
 
 use std::collections::VecDeque;
 
 use crate::soft::qp::reorder_buffer::ReorderBuffer;
 use crate::soft::wire::header::Packet;
 
-/// Marks a packet that is not there.
+/// Marks a missing packet.
 const NONE: u32 = u32::MAX;
-/// A peer of our own kind is told at the latest after so many early packets.
+/// A peer of this implementation gets a report at the latest after this many early packets.
 const TELL_INTERVAL: u32 = 4;
 
 /// Handling of an out-of-order packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReorderOutcome {
-    /// It is kept.
+    /// It was kept.
     Kept,
-    /// It has been there already: the peer, or the network, has sent it again.
+    /// It was kept before: the peer, or the network, has repeated it.
     Again,
     /// There is no room for it.
     Dropped,
 }
 
-/// The packets of one queue pair.
+/// The out-of-order packets of one queue pair.
 #[derive(Debug)]
 pub(super) struct OutOfOrder {
-    /// Places in the reorder buffer, from the packet on that is missing.
+    /// Entries in the reorder buffer, from the missing packet on.
     places: VecDeque<u32>,
     count: u32,
     most: usize,
     mtu: usize,
-    /// The peer is told which packets are here.
+    /// The peer gets reports of kept packets.
     selective: bool,
-    /// Packets that the peer has not been told of.
+    /// Kept packets that were not reported yet.
     untold: u32,
 }
 
@@ -46,18 +47,18 @@ impl OutOfOrder {
         self.count == 0
     }
 
-    /// Whether the peer is of our own kind, and sends again only what is missing.
+    /// Whether the peer is of this implementation, and sends only missing packets again.
     pub(super) fn is_selective(&self) -> bool {
         self.selective
     }
 
-    /// Whether the peer is to know what is here.
+    /// Whether a report is due.
     pub(super) fn is_told(&self) -> bool {
         self.selective && self.count > 0
     }
 
-    /// Keeps the packet that is `ahead` of the missing one, if it can; and whether it is time to
-    /// tell the peer what is here.
+    /// Keeps the packet that is `ahead` of the missing one, if there is room; also returns whether
+    /// a report is due.
     pub(super) fn keep(
         &mut self,
         ahead: u32,
@@ -84,15 +85,15 @@ impl OutOfOrder {
         (ReorderOutcome::Kept, tell)
     }
 
-    /// So many packets, the missing one first, are not missing any more. If the one that is now is
-    /// here, gives its place.
+    /// This many packets, the missing one first, were received. Returns the entry of the packet
+    /// that is expected now, if it is kept.
     pub(super) fn pass(&mut self, packets: u32, reorder: &mut ReorderBuffer) -> Option<u32> {
         for _ in 0..packets {
             match self.places.pop_front() {
                 None => break,
                 Some(NONE) => {}
                 Some(place) => {
-                    // It lay among the numbers of a read, where no packet may be.
+                    // Its number is among those of a read, where no request may be.
                     reorder.drop(place);
                     self.count -= 1;
                 }
@@ -103,13 +104,13 @@ impl OutOfOrder {
         Some(std::mem::replace(place, NONE))
     }
 
-    /// Which of the 128 packets behind the missing one are here, the next one in the lowest bit.
+    /// Bitmap of the 128 packets after the missing one, the next one in the lowest bit.
     pub(super) fn held(&self) -> u128 {
         let behind = self.places.iter().skip(1).take(128).enumerate();
         behind.fold(0, |held, (at, place)| held | u128::from(*place != NONE) << at)
     }
 
-    /// Forgets all.
+    /// Drops all.
     pub(super) fn clear(&mut self, reorder: &mut ReorderBuffer) {
         self.places.drain(..).filter(|place| *place != NONE).for_each(|place| reorder.drop(place));
         self.count = 0;
@@ -170,7 +171,7 @@ mod tests {
         early.clear(&mut reorder);
         assert!(reorder.is_empty() && early.is_empty());
         assert_eq!(early.keep(6, &long, &mut reorder).0, ReorderOutcome::Dropped);
-        // A read of ten packets passes, with rubbish among its numbers.
+        // A read of ten packets, with invalid packets among its numbers.
         assert_eq!(early.keep(6, &packet(6), &mut reorder).0, ReorderOutcome::Kept);
         assert_eq!(early.pass(10, &mut reorder), None);
         assert!(reorder.is_empty() && early.is_empty());
@@ -191,7 +192,7 @@ mod tests {
             [8, 8, 8, 8, 8, 8, 8, 4, 2, 1, 1],
             "the last ones share what is left"
         );
-        // What one gives back is there for all.
+        // Freed entries are available to all queue pairs.
         queues[0].clear(&mut reorder);
         let late = &mut queues[15];
         assert_eq!(late.keep(1, &packet(1), &mut reorder).0, ReorderOutcome::Kept);

@@ -1,12 +1,11 @@
 //! Response queue of the responder: acknowledgements, NAKs and read responses.
 //!
-//! Answers leave in the order of the requests. An acknowledgement that has not left yet is
-//! replaced by a newer one, so a batch of requests costs one.
+//! Responses leave in the order of the requests. An unsent acknowledgement is replaced by a newer
+//! one, so a batch of requests costs one.
 //!
-//! The queue of answers is bounded by `depth`, the reads that the peer may have outstanding. At
-//! most `depth` first answers are in it, and repeated ones are queued only as long as there are
-//! fewer than `2 * depth` in all. With an acknowledgement between every two of them that makes
-//! `4 * depth + 1`.
+//! The queue is bounded by `depth`, the reads that the peer may have outstanding. At most `depth`
+//! first responses are in it, and repeated ones are queued only as long as there are fewer than `2
+//! * depth` in total. With an acknowledgement between every two of them that makes `4 * depth + 1`.
 
 use std::collections::VecDeque;
 
@@ -22,13 +21,13 @@ use crate::soft::wire::tx_packet::{Payload, TxPacket};
 /// Action after a response was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// Go on.
+    /// Continue.
     Live,
-    /// The queue pair is dead; the last answer says so to the peer.
+    /// The queue pair has failed; the last response tells the peer.
     Dead,
 }
 
-/// A read or atomic kept for the case that its answer gets lost.
+/// A read or atomic that was answered, in case that its response is lost.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     psn: Psn,
@@ -39,7 +38,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether a request to read is that which is kept, or a part of it.
+    /// Whether a read request equals it, or requests a part of it.
     fn covers(&self, psn: Psn, reth: &Reth, mtu: u32) -> bool {
         let Ok(skipped) = u64::try_from(psn.since(self.psn)) else { return false };
         let skipped = skipped * u64::from(mtu);
@@ -53,16 +52,16 @@ impl Kept {
 
 #[derive(Clone, Copy, Debug)]
 struct ReadAnswer {
-    /// The first packet's number.
+    /// Number of its first packet.
     psn: Psn,
     packets: u32,
-    /// Packets sent.
+    /// Number of packets sent.
     sent: u32,
     reth: Reth,
     msn: Msn,
-    /// The peer has seen it once, perhaps; so its memory may be gone by right.
+    /// A repetition: the peer may have received it before, and revoked the memory.
     replay: bool,
-    /// The first answer has not left whole: the peer counts this read as outstanding.
+    /// Its first response is not complete: the peer counts this read as outstanding.
     counts: bool,
 }
 
@@ -73,7 +72,7 @@ enum Answer {
     Read(ReadAnswer),
 }
 
-/// Answers that have not left, and those that may be wanted once more.
+/// Unsent responses, and those that may have to be repeated.
 #[derive(Debug)]
 pub(super) struct ResponseQueue {
     mtu: u32,
@@ -84,21 +83,21 @@ pub(super) struct ResponseQueue {
 }
 
 impl ResponseQueue {
-    /// Without reads and atomics there is one acknowledgement at a time. Room for those is made when
-    /// the first comes: to most queue pairs none ever does.
+    /// Without reads and atomics there is one acknowledgement at a time. Room for others is
+    /// allocated for the first one: most queue pairs never get one.
     pub(super) fn new(mtu: u32, depth: usize) -> ResponseQueue {
         let (queue, kept) = (VecDeque::with_capacity(1), VecDeque::new());
         ResponseQueue { mtu, depth, queue, kept, troubles: LinkErrorCounts::default() }
     }
 
-    /// Whether the peer has as many reads and atomics outstanding as it may.
+    /// Whether the peer has as many reads and atomics outstanding as allowed.
     pub(super) fn are_busy(&self) -> bool {
-        // Rarely are there so many answers at all.
+        // The length alone decides in almost all cases.
         self.queue.len() >= self.depth
             && self.queue.iter().filter(|answer| answer.is_new()).count() >= self.depth
     }
 
-    /// Answers a read.
+    /// Queues the response to a read.
     pub(super) fn read(&mut self, psn: Psn, reth: Reth, msn: Msn) {
         let packets = packets_of(reth.length, self.mtu);
         self.keep(Kept { psn, packets, reth, atomic: None });
@@ -107,8 +106,8 @@ impl ResponseQueue {
         self.push_read(read);
     }
 
-    /// The data acknowledge what came before, too. An acknowledgement beside them would only be in
-    /// danger of coming between them, which ends the connection at `rdma_rxe`.
+    /// The data acknowledge earlier requests too. A separate acknowledgement could be sent between
+    /// the data, which ends the connection at `rdma_rxe`.
     fn push_read(&mut self, read: ReadAnswer) {
         if self.queue.back().is_some_and(Answer::is_plain) {
             self.queue.pop_back();
@@ -116,7 +115,7 @@ impl ResponseQueue {
         self.queue.push_back(Answer::Read(read));
     }
 
-    /// Answers an atomic whose memory is that of `reth`.
+    /// Queues the response to an atomic on the memory of `reth`.
     pub(super) fn atomic(&mut self, psn: Psn, reth: Reth, msn: Msn, value: u64) {
         self.keep(Kept { psn, packets: 1, reth, atomic: Some(value) });
         self.queue.push_back(Answer::Atomic { psn, msn, value, replay: false });
@@ -140,7 +139,7 @@ impl ResponseQueue {
         others < 2 * self.depth
     }
 
-    /// Answers an atomic once more.
+    /// Repeats the response to an atomic.
     pub(super) fn repeat_atomic(&mut self, psn: Psn, msn: Msn) {
         let kept = self.kept.iter().find(|kept| kept.psn == psn).and_then(|kept| kept.atomic);
         let queued = |a: &Answer| matches!(a, Answer::Atomic { psn: queued, .. } if *queued == psn);
@@ -149,8 +148,8 @@ impl ResponseQueue {
         }
     }
 
-    /// Answers a read once more, or the part of it that the peer asks for; but not when that is
-    /// no part of a read that we remember.
+    /// Repeats the response to a read, or the requested part of it; no effect if it is not part of
+    /// a known read.
     pub(super) fn repeat_read(&mut self, packet: &Packet<'_>, msn: Msn) {
         let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return };
         let Some(kept) = self.kept.iter().find(|kept| kept.covers(psn, &reth, self.mtu)) else {
@@ -182,14 +181,14 @@ impl ResponseQueue {
     }
 
     /// Whether the last request before `end` was a read or atomic. A peer may take its number in an
-    /// acknowledgement for its end (`rdma_rxe` does, and goes on with what happened to be in its
+    /// acknowledgement for its completion (`rdma_rxe` does, and continues with whatever is in its
     /// memory).
     pub(super) fn end_with_data(&self, end: Psn) -> bool {
         self.kept.back().is_some_and(|kept| kept.psn.add(kept.packets) == end)
     }
 
-    /// Queues an acknowledgement. One with a higher number says all that another would have said,
-    /// which therefore need not leave any more; but it may not overtake the data of a read.
+    /// Queues an acknowledgement. One with a higher number replaces an unsent earlier one, but does
+    /// not overtake the data of a read.
     pub(super) fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome, msn: Msn) {
         let answer = Answer::Acknowledge { psn, aeth: Aeth { syndrome, msn } };
         match self.queue.back_mut() {
@@ -200,23 +199,23 @@ impl ResponseQueue {
         }
     }
 
-    /// Whether there is nothing to say.
+    /// Whether there is nothing to send.
     pub(super) fn are_none(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Whether all that there is to say is that requests have been executed.
+    /// Whether only acknowledgements of executed requests are to be sent.
     pub(super) fn only_acknowledge(&self) -> bool {
         self.queue.iter().all(Answer::is_plain)
     }
 
-    /// Says nothing more but why the connection ends.
+    /// Drops all responses except the NAK that ends the connection.
     pub(super) fn end(&mut self, psn: Psn, nak: Nak, msn: Msn) {
         self.queue.clear();
         self.acknowledge(psn, Syndrome::Nak(nak), msn);
     }
 
-    /// Forgets all answers but a refusal.
+    /// Drops all responses except a NAK.
     pub(super) fn flush(&mut self) {
         self.queue.retain(|answer| {
             let Answer::Acknowledge { aeth, .. } = answer else { return false };
@@ -225,8 +224,8 @@ impl ResponseQueue {
         self.kept.clear();
     }
 
-    /// The next answer to send. `expected` is the packet that is missing, if any; `early` are
-    /// those behind it.
+    /// The next response to send. `expected` is the missing packet, if any; `early` are those
+    /// received after it.
     pub(super) fn transmit(
         &mut self,
         peer: Qpn,
@@ -266,7 +265,7 @@ impl ResponseQueue {
                     }
                     return Some((outgoing, Outcome::Live));
                 }
-                // The peer has got these data before, and has taken the memory back since.
+                // The peer has received these data before, and has revoked the memory since.
                 Err(Denied) if replay => {}
                 Err(Denied) => {
                     self.end(psn, Nak::RemoteAccess, msn);
@@ -277,8 +276,8 @@ impl ResponseQueue {
         }
     }
 
-    /// An acknowledgement, as things stand when it leaves, and what it says; none when there is
-    /// nothing to say.
+    /// The acknowledgement for the state at the time of sending; none if there is nothing to
+    /// report.
     fn acknowledgement(
         &self,
         peer: Qpn,
@@ -290,8 +289,8 @@ impl ResponseQueue {
         let mut syndrome = aeth.syndrome;
         let mut ext = Extended { aeth: Some(aeth), ..Extended::default() };
         let (opcode, psn) = match aeth.syndrome {
-            // What was missing has come meanwhile: nothing to complain of. What came before it is
-            // acknowledged, if its data have not done so.
+            // The missing packet has arrived meanwhile, so there is no NAK. Packets before it are
+            // acknowledged, unless their data do that.
             Syndrome::Nak(Nak::Sequence) if psn != expected => {
                 let psn = psn.previous();
                 if self.kept.iter().any(|kept| psn.is_within(kept.psn, kept.packets)) {
@@ -313,12 +312,13 @@ impl ResponseQueue {
 }
 
 impl Answer {
-    /// Says no more than that requests were executed.
+    /// Whether it only acknowledges executed requests.
     fn is_plain(&self) -> bool {
         matches!(self, Answer::Acknowledge { aeth, .. } if matches!(aeth.syndrome, Syndrome::Ack(_)))
     }
 
-    /// The unfinished first answer to a read or atomic: one of those that the peer may have outstanding.
+    /// Whether it is the unfinished first response to a read or atomic, which counts as outstanding
+    /// for the peer.
     fn is_new(&self) -> bool {
         match self {
             Answer::Acknowledge { .. } => false,
@@ -329,7 +329,7 @@ impl Answer {
 }
 
 impl ReadAnswer {
-    /// The packet that is next.
+    /// The next packet.
     fn packet(&self, peer: Qpn, mtu: u32, memory: &Memory) -> Result<TxPacket, Denied> {
         let position = match (self.sent == 0, self.sent + 1 >= self.packets) {
             (true, true) => Position::Only,
