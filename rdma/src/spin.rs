@@ -1,31 +1,31 @@
 //! Adaptive polling: decides whether an idle driver of a fabric keeps polling or sleeps.
 //!
-//! Waking a sleeping CPU costs tens of microseconds, so looking for about that long pays when work
-//! comes soon, and is heat when it does not. The spinner learns which: after a few vain spins in a
-//! row it sleeps at once, and only now and then tries again.
+//! Waking a sleeping CPU costs tens of microseconds, so polling for about that long pays if work
+//! arrives soon, and wastes power if it does not. The poller learns which: after some unsuccessful
+//! spins in a row it sleeps immediately, and tries again only once in a while.
 //!
-//! While an answer is on its way, from a disk or a peer, something will come for certain, and the
-//! only question is when. A fast disk takes some hundred microseconds, and of those a sleep wastes a
-//! good part: the CPU falls into a deeper sleep the longer it lasts. So a driver that awaits
-//! something may look longer, as long as that is about what it takes. How long it takes shows
-//! whether one looks or sleeps, so nothing needs to be tried for that. Meanwhile the CPU is given
-//! to whoever wants it: what is awaited may need that very one.
+//! While a response of a device or a peer is pending, an event is certain, and only its time is
+//! unknown. A fast device takes some hundred microseconds, of which a sleep would waste a good
+//! part: the CPU enters a deeper sleep state the longer it lasts. So a driver with pending
+//! operations may poll longer, as long as that is about their latency. The latency is measured both
+//! when polling and when sleeping, so no trial is needed. Meanwhile the CPU is yielded to other
+//! threads, because the pending operation may need it.
 
 use std::time::{Duration, Instant};
 
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Vain spins in a row after which it gives up.
+/// Unsuccessful spins in a row after which it stops.
 const PATIENCE: u32 = 8;
 
-/// One idle period in so many is spun all the same, to see whether it would pay again.
+/// One idle period in this many spins nevertheless, to find out whether that pays again.
 const RETRY: u32 = 64;
 
-/// What waking up may add to a wait.
+/// Latency that a wake-up may add.
 const WAKING: Duration = Duration::from_micros(100);
 
-/// Whether looking can be worth anything: on a machine with one CPU it only keeps whoever is waited
-/// for from working. (A driver that is pinned to one CPU of several has the others to wait for.)
+/// Whether polling can pay: on a machine with one CPU it only delays the thread that is waited for.
+/// (For a driver that is pinned to one CPU of several, the others can work.)
 #[must_use]
 pub fn is_worth_it() -> bool {
     matches!(sysconf(SysconfVar::_NPROCESSORS_ONLN), Ok(Some(cpus)) if cpus > 1)
@@ -34,21 +34,21 @@ pub fn is_worth_it() -> bool {
 /// Time that a driver may poll before it sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Budget {
-    /// When nobody knows whether anything will come.
+    /// With nothing pending.
     pub any: Duration,
-    /// While an answer is on its way; where this is not longer, it is the same as `any`.
+    /// With a pending response; if not longer, the same as `any`.
     pub awaited: Duration,
 }
 
 impl Budget {
-    /// The same, whatever may come; zero never spins.
+    /// The same for both; zero never spins.
     #[must_use]
     pub fn of(both: Duration) -> Budget {
         Budget { any: both, awaited: both }
     }
 
-    /// What suits this machine: `any` for what nobody has promised, and for answers as long as a
-    /// fast disk takes for a queue of them. Nothing on a machine with one CPU.
+    /// For this machine: `any` with nothing pending, and the latency of a fast device with a queue
+    /// for pending responses. Zero on a machine with one CPU.
     #[must_use]
     pub fn auto(any: Duration) -> Budget {
         match is_worth_it() {
@@ -58,18 +58,18 @@ impl Budget {
     }
 }
 
-/// Spins of one driver.
+/// Polling state of one driver.
 #[derive(Debug)]
 pub struct AdaptivePoller {
     budget: Budget,
     last_work: Instant,
-    /// This idle period is being spun.
+    /// It spins in this idle period.
     spinning: bool,
     unanswered: u32,
     sleeps: u32,
-    /// In this idle period an answer is on its way.
+    /// A response is pending in this idle period.
     awaiting: bool,
-    /// Answers in a row that took longer than one looks for them.
+    /// Consecutive responses that took longer than it may poll for them.
     late: u32,
 }
 
@@ -104,8 +104,8 @@ impl AdaptivePoller {
         self.last_work = now;
     }
 
-    /// There was none at `now`: whether to look again rather than sleep. `awaiting`: an answer is
-    /// on its way.
+    /// There was no work at `now`: returns whether to poll again rather than to sleep. `awaiting`:
+    /// a response is pending.
     pub fn goes_on(&mut self, now: Instant, awaiting: bool) -> bool {
         self.awaiting = awaiting;
         let idle = now.saturating_duration_since(self.last_work);
@@ -134,7 +134,7 @@ mod tests {
 
     const STEP: Duration = Duration::from_micros(10);
 
-    /// How long it looks before it sleeps, in steps.
+    /// Number of polls before it sleeps.
     fn idle(spinner: &mut AdaptivePoller, now: &mut Instant) -> u32 {
         look(spinner, now, false)
     }
@@ -202,7 +202,7 @@ mod tests {
             assert_eq!(look(&mut spinner, &mut now, true), 5);
             now += WAKING + STEP;
         }
-        // Whether it looks shorter or not at all then, is as with anything else.
+        // Whether it then polls for a shorter time or not at all is decided as for other events.
         spinner.worked(now);
         assert_eq!(look(&mut spinner, &mut now, true), 1, "all answers came later than that");
         now += WAKING * 2;
@@ -220,7 +220,7 @@ mod tests {
             5,
             "slept, and saw that it had been worth it"
         );
-        // What is not awaited says nothing about answers.
+        // Idle periods without a pending response are no samples.
         for _ in 0..PATIENCE * 2 {
             spinner.worked(now);
             idle(&mut spinner, &mut now);

@@ -11,12 +11,12 @@ pub use per_source_table::{PerSourceTable, SourceKey};
 
 /// A source in every per-source limit: an IPv4 address, or the first 64 bits of an IPv6 address.
 ///
-/// Whoever has one IPv6 address usually has the 2^64 of its subnet (RFC 4291, 2.5.4; RFC 6177), and
-/// would be as many sources as it likes. Hosts of one subnet share a limit, then; so a limit that is
-/// set per source makes room for the newest rather than keep it out, wherever it can.
+/// The owner of one IPv6 address usually has the 2^64 of its subnet (RFC 4291, 2.5.4; RFC 6177),
+/// and would count as any number of sources. So hosts of one subnet share a limit; a limit per
+/// source evicts older entries rather than reject the newest, wherever it can.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Source {
-    /// An IPv4 address, also one that was written as an IPv6 address (::ffff:0:0/96).
+    /// An IPv4 address, also one in IPv6 notation (::ffff:0:0/96).
     V4(Ipv4Addr),
     /// The subnet of an IPv6 address.
     V6([u8; 8]),

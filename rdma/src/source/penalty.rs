@@ -1,24 +1,24 @@
 //! Penalty for sources whose connections were established and ended before the host was admitted.
 //!
-//! To create and destroy a queue pair costs far more than to request one. Peers that confirm connections
-//! and never use them could keep everybody else waiting from a few addresses. Each such connection adds a
-//! fixed time to the penalty of its source, which passes with time; a source whose penalty exceeds the
-//! credit is not served for a while. Only confirmed connections count, so a forged address cannot be
-//! penalized.
+//! Creating and destroying a queue pair costs far more than requesting one. Peers that confirm
+//! connections and never use them could delay all others from a few addresses. Each such connection
+//! adds a fixed time to the penalty of its source, which decreases with time; requests of a source
+//! whose penalty exceeds the credit are dropped. Only confirmed connections count, so a forged
+//! address cannot be penalized.
 //!
-//! A penalty is stored as the moment at which it will have passed.
+//! A penalty is stored as the time at which it expires.
 
 use std::time::{Duration, Instant};
 
 use super::{PerSourceTable, Source};
 
-/// Penalty of one connection: it expires at sixteen a second.
+/// Penalty of one connection: sixteen expire per second.
 const PENALTY: Duration = Duration::from_micros(62_500);
-/// Penalized sources, at most. Of more, the one whose penalty expires first is removed.
+/// Maximum of penalized sources. Above that, the one whose penalty expires first is removed.
 const MAX_SOURCES: usize = 1024;
 
-/// Penalties of sources whose connections were established and never used: each may have a number
-/// of those at once, and sixteen a second.
+/// Penalties of sources whose connections were established and never used: each may have a burst of
+/// those, and sixteen a second.
 #[derive(Debug)]
 pub struct SourcePenalty {
     /// Penalty up to which a source is served; none when penalties are off.
@@ -28,7 +28,7 @@ pub struct SourcePenalty {
 }
 
 impl SourcePenalty {
-    /// Each source may have so many such connections at once.
+    /// Each source may have a burst of `connections` such connections.
     #[must_use]
     pub fn new(connections: Option<u32>) -> SourcePenalty {
         let credit = connections.map(|connections| PENALTY.saturating_mul(connections));

@@ -1,10 +1,10 @@
 //! A bounded table whose slots are shared fairly among sources.
 //!
-//! When it is full, the oldest entry of the source with the most entries is displaced. So one source
-//! cannot keep others out; and if very many sources have one entry each, the newest are kept: an honest
-//! peer completes its next step within a round trip, before it is displaced. Peers choose keys and sources,
-//! so all indexes are ordered trees, which have no worst case to aim at; each operation takes logarithmic
-//! time.
+//! When it is full, the oldest entry of the source with the most entries is evicted. So one source
+//! cannot exclude others; and if very many sources have one entry each, the newest are kept: an
+//! honest peer completes its next step within a round trip, before it is evicted. Peers choose keys
+//! and sources, so all indexes are ordered trees, which have no worst case for an attacker; each
+//! operation takes logarithmic time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use super::Source;
 
-/// What finds an entry of a [`PerSourceTable`], and names its source.
+/// Key of an entry of a [`PerSourceTable`], which contains its source.
 pub trait SourceKey: Copy + Ord {
-    /// The source whose share of the table the entry takes.
+    /// The source that the entry is counted for.
     fn source(&self) -> Source;
 }
 
@@ -32,16 +32,17 @@ struct Entry<V> {
     value: V,
 }
 
-/// How many entries a source has, and which is the oldest: the last in this order makes room.
+/// Number of entries of a source, and its oldest: the source that is last in this order is evicted
+/// from.
 type Rank = (usize, Reverse<u64>, Source);
 
 /// A bounded table whose slots are shared fairly among sources; see the module.
 #[derive(Debug)]
 pub struct PerSourceTable<K, V> {
     limit: usize,
-    /// (In boxes, because a tree moves what it has.)
+    /// (Boxed, because a tree moves its values.)
     entries: BTreeMap<K, Box<Entry<V>>>,
-    /// Of each source the entries, oldest first.
+    /// The entries of each source, oldest first.
     by_source: BTreeMap<(Source, u64), K>,
     counts: BTreeMap<Source, usize>,
     ranks: BTreeSet<Rank>,
@@ -64,31 +65,31 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
         }
     }
 
-    /// Entries.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Whether the next entry displaces one.
+    /// Whether the next entry evicts one.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.entries.len() >= self.limit
     }
 
-    /// How many entries the source has that has the most.
+    /// Number of entries of the source with the most.
     #[must_use]
     pub fn largest_share(&self) -> usize {
         self.ranks.last().map_or(0, |(count, ..)| *count)
     }
 
-    /// How many entries are of `source`.
+    /// Number of entries of `source`.
     #[must_use]
     pub fn count_of(&self, source: Source) -> usize {
         self.counts.get(&source).copied().unwrap_or(0)
@@ -107,13 +108,13 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
         self.entries.get(key).map(|entry| &entry.value)
     }
 
-    /// The value of an entry, to change.
+    /// The value of an entry, mutable.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         self.entries.get_mut(key).map(|entry| &mut entry.value)
     }
 
-    /// Adds an entry, in place of an older one of the same key; it is removed at `until`, if that is
-    /// given. Returns the entry that was displaced.
+    /// Adds an entry, and replaces an older one of the same key; it is removed at `until`, if
+    /// given. Returns the entry that was evicted.
     pub fn insert(&mut self, key: K, value: V, until: Option<Instant>) -> Option<(K, V)> {
         self.remove(&key);
         let displaced = if self.entries.len() >= self.limit { self.displace() } else { None };
@@ -143,18 +144,18 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
         Some(entry.value)
     }
 
-    /// Whether there are entries that do not stay until they are removed.
+    /// Whether there are entries with a time of expiry.
     #[must_use]
     pub fn has_expiring(&self) -> bool {
         !self.expiry.is_empty()
     }
 
-    /// Those entries.
+    /// The entries with a time of expiry.
     pub fn expiring(&self) -> impl Iterator<Item = (K, &V)> {
         self.expiry.iter().filter_map(|(_, key)| Some((*key, self.get(key)?)))
     }
 
-    /// From now on the entry stays until it is removed.
+    /// Clears the time of expiry of an entry.
     pub fn keep(&mut self, key: &K) {
         let until = self.entries.get_mut(key).and_then(|entry| entry.until.take());
         if let Some(until) = until {
@@ -162,19 +163,19 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
         }
     }
 
-    /// When an entry's time is over.
+    /// The time of expiry of an entry.
     #[must_use]
     pub fn until(&self, key: &K) -> Option<Instant> {
         self.entries.get(key)?.until
     }
 
-    /// When the next one's time is over.
+    /// The earliest time of expiry.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         self.expiry.first().map(|(until, _)| *until)
     }
 
-    /// Removes one whose time is over.
+    /// Removes one expired entry.
     pub fn expire(&mut self, now: Instant) -> Option<(K, V)> {
         if self.next()? > now {
             return None;
@@ -182,12 +183,12 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
         self.remove_next()
     }
 
-    /// Removes all whose time is over.
+    /// Removes all expired entries.
     pub fn expire_all(&mut self, now: Instant) {
         while self.expire(now).is_some() {}
     }
 
-    /// Removes the one whose time is over first.
+    /// Removes the entry that expires first.
     pub fn remove_next(&mut self) -> Option<(K, V)> {
         let (_, key) = *self.expiry.first()?;
         self.remove(&key).map(|value| (key, value))
@@ -204,7 +205,7 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
         own.next().map(|((_, age), key)| (*age, *key))
     }
 
-    /// Changes the entries of a source, and keeps its rank right; `change` gives the new count.
+    /// Changes the entries of a source, and updates its rank; `change` returns the new count.
     fn rerank(&mut self, source: Source, change: impl FnOnce(&mut Self, usize) -> usize) {
         let count = self.count_of(source);
         if let Some((age, _)) = self.oldest_of(source) {
@@ -257,7 +258,7 @@ mod tests {
         assert_eq!(table.insert(key(4, 5), 5, None), Some((key(3, 2), 2)));
         assert_eq!(table.insert(key(3, 6), 6, None), Some((key(3, 3), 3)), "its own");
         assert_eq!(table.insert(key(5, 7), 7, None), Some((key(3, 4), 4)));
-        // Now all have one: the oldest, whosever it is.
+        // Now each source has one: the oldest of all is evicted.
         assert_eq!(table.insert(key(6, 8), 8, None), Some((key(2, 1), 1)));
         assert_eq!(table.insert(key(2, 9), 9, None), Some((key(4, 5), 5)));
         assert_eq!((table.len(), table.count_of(key(3, 0).source())), (4, 1));
@@ -291,7 +292,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, it is bounded, and its five views agree.
+        /// After any operations it is bounded, and its five indexes agree.
         #[test]
         fn the_views_agree(
             steps in proptest::collection::vec((0u8..4, 0u8..6, 0u32..8, 0u64..40), 0..200),

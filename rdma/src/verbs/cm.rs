@@ -14,28 +14,30 @@ use super::work_requests::Fifo;
 use super::{Load, Look, Verbs};
 use crate::{Event, FabricError, Fault, Incoming, Qp, QpLimits, Reason};
 
-/// Requests that the kernel keeps for us while we are busy.
+/// Requests that the kernel queues.
 const BACKLOG: i32 = 128;
-/// Events of the connection manager taken at once.
+/// Maximum of connection manager events processed at once.
 const EVENTS_AT_ONCE: usize = 32;
-/// How long a stopped queue pair may take to flush. Adapters and rxe take an instant; siw never
-/// reports what was posted between the peer's end and our notice of it. After the limit the queue
-/// pair is destroyed, so that no device can touch its buffers, and they come home as flushed.
+/// Maximum time of a stopped queue pair to flush. Adapters and rxe flush immediately; siw never
+/// reports work that was posted between the peer's disconnect and our notice of it. After the limit
+/// the queue pair is destroyed, so that no device can access its buffers, and they are returned as
+/// flushed.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
-/// How long finding the peer may take, each of its two steps.
+/// Maximum time of address resolution and of route resolution.
 const RESOLVE_LIMIT_MS: i32 = 2000;
-/// How long an id stays after we said goodbye, so that the kernel repeats a lost message.
+/// Time for which an id is kept after our disconnect request, so that the kernel repeats a lost
+/// message.
 const LINGER: Duration = Duration::from_secs(5);
-/// Ids that may linger at once.
+/// Maximum of ids that are kept.
 const LINGERERS: usize = 256;
 
-/// Where a connection is in its life.
+/// Phase of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum ConnectPhase {
-    /// Looking for the way to the peer: there is no device yet, so no queue pair, and what was
-    /// posted waits. The private data are for the request.
+    /// Resolving address or route: there is no device yet, so no queue pair, and posted work waits.
+    /// The private data are for the request.
     Resolving(Vec<u8>),
-    /// We have asked the peer.
+    /// Our request was sent.
     Requested,
     Opened,
     Accepted,
@@ -49,37 +51,36 @@ enum ConnectPhase {
 
 /// One queue pair.
 pub(super) struct VerbsConnection {
-    // The queue pair goes before its id, at the latest. Without it nothing has begun, or
-    // everything is over.
+    // Dropped before its id. None before the queue pair is created, and after it was destroyed.
     pub(super) pair: Option<RcQueuePair>,
     id: Arc<CmId>,
-    /// None while the way to the peer is not known.
+    /// None while the address is not resolved.
     pub(super) device: Option<Arc<Device>>,
-    /// Its reads are what was granted (or offered), not what was wished for.
+    /// Its `reads` are those granted (or offered), not those requested.
     pub(super) limits: QpLimits,
     phase: ConnectPhase,
-    /// Nothing more is handed to the device.
+    /// No more work is posted to the device.
     pub(super) dead: bool,
     /// On the list of queue pairs that `flush` visits.
     pub(super) dirty: bool,
-    /// Posted and not yet home.
+    /// Posted and not completed.
     pub(super) receives: u32,
     pub(super) sends: u32,
-    /// Home, and not yet delivered.
+    /// Completed, and not returned yet.
     pub(super) owed: u32,
-    /// Posted and not yet handed to the device.
+    /// Queued and not posted to the device.
     pub(super) new_receives: Fifo,
     pub(super) new_sends: Fifo,
 }
 
-/// An id whose queue pair is gone, until the peer confirms.
+/// An id without its queue pair, kept until the peer confirms.
 pub(super) struct ClosingConnection {
     id: Arc<CmId>,
     until: Instant,
 }
 
-/// Whether an RDMA device of this machine owns `addr` (for an unspecified address: whether there
-/// is any). False also without rdma-core, so it answers "which provider" without more ado.
+/// Whether an RDMA device of this machine has `addr` (for an unspecified address: whether there is
+/// any device). False also without rdma-core, so it can be used to choose the provider.
 #[must_use]
 pub fn owns(addr: IpAddr) -> bool {
     let Ok(api) = Api::get() else { return false };
@@ -91,7 +92,7 @@ pub fn owns(addr: IpAddr) -> bool {
     id.bind(SocketAddr::new(addr, 0)).is_ok() && id.device().is_some()
 }
 
-/// A listener, or a sentence about why not.
+/// Creates a listener, or returns an error sentence.
 pub(super) fn listen(channel: &Arc<EventChannel>, at: SocketAddr) -> Result<CmId, FabricError> {
     let attempt = || {
         let id = CmId::new(channel)?;
@@ -100,7 +101,7 @@ pub(super) fn listen(channel: &Arc<EventChannel>, at: SocketAddr) -> Result<CmId
         Ok(id)
     };
     attempt().map_err(|e: Errno| {
-        // The kernel has two names for a port that is taken.
+        // The kernel has two errnos for a port in use.
         let taken = e == Errno::EADDRINUSE || (e == Errno::EADDRNOTAVAIL && owns(at.ip()));
         let why = match e {
             _ if taken => "another listener has this address and port",
@@ -114,7 +115,7 @@ pub(super) fn listen(channel: &Arc<EventChannel>, at: SocketAddr) -> Result<CmId
     })
 }
 
-/// Refuses a request. Failure means that the peer has gone, which is the same.
+/// Rejects a request. It fails only if the peer has disconnected, which has the same effect.
 pub(super) fn reject(incoming: Incoming, private_data: &[u8]) {
     if let Ok(id) = incoming.into_handle().downcast::<CmId>() {
         let _ = id.reject(private_data);
@@ -122,7 +123,7 @@ pub(super) fn reject(incoming: Incoming, private_data: &[u8]) {
 }
 
 impl Verbs {
-    /// Takes over a request: its queue pair, on the device it arrived at.
+    /// Accepts a request: creates its queue pair, on the device where it arrived.
     pub(super) fn open_connection(
         &mut self,
         incoming: Incoming,
@@ -153,8 +154,8 @@ impl Verbs {
         Ok(self.admit(VerbsConnection { pair: Some(pair), device: Some(device), ..connection }))
     }
 
-    /// Sets out for a peer. The device is known when the address is resolved, and with it what a
-    /// queue pair needs; until then posted work waits.
+    /// Starts a connection. The device is known when the address is resolved, and with it the
+    /// limits of a queue pair; until then posted work waits.
     pub(super) fn request_connection(
         &mut self,
         to: SocketAddr,
@@ -184,8 +185,8 @@ impl Verbs {
         Ok(self.admit(VerbsConnection::new(id, limits, phase)))
     }
 
-    /// The address is resolved, so there is a device: makes the queue pair, hands over what was
-    /// posted, and goes on to the route.
+    /// The address is resolved, so there is a device: creates the queue pair, posts the queued
+    /// work, and resolves the route.
     fn on_address(&mut self, qp: Qp) {
         if let Err(e) = self.bind(qp) {
             tracing::info!(qp = qp.0, "cannot connect: {e}");
@@ -215,7 +216,7 @@ impl Verbs {
         id.resolve_route(RESOLVE_LIMIT_MS).map_err(|e| failed("no route", e))
     }
 
-    /// The route is resolved: asks the peer.
+    /// The route is resolved: sends the request.
     fn on_route(&mut self, qp: Qp) {
         let Some(connection) = self.connection(qp) else { return };
         let (ConnectPhase::Resolving(private_data), Some(pair)) =
@@ -298,7 +299,7 @@ impl Verbs {
         }
     }
 
-    /// Takes what the connection manager has; at most some events, so that data are not held up.
+    /// Processes events of the connection manager; a limited number, so that data are not delayed.
     pub(super) fn poll_connections(&mut self) {
         for _ in 0..EVENTS_AT_ONCE {
             match self.channel.next() {
@@ -311,7 +312,7 @@ impl Verbs {
                 }
             }
         }
-        // There may be more: come back at the next poll.
+        // There may be more: continue in the next poll.
         self.look = Look::Now;
     }
 
@@ -371,7 +372,7 @@ impl Verbs {
         self.close(qp, Reason::Peer);
     }
 
-    /// A device has failed or was taken away: so have its connections.
+    /// A device has failed or was removed: so have its connections.
     pub(super) fn lose(&mut self, key: DeviceKey) {
         let devices = self.devices.iter_mut();
         let Some(attached) = devices.into_iter().find(|d| d.device.key() == key && !d.removed)
@@ -379,7 +380,7 @@ impl Verbs {
             return;
         };
         attached.removed = true;
-        // Its announcements would never end, or never come.
+        // Its notifications would never end, or never arrive.
         let _ = self.epoll.delete(attached.device.fd());
         tracing::error!(device = %attached.device.ability.name, "RDMA device removed");
         self.count_queue_pairs();
@@ -392,7 +393,7 @@ impl Verbs {
         self.forget_lost(key);
     }
 
-    /// Lets go of a lost device after its last connection.
+    /// Closes a removed device after its last connection.
     fn forget_lost(&mut self, key: DeviceKey) {
         if self.promised(Some(key)) == Load::NONE {
             self.devices.retain(|d| !(d.removed && d.device.key() == key));
@@ -408,8 +409,8 @@ impl Verbs {
         }
     }
 
-    /// Starts to end a connection, once: what was not handed over comes home at once, the rest
-    /// when the stopped queue pair has flushed it.
+    /// Starts to end a connection, once: work that was not posted to the device completes
+    /// immediately, the rest when the stopped queue pair has flushed it.
     pub(super) fn close(&mut self, qp: Qp, reason: Reason) {
         let deadline = self.now + FLUSH_LIMIT;
         let Some(connection) = self.connection(qp) else { return };
@@ -419,7 +420,7 @@ impl Verbs {
         let answered = matches!(connection.phase, ConnectPhase::Accepted | ConnectPhase::Up);
         let reason = match reason {
             Reason::Peer if connection.phase != ConnectPhase::Up => Reason::NotEstablished,
-            // Of our reply: the peer has no more to say about that.
+            // For our reply: there is no further message of the peer about that.
             Reason::Rejected { .. } if connection.phase != ConnectPhase::Requested => {
                 Reason::NotEstablished
             }
@@ -428,8 +429,8 @@ impl Verbs {
         let linger = answered && reason == Reason::Local && !connection.is_iwarp();
         connection.phase = ConnectPhase::Closing { reason, deadline, linger };
         connection.dead = true;
-        // Failures mean that it had stopped before; the deadline covers everything else. The
-        // second call is for iWARP, where a goodbye alone lets receives wait for the peer.
+        // An error means that it had stopped before; the deadline covers everything else. The
+        // second call is for iWARP, where a disconnect alone lets receives wait for the peer.
         if let Some(pair) = &connection.pair {
             if answered {
                 let _ = pair.disconnect();
@@ -440,9 +441,9 @@ impl Verbs {
         self.recall(qp, Fault::Flushed);
     }
 
-    /// Ends what has flushed, or has had time enough. Called at the start of a poll, when the
-    /// driver has dealt with everything delivered before: it may have posted in answer to it, and
-    /// that comes home first. So nothing can follow `Gone`.
+    /// Ends connections that have flushed, or whose time is over. Called at the start of a poll,
+    /// when the driver has processed all events: it may have posted work in response, which
+    /// completes first. So nothing can follow `Gone`.
     pub(super) fn advance_closing(&mut self) {
         let now = self.now;
         let mut index = 0;
@@ -453,7 +454,7 @@ impl Verbs {
             };
             let under_way = connection.receives + connection.sends;
             if under_way + connection.owed == 0 {
-                // What is left of a lost device keeps the system from taking it away.
+                // Resources of a removed device prevent the system from releasing it.
                 if connection.is_lost() || self.allowance.allows(now) {
                     self.closing.swap_remove(index);
                     self.charged(|this| this.finish(qp));
@@ -480,7 +481,7 @@ impl Verbs {
         drop(pair);
     }
 
-    /// Destroys a connection that has nothing left.
+    /// Destroys a connection without remaining work.
     fn finish(&mut self, qp: Qp) {
         let slot = self.connections.get_mut(qp.0 as usize);
         let Some(connection) = slot.and_then(Option::take) else { return };
@@ -498,7 +499,7 @@ impl Verbs {
         self.ready.push_back(Event::Gone(qp, reason));
     }
 
-    /// When `advance_closing` is next needed without any event.
+    /// The next deadline of `advance_closing`.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let closing = self.closing.iter().filter_map(|qp| {
             let connection = self.connections.get(qp.0 as usize)?.as_ref()?;
@@ -546,7 +547,7 @@ impl VerbsConnection {
         self.device.as_ref().is_some_and(|device| device.ability.iwarp)
     }
 
-    /// An optimisation: without it a peer that is short of our receives waits long.
+    /// An optimisation: without it a peer that lacks our receives waits long.
     fn hasten_peer(&self) {
         if let Some(pair) = &self.pair
             && !self.is_iwarp()
@@ -555,7 +556,7 @@ impl VerbsConnection {
         }
     }
 
-    /// Ends because its device has gone.
+    /// Ends it because its device was removed.
     fn is_lost(&self) -> bool {
         matches!(self.phase, ConnectPhase::Closing { reason: Reason::Device, .. })
     }

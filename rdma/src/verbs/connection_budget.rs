@@ -1,6 +1,6 @@
 //! Time budget for connection setup: creating and destroying a queue pair takes system calls and
-//! adapter commands, during which I/O waits. A storm of connections may have a quarter; what it asks
-//! for beyond that waits.
+//! adapter commands, during which I/O waits. Connection setup may use a quarter of the time; more
+//! of it waits.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 
 use super::{CONNECTIONS, Verbs};
 
-/// Of so much time, connections get one part.
+/// Connections may use one part in this many of the time.
 const PARTS: u32 = 4;
-/// What they may take at once: several hosts with all their queues.
+/// Burst: several hosts with all their queues.
 const BURST: Duration = Duration::from_millis(10);
 
-/// The time that connections have taken, as the moment from which they may take more: [`BURST`] before it
-/// will have been made up for.
+/// The time used by connection setup, as the time from which it may use more: [`BURST`] before it
+/// is compensated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
     next: Instant,
@@ -25,18 +25,18 @@ impl Allowance {
         Allowance { next: now.checked_sub(BURST * PARTS).unwrap_or(now) }
     }
 
-    /// Connections have taken so much.
+    /// Connection setup has used this time.
     pub(super) fn spend(&mut self, now: Instant, taken: Duration) {
         let rested = now.checked_sub(BURST * PARTS).unwrap_or(now);
         self.next = self.next.max(rested) + taken * PARTS;
     }
 
-    /// When they may take more.
+    /// When it may use more.
     pub(super) fn next(&self) -> Instant {
         self.next
     }
 
-    /// Whether they may now.
+    /// Whether it may use more now.
     pub(super) fn allows(&self, now: Instant) -> bool {
         self.next() <= now
     }
@@ -64,7 +64,7 @@ impl Counts {
 }
 
 impl Verbs {
-    /// Does something for a connection, in the time that there is for that.
+    /// Executes an operation of connection setup, and charges its time to the budget.
     pub(super) fn charged<T>(&mut self, act: impl FnOnce(&mut Verbs) -> T) -> T {
         let begun = Instant::now();
         let outcome = act(self);
@@ -74,7 +74,7 @@ impl Verbs {
         outcome
     }
 
-    /// Lets the events of connections wait in the kernel, without ending every sleep, or no longer.
+    /// Leaves connection events in the kernel, without ending sleeps, or no longer.
     pub(super) fn set_muted(&mut self, muted: bool) {
         let flags = if muted { EpollFlags::empty() } else { EpollFlags::EPOLLIN };
         let mut event = EpollEvent::new(flags, CONNECTIONS);

@@ -12,9 +12,9 @@ use nix::sys::resource::{Resource, getrlimit};
 use super::ffi::{Ability, Access, CompChannel, Context, Cq, DeviceKey, Mr, Pd};
 use crate::{FabricError, QpLimits, Region, Wake};
 
-/// The most work that all queue pairs of a fabric together may have posted at once. There is an
-/// entry of a completion queue for each, 64 or 128 bytes with most devices, made once at full size:
-/// siw cannot resize, and the adapters that can do it do so while completions arrive.
+/// Maximum of work posted by all queue pairs of a fabric together. There is an entry of a
+/// completion queue for each, 64 or 128 bytes with most devices, allocated once at full size: siw
+/// cannot resize, and the adapters that can do it do so while completions arrive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
     /// Receives.
@@ -24,7 +24,7 @@ pub struct Load {
 }
 
 impl Default for Load {
-    /// For who does not know.
+    /// For callers without better knowledge.
     fn default() -> Load {
         Load { receives: 32768, sends: 32768 }
     }
@@ -57,7 +57,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// Registers the region, for local access only, and makes the completion queues for so much.
+    /// Registers the region, for local access only, and creates completion queues for this load.
     pub(super) fn new(
         context: &Arc<Context>,
         region: &Arc<Region>,
@@ -87,17 +87,17 @@ impl Device {
         self.context.key()
     }
 
-    /// Whether the system has taken it away, or waits until nobody uses it.
+    /// Whether the system has removed it, or waits for its last user.
     pub(super) fn is_gone(&self) -> bool {
         self.context.is_gone()
     }
 
-    /// Takes an announcement off the channel.
+    /// Takes a notification from the channel.
     pub(super) fn take_announcement(&self) -> Result<(), Errno> {
         self.channel.take()
     }
 
-    /// Asks for the announcement of the next completion: of a receive, or of anything.
+    /// Requests a notification for the next completion: of a receive, or of any work.
     pub(super) fn request_notify(&self, wake: Wake) -> Result<(), Errno> {
         self.received.request_notify()?;
         match wake {
@@ -106,13 +106,13 @@ impl Device {
         }
     }
 
-    /// Readable when a completion was announced.
+    /// Readable when there is a notification.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.channel.fd()
     }
 
     /// Whether a queue pair of this size fits: on the device, and in the completion queues beside
-    /// those that have been promised their entries. So no completion queue can overflow.
+    /// the `promised` entries. So no completion queue can overflow.
     pub(super) fn admit(&self, limits: QpLimits, promised: Load) -> Result<(), FabricError> {
         let (name, most) = (&self.ability.name, self.ability.queue_entries);
         if limits.receives > most || limits.sends > most || self.ability.segments == 0 {
@@ -137,31 +137,31 @@ impl Device {
         }
     }
 
-    /// Reads that one connection may have outstanding: what the peer answers, the device issues
-    /// and the caller likes, and at least one.
+    /// Reads that one connection may have outstanding: the minimum of what the peer answers, the
+    /// device issues and the caller wants, and at least one.
     pub(super) fn reads(&self, offered: u8, wanted: u8) -> u8 {
         offered.min(self.ability.reads).min(wanted).max(1)
     }
 
-    /// Reads of a peer that a connection of ours offers to answer at once.
+    /// Reads of a peer that a connection of ours offers to answer concurrently.
     pub(super) fn answers(&self, wanted: u8) -> u8 {
         wanted.min(self.ability.answers)
     }
 }
 
-/// Entries to ask for, for so much work, of a device that has at most so many. Drivers take one
-/// more and round up to a power of two, so a round number would cost twice its memory: then one
-/// less, and the last queue pair that would fill it to the brim is refused.
+/// Entries to request for this work, from a device with at most `most`. Drivers take one more and
+/// round up to a power of two, so a round number would cost twice its memory: then one less is
+/// requested, and the last queue pair that would fill it is rejected.
 fn entries_to_ask_for(work: u32, most: u32) -> u32 {
     let entries = if work.is_power_of_two() { work - 1 } else { work };
     entries.clamp(1, most.max(1))
 }
 
-/// What the libraries open to find and use a device, at the least.
+/// Minimum of descriptors that the libraries open to find and use a device.
 const DESCRIPTORS: usize = 8;
 
-/// Whether so few descriptors are left that no device is found: the libraries close what they have
-/// opened, and say that there is none.
+/// Whether there are too few descriptors to find a device: the libraries then close what they have
+/// opened, and report that there is none.
 pub(super) fn too_few_descriptors() -> Option<String> {
     let opened: Result<Vec<File>, _> = (0..DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
     let error = opened.err()?.raw_os_error();
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_completion_queue_is_as_large_as_the_work_and_no_round_number() {
-        // What a driver makes of it.
+        // The size after the rounding of a driver.
         let slots = |work, most| (entries_to_ask_for(work, most) + 1).next_power_of_two();
         assert_eq!(slots(4096, u32::MAX), 4096);
         assert_eq!(slots(4095, u32::MAX), 4096);

@@ -1,9 +1,9 @@
 //! Removal of devices, and addresses that move to another device.
 //!
-//! Of most adapters the system takes what programs have of them, and says so. `rdma_rxe` and `siw` stay
-//! until the last program has closed them, and their removal (`rdma link delete`, an interface that
-//! goes) says nothing before that: the connection manager is told only afterwards. What is seen is that
-//! the device's node has gone from sysfs.
+//! For most adapters the system revokes what programs use of them, and reports that. `rdma_rxe` and
+//! `siw` stay until the last program has closed them, and their removal (`rdma link delete`, an
+//! interface that is removed) is reported by the connection manager only afterwards. Before that,
+//! it is visible in sysfs, from which the node of the device is removed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::Verbs;
 use super::ffi::{CmId, DeviceKey, EventChannel};
 use crate::Event;
 
-/// How often to look.
+/// Interval of the check.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 impl Verbs {
-    /// Ends the connections of devices that are being taken away; each is closed after its last one.
+    /// Ends the connections of devices that are being removed; each is closed after its last one.
     pub(super) fn look_for_removed(&mut self) {
         if self.now < self.next_device_look {
             return;
@@ -31,8 +31,8 @@ impl Verbs {
         self.look_for_moved();
     }
 
-    /// Ends listeners whose address another device has by now: a listener stays with its device, and
-    /// requests arrive at the other one.
+    /// Ends listeners whose address belongs to another device now: a listener stays with its
+    /// device, and requests arrive at the other one.
     fn look_for_moved(&mut self) {
         let channel = &self.channel;
         let moved = self.listeners.extract_if(.., |(at, listener)| {

@@ -3,18 +3,17 @@
 //! ```text
 //! post ──► flights (slab) ──► flush: one chain, one doorbell a queue ──► device
 //!                                                                          │ completions
-//! batch ◄── ready (software events: connections, refused work, Gone) ◄─────┴──► batch
+//! batch ◄── ready (software events: connections, failed work, Gone) ◄──────┴──► batch
 //! ```
 //!
-//! Every device has two completion queues per fabric; a work request's id is the slot of its
-//! flight, so a completion finds its buffer without any search. The region is registered once per
-//! device, for local access only: no peer can address our memory, but for the very windows that a
-//! host exposes, and on iWARP, whose protocol makes the sink of a Read writable for the peer:
-//! there the exact window is registered for each Read, and deregistered before its completion is
-//! handed out.
+//! Every device has two completion queues per fabric; a work request's id is its slot, so a
+//! completion finds its buffer without a search. The region is registered once per device, for
+//! local access only: peers cannot access our memory, except for the remote regions of a host, and
+//! on iWARP, whose protocol requires the sink of a Read to be writable by the peer: there the exact
+//! window is registered for each Read, and deregistered before its completion is returned.
 //!
-//! `poll` reads completion queues from memory. The connection manager costs a system call, so it
-//! is asked only after `arm` (twice: before and after the sleep) and at most once a millisecond
+//! `poll` reads completion queues from memory. The connection manager costs a system call, so it is
+//! polled only after `arm` (twice: before and after the sleep) and at most once a millisecond
 //! otherwise; a busy loop makes no system calls of its own.
 
 mod cm;
@@ -51,23 +50,22 @@ use crate::{
 
 /// Completions fetched at once.
 const HARVEST: usize = 64;
-/// Interval of looking at the descriptors in a loop that never sleeps.
+/// Interval of polling the descriptors in a loop that never sleeps.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-/// Bytes of a message that may travel in the work request: an NVMe response and its like.
+/// Maximum length of an inline message: that of an NVMe response.
 const INLINE_BYTES: u32 = 64;
 /// 0.64 ms, as an InfiniBand code.
 const RNR_TIMER: u8 = 12;
-/// Software events held back at most before connection requests wait in the kernel.
+/// Maximum of queued software events before connection requests wait in the kernel.
 const READY_MOST: usize = 1024;
 
-/// A device in use by this fabric.
-/// Marks the connection manager's descriptor in the epoll set; devices are marked by their own.
+/// User data of the connection manager's descriptor in the epoll set; devices have their own.
 const CONNECTIONS: u64 = u64::MAX;
 
-/// When `poll` next looks at the descriptors.
+/// When `poll` polls the descriptors next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Look {
-    /// Armed: the next poll is the one before the sleep, the one after that looks.
+    /// Armed: the next poll is the one before the sleep, the one after that polls the descriptors.
     AfterSleep,
     Now,
     /// After [`LOOK_INTERVAL`].
@@ -76,21 +74,22 @@ enum Look {
 
 struct Attached {
     device: Arc<Device>,
-    /// The system took it away; it goes with its last connection.
+    /// The system has removed it; it is closed after its last connection.
     removed: bool,
-    /// Completions came since it was armed, so an announcement may lie in its channel. Taken
-    /// before the next sleep, which it would end at once.
+    /// Completions arrived since it was armed, so there may be a notification in its channel. Taken
+    /// before the next sleep, which it would end immediately.
     announced: bool,
 }
 
-/// The provider over rdma-core, one a reactor.
+/// The provider over rdma-core, one for each reactor.
 pub struct Verbs {
     // Dropped in this order: queue pairs and ids, then registrations, then devices.
     connections: Vec<Option<VerbsConnection>>,
     closing_cm: Vec<ClosingConnection>,
     listeners: Vec<(SocketAddr, CmId)>,
     by_id: HashMap<IdKey, Qp>,
-    /// Events that no completion queue holds. Declared before what its requests depend on.
+    /// Events that are in no completion queue. Declared before the fields that its requests depend
+    /// on.
     ready: VecDeque<Event>,
     flights: FlightTable,
     devices: Vec<Attached>,
@@ -98,12 +97,12 @@ pub struct Verbs {
     epoll: Epoll,
     region: Arc<Region>,
     load: Load,
-    /// What the smallest device has.
+    /// That of the smallest device.
     queue_pairs_max: u32,
-    /// Handles that may be used again, and those whose `Gone` the driver has in its hands.
+    /// Handles that may be reused, and those whose `Gone` the driver may not have processed.
     vacant: Vec<Qp>,
     departed: Vec<Qp>,
-    /// Queue pairs with work that is not handed over yet.
+    /// Queue pairs with work that is not posted to the device yet.
     dirty: Vec<Qp>,
     closing: Vec<Qp>,
     harvest: Harvest,
@@ -112,7 +111,7 @@ pub struct Verbs {
     look: Look,
     looked: Instant,
     now: Instant,
-    /// The time for connections, and whether their events wait until there is more of it.
+    /// Time budget of connection setup, and whether connection events wait for it.
     allowance: Allowance,
     muted: bool,
     next_device_look: Instant,
@@ -132,10 +131,10 @@ impl std::fmt::Debug for Verbs {
 }
 
 impl Verbs {
-    /// Opens every RDMA device and registers `region` with each, for local access only, and makes
-    /// room for `load`; connections that would bring more are refused. A device that fails is left
-    /// out with a warning as long as another works; a device that arrives later is opened when its
-    /// first connection is.
+    /// Opens every RDMA device and registers `region` with each, for local access only, with
+    /// completion queues for `load`; connections that would exceed it are rejected. A device that
+    /// fails is omitted with a warning as long as another works; a device that is added later is
+    /// opened for its first connection.
     ///
     /// # Errors
     /// rdma-core is not installed, there is no device, or the memory cannot be locked.
@@ -180,7 +179,7 @@ impl Verbs {
         Ok(verbs)
     }
 
-    /// Names of the devices in use, for the log.
+    /// Names of the devices in use, for log lines.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
         self.devices.iter().map(|d| d.device.ability.name.clone()).collect()
@@ -216,14 +215,14 @@ impl Verbs {
         Ok(device)
     }
 
-    /// To be called when a device has come or gone.
+    /// Called when a device was added or removed.
     fn count_queue_pairs(&mut self) {
         let devices = self.devices.iter().filter(|d| !d.removed);
         let least = devices.map(|d| d.device.ability.queue_pairs).min();
         self.queue_pairs_max = least.unwrap_or(u32::MAX).min(limits::QUEUE_PAIRS);
     }
 
-    /// The device of an id, opened when it is new.
+    /// The device of an id; opened if it is new.
     fn device(&mut self, key: DeviceKey) -> Result<Arc<Device>, FabricError> {
         if let Some(attached) = self.devices.iter().find(|d| d.device.key() == key) {
             return match attached.removed {
@@ -253,7 +252,7 @@ impl Verbs {
         connections.fold(Load::NONE, |load, connection| load.and(connection.limits))
     }
 
-    /// A flight has landed: its buffer goes to the driver, after any registration of its own.
+    /// A work request has completed: removes it, and its own registration if it has one.
     fn land(&mut self, id: u64, outcome: Result<u32, Fault>) -> Option<Completion> {
         let Some(Flight { qp, tag, work, sink }) = self.flights.take(id) else {
             // Left over from a queue pair that had to be destroyed.
@@ -279,14 +278,14 @@ impl Verbs {
         Some(Completion { qp, tag, work, outcome, invalidated: None })
     }
 
-    /// As `land`, for what no completion queue will report.
+    /// As `land`, for work that no completion queue reports.
     fn come_home(&mut self, id: u64, outcome: Result<u32, Fault>) {
         if let Some(completion) = self.land(id, outcome) {
             self.owe(completion);
         }
     }
 
-    /// Queues a completion for delivery.
+    /// Queues a completion for the next poll.
     fn owe(&mut self, completion: Completion) {
         if let Some(connection) = self.connection(completion.qp) {
             connection.owed += 1;
@@ -294,7 +293,8 @@ impl Verbs {
         self.ready.push_back(Event::Done(completion));
     }
 
-    /// After the first fault nothing more is handed over, and everything posted flushes.
+    /// Stops a connection after its first fault: no more work is posted, and everything posted is
+    /// flushed.
     fn kill(&mut self, qp: Qp) {
         if let Some(connection) = self.connection(qp) {
             connection.dead = true;
@@ -303,7 +303,7 @@ impl Verbs {
         }
     }
 
-    /// Brings home what was posted but not handed over.
+    /// Completes work that was not posted to the device.
     fn recall(&mut self, qp: Qp, fault: Fault) {
         while let Some(id) = self.next_waiting(qp) {
             self.come_home(id, Err(fault));
@@ -316,7 +316,7 @@ impl Verbs {
         receive.or_else(|| self.flights.next(&mut connection.new_sends).map(|(id, _)| id))
     }
 
-    /// Hands the waiting work of one queue pair to its device.
+    /// Posts the queued work of one queue pair to its device.
     fn ring(&mut self, qp: Qp) {
         let Some(connection) = self.connections.get_mut(qp.0 as usize).and_then(Option::as_mut)
         else {
@@ -356,14 +356,14 @@ impl Verbs {
             self.come_home(id, Err(Fault::Local(why as u32)));
         }
         if unsure {
-            // What the device may have, only a flush or the end of the queue pair brings back.
+            // Work that the device may have completes only by a flush or the end of the queue pair.
             self.close(qp, Reason::Device);
         }
     }
 
-    /// Looking at the descriptors is a system call: once after each sleep, and now and then while
-    /// there is no sleep. Before a sleep there is no need: what is there keeps the descriptor
-    /// readable and ends the sleep at once.
+    /// Polling the descriptors is a system call: done once after each sleep, and at intervals while
+    /// there is none. Before a sleep it is not needed, because a readable descriptor ends the sleep
+    /// immediately.
     fn is_time_to_look(&mut self, now: Instant) -> bool {
         match self.look {
             Look::AfterSleep => {
@@ -375,11 +375,11 @@ impl Verbs {
         }
     }
 
-    /// Takes announcements off their channels, and events from the connection manager.
+    /// Takes notifications from their channels, and events from the connection manager.
     fn look_around(&mut self) {
         (self.look, self.looked) = (Look::Later, self.now);
         let mut found = [EpollEvent::empty(); 8];
-        // At most a few sources are ready; the rest stays readable for the next look.
+        // At most a few sources are ready; the rest stays readable for the next poll.
         let Ok(count) = self.epoll.wait(&mut found, EpollTimeout::ZERO) else { return };
         for event in &found[..count] {
             match event.data() {
@@ -405,8 +405,8 @@ impl Verbs {
             while batch.len() < end {
                 let Some(attached) = self.devices.get(index) else { return };
                 let most = end - batch.len();
-                // What was sent first: a message that follows the response to its predecessor
-                // finds that one's slot free.
+                // Completions of sends first: a message that follows the response to its
+                // predecessor then finds its slot free.
                 let Device { sent, received, .. } = &*attached.device;
                 let polled = match sent.poll(&mut self.harvest, most) {
                     Ok(0) => received.poll(&mut self.harvest, most),
@@ -430,7 +430,7 @@ impl Verbs {
                 }
             }
         }
-        // Whichever device filled the batch this time is asked last the next time.
+        // The device that filled the batch is polled last the next time.
         if batch.len() >= end && self.devices.len() > 1 {
             self.devices.rotate_left(1);
         }
@@ -452,8 +452,8 @@ impl Verbs {
         }
     }
 
-    /// Brings work home that is not even registered as a flight. (Work for a handle whose `Gone`
-    /// has been delivered can only come home after it.)
+    /// Fails work that was not even added to the table. (Work for a handle whose `Gone` was
+    /// returned can only complete after it.)
     fn refuse(&mut self, qp: Qp, tag: Tag, work: Work, fault: Fault) {
         self.owe(Completion { qp, tag, work, outcome: Err(fault), invalidated: None });
     }
@@ -522,7 +522,7 @@ impl Fabric for Verbs {
             }
             _ => (&mut connection.new_sends, &mut connection.sends, limits.sends),
         };
-        // More than was asked for would overflow the completion queue: the poster's mistake.
+        // More than was requested would overflow the completion queue: a bug of the driver.
         if *count >= most {
             self.refuse(qp, tag, work, Fault::Local(Errno::ENOBUFS as u32));
             return self.kill(qp);
@@ -536,7 +536,7 @@ impl Fabric for Verbs {
     }
 
     fn flush(&mut self) {
-        // Taken out for the loop, and put back for its capacity.
+        // Taken out for the loop, and put back to keep its capacity.
         let mut dirty = std::mem::take(&mut self.dirty);
         for qp in dirty.drain(..) {
             self.ring(qp);
@@ -546,7 +546,7 @@ impl Fabric for Verbs {
 
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {
         self.now = now;
-        // A handle is used again only when nothing that names it is left to be told.
+        // A handle is reused only when no event with it is left.
         if self.ready.is_empty() {
             self.vacant.append(&mut self.departed);
         }
@@ -577,7 +577,7 @@ impl Fabric for Verbs {
             }
             d.device.request_notify(wake)
         };
-        // A queue that cannot announce itself belongs to a device that is gone.
+        // A queue whose notification cannot be requested belongs to a removed device.
         let working = self.devices.iter_mut().filter(|d| !d.removed);
         let lost: Vec<_> =
             working.filter_map(|d| armed(d).is_err().then(|| d.device.key())).collect();

@@ -5,12 +5,12 @@ use crate::{Qp, Tag, Work};
 
 const NIL: u32 = u32::MAX;
 
-/// One piece of work that the table owns.
+/// One posted work request.
 pub(super) struct Flight {
     pub(super) qp: Qp,
     pub(super) tag: Tag,
     pub(super) work: Work,
-    /// The registration that exists for this work alone (the sink of an iWARP Read).
+    /// The registration for this work request alone (the sink of an iWARP Read).
     pub(super) sink: Option<Box<Mr>>,
 }
 
@@ -20,7 +20,7 @@ struct Slot {
     flight: Option<Flight>,
 }
 
-/// A slab of flights. A work request's id is the slot's index and its generation, so that a stale
+/// A slab of posted work requests. An id is the slot's index and its generation, so that a stale
 /// completion finds nothing.
 #[derive(Default)]
 pub(super) struct FlightTable {
@@ -44,7 +44,7 @@ impl Default for Fifo {
 }
 
 impl FlightTable {
-    /// Makes room, so that as many flights as are `promised` need no allocation.
+    /// Allocates, so that `promised` work requests need no allocation.
     pub(super) fn reserve(&mut self, promised: usize) {
         self.slots.reserve_exact(promised.saturating_sub(self.slots.len()));
         while self.slots.len() < promised {
@@ -52,7 +52,7 @@ impl FlightTable {
         }
     }
 
-    /// Takes charge of a flight; it waits in `list`.
+    /// Adds a work request at the end of `list`.
     pub(super) fn insert(&mut self, list: &mut Fifo, flight: Flight) {
         if self.free.head == NIL {
             self.add();
@@ -67,7 +67,7 @@ impl FlightTable {
         self.free = free;
     }
 
-    /// The first of a list leaves it (not the table): its id and the flight.
+    /// Removes the first one of a list (not from the table): its id and the work request.
     pub(super) fn next(&mut self, list: &mut Fifo) -> Option<(u64, &mut Flight)> {
         let index = self.shift(list)?;
         let slot = &mut self.slots[index as usize];
@@ -75,7 +75,7 @@ impl FlightTable {
         slot.flight.as_mut().map(|flight| (id, flight))
     }
 
-    /// The flight of a completed work request leaves the table.
+    /// Removes a completed work request from the table.
     pub(super) fn take(&mut self, id: u64) -> Option<Flight> {
         let (index, generation) = (id as u32, (id >> 32) as u32);
         let slot = self.slots.get_mut(index as usize)?;
@@ -92,14 +92,14 @@ impl FlightTable {
         Some(flight)
     }
 
-    /// Ids of everything that is under way for a queue pair. Looks at the whole table.
+    /// Ids of all work requests of a queue pair. Scans the whole table.
     pub(super) fn of(&self, qp: Qp) -> Vec<u64> {
         let ours = |slot: &Slot| slot.flight.as_ref().is_some_and(|flight| flight.qp == qp);
         let id = |(i, slot): (usize, &Slot)| u64::from(slot.generation) << 32 | i as u64;
         self.slots.iter().enumerate().filter(|(_, slot)| ours(slot)).map(id).collect()
     }
 
-    /// Flights in the table.
+    /// Number of work requests.
     pub(super) fn len(&self) -> usize {
         self.used
     }
@@ -182,7 +182,7 @@ mod tests {
         }
         assert!(pool.is_full());
         assert_eq!(table.len(), 0);
-        // The slots are used again under other ids, and the table does not grow.
+        // The slots are reused under other ids, and the table does not grow.
         for tag in 0..5 {
             let flight = flight(&mut pool, tag);
             table.insert(&mut list, flight);

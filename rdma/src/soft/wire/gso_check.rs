@@ -2,31 +2,31 @@
 //! kernel does.
 //!
 //! The CRC covers the IPv4 identification, and the packets of a train are made for 0, 1, 2, ..
-//! ([`super::icrc::train_identification`]). A device that cuts trains itself
+//! ([`super::icrc::train_identification`]). A device that segments trains itself
 //! (`tx-udp-segmentation`), or a tunnel, may give all of them the same one, or others. Adapters and
-//! `rdma_rxe` then find all packets wrong but the first, and drop them without a word: of each train
-//! one packet arrives, and everything else is sent again, as a train. (Our own kind does not see that
-//! field and solves for it, and IPv6 has none: nothing of this concerns them.)
+//! `rdma_rxe` then find a wrong CRC in all packets but the first, and drop them silently: of each
+//! train one packet arrives, and everything else is sent again, as a train. (This implementation
+//! does not see that field and solves for it, and IPv6 has none: neither is affected.)
 //!
-//! The peer's answers tell. Of each packet it is remembered whether it left as the first of its train
-//! or behind it. When one that left behind is missing, and one that left first has come meanwhile,
-//! that is a *miss*; one that left behind and has come makes up for all. After [`MISSES`] in a row
-//! there are no trains on that path any more, for as long as there are connections on it: each miss
-//! costs one round trip, or one timeout. Losses alone bring that about once in p^-6 recoveries, and
-//! what is lost by it is the price of the calls.
+//! The peer's responses are the evidence. For each packet it is recorded whether it left as the
+//! first of its train or behind it. If one that left behind is missing, and one that left first has
+//! arrived meanwhile, that is a *miss*; one that left behind and has arrived resets the count.
+//! After [`MISSES`] in a row trains are not used on that path any more, for as long as there are
+//! connections on it: each miss costs one round trip, or one timeout. Losses alone cause that about
+//! once in p^-6 recoveries, and the cost is that of the additional system calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use super::psn::Psn;
 
-/// Datagrams of one train, at most: what the kernel takes (`UDP_MAX_SEGMENTS`, before 6.9).
+/// Maximum of datagrams in one train: the limit of the kernel (`UDP_MAX_SEGMENTS`, before 6.9).
 pub(crate) const MOST_SEGMENTS: usize = 64;
-/// So many misses in a row end trains.
+/// Consecutive misses that end trains.
 const MISSES: u32 = 6;
-/// Packets that are remembered: a power of two.
+/// Number of packets that are recorded: a power of two.
 const REMEMBERED: u32 = 4096;
-/// Of those before the packet that a peer lacks so many are looked at: the others may be newer ones
-/// with the same place.
+/// Number of packets before the missing one that are examined: entries further back may belong to
+/// newer packets.
 const LOOKED_AT: u32 = REMEMBERED / 4;
 
 /// Positions in their trains of the latest packets, by number.
@@ -63,22 +63,22 @@ impl Bits {
 /// Acknowledged and lost packets of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Arrivals {
-    /// One that left first in its train has come.
+    /// One that left first in its train has arrived.
     first: bool,
-    /// One that left behind others has.
+    /// One that left behind others has arrived.
     behind: bool,
-    /// One that left behind others has not.
+    /// One that left behind others is missing.
     missing: bool,
 }
 
 impl Places {
-    /// A packet leaves at this place of its train.
+    /// Records that a packet leaves at this place of its train.
     pub(crate) fn depart(&mut self, psn: Psn, place: usize) {
         self.first.set(psn, place == 0);
         self.behind.set(psn, place > 0);
     }
 
-    /// The peer has all before `end` (of which `new` are new at most), and may lack that one.
+    /// The peer has all before `end` (of which at most `new` are new), and may lack that one.
     pub(crate) fn arrive(&mut self, end: Psn, new: u32, lacks: bool) -> Arrivals {
         let mut arrivals = Arrivals::default();
         let mut psn = end;
@@ -92,22 +92,21 @@ impl Places {
     }
 }
 
-/// Segmentation state of a path. All endpoints that share it write here, and it does not matter who
-/// first.
+/// Segmentation state of a path. All endpoints that share it write here, in any order.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
-    /// One that left first has come since the last miss.
+    /// One that left first has arrived since the last miss.
     first: AtomicBool,
     misses: AtomicU32,
 }
 
 impl Segments {
-    /// Whether packets may leave in trains.
+    /// Whether trains are used.
     pub(crate) fn are_kept(&self) -> bool {
         self.misses.load(Relaxed) < MISSES
     }
 
-    /// Takes note. True when there are no trains from now on.
+    /// Updates the state. Returns true if trains are not used from now on.
     pub(crate) fn note(&self, arrivals: Arrivals) -> bool {
         let misses = self.misses.load(Relaxed);
         if arrivals == Arrivals::default() || misses >= MISSES {
@@ -131,7 +130,7 @@ impl Segments {
 mod tests {
     use crate::soft::wire::gso_check::*;
 
-    /// A train of four leaves, of which the peer says that it has the first `have`.
+    /// A train of four leaves, of which the peer reports the first `have` as received.
     fn train(places: &mut Places, start: &mut Psn, have: u32) -> Arrivals {
         for place in 0..4 {
             places.depart(start.add(place), place as usize);
@@ -149,7 +148,7 @@ mod tests {
             assert_eq!(segments.note(train(&mut places, &mut start, 1)), nth == 6);
         }
         assert!(!segments.are_kept());
-        // For good, and told once.
+        // Permanently, and reported once.
         assert!(!segments.note(train(&mut places, &mut start, 1)));
         assert!(!segments.note(train(&mut places, &mut start, 4)) && !segments.are_kept());
     }
@@ -162,14 +161,14 @@ mod tests {
             (0..4).for_each(|_| assert!(!segments.note(train(&mut places, &mut start, 1))));
             assert!(!segments.note(train(&mut places, &mut start, 2)), "the second has come");
         }
-        // Nothing comes at all: that says nothing of trains.
+        // No packet arrives: that is no evidence about trains.
         (0..50).for_each(|_| assert!(!segments.note(train(&mut places, &mut start, 0))));
-        // Nor does it when the packet that was the first of its train has come before.
+        // Nor is it when the first packet of its train has arrived before.
         (0..50).for_each(|_| {
             places.depart(start.add(1), 1);
             assert!(!segments.note(places.arrive(start.add(1), 0, true)));
         });
-        // Each is told once.
+        // Each is counted once.
         for place in 0..2 {
             places.depart(start.add(place), place as usize);
         }

@@ -1,6 +1,6 @@
-//! The headers of a packet: base transport header, extended headers, padding and the invariant
-//! CRC (IBTA volume 1, chapter 9; annex A17 for RoCEv2). Parsing takes any bytes and never fails
-//! in another way than by [`Malformed`]; reserved bits are ignored on receipt and sent as zero.
+//! The headers of a packet: base transport header, extended headers, padding and the invariant CRC
+//! (IBTA volume 1, chapter 9; annex A17 for RoCEv2). Parsing accepts any bytes, and its only error
+//! is [`Malformed`]; reserved bits are ignored on receipt and sent as zero.
 
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ pub struct Bth {
     /// Solicited event: the receiver may use it to notify.
     pub solicited: bool,
     /// Migration state, ignored on receipt. 1 (migrated) is the state of a queue pair without
-    /// automatic path migration, and what adapters send; some of them take packets with 0 through a
-    /// slow path that loses under load.
+    /// automatic path migration, and what adapters send; some of them process packets with 0 on a
+    /// slow path that drops packets under load.
     pub migrated: bool,
     /// Bytes of padding after the payload, 0 to 3.
     pub pad: u8,
@@ -136,10 +136,10 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header: which memory a write or read means.
+/// RDMA extended transport header: the memory of a write or read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reth {
-    /// Address in terms of the owner of the memory.
+    /// Address, in the address space of its owner.
     pub address: u64,
     /// Remote key.
     pub key: u32,
@@ -150,7 +150,7 @@ pub struct Reth {
 /// Acknowledge extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Aeth {
-    /// What is acknowledged or refused.
+    /// Kind of acknowledgement.
     pub syndrome: Syndrome,
     /// Messages completed.
     pub msn: Msn,
@@ -168,7 +168,7 @@ pub struct Deth {
 /// Atomic extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicEth {
-    /// Address in terms of the owner of the memory, a multiple of 8.
+    /// Address, in the address space of its owner, a multiple of 8.
     pub address: u64,
     /// Remote key.
     pub key: u32,
@@ -181,18 +181,18 @@ pub struct AtomicEth {
 /// The syndrome of an acknowledgement (IBTA volume 1, 9.7.5.2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// Done; the code says how many messages the responder has receives for.
+    /// Executed; the code is the number of messages for which the responder has receives.
     Ack(Credits),
     /// No receive posted: try again after the time of the code.
     Rnr(RnrTimer),
-    /// Refused.
+    /// Rejected.
     Nak(Nak),
-    /// A value that means nothing yet; the packet is dropped.
+    /// A reserved value; the packet is dropped.
     Reserved(u8),
 }
 
 /// Credit code of an acknowledgement, 0 to 31. 31 means that no limit is reported; we send that,
-/// and heed others.
+/// and respect others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credits(u8);
 
@@ -200,7 +200,7 @@ impl Credits {
     /// No limit reported.
     pub const UNLIMITED: Credits = Credits(31);
 
-    /// From a code; bits above the lowest five are cut off.
+    /// From a code; bits above the lowest five are ignored.
     #[must_use]
     pub const fn new(code: u8) -> Credits {
         Credits(code & 31)
@@ -212,7 +212,7 @@ impl Credits {
         self.0
     }
 
-    /// How many messages may be sent; none when no limit is reported.
+    /// Number of messages that may be sent; none if no limit is reported.
     #[must_use]
     pub const fn messages(self) -> Option<u32> {
         match self.0 {
@@ -229,7 +229,7 @@ impl Credits {
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
-    /// From a code; bits above the lowest five are cut off.
+    /// From a code; bits above the lowest five are ignored.
     #[must_use]
     pub const fn new(code: u8) -> RnrTimer {
         RnrTimer(code & 31)
@@ -258,9 +258,9 @@ impl RnrTimer {
 pub enum Nak {
     /// A packet is missing; the only one that does not end the connection.
     Sequence,
-    /// The request breaks a rule.
+    /// The request is invalid.
     InvalidRequest,
-    /// The memory named is not the peer's to use.
+    /// The peer has no access to the memory.
     RemoteAccess,
     /// The responder failed.
     RemoteOperation,
@@ -303,7 +303,7 @@ impl Syndrome {
     }
 }
 
-/// The extended headers of one packet; which are there follows from the operation code.
+/// The extended headers of one packet; the operation code determines which there are.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Extended {
     /// Datagram header.
@@ -316,16 +316,16 @@ pub struct Extended {
     pub aeth: Option<Aeth>,
     /// The value before an atomic.
     pub atomic_ack: Option<u64>,
-    /// Immediate data, as they lie on the wire.
+    /// Immediate data, in wire order.
     pub immediate: Option<[u8; 4]>,
     /// Key to invalidate.
     pub invalidate: Option<u32>,
-    /// Bit `n`, counted from the lowest of the first byte, says that packet `n + 1` after that of
-    /// the base transport header is there.
+    /// Bit `n`, counted from the lowest of the first byte: packet `n + 1` after that of the base
+    /// transport header was received.
     pub held: Option<[u8; 16]>,
 }
 
-/// Takes fixed pieces off the front of a slice.
+/// Reads fields from the front of a slice.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -405,7 +405,7 @@ pub enum RequestExt {
 }
 
 impl HeaderBytes {
-    /// Writes the headers of a request, as [`HeaderBytes::emit`] does at a higher cost.
+    /// Emits the headers of a request, faster than [`HeaderBytes::emit`].
     #[must_use]
     pub fn request(bth: &Bth, ext: RequestExt) -> HeaderBytes {
         let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: Bth::BYTES as u8 };
@@ -426,8 +426,8 @@ impl HeaderBytes {
         out
     }
 
-    /// Writes a base transport header and its extended headers. A header that the operation code
-    /// demands and `ext` lacks is left out; one that it does not have is not written.
+    /// Emits a base transport header and its extended headers. A header that the operation code
+    /// requires and `ext` lacks is omitted; one that it does not have is not written.
     #[must_use]
     pub fn emit(bth: &Bth, ext: &Extended) -> HeaderBytes {
         let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: Bth::BYTES as u8 };
@@ -486,7 +486,7 @@ impl std::fmt::Debug for HeaderBytes {
     }
 }
 
-/// A datagram taken apart. Its CRC has not been checked.
+/// A parsed datagram. Its CRC has not been checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
     /// Base transport header.
@@ -498,10 +498,10 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Takes a datagram (all that UDP carries, the invariant CRC included) apart.
+    /// Parses a datagram (the payload of UDP, including the invariant CRC).
     ///
     /// # Errors
-    /// It is not a packet that this transport knows.
+    /// It is not a packet of this transport.
     pub fn parse(datagram: &'a [u8]) -> Result<Packet<'a>, Malformed> {
         let (body, _) = datagram.split_last_chunk::<ICRC_BYTES>().ok_or(Malformed::Short)?;
         let mut cursor = Cursor(body);

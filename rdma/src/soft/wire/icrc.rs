@@ -2,25 +2,25 @@
 //! UDP socket handles the one covered field that it cannot see.
 //!
 //! It is CRC-32 of IEEE 802.3 over eight bytes of ones (in place of a link header that RoCE does
-//! not have), the IP and UDP headers, and the datagram, with all fields that change on the way
-//! taken as ones: type of service, time to live, both checksums, flow label, and byte 4 of the
+//! not have), the IP and UDP headers, and the datagram, with all fields that change on the path
+//! replaced by ones: type of service, time to live, both checksums, flow label, and byte 4 of the
 //! base transport header. It is stored with its least significant byte first.
 //!
 //! # The identification field of IPv4
 //!
-//! Everything else that is covered a socket knows: addresses, ports, lengths. (Linux and most
-//! adapters set "don't fragment"; what is wrong with it is tried without.) But the 16-bit identification is chosen by the sending kernel
-//! and shown to no receiver.
+//! A socket knows everything else that is covered: addresses, ports, lengths. (Linux and most
+//! adapters set "don't fragment"; a packet with a wrong CRC is checked again without it.) But the
+//! 16-bit identification is chosen by the sending kernel and not visible to a receiver.
 //!
 //! *Sending*: an unconnected socket with `IP_MTU_DISCOVER = IP_PMTUDISC_PROBE` always gets 0, and
-//! the segments of one `UDP_SEGMENT` (GSO) call that the kernel cuts in software get 0, 1, 2, ..: see
-//! [`train_identification`].
+//! the segments of one `UDP_SEGMENT` (GSO) call that the kernel segments in software get 0, 1, 2,
+//! ..: see [`train_identification`].
 //!
-//! *Receiving*: a CRC is linear. For two messages of one length that differ in some bits only,
-//! the difference (XOR) of their CRCs depends on these bits alone, and is the XOR of what each
-//! bit contributes by itself. So let `c` be the CRC that we compute with identification 0, and
-//! `r` the received one. When the packet is right, `c ^ r` is the XOR of the contributions of
-//! just those bits that are set in the sender's identification. A bit contributes
+//! *Receiving*: a CRC is linear. For two messages of one length that differ in some bits only, the
+//! difference (XOR) of their CRCs depends on these bits alone, and is the XOR of the contributions
+//! of the single bits. So let `c` be the CRC computed with identification 0, and `r` the received
+//! one. If the packet is undamaged, `c ^ r` is the XOR of the contributions of the bits that are
+//! set in the sender's identification. A bit contributes
 //!
 //! ```text
 //! x^(8 * bytes after it + ..) mod P        P = the CRC's polynomial, degree 32
@@ -28,16 +28,16 @@
 //!
 //! which depends on the length of the packet only. The sixteen contributions span a space of
 //! dimension 16 (they are x^k .. x^(k+15) mod P, and a sum of them is x^k times a polynomial of
-//! degree below 16, which P, of degree 32 and not divisible by x, cannot divide).
-//! So `c ^ r` of a right packet lies in that space, and damage throws it anywhere in 32
-//! dimensions: one wrong packet in 2^16 slips through, which leaves a check as strong as TCP's.
-//! But not at random: some changes of a single byte look like another identification in packets of
-//! every length. The solution *is* the identification, so it is compared with what the sender uses
-//! (`soft/wire/ipv4_id.rs`), which shows these, and gives seven of the other 16 bits back.
+//! degree below 16, which P, of degree 32 and not divisible by x, cannot divide). So `c ^ r` of an
+//! undamaged packet is in that space, and damage gives any value in 32 dimensions: one damaged
+//! packet in 2^16 is not detected, so the check is as strong as TCP's. But not at random: some
+//! changes of a single byte look like another identification in packets of every length. The
+//! solution *is* the identification, so it is compared with those that the sender uses
+//! (`soft/wire/ipv4_id.rs`), which detects these changes, and adds seven bits to the check.
 //!
-//! The space is kept reduced (each vector has a leading bit that no other vector has), so the
-//! check is sixteen conditional XORs; the reduced vectors are cached by length. IPv6 has no such
-//! field: there the check has all 32 bits.
+//! The basis is kept reduced (each vector has a leading bit that no other vector has), so the check
+//! is sixteen conditional XORs; the reduced bases are cached by length. IPv6 has no such field:
+//! there the check has all 32 bits.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -52,13 +52,13 @@ pub(super) const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
 pub(super) const UDP_BYTES: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
-/// Where the identification begins in the IPv4 header.
+/// Offset of the identification in the IPv4 header.
 pub(super) const IDENTIFICATION_AT: usize = 4;
-/// "Don't fragment", as the flags and fragment offset of IPv4.
+/// "Don't fragment", as flags and fragment offset of IPv4.
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 
-/// Source and destination of a datagram; both of one IP version. (With different versions there is
-/// no right CRC; such a flow is checked as IPv6 and fails.)
+/// Source and destination of a datagram; both of one IP version. (With different versions no CRC is
+/// valid; such a flow is checked as IPv6 and fails.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// Sender, as the receiver sees it.
@@ -73,20 +73,20 @@ impl Flow {
     }
 }
 
-/// The identification that the `index`th datagram of one send call carries on IPv4: 0 for a
-/// lone one, and counting within a train of equal segments that the kernel cuts (`UDP_SEGMENT`).
+/// The IPv4 identification of datagram number `index` of one send call: 0 for a single one, and
+/// counted within a train of equal segments that the kernel segments (`UDP_SEGMENT`).
 #[must_use]
 pub const fn train_identification(index: usize) -> u16 {
     index as u16
 }
 
-/// An invariant CRC in the making.
+/// An invariant CRC in progress.
 #[derive(Clone, Debug)]
 pub struct Icrc(pub(super) crc32fast::Hasher);
 
 impl Icrc {
-    /// Begins: the IP and UDP headers of a datagram of `datagram_bytes` (base transport header to
-    /// CRC), and its base transport header. `identification` is that of IPv4; IPv6 has none.
+    /// Starts with the IP and UDP headers of a datagram of `datagram_bytes` (base transport header
+    /// to CRC), and its base transport header. `identification` is that of IPv4; IPv6 has none.
     #[must_use]
     pub fn start(
         flow: &Flow,
@@ -134,19 +134,19 @@ impl Icrc {
         Icrc(hasher)
     }
 
-    /// A base transport header as it is covered: without what changes on the way.
+    /// A base transport header as the CRC covers it: without the fields that change on the path.
     pub(super) fn masked(bth: &[u8; Bth::BYTES]) -> [u8; Bth::BYTES] {
         let mut masked = *bth;
         masked[4] = 0xff;
         masked
     }
 
-    /// Feeds what follows: extended headers, payload, padding, in any pieces.
+    /// Adds what follows: extended headers, payload, padding, in any pieces.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The CRC as it stands on the wire.
+    /// The CRC in wire order.
     #[must_use]
     pub fn finish(self) -> [u8; ICRC_BYTES] {
         self.0.finalize().to_le_bytes()
@@ -163,19 +163,18 @@ fn octets(address: IpAddr) -> [u8; 16] {
 /// Result of the CRC check of a received datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Right to the last of 32 bits.
+    /// Valid: a check of all 32 bits.
     Exact,
-    /// Right when the sender's IPv4 identification was this one; 16 bits of check.
+    /// Valid if the sender's IPv4 identification was this one; a check of 16 bits.
     Solved(u16),
-    /// The same, of a packet that may be fragmented on its way (`DF` is 0), as some adapters send
-    /// them.
+    /// As `Solved`, for a packet that may be fragmented (`DF` is 0), as some adapters send them.
     Fragmentable(u16),
-    /// Wrong, or too short to be a packet: drop it.
+    /// Damaged, or too short to be a packet: to be dropped.
     Wrong,
 }
 
-/// Checks received datagrams; keeps the reduced contributions of the identification's bits for
-/// the lengths that are in use.
+/// Checks received datagrams; caches the reduced contributions of the identification's bits for the
+/// lengths in use.
 #[derive(Clone, Debug)]
 pub struct Checker {
     cache: Box<[Basis; Checker::LENGTHS]>,
@@ -189,9 +188,9 @@ impl Default for Checker {
 }
 
 impl Checker {
-    /// How many lengths are remembered. A length's place is its rest in words: of a division by a
-    /// prime, because packets with a whole page of payload and without any differ by a power of
-    /// two, and would push each other out.
+    /// Number of cached lengths. The place of a length is its remainder in words modulo a prime,
+    /// because packets with a whole page of payload and without any differ by a power of two, and
+    /// would evict each other.
     const LENGTHS: usize = 97;
 
     /// With empty caches (of some 41 KiB, which never grow).
@@ -201,7 +200,7 @@ impl Checker {
         Checker { cache, beginnings: PrefixCache::default() }
     }
 
-    /// Checks a datagram that came along `flow`: base transport header to CRC.
+    /// Checks a datagram of a flow: base transport header to CRC.
     pub fn check(&mut self, flow: &Flow, datagram: &[u8]) -> Verdict {
         let Some((body, received)) = datagram.split_last_chunk::<ICRC_BYTES>() else {
             return Verdict::Wrong;
@@ -240,17 +239,17 @@ impl Checker {
     }
 }
 
-/// What the bits of the identification contribute to the CRC of packets of one length, reduced.
+/// Contributions of the bits of the identification to the CRC of packets of one length, reduced.
 #[derive(Clone, Copy, Debug)]
 struct Basis {
     datagram_bytes: usize,
-    /// Each vector has its highest set bit at a place where no other vector has one.
+    /// The highest set bit of each vector is set in no other vector.
     vectors: [u32; 16],
-    /// That bit of each, alone.
+    /// That bit of each vector.
     leads: [u32; 16],
-    /// Which bits of the identification add up to each vector.
+    /// The bits of the identification whose sum is each vector.
     origins: [u32; 16],
-    /// What "don't fragment" contributes; no sum of vectors.
+    /// Contribution of "don't fragment"; not a sum of vectors.
     dont_fragment: u32,
 }
 
@@ -264,8 +263,8 @@ impl Basis {
     };
 
     fn new(datagram_bytes: usize) -> Basis {
-        // The CRC's register after a lone set bit depends on how many bytes follow it. What
-        // follows the identification: the rest of the IP header, UDP, the datagram without CRC.
+        // The register after a single set bit depends on the number of bytes after it. After the
+        // identification follow the rest of the IP header, UDP, and the datagram without CRC.
         let covered = IPV4_BYTES + UDP_BYTES + datagram_bytes.saturating_sub(ICRC_BYTES);
         let after = covered - IDENTIFICATION_AT - 2;
         let shift = power_of_x(8 * after as u64);
@@ -277,13 +276,13 @@ impl Basis {
             basis.insert(multiply(alone, shift), 1 << bit);
         }
         basis.leads = basis.vectors.map(leading);
-        // The flags follow the identification: two bytes less come after them.
+        // The flags follow the identification, so two bytes less come after them.
         let flags = crc_of_two(u16::from_be_bytes(DONT_FRAGMENT));
         basis.dont_fragment = multiply(flags, power_of_x(8 * (after - 2) as u64));
         basis
     }
 
-    /// Gauss elimination, one vector at a time.
+    /// Gaussian elimination, one vector at a time.
     fn insert(&mut self, mut vector: u32, mut origin: u32) {
         for (have, from) in self.vectors.iter().zip(self.origins) {
             if *have != 0 && vector & leading(*have) != 0 {
@@ -309,8 +308,8 @@ impl Basis {
 
     fn solve(&self, difference: u32) -> Option<u16> {
         let (mut rest, mut identification) = (difference, 0);
-        // No other vector has the leading bit of one, so each is asked for by itself: several at a
-        // time, and without branches, as the bits are as good as random.
+        // No other vector has the leading bit of a vector, so each is tested independently: several
+        // at a time, and without branches, because the bits are practically random.
         for at in 0..self.leads.len() {
             let hit = if difference & self.leads[at] == 0 { 0 } else { u32::MAX };
             rest ^= self.vectors[at] & hit;
@@ -320,13 +319,13 @@ impl Basis {
     }
 }
 
-/// The highest set bit, alone; 0 of 0.
+/// The highest set bit; 0 for 0.
 const fn leading(vector: u32) -> u32 {
     if vector == 0 { 0 } else { 1 << (31 - vector.leading_zeros()) }
 }
 
-/// What two bytes leave in a register that began with zeros and whose result is not complemented: the
-/// difference of two CRCs, in which both cancel out.
+/// The register after two bytes, starting from zeros and without the final complement: for the
+/// difference of two CRCs, where both cancel out.
 fn crc_of_two(bytes: u16) -> u32 {
     crc32fast::hash(&bytes.to_be_bytes()) ^ crc32fast::hash(&[0, 0])
 }
@@ -373,7 +372,7 @@ mod tests {
     fn seal(flow: &Flow, identification: u16, mut datagram: Vec<u8>) -> Vec<u8> {
         let bth = *datagram.first_chunk().unwrap();
         let mut icrc = Icrc::start(flow, identification, datagram.len() + 4, &bth);
-        // In two pieces, as header and payload come.
+        // In two pieces, as header and payload are given.
         let cut = Bth::BYTES + (datagram.len() - Bth::BYTES) / 3;
         icrc.update(&datagram[Bth::BYTES..cut]);
         icrc.update(&datagram[cut..]);
@@ -448,7 +447,7 @@ mod tests {
         assert!((1..=18).contains(&passed), "{passed} of 200000, expected about 6");
     }
 
-    /// Computed from the bytes of the headers, as they are on the wire.
+    /// Computed from the bytes of the headers as on the wire.
     fn seal_as(identification: u16, dont_fragment: bool, body: &[u8]) -> Vec<u8> {
         let (udp_bytes, ip_bytes) = (body.len() + 12, body.len() + 32);
         let mut covered = vec![0xff; 8];
@@ -498,7 +497,7 @@ mod tests {
         fn a_flipped_byte_behind_the_headers_is_seen(
             v6: bool, body in proptest::collection::vec(any::<u8>(), 12..300), at: usize, by in 1u8..,
         ) {
-            // On IPv4 a rare flip looks like another identification; on IPv6 none can.
+            // On IPv4 a few bit flips look like another identification; on IPv6 none does.
             let (flow, mut checker) = (flow(v6), Checker::new());
             let mut datagram = seal(&flow, 7, body);
             let at = at % datagram.len();

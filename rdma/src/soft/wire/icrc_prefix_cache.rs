@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use super::icrc::{Flow, IDENTIFICATION_AT, IPV4_BYTES, Icrc, POLYNOMIAL, UDP_BYTES};
 use crate::soft::wire::header::Bth;
 
-/// What each bit of the identification changes in the register that has seen the headers of IPv4
-/// and UDP. It does not depend on anything else in them.
+/// Change of the register by each bit of the identification, after the headers of IPv4 and UDP.
+/// Independent of all other fields.
 const CHANGES: [u32; 16] = {
     let (mut changes, mut bit) = ([0; 16], 0);
     while bit < 16 {
@@ -17,7 +17,7 @@ const CHANGES: [u32; 16] = {
     changes
 };
 
-/// The register after an identification and so many zeros as it is away from the end of the headers.
+/// The register after an identification and as many zeros as follow until the end of the headers.
 const fn change(identification: u16) -> u32 {
     let bytes = identification.to_be_bytes();
     let (mut register, mut at) = (0u32, 0);
@@ -41,7 +41,7 @@ struct Beginning {
     crc: Icrc,
 }
 
-/// Beginnings that have been needed lately.
+/// Recently used prefixes.
 #[derive(Clone, Debug)]
 pub struct PrefixCache(Box<[Beginning; PrefixCache::PLACES]>);
 
@@ -49,14 +49,14 @@ impl Default for PrefixCache {
     fn default() -> PrefixCache {
         let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let flow = Flow { source: nowhere, destination: nowhere };
-        // No datagram is as short.
+        // No datagram has this length.
         let none = Beginning { flow, datagram_bytes: 0, crc: Icrc(crc32fast::Hasher::new()) };
         PrefixCache(Box::new(std::array::from_fn(|_| none.clone())))
     }
 }
 
 impl Beginning {
-    /// Another kind of headers takes this place.
+    /// Replaces the entry of this place.
     #[cold]
     fn replace(&mut self, flow: &Flow, datagram_bytes: usize) {
         let crc = Icrc::of_headers(flow, 0, datagram_bytes);
@@ -65,11 +65,11 @@ impl Beginning {
 }
 
 impl PrefixCache {
-    /// How many are remembered. A prime, as in [`super::icrc::Checker`].
+    /// Number of entries. A prime, as in [`super::icrc::Checker`].
     const PLACES: usize = 251;
 
-    /// The CRC of the IP and UDP headers of a datagram (see [`Icrc::start`]), and what is to be fed
-    /// to it next in place of the base transport header.
+    /// The CRC of the IP and UDP headers of a datagram (see [`Icrc::start`]), and the bytes to add
+    /// next in place of the base transport header.
     #[inline(always)] // once per packet in each direction: a call is half of its cost
     #[must_use]
     pub fn begin(
@@ -85,8 +85,8 @@ impl PrefixCache {
         }
         let mut fed = Icrc::masked(bth);
         if identification != 0 && flow.is_ipv4() {
-            // The register takes in the next four bytes by XOR: what is to be changed in the one
-            // may as well be changed in the others.
+            // The register combines with the next four bytes by XOR: a change of the register can
+            // be made in these bytes instead.
             let first = u32::from_le_bytes([fed[0], fed[1], fed[2], fed[3]]);
             fed[..4].copy_from_slice(&(first ^ changes(identification)).to_le_bytes());
         }
@@ -103,8 +103,8 @@ fn changes(mut identification: u16) -> u32 {
     sum
 }
 
-/// Peers have addresses beside each other, lengths are multiples of 4, and each queue pair of a host
-/// may have a source port of its own.
+/// Peers have adjacent addresses, lengths are multiples of 4, and each queue pair of a host may
+/// have a source port of its own.
 fn place(flow: &Flow, datagram_bytes: usize) -> usize {
     let last = |at: &SocketAddr| match at.ip() {
         IpAddr::V4(v4) => v4.octets()[3],
@@ -139,7 +139,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was remembered before, the CRC is that which is computed from the start.
+        /// Whatever was cached before, the CRC equals that computed from the start.
         #[test]
         fn a_crc_that_began_in_memory_is_the_same(
             flows in prop::collection::vec((address(), address()), 1..4),
@@ -153,7 +153,7 @@ mod tests {
             for (flow, identification, longer, bth, rest) in datagrams {
                 let (source, destination) = *flow.get(&flows);
                 let flow = Flow { source, destination };
-                // Lengths that share a place are among them.
+                // Including lengths that share a place.
                 let bytes = 16 + rest.len() + longer * 4 * PrefixCache::PLACES;
                 let mut plain = Icrc::start(&flow, identification, bytes, &bth);
                 plain.update(&rest);

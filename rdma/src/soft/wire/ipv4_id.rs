@@ -1,35 +1,36 @@
 //! Checks that the IPv4 identification for which a packet's CRC is valid is near the one that its
 //! sender currently uses.
 //!
-//! A socket does not see that field, so the check of the CRC solves for it ([`super::icrc`]) and has
-//! 16 bits less than it should. Worse, what it cannot see is always at the same place: damage that
-//! changes the CRC as another identification would. Some changes of a single byte do so, in packets
-//! of every length. The solved identification gives that away, as senders do not choose theirs at
-//! random:
+//! A socket does not see that field, so the check of the CRC solves for it ([`super::icrc`]) and
+//! has 16 bits less. Moreover, the undetected damage is always the same: damage that changes the
+//! CRC as another identification would. Some changes of a single byte do so, in packets of every
+//! length. The solved identification reveals that, because senders do not choose theirs at random:
 //!
-//! * our own kind sends 0, and the place in a train of at most 64 ([`super::icrc::train_identification`]);
-//! * Linux counts up for each pair of addresses, from a random beginning (`__ip_select_ident`), and
-//!   for a time without packets adds at random up to one for each tick of its clock, at most 1000 a
-//!   second;
+//! * this implementation sends 0, and the place in a train of at most 64
+//!   ([`super::icrc::train_identification`]);
+//! * Linux counts up for each pair of addresses, from a random start (`__ip_select_ident`), and
+//!   after a time without packets adds a random number, up to one for each tick of its clock, at
+//!   most 1000 a second;
 //! * adapters send a constant, or count: for each pair of addresses, or for each queue pair.
 //!
-//! So one is plausible when it follows the last one of its pair of addresses within [`AHEAD`], with a
-//! tick for each millisecond since, or was overtaken by at most [`BEHIND`]; or the same of its queue
-//! pair. The differences that the known changes of one byte make are all larger ([`AHEAD`] says which
-//! is the smallest). What is left of random damage is 0.4 % for each of the two, so the check has
-//! seven bits more.
+//! So an identification is plausible if it follows the last one of its pair of addresses within
+//! [`AHEAD`], plus a tick for each millisecond since, or was overtaken by at most [`BEHIND`]; or
+//! the same of its queue pair. The differences caused by the known changes of one byte are all
+//! larger ([`AHEAD`] documents the smallest). The remaining probability for random damage is 0.4 %
+//! for each of the two, so the check has seven bits more.
 //!
-//! A packet that is not plausible is dropped, which is no more than a loss. The sender may have jumped
-//! (many packets were lost, or its machine has started anew): when [`AGREED`] in a row agree with each
-//! other and none with what was before, the last of them is taken, and what it says is the new truth.
-//! Of a sender whose identifications cannot be foretold at all (its counter is shared with much else,
-//! or random) every fifth packet or more would be lost, so it is believed, as before there was this
-//! check. Everybody is until 32 packets have been plausible.
+//! An implausible packet is dropped, which counts as a loss. The sender may have skipped numbers
+//! (many packets were lost, or its machine has restarted): when [`AGREED`] consecutive packets
+//! agree with each other and none with the previous ones, the last of them is accepted, and its
+//! identification is the new reference. If the identifications of a sender cannot be predicted at
+//! all (its counter is shared with other traffic, or random), every fifth packet or more would be
+//! lost, so its packets are accepted without this check. So are the first 32 plausible packets of
+//! every sender.
 //!
-//! Endpoints that share an address see each a part of what a sender counts, some later than others.
-//! So each has a view of its own, in which identifications go up, and from which they may skip what
-//! others have seen meanwhile. Counting goes on behind sixteen bits there, so that it is known how far
-//! one is behind the others.
+//! Each endpoint of an address sees a part of what a sender counts, some later than others. So each
+//! has a view of its own, in which identifications increase, and may skip those that others have
+//! seen meanwhile. Views count beyond sixteen bits, so that the distance between endpoints is
+//! known.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -39,29 +40,29 @@ use std::time::Instant;
 
 use super::gso_check::Segments;
 
-/// How much further a sender may have counted, beside the ticks of its clock. Less than 231, the least
-/// that any known change of one byte puts between an identification and what it seems to be: that of
-/// byte 2229 of the longest packets by F9h, which makes it another one by 7F19h. Those of byte 93, in
-/// packets of every length, make at least 586 (55h, by FDB6h).
+/// How much further a sender may have counted, in addition to the ticks of its clock. Less than
+/// 231, the smallest difference between an identification and the one it seems to be after a known
+/// change of one byte: that of byte 2229 of the longest packets by F9h, which makes it another one
+/// by 7F19h. Those of byte 93, in packets of every length, make at least 586 (55h, by FDB6h).
 const AHEAD: u32 = 192;
 /// How far a packet may be overtaken.
 const BEHIND: u32 = 64;
-/// How many must agree in a row.
+/// Consecutive packets that must agree.
 const AGREED: u32 = 4;
-/// A sender whose identifications have been plausible so often is held to it.
+/// After this many plausible packets the check applies to a sender.
 const PROBATION: u32 = 32;
-/// What one weighs that is not plausible.
+/// Weight of an implausible packet.
 const WEIGHT: u32 = 4;
-/// With so much weight, a sender is not held to it any more.
+/// At this weight the check no longer applies to a sender.
 const MOST_WEIGHT: u32 = 256;
-/// Of the weight: the sender is held to it.
+/// Flag in the weight: the check applies to the sender.
 const STRICT: u32 = 1 << 31;
-/// What all know is renewed only when it has moved so far, or so many milliseconds ago: other endpoints
-/// look at it for every packet.
+/// The shared state is updated only after a change by this number, or after as many milliseconds,
+/// because other endpoints read it for every packet.
 const RENEWED: i32 = 32;
 const RENEWED_MS: u32 = 8;
 
-/// The last identification, with what has been counted beyond its sixteen bits, and when it came.
+/// The last identification, counted beyond its sixteen bits, and its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LastId {
     count: u32,
@@ -69,7 +70,7 @@ pub(crate) struct LastId {
 }
 
 impl LastId {
-    /// In one word, which is never 0, as no time is.
+    /// Packed in one word, which is never 0, because no time is 0.
     fn pack(self) -> u64 {
         u64::from(self.count) | u64::from(self.at_ms) << 32
     }
@@ -79,7 +80,7 @@ impl LastId {
         (at_ms != 0).then_some(LastId { count, at_ms })
     }
 
-    /// How far the sender may have counted by now.
+    /// The highest count that the sender may have reached by now.
     fn limit(self, now_ms: u32) -> u32 {
         // Two ticks more, as both times are rounded down.
         let ticks = now_ms.wrapping_sub(self.at_ms).min(1 << 20) + 2;
@@ -93,7 +94,7 @@ impl LastId {
     }
 }
 
-/// Whether one count is another one or comes after it.
+/// Whether a count equals or follows another one.
 fn is_after(count: u32, other: u32) -> bool {
     count.wrapping_sub(other) as i32 >= 0
 }
@@ -103,27 +104,27 @@ fn later(one: u32, other: u32) -> u32 {
     if is_after(one, other) { one } else { other }
 }
 
-/// What an endpoint has seen of a pair; alone on its line of the cache.
+/// An endpoint's view of a pair; on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
 struct View {
     last: AtomicU64,
-    /// It was not plausible, and the next ones may agree with it.
+    /// The last implausible one, with which the next ones may agree.
     candidate: AtomicU64,
-    /// How many have.
+    /// Number of consecutive ones that agree.
     agreed: AtomicU32,
     /// See [`WEIGHT`] and [`STRICT`].
     weight: AtomicU32,
 }
 
-/// State of a pair of addresses. A view is written by its endpoint only, and of the rest it does
-/// not matter who writes first.
+/// State of a pair of addresses. A view is written by its endpoint only, the rest by any, in any
+/// order.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    /// The latest that any endpoint has seen.
+    /// The latest one seen by any endpoint.
     latest: AtomicU64,
     views: Box<[View]>,
-    /// Whether packets to it may leave in trains.
+    /// Whether trains are used on this path.
     pub(crate) segments: Segments,
 }
 
@@ -139,7 +140,7 @@ impl Pair {
         Pair { latest: AtomicU64::new(0), views, segments: Segments::default() }
     }
 
-    /// Judges a packet that has come to this endpoint, for a queue pair of which `own` was the last.
+    /// Checks a packet received by this endpoint; `own` is the last one of its queue pair.
     pub(crate) fn check_identification(
         &self,
         endpoint: u32,
@@ -152,7 +153,7 @@ impl Pair {
         };
         let last = LastId::unpack(view.last.load(Relaxed));
         let latest = LastId::unpack(self.latest.load(Relaxed));
-        // Who has seen nothing yet follows the others.
+        // An endpoint without a view starts with that of the others.
         let last = last.or(latest);
         let count = last.and_then(|last| {
             let limit = last.limit(now_ms);
@@ -209,7 +210,7 @@ impl View {
         }
     }
 
-    /// One that follows nothing: it may be the first of all, or agree with the ones before.
+    /// An implausible one: it may be the first one, or agree with those before.
     fn note_implausible(&self, id: u16, now_ms: u32, agrees: bool, first: bool) -> Judgement {
         let agreed = if agrees { self.agreed.load(Relaxed) + 1 } else { 1 };
         let weight = self.weight.load(Relaxed);
@@ -236,16 +237,16 @@ impl View {
 /// Result of the check of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Judgement {
-    /// Its sender may well have chosen that identification.
+    /// The sender may have chosen that identification.
     Plausible,
-    /// It is damaged, or its sender has jumped.
+    /// The packet is damaged, or its sender has skipped numbers.
     Implausible,
-    /// The same, and for the last time: its sender cannot be held to anything.
+    /// As `Implausible`, for the last time: the check no longer applies to this sender.
     Erratic,
 }
 
-/// The pairs of addresses between which there are queue pairs, at all endpoints of a group. As many
-/// as there are queue pairs, at most.
+/// The pairs of addresses with queue pairs, at all endpoints of a group. At most as many as queue
+/// pairs.
 #[derive(Debug)]
 pub(crate) struct Pairs {
     start: Instant,
@@ -256,17 +257,17 @@ pub(crate) struct Pairs {
 #[derive(Debug, Default)]
 struct Known {
     pairs: BTreeMap<(IpAddr, IpAddr), Weak<Pair>>,
-    /// With so many, those that are not used any more are looked for.
+    /// Size at which unused pairs are removed.
     most: usize,
 }
 
 impl Pairs {
-    /// For so many endpoints.
+    /// For this number of endpoints.
     pub(crate) fn new(endpoints: u32) -> Pairs {
         Pairs { start: Instant::now(), endpoints, known: Mutex::default() }
     }
 
-    /// The pair of a new connection.
+    /// The pair of a new connection; created if needed.
     pub(crate) fn of(&self, from: IpAddr, to: IpAddr) -> Arc<Pair> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pair) = known.pairs.get(&(from, to)).and_then(Weak::upgrade) {
@@ -281,14 +282,14 @@ impl Pairs {
         pair
     }
 
-    /// The pair of connections that there are.
+    /// The pair of existing connections.
     pub(crate) fn known(&self, from: IpAddr, to: IpAddr) -> Option<Arc<Pair>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.pairs.get(&(from, to)).and_then(Weak::upgrade)
     }
 
-    /// Milliseconds on the clock of all pairs. It comes round after 49 days; who has been silent for
-    /// as long is believed anything. It is never 0.
+    /// Milliseconds on the clock of all pairs, never 0. It wraps after 49 days; after such a
+    /// silence any identification is accepted.
     pub(crate) fn clock_ms(&self, now: Instant) -> u32 {
         let passed = now.saturating_duration_since(self.start);
         (passed.as_secs() as u32).wrapping_mul(1000).wrapping_add(passed.subsec_millis() + 1).max(1)

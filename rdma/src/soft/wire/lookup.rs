@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Slots by a number that we chose at random ourselves: nobody can make these collide, so a
-/// multiplication is hash enough, and the same every time.
+/// Slots by numbers that we have chosen at random: peers cannot cause collisions, so a
+/// multiplication is a sufficient hash, and deterministic.
 pub(crate) type Table<K> = HashMap<K, u32, BuildHasherDefault<Scatter>>;
 
 /// The hash of a number: its product with 2^64 divided by the golden ratio.

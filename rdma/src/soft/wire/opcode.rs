@@ -1,7 +1,7 @@
 //! Operation codes of the base transport header: one table of their properties (IBTA volume 1, 9.2
 //! "Base Transport Header", table 38, and annex A17 for the congestion notification of RoCEv2).
 
-/// An operation code that this transport knows: reliable connection, the datagrams of connection
+/// Operation codes supported by this transport: reliable connection, the datagrams of connection
 /// management, and congestion notification.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -33,9 +33,9 @@ pub enum Opcode {
     UdSendOnly = 0x64,
     UdSendOnlyImmediate = 0x65,
     CongestionNotification = 0x81,
-    /// Our own, from the range that the architecture leaves to manufacturers: a negative
-    /// acknowledgement of a missing packet that says which of the packets behind it are there.
-    /// Sent to peers of our own kind alone.
+    /// Our own, from the range that the architecture leaves to manufacturers: a NAK for a missing
+    /// packet with a bitmap of the packets received after it. Sent only to peers of this
+    /// implementation.
     SelectiveAcknowledge = 0xc0,
 }
 
@@ -44,15 +44,15 @@ pub enum Opcode {
 pub enum Operation {
     /// A message for a posted receive.
     Send,
-    /// Data for named memory.
+    /// Data for remote memory.
     Write,
-    /// A wish for data of named memory.
+    /// A request for data of remote memory.
     ReadRequest,
-    /// Data of named memory.
+    /// Data of remote memory.
     ReadResponse,
     /// A positive or negative acknowledgement.
     Acknowledge,
-    /// The answer to an atomic request.
+    /// The response to an atomic request.
     AtomicAcknowledge,
     /// An atomic request: compare and swap, or fetch and add.
     Atomic,
@@ -103,7 +103,7 @@ pub enum PayloadRule {
 }
 
 impl PayloadRule {
-    /// Whether `len` bytes keep the rule on a path of `mtu` bytes.
+    /// Whether `len` bytes satisfy the rule on a path with this MTU.
     #[must_use]
     pub const fn allows(self, len: usize, mtu: usize) -> bool {
         match self {
@@ -115,7 +115,7 @@ impl PayloadRule {
     }
 }
 
-/// A set of extended headers. On the wire they stand in the order of these constants.
+/// A set of extended headers. On the wire they are in the order of these constants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Headers(u8);
 
@@ -136,10 +136,10 @@ impl Headers {
     pub const IMMEDIATE: Headers = Headers(32);
     /// Invalidate extended transport header, 4 bytes.
     pub const IETH: Headers = Headers(64);
-    /// Which of 128 packets are there, 16 bytes; see [`Opcode::SelectiveAcknowledge`].
+    /// Bitmap of 128 packets, 16 bytes; see [`Opcode::SelectiveAcknowledge`].
     pub const HELD: Headers = Headers(128);
 
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub const fn and(self, other: Headers) -> Headers {
         Headers(self.0 | other.0)
@@ -151,7 +151,7 @@ impl Headers {
         self.0 & other.0 == other.0
     }
 
-    /// Bytes that these headers take after the base transport header: 0 to 28.
+    /// Length of these headers after the base transport header: 0 to 28 bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         const SIZES: [usize; 8] = [8, 16, 28, 4, 8, 4, 4, 16];
@@ -171,21 +171,21 @@ impl Headers {
 pub struct Row {
     /// The code.
     pub opcode: Opcode,
-    /// What it does.
+    /// Kind of operation.
     pub operation: Operation,
-    /// Where in its message it stands.
+    /// Position in the message.
     pub position: Position,
-    /// What follows the base transport header.
+    /// Extended headers.
     pub headers: Headers,
-    /// Bytes that those take.
+    /// Their length.
     pub header_bytes: usize,
-    /// What payload it must have.
+    /// Required payload.
     pub payload: PayloadRule,
-    /// Whether the message takes a posted receive (a write does only by its immediate data, hence
+    /// Whether the message consumes a posted receive (a write does only by its immediate data, so
     /// with its last packet).
     pub takes_receive: bool,
-    /// Whether it goes from requester to responder, so that it counts in the responder's
-    /// expected sequence numbers.
+    /// Whether it is sent by a requester, so that it counts in the responder's expected sequence
+    /// numbers.
     pub request: bool,
     /// Whether its arrival proves that all requests before it have been executed.
     pub acknowledges: bool,
@@ -218,7 +218,7 @@ const fn row(
     }
 }
 
-/// The table. Everything that depends on an operation code is read from here.
+/// The table. All properties of operation codes are read from here.
 #[rustfmt::skip]
 const TABLE: [Row; 27] = {
     use {Headers as H, Opcode as C, Operation as O, PayloadRule as P, Position::*};
@@ -253,7 +253,7 @@ const TABLE: [Row; 27] = {
     ]
 };
 
-/// Row of each code, 255 where there is none.
+/// Row of each code, 255 if there is none.
 const INDEX: [u8; 256] = {
     let mut index = [u8::MAX; 256];
     let mut at = 0;
@@ -265,7 +265,7 @@ const INDEX: [u8; 256] = {
 };
 
 impl Opcode {
-    /// The code of a byte, if it is one that we know. A packet with any other is dropped.
+    /// The operation code of a byte, if it is supported. A packet with any other is dropped.
     #[must_use]
     pub fn from_wire(byte: u8) -> Option<Opcode> {
         TABLE.get(usize::from(INDEX[usize::from(byte)])).map(|row| row.opcode)

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// Bits that a 24-bit field has.
+/// Bits of a 24-bit field.
 const MASK: u32 = 0x00ff_ffff;
 
 /// Reads three bytes, most significant first.
@@ -18,7 +18,7 @@ const fn to_wire(value: u32) -> [u8; 3] {
 }
 
 /// A packet sequence number: a serial number modulo 2^24. It has no total order; compare two of
-/// them with [`Psn::since`], which is right as long as they are less than 2^23 apart.
+/// them with [`Psn::since`], which is correct as long as they are less than 2^23 apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
@@ -59,7 +59,8 @@ impl Psn {
         self.add(MASK)
     }
 
-    /// How many packets `self` is after `other`: negative when before it. -2^23 to 2^23 - 1.
+    /// Number of packets from `other` to `self`, negative if `self` is before it: -2^23 to 2^23 -
+    /// 1.
     #[must_use]
     pub const fn since(self, other: Psn) -> i32 {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
@@ -78,7 +79,7 @@ impl fmt::Debug for Psn {
     }
 }
 
-/// A queue pair number. 0 never names a queue pair, 1 is the one for connection management.
+/// A queue pair number. 0 is not used, 1 is the one for connection management.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Qpn(u32);
 
@@ -117,7 +118,7 @@ impl fmt::Debug for Qpn {
     }
 }
 
-/// A message sequence number: how many messages a responder has completed, modulo 2^24.
+/// A message sequence number: the number of messages that a responder has completed, modulo 2^24.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Msn(u32);
 
@@ -146,7 +147,7 @@ impl Msn {
         to_wire(self.0)
     }
 
-    /// The number after one more message.
+    /// The next number.
     #[must_use]
     pub const fn next(self) -> Msn {
         Msn::new(self.0 + 1)

@@ -1,26 +1,27 @@
 //! The UDP source port of a queue pair.
 //!
-//! Senders keep to one for each queue pair, so that the network keeps its packets in order: `rdma_rxe`
-//! takes it from the number of its queue pair, adapters from that or a flow label, our own kind uses
-//! 4791 or one derived from both numbers (annex A17; `rdma_get_udp_sport`). So it is learned from the
-//! first packet that shows that its sender knows the connection, and others are dropped: whoever does
-//! not see a connection has one number more to guess.
+//! Senders use one for each queue pair, so that the network keeps its packets in order: `rdma_rxe`
+//! derives it from the number of its queue pair, adapters from that or a flow label, this
+//! implementation uses 4791 or one derived from both numbers (annex A17; `rdma_get_udp_sport`). So
+//! it is learned from the first packet that only an end of the connection can send, and packets
+//! from other ports are dropped: an attacker who does not see a connection has one number more to
+//! guess.
 //!
-//! A sender may be given another port while it is connected (`mlx5dv_modify_qp_udp_sport`). So another
-//! one is believed after [`AGREED`] packets from it without one from the old port in between, each of
-//! which is just what is expected next, or the next after such. To forge these takes as many guesses at
-//! queue pair and packet number as any protocol of this kind demands, 2^48.
+//! A sender may be given another port while it is connected (`mlx5dv_modify_qp_udp_sport`). So
+//! another one is accepted after [`AGREED`] packets from it without one from the old port in
+//! between, each of which is exactly the expected one, or the next after such. To forge these takes
+//! as many guesses of queue pair and packet number as for any protocol of this kind, 2^48.
 
 use super::psn::Psn;
 
-/// How many packets make another port believed.
+/// Number of packets after which another port is accepted.
 const AGREED: u8 = 4;
 
-/// Selection of the UDP source port; see the module.
+/// The source port of a queue pair; see the module.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct SourcePort {
     known: Option<u16>,
-    /// Another one, how many packets in a row came from it, and the number of the last.
+    /// Another port, the number of consecutive packets from it, and the number of the last.
     other: Option<(u16, u8, Psn)>,
 }
 
@@ -29,13 +30,13 @@ impl SourcePort {
         self.known.is_some()
     }
 
-    /// The sender of a packet from this port knows the connection.
+    /// Only an end of the connection can have sent a packet from this port.
     pub(crate) fn learn(&mut self, port: u16) {
         self.known = self.known.or(Some(port));
     }
 
-    /// Whether a packet from this port may be looked at. `expected` is whether it is one that the
-    /// sender may be at.
+    /// Whether a packet from this port is accepted. `expected`: its number is a likely one for the
+    /// sender.
     pub(crate) fn admits(&mut self, port: u16, psn: Psn, expected: bool) -> bool {
         if self.known.is_none_or(|known| known == port) {
             self.other = None;
@@ -66,21 +67,21 @@ mod tests {
         port.learn(7);
         port.learn(8);
         assert!(port.is_known() && port.admits(7, Psn::new(5), false));
-        // Repeated, or one after the other.
+        // Repeated, or consecutive.
         for numbers in [[5, 5, 5, 5], [5, 6, 7, 8], [5, 6, 5, 6]] {
             let mut port = port;
             let admitted = numbers.map(|psn| port.admits(9, Psn::new(psn), psn == 5));
             assert_eq!(admitted, [false, false, false, true]);
             assert!(port.admits(9, Psn::new(99), false) && !port.admits(7, Psn::new(5), true));
         }
-        // Not when the old one is heard in between, nor when others try as well.
+        // Not with packets from the old one in between, nor from others.
         for _ in 0..3 {
             for _ in 0..3 {
                 assert!(!port.admits(9, Psn::new(5), true));
             }
             assert!(port.admits(7, Psn::new(6), false));
         }
-        // What follows one another may wrap.
+        // Consecutive numbers may wrap.
         let mut wraps = port;
         let numbers = [0xff_fffe, 0xff_ffff, 0, 1];
         let admitted = numbers.map(|n| wraps.admits(9, Psn::new(n), n == 0xff_fffe));

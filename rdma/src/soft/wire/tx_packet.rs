@@ -4,7 +4,7 @@ use super::PrefixCache;
 use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, RequestExt, padding};
 use super::icrc::{Flow, Icrc};
 
-/// Bytes of exposed memory that an access was found to be allowed to.
+/// A range of a remote region that a peer may access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     pub(crate) slot: u32,
@@ -15,24 +15,24 @@ pub struct Place {
 /// Location of a payload. Valid until the next mutation of the queue pair it came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payload {
-    /// There is none.
+    /// None.
     None,
-    /// In the buffer of posted work: its number since the queue pair began, and the first byte.
+    /// In the buffer of posted work: its number, counted by the queue pair, and the first byte.
     Posted {
         /// Number of the work.
         work: u64,
         /// Offset of the first byte in the buffer's window.
         at: u32,
     },
-    /// In exposed memory.
+    /// In a remote region.
     Exposed(Place),
     /// The reserved bytes of a congestion notification.
     Reserved,
-    /// A message of connection management, by its place among those not yet forgotten.
+    /// A message of connection management, by its index among those that are not freed.
     Management(usize),
 }
 
-/// One datagram, not yet sealed by its CRC, which depends on where in a train it goes.
+/// One datagram, without its CRC, which depends on its place in a train.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxPacket {
     header: HeaderBytes,
@@ -56,7 +56,7 @@ impl Trailer {
 }
 
 impl TxPacket {
-    /// A datagram of these headers and `payload_bytes` of payload; the pad count is filled in.
+    /// A datagram with these headers and `payload_bytes` of payload; sets the pad count.
     #[must_use]
     pub fn new(bth: Bth, ext: &Extended, payload: Payload, payload_bytes: u32) -> TxPacket {
         let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
@@ -76,7 +76,7 @@ impl TxPacket {
         self.header.as_slice()
     }
 
-    /// Where the payload is.
+    /// Location of the payload.
     #[must_use]
     pub fn payload(&self) -> Payload {
         self.payload
@@ -95,9 +95,9 @@ impl TxPacket {
         self.header().len() + payload + usize::from(padding(payload)) + ICRC_BYTES
     }
 
-    /// Appends the whole datagram to others of its train, for a way and an IPv4 identification (see
-    /// [`super::icrc::train_identification`]). Nothing happens when the payload has another length
-    /// than was announced: then the queue pair has been changed since.
+    /// Appends the whole datagram to others of its train, for a flow and an IPv4 identification
+    /// (see [`super::icrc::train_identification`]). No effect if the payload has another length
+    /// than announced, because the queue pair was changed since.
     pub(crate) fn append(
         &self,
         flow: &Flow,
@@ -118,20 +118,20 @@ impl TxPacket {
         train.extend_from_slice(rest);
         train.extend_from_slice(payload);
         train.extend_from_slice(&PADDING[..usize::from(padding(payload.len()))]);
-        // One stretch of bytes that have just been written: cheaper than piece by piece.
+        // One range of bytes that were just written: cheaper than in pieces.
         icrc.update(&train[start..]);
         train[start..start + Bth::BYTES].copy_from_slice(bth);
         train.extend_from_slice(&icrc.finish());
         true
     }
 
-    /// Computes the CRC for a way, an IPv4 identification (see
-    /// [`super::icrc::train_identification`]) and the payload's bytes.
+    /// Computes the CRC for a flow, an IPv4 identification (see
+    /// [`super::icrc::train_identification`]) and the bytes of the payload.
     #[must_use]
     pub fn seal(&self, flow: &Flow, identification: u16, payload: &[u8]) -> Trailer {
         let (header, pad) = (self.header(), usize::from(padding(payload.len())));
         let mut bytes = [0; 3 + ICRC_BYTES];
-        // Every header begins with a base transport header: `new` put it there.
+        // Every header begins with a base transport header, written by `new`.
         let Some((bth, rest)) = header.split_first_chunk::<{ Bth::BYTES }>() else {
             return Trailer { bytes, len: 0 };
         };

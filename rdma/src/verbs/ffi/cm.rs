@@ -44,7 +44,7 @@ impl EventChannel {
     }
 
     /// The next event, copied and acknowledged: `rdma_destroy_id` and `rdma_migrate_id` on any
-    /// thread wait for acknowledgements, so none is ever held back.
+    /// thread wait for acknowledgements, so none is delayed.
     pub(crate) fn next(self: &Arc<Self>) -> Result<Option<CmEvent>, Errno> {
         let mut raw = ptr::null_mut();
         // SAFETY: the channel is live and `raw` is a place for one pointer.
@@ -96,13 +96,13 @@ impl Drop for EventChannel {
     }
 }
 
-/// Names an id as long as it lives; never dereferenced.
+/// Identifies an id while it exists; never dereferenced.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct IdKey(usize);
 
 /// One event of the connection manager.
 pub(crate) struct CmEvent {
-    /// Whom it concerns (for a request: the new id).
+    /// Its id (for a request: the new one).
     pub(crate) id: IdKey,
     pub(crate) status: i32,
     pub(crate) kind: CmKind,
@@ -166,7 +166,7 @@ impl CmId {
         IdKey(self.raw.as_ptr() as usize)
     }
 
-    /// Binds to an address; an IPv6 wildcard leaves IPv4 alone.
+    /// Binds to an address; an IPv6 wildcard does not include IPv4.
     pub(crate) fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
         let mut only: c_int = 1;
         let (value, len) = (ptr::from_mut(&mut only).cast(), size_of::<c_int>());
@@ -194,7 +194,7 @@ impl CmId {
         check(unsafe { (self.api.rdma_listen)(self.raw.as_ptr(), backlog) })
     }
 
-    /// Starts to find the device on the way to `to`, which binds the id to it.
+    /// Starts to resolve the address `to`, which binds the id to a device.
     pub(crate) fn resolve_address(&self, to: SocketAddr, limit_ms: i32) -> Result<(), Errno> {
         let (address, id) = (SockaddrStorage::from(to), self.raw.as_ptr());
         let target = address.as_ptr().cast_mut().cast();
@@ -202,7 +202,7 @@ impl CmId {
         check(unsafe { (self.api.rdma_resolve_addr)(id, ptr::null_mut(), target, limit_ms) })
     }
 
-    /// Starts to find the path to the peer, once the address is resolved.
+    /// Starts to resolve the route to the peer, after the address.
     pub(crate) fn resolve_route(&self, limit_ms: i32) -> Result<(), Errno> {
         // SAFETY: the id is live.
         check(unsafe { (self.api.rdma_resolve_route)(self.raw.as_ptr(), limit_ms) })
@@ -248,7 +248,7 @@ impl CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: its queue pair holds the id, so that is gone; every event read has been
+        // SAFETY: its queue pair holds the id, so that was destroyed; every event read has been
         // acknowledged, so this does not wait for long; destroyed once.
         unsafe { (self.api.rdma_destroy_id)(self.raw.as_ptr()) };
     }
@@ -258,7 +258,7 @@ pub(super) fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let at = ptr::from_ref(storage);
     match c_int::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says which member it is; storage is large and aligned enough.
+            // SAFETY: the family determines the member; storage is large and aligned enough.
             let sin = unsafe { *at.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(sin.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(sin.sin_port)).into())

@@ -49,7 +49,7 @@ pub(super) use verbs::{
     RcQueuePair, RecvChain, Refused, SendChain, Verb,
 };
 
-/// What a call that returns -1 and sets `errno`, or returns an error number, has said.
+/// The errno of a call that returns -1 and sets `errno`, or returns an error number.
 fn check(code: c_int) -> Result<(), Errno> {
     match code {
         0 => Ok(()),

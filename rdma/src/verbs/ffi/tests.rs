@@ -16,7 +16,7 @@ use crate::verbs::ffi::load::open_library;
 use crate::verbs::ffi::verbs::fault;
 use crate::verbs::ffi::{Api, RecvChain, Refused};
 
-/// What Rust believes, and the C expression that must have the same value.
+/// Values in Rust, and the C expressions that must be equal.
 type Claims = Vec<(String, u64)>;
 
 macro_rules! layout {
@@ -111,7 +111,7 @@ fn constants(c: &mut Claims) {
     c.push(("RDMA_OPTION_ID_AFONLY".into(), OPTION_ID_AFONLY as u64));
 }
 
-/// Has the C compiler compare: a wrong claim is a compile error that quotes it.
+/// Makes the C compiler compare: a difference is a compile error that quotes it.
 #[test]
 fn layouts_and_constants_agree_with_c() {
     let mut claims = Claims::new();

@@ -20,7 +20,7 @@ use super::load::Api;
 use super::{borrow, check, check_new, set_nonblocking};
 use crate::{Fault, Region, Remote};
 
-/// Vendor id of siw. Its kernel half can do Send with Invalidate and says so, but its library
+/// Vendor id of siw. Its kernel part supports Send with Invalidate and reports so, but its library
 /// refuses to post one.
 const SIW_VENDOR: u32 = 0x62_6D74;
 
@@ -66,7 +66,7 @@ impl Drop for DeviceList {
     }
 }
 
-/// Names a device as long as it is open; never dereferenced.
+/// Identifies a device while it is open; never dereferenced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DeviceKey(pub(super) usize);
 
@@ -82,26 +82,26 @@ pub(crate) struct Ability {
     pub(crate) completion_entries: u32,
     /// Reads that one queue pair may have outstanding at the peer.
     pub(crate) reads: u8,
-    /// Reads of the peer that one queue pair can answer at once.
+    /// Reads of the peer that one queue pair can answer concurrently.
     pub(crate) answers: u8,
     pub(crate) segments: u32,
 }
 
-/// The handles of open devices. There is one for each, which all fabrics share: the last one to drop
-/// it knows that nobody has anything of the device any more.
+/// The handles of open devices. There is one for each, which all fabrics share: when the last
+/// reference is dropped, nothing of the device is in use any more.
 static CONTEXTS: Mutex<Vec<Weak<Context>>> = Mutex::new(Vec::new());
 
 /// An open device. librdmacm closes it.
 pub(crate) struct Context {
     raw: NonNull<ibv_context>,
     list: Arc<DeviceList>,
-    /// Its place in sysfs, and which of all that were ever there it is. None where nobody can see it.
+    /// Its path and inode in sysfs. None if it cannot be determined.
     node: Option<(PathBuf, u64)>,
 }
 
 impl Drop for Context {
-    /// Before it opens another device, librdmacm closes none that has gone, and a device that cannot be
-    /// taken from its users waits until its files are closed. Of this one nothing else is left.
+    /// Before it opens another device, librdmacm does not close removed ones, and a device that
+    /// cannot be revoked waits until its files are closed. Nothing else of this one is left.
     fn drop(&mut self) {
         if !self.is_gone() {
             return;
@@ -126,7 +126,7 @@ impl Context {
         Context { raw, list: Arc::clone(list), node }
     }
 
-    /// Whether the system has taken it away, or waits until nobody uses it. Another one may have its
+    /// Whether the system has removed it, or waits for its last user. Another device may have its
     /// name by now.
     pub(crate) fn is_gone(&self) -> bool {
         let node = self.node.as_ref();
@@ -192,9 +192,9 @@ impl Drop for Pd {
 pub(crate) enum Access {
     /// The adapter on our behalf only.
     Local,
-    /// Also the peer by writing: what iWARP demands of the sink of a Read.
+    /// Also writing by the peer: required by iWARP for the sink of a Read.
     ReadSink,
-    /// Also the peer, by reading and writing: what a host exposes.
+    /// Also reading and writing by the peer: for remote regions of a host.
     Exposed,
 }
 
@@ -240,7 +240,7 @@ impl Mr {
         Ok(Mr { raw, pd: Arc::clone(pd), region: Arc::clone(region), offset, len })
     }
 
-    /// The range as peers must name it, if they may access it at all.
+    /// The range as a remote region.
     pub(crate) fn remote(&self) -> Remote {
         let addr = self.region.addr() as u64 + self.offset;
         // SAFETY: `raw` is live as long as `self`.
@@ -287,7 +287,7 @@ impl CompChannel {
 }
 
 impl CompChannel {
-    /// Takes one announcement off the channel, if there is one.
+    /// Takes one notification from the channel, if there is one.
     pub(crate) fn take(&self) -> Result<(), Errno> {
         let api = self.context.list.api;
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
@@ -328,7 +328,7 @@ impl Cq {
         Ok(Arc::new(Cq { raw, channel: Arc::clone(channel) }))
     }
 
-    /// What the device made of the size.
+    /// The granted size.
     pub(crate) fn entries(&self) -> u32 {
         // SAFETY: `raw` is live as long as `self`.
         u32::try_from(unsafe { self.raw.as_ref().cqe }).unwrap_or(0)
@@ -342,7 +342,7 @@ impl Cq {
         usize::try_from(got).map(|n| n.min(room as usize)).map_err(|_| Errno::EIO)
     }
 
-    /// Asks for an announcement of the next completion.
+    /// Requests a notification for the next completion.
     pub(crate) fn request_notify(&self) -> Result<(), Errno> {
         // SAFETY: the queue is live; the context's operations are the device's own.
         check(unsafe { rdma_sys::ibv_req_notify_cq(self.raw.as_ptr(), 0) })
@@ -357,7 +357,7 @@ impl Drop for Cq {
     }
 }
 
-/// Room for one batch of completions.
+/// Memory for one batch of completions.
 pub(crate) struct Harvest(Box<[ibv_wc]>);
 
 impl Harvest {
@@ -370,14 +370,14 @@ impl Harvest {
     /// the message, otherwise meaningless).
     pub(crate) fn get(&self, index: usize) -> (u64, Result<u32, Fault>) {
         let wc = &self.0[index];
-        // A Write with immediate data uses up a receive without putting anything into it.
+        // A Write with immediate data consumes a receive without writing to it.
         let empty = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
         let bytes = if empty { 0 } else { wc.byte_len };
         (wc.wr_id, fault(wc.status).map_or(Ok(bytes), Err))
     }
 }
 
-/// Completion codes to faults. An unknown code is a local fault that shows its number.
+/// The fault of a completion code. An unknown code is a local fault that contains it.
 pub(super) fn fault(status: u32) -> Option<Fault> {
     use ibv_wc_status as s;
     Some(match status {
@@ -450,8 +450,8 @@ impl RcQueuePair {
         self.inline
     }
 
-    /// Readies the queue pair and answers the request. We offer no memory, so the peer may have
-    /// no reads outstanding at us; we may have `reads` at it.
+    /// Readies the queue pair and answers the request. We have no remote regions, so the peer may
+    /// have no reads outstanding; we may have `reads`.
     pub(crate) fn accept(&self, private_data: &[u8], reads: u8) -> Result<(), Errno> {
         // SAFETY: a pointer and integers, for which zero is valid.
         let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };
@@ -465,7 +465,7 @@ impl RcQueuePair {
         check(unsafe { (self.id.api.rdma_accept)(self.id.raw.as_ptr(), &mut param) })
     }
 
-    /// Asks the peer for the connection. We issue no reads; the peer may have `reads` at us.
+    /// Requests the connection. We issue no reads; the peer may have `reads` outstanding.
     pub(crate) fn connect(&self, private_data: &[u8], reads: u8) -> Result<(), Errno> {
         // SAFETY: a pointer and integers, for which zero is valid.
         let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };
@@ -480,7 +480,7 @@ impl RcQueuePair {
         check(unsafe { (self.id.api.rdma_connect)(self.id.raw.as_ptr(), &mut param) })
     }
 
-    /// Says goodbye to the peer; the connection manager also stops the queue pair.
+    /// Sends a disconnect request; the connection manager also stops the queue pair.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         // SAFETY: the id is live.
         check(unsafe { (self.id.api.rdma_disconnect)(self.id.raw.as_ptr()) })
@@ -493,8 +493,8 @@ impl RcQueuePair {
         })
     }
 
-    /// How long the peer shall wait before it repeats a message for which no receive was posted
-    /// (an InfiniBand code; 12 is 0.64 ms). The connection manager's choice is 0: 655 ms.
+    /// RNR timer: time after which the peer repeats a message without a posted receive (an
+    /// InfiniBand code; 12 is 0.64 ms). The default of the connection manager is 0: 655 ms.
     pub(crate) fn set_rnr_timer(&self, code: u8) -> Result<(), Errno> {
         self.modify(ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER, |attr| attr.min_rnr_timer = code)
     }
@@ -507,7 +507,7 @@ impl RcQueuePair {
         check(unsafe { (self.id.api.ibv_modify_qp)(self.raw.as_ptr(), &mut attr, mask.0 as c_int) })
     }
 
-    /// Hands over a chain with one doorbell.
+    /// Posts a chain with one doorbell.
     pub(crate) fn send(&self, chain: &mut SendChain) -> Result<(), Refused> {
         let (first, mut bad) = (chain.link(), ptr::null_mut());
         // SAFETY: the chain is linked, its segments are live during the call, its windows were
@@ -532,11 +532,11 @@ impl Drop for RcQueuePair {
     }
 }
 
-/// A chain that was not taken whole.
+/// A chain that was not posted completely.
 #[derive(Debug)]
 pub(crate) struct Refused {
-    /// How many requests were taken before the first that was not; none when the device does not
-    /// say (siw, for one), in which case any of them may have been.
+    /// Number of requests posted before the first failed one; none if the device does not report it
+    /// (siw, for one), in which case any of them may have been posted.
     pub(crate) taken: Option<usize>,
     pub(crate) why: Errno,
 }
@@ -585,8 +585,8 @@ macro_rules! chain {
                 self.requests.iter().skip(first).map(|request| request.wr_id)
             }
 
-            /// Points each request to its segment and to the next request. Both arrays stay where
-            /// they are until the call that follows has read them.
+            /// Links each request to its segment and to the next request. Both arrays are not moved
+            /// before the following call has read them.
             pub(super) fn link(&mut self) -> *mut $request {
                 let (mut next, segments) = (ptr::null_mut(), self.segments.as_mut_ptr());
                 for (index, request) in self.requests.iter_mut().enumerate().rev() {
@@ -598,7 +598,7 @@ macro_rules! chain {
             }
 
             pub(super) fn push_blank(&mut self, id: u64, segment: ibv_sge) -> &mut $request {
-                // An empty message has no segment: length 0 means 2 GiB to some devices.
+                // An empty message has no segment: length 0 means 2 GiB for some devices.
                 let count = c_int::from(segment.length > 0);
                 self.segments.push(segment);
                 // SAFETY: pointers and integers, for which zero is valid.
@@ -623,8 +623,8 @@ chain! {
 }
 
 impl SendChain {
-    /// Appends one request over `len` bytes at `offset` of the region. With `inline` the bytes
-    /// travel in the request itself.
+    /// Appends one request over `len` bytes at `offset` of the region. With `inline` the bytes are
+    /// copied into the request.
     pub(crate) fn push(&mut self, id: u64, verb: Verb, mr: &Mr, at: (u64, u32), inline: bool) {
         let request = self.push_blank(id, mr.segment(at.0, at.1));
         if inline {

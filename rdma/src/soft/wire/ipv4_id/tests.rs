@@ -6,7 +6,7 @@ use crate::soft::wire::header::Bth;
 use crate::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
 use crate::soft::wire::ipv4_id::*;
 
-/// A sender as Linux is one.
+/// A sender that counts as Linux does.
 struct Linux {
     next: u16,
     dice: Rng,
@@ -30,7 +30,7 @@ impl Linux {
     }
 }
 
-/// A pair whose sender is held to what it counts.
+/// A pair to whose sender the check applies.
 fn strict(linux: &mut Linux) -> (Pair, Option<LastId>) {
     let (pair, mut own) = (Pair::new(1), None);
     for _ in 0..=PROBATION + 1 {
@@ -52,7 +52,7 @@ fn a_sender_that_counts_is_never_dropped_however_long_it_pauses() {
                 1..10 => linux.dice.below(50) as u32,
                 _ => 0,
             };
-            // Loss, in bursts as well.
+            // Loss, also in bursts.
             let lost = if linux.dice.per_mille(30) { linux.dice.below(150) } else { 0 };
             for _ in 0..lost {
                 linux.send(0);
@@ -96,7 +96,7 @@ fn queue_pairs_of_one_pair_share_a_counter_and_one_may_be_idle() {
     }
 }
 
-/// An endpoint that stands still for a while deals with what came meanwhile when others are far ahead.
+/// An endpoint that stalls for a while processes what arrived meanwhile when others are far ahead.
 #[test]
 fn endpoints_that_share_an_address_may_be_far_behind_each_other() {
     let mut linux = Linux::new(6, 250);
@@ -179,8 +179,8 @@ fn a_sender_that_cannot_be_foretold_is_believed_before_and_after_it_becomes_so()
 
 #[test]
 fn damage_at_a_blind_spot_is_implausible_at_every_identification() {
-    // What the fifteen changes of byte 93 that the CRC cannot see do to the identification, and some
-    // that are further on in long packets.
+    // Effect of the fifteen changes of byte 93 that the CRC does not detect, and of some further on
+    // in long packets.
     let changes = [
         0x9924, 0xee38, 0x3249, 0x4555, 0xab6d, 0xdc71, 0x6492, 0x138e, 0xfdb6, 0x8aaa, 0x56db,
         0x21c7, 0xcfff, 0xb8e3, 0x771c, 0x5cba, 0xd508, 0xaa11, 0x7f19, 0xb3f6, 0xca91u16,
@@ -192,7 +192,7 @@ fn damage_at_a_blind_spot_is_implausible_at_every_identification() {
             let (id, now_ms) = linux.send(u32::from(round % 10_000 == 0));
             let damaged = pair.check_identification(0, &mut own, id ^ change, now_ms);
             assert_eq!(damaged, Judgement::Implausible, "{id:04x} by {change:04x}");
-            // Other packets are right, before and after.
+            // Other packets are undamaged, before and after.
             for _ in 0..5 {
                 let (id, now_ms) = linux.send(0);
                 assert_eq!(
@@ -204,7 +204,7 @@ fn damage_at_a_blind_spot_is_implausible_at_every_identification() {
     }
 }
 
-/// The packets of a capture that take one way: milliseconds, and the IP packet.
+/// The packets of one flow in a capture: milliseconds, and the IP packet.
 fn packets(capture: &[u8]) -> Vec<(u32, &[u8])> {
     let word = |at: usize| u32::from_le_bytes(capture[at..at + 4].try_into().unwrap());
     let (link, mut at, mut packets) = (word(20), 24, Vec::new());
@@ -234,7 +234,7 @@ fn of_real_sessions_no_packet_is_implausible() {
         let (mut ways, mut owns) = (BTreeMap::new(), BTreeMap::new());
         for (now_ms, ip) in packets(capture) {
             let pair = ways.entry(&ip[12..20]).or_insert_with(|| Pair::new(1));
-            // Held to it from the first packet on.
+            // The check applies from the first packet on.
             pair.views[0].weight.store(STRICT, Relaxed);
             let id = u16::from_be_bytes([ip[4], ip[5]]);
             if pair.views[0].last.load(Relaxed) == 0 {
