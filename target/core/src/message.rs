@@ -23,7 +23,7 @@ const CAPACITY: usize = 1024;
 pub enum Message {
     /// A connection request that another reactor received and this one shall serve.
     Incoming(Incoming),
-    /// A backing store to serve from now on; the answer says whether the ring took it.
+    /// A backing store to serve from now on; the sender receives whether the ring attached it.
     Attach(DeviceId, Arc<BackingDevice>, SyncSender<io::Result<()>>),
     /// A backing store that no namespace uses any more.
     Detach(DeviceId),
@@ -31,7 +31,7 @@ pub enum Message {
     Subsystem(Arc<Subsystem>),
     /// What discovery answers has changed.
     DiscoveryChanged,
-    /// What a reservation command has come to.
+    /// Result of a reservation command.
     Answer(IoCompletion),
     /// Commands of preempted hosts shall end.
     Fence(Arc<DrainBarrier>),
@@ -43,10 +43,10 @@ pub enum Message {
         key: u32,
         /// The number of the task: the queue may have become another one.
         ticket: u64,
-        /// What came of it.
+        /// Result of the computation.
         worked: DhResult,
     },
-    /// Say that everything sent before has been read.
+    /// Confirm that all earlier messages were processed.
     Caught(SyncSender<()>),
     /// Accept connections at an address.
     Listen(std::net::SocketAddr, SyncSender<Result<(), FabricError>>),
@@ -71,10 +71,10 @@ impl Sender {
         sent
     }
 
-    /// Sends if there is room. For reactors. Gives the letter back otherwise.
+    /// Sends if there is room. For reactors. Returns the message otherwise.
     ///
     /// # Errors
-    /// The letter, when the channel is full or its reactor has ended.
+    /// The message, if the channel is full or its reactor has ended.
     pub fn try_send(&self, message: Message) -> Result<(), Message> {
         let result = self.messages.try_send(message).map_err(|e| match e {
             std::sync::mpsc::TrySendError::Full(message)
@@ -89,7 +89,7 @@ impl Sender {
         self.eventfd.wake();
     }
 
-    /// What wakes the reactor, for whoever has no letters for it.
+    /// Wakes the reactor without a message.
     #[must_use]
     pub fn waker(&self) -> Arc<dyn Waker> {
         Arc::clone(&self.eventfd) as Arc<dyn Waker>
@@ -103,8 +103,7 @@ impl Waker for EventFd {
     }
 }
 
-/// The rings of the reactors at the other ends.
-/// The mailboxes of all reactors, whose rings have every store.
+/// The channels of all reactors, each of whose rings has every backing store.
 #[derive(Clone, Debug)]
 pub struct ReactorRings(pub Vec<Sender>);
 

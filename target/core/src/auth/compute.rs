@@ -10,7 +10,7 @@ use nvme::auth::{
 
 use super::{Keys, Policy};
 
-/// Inputs of a new exchange. Nobody may be able to guess the random parts.
+/// Inputs of a new exchange. The random parts must be unpredictable.
 #[derive(Debug)]
 pub struct Start {
     /// The secrets of the host.
@@ -97,11 +97,11 @@ impl Round {
         self.keys.controller.is_some()
     }
 
-    /// Looks at all of a Reply but its proof.
+    /// Checks all of a Reply except its proof.
     ///
     /// # Errors
-    /// A part has another length than it must have, or the host wants a proof of us and there is
-    /// no secret to make it with, or it sent our challenge back.
+    /// A field has a wrong length, or the host requests a proof of the controller and there is no
+    /// secret for it, or it sent our challenge back.
     pub fn check(&self, reply: &Reply<'_>) -> Result<(), Failure> {
         let lengths = (Some(reply.response.len()), Some(reply.value.len()));
         if lengths != (self.hash.digest_bytes(), self.group.value_bytes()) {
@@ -114,7 +114,7 @@ impl Round {
         }
     }
 
-    /// Verifies R1 and makes R2, if it is asked for.
+    /// Verifies R1 and computes R2, if requested.
     fn verdict(&self, reply: &DhchapReply) -> Result<Option<Digest>, Failure> {
         let bind = |challenge: &Digest| match &reply.value {
             None => Ok(challenge.clone()),
@@ -169,7 +169,7 @@ pub enum DhResult {
         t_id: u16,
         /// Bytes of a digest.
         digest_bytes: u8,
-        /// R2, where the host asked for it; or why the exchange has failed.
+        /// R2, if the host requested it; or why the exchange has failed.
         response: Result<Option<Digest>, Failure>,
     },
 }
@@ -193,7 +193,7 @@ impl DhComputation {
         Ok(DhComputation::Verify(round, Box::new(answer)))
     }
 
-    /// Whether it takes microseconds, so that it can be done at once.
+    /// Whether it takes microseconds only, so that it can be done by the reactor.
     #[must_use]
     pub fn is_light(&self) -> bool {
         let (DhComputation::Challenge(round) | DhComputation::Verify(round, _)) = self;

@@ -30,15 +30,15 @@ use super::keys::Keys;
 
 use crate::diag::cause::Cause;
 
-/// How long a host may go on that has proved itself with a key that was replaced since: the time to
-/// write the new one on the host, which then proves itself anew. Else a rotation would cost a host
-/// its connection, and one that finds the old key refused gives its path up for good.
+/// Time for which a host may continue that has authenticated with a key that was replaced since:
+/// time to set the new key on the host, which then re-authenticates. Otherwise a key rotation would
+/// cost a host its connection, and a host whose old key is refused gives the path up.
 pub const GRACE: Duration = Duration::from_secs(300);
 
 /// How long an exchange may take, from Connect or from a later Negotiate to its end.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long a host may take to fetch the failure and to leave.
+/// Time of a host to fetch the failure and to disconnect.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Exchanges that may be begun before one succeeds: each may cost us milliseconds.
@@ -47,7 +47,7 @@ const MOST_ATTEMPTS: u8 = 3;
 /// Where the exchange of a queue is.
 #[derive(Debug)]
 enum ExchangeState {
-    /// Nothing is under way; a Negotiate may come.
+    /// No exchange is in progress; a Negotiate may arrive.
     Idle,
     /// A job is under way, or waits for others.
     Working { since: Instant },
@@ -55,13 +55,13 @@ enum ExchangeState {
     Challenge(Box<Round>),
     /// A Reply is due.
     Challenged(Box<Round>),
-    /// The host has proved itself; Success1 may be fetched, with R2 if it asked for it.
+    /// The host has authenticated; Success1 may be fetched, with R2 if requested.
     Verdict { t_id: u16, digest_bytes: u8, response: Option<Digest> },
     /// Success2 is due.
     Content { t_id: u16 },
     /// Failure1 may be fetched.
     Failed { t_id: u16, why: Failure },
-    /// The host has been told.
+    /// The host has received the failure.
     Over { t_id: u16, why: Failure },
 }
 
@@ -72,17 +72,17 @@ pub struct Exchange {
     subsystem: Nqn,
     stage: ExchangeState,
     authenticated: bool,
-    /// An exchange has succeeded since somebody asked.
+    /// An exchange has succeeded since the last query.
     succeeded: bool,
-    /// The queue was let in for it.
+    /// The queue was admitted for that.
     admitted: bool,
     attempts: u8,
     deadline: Option<Instant>,
-    /// A failure that nobody has noted yet.
+    /// A failure that was not recorded yet.
     news: Option<Failure>,
-    /// What a person may know of it, where the message to the host has no word for it.
+    /// The cause to record, if it is more specific than the failure sent to the host.
     cause: Option<Cause>,
-    /// What else there is to say of it.
+    /// Further details to record.
     detail: Option<String>,
     /// What the last exchange has agreed on.
     agreed: Option<(HashId, GroupId)>,
@@ -90,12 +90,12 @@ pub struct Exchange {
     keys: Option<Arc<Keys>>,
     /// Which of its host's keys it has proved; none: one that was replaced meanwhile.
     proved: Option<u32>,
-    /// When its host has had time enough to prove itself with a new key.
+    /// End of the time in which the host must authenticate with a new key.
     key_until: Option<Instant>,
 }
 
 impl Exchange {
-    /// Of a queue that has just connected: nothing but authentication may run on it.
+    /// For a queue that has just connected: only authentication commands are accepted on it.
     #[must_use]
     pub fn new(host: Nqn, subsystem: Nqn, now: Instant) -> Exchange {
         Exchange {
@@ -123,12 +123,12 @@ impl Exchange {
         self.authenticated
     }
 
-    /// The queue has been let in, because its host has proved itself.
+    /// The queue was admitted after the authentication of its host.
     pub fn admit(&mut self) {
         self.admitted = true;
     }
 
-    /// The queue is not let in, whatever its host has proved: it closes.
+    /// The queue is rejected despite authentication: it closes.
     pub fn reject(&mut self, now: Instant) {
         self.excuse();
         self.authenticated = false;
@@ -141,7 +141,7 @@ impl Exchange {
         self.attempts = 0;
     }
 
-    /// Whether it was ever let in.
+    /// Whether it was ever admitted.
     #[must_use]
     pub fn was_admitted(&self) -> bool {
         self.admitted
@@ -165,8 +165,8 @@ impl Exchange {
         !self.is_working() && self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// Whether an exchange was begun that has neither succeeded nor failed: it may have cost us
-    /// arithmetic for nothing.
+    /// Whether an exchange has started that has neither succeeded nor failed: its computation may
+    /// have been useless.
     #[must_use]
     pub fn is_unfinished(&self) -> bool {
         let told = matches!(self.stage, ExchangeState::Failed { .. } | ExchangeState::Over { .. });
@@ -190,7 +190,7 @@ impl Exchange {
         self.proved = key;
     }
 
-    /// Whether the host has had time to prove itself with its key of this number, and has not.
+    /// Whether the host has not authenticated with its key of this number in time.
     pub fn has_outlived_key(&mut self, key: u32, now: Instant) -> bool {
         if !self.authenticated || self.proved == Some(key) {
             self.key_until = None;
@@ -204,13 +204,13 @@ impl Exchange {
         self.news.take()
     }
 
-    /// Why it has failed, where that is more than the failure says.
+    /// The recorded cause, if it is more specific than the failure.
     #[must_use]
     pub fn cause(&self) -> Option<Cause> {
         self.cause
     }
 
-    /// What there is to say of it besides: names of what was offered and what is allowed.
+    /// Further details: names of what was offered and what is allowed.
     pub fn take_detail(&mut self) -> Option<String> {
         self.detail.take()
     }
@@ -221,9 +221,9 @@ impl Exchange {
         self.agreed
     }
 
-    /// A message of the host, exactly as long as it was sent. `start` gives what a new exchange
-    /// needs, or nothing when this host has no key (any more). What is returned must be worked
-    /// off and given to [`Exchange::on_worked`].
+    /// Handles a message of the host, of exactly its length. `start` returns the inputs of a new
+    /// exchange, or nothing if this host has no key (any more). The returned computation must be
+    /// executed and its result passed to [`Exchange::on_worked`].
     pub fn on_message(
         &mut self,
         bytes: &[u8],
@@ -238,7 +238,7 @@ impl Exchange {
             {
                 return None;
             }
-            // Before the last one is answered; the job comes home to nobody.
+            // Before the response to the last one; the result of its computation is dropped.
             _ if self.is_working() => Err(Failure::INCORRECT_MESSAGE),
             Ok((Kind::Negotiate, _)) => self.on_negotiate(bytes, start, now),
             Ok((Kind::Reply, t_id)) => self.on_reply(bytes, t_id),
@@ -276,10 +276,10 @@ impl Exchange {
         }
     }
 
-    /// The message that is due to the host, and its length. Asked out of order it is a failure.
+    /// The message that is due to the host, and its length. A request out of sequence is a failure.
     ///
     /// # Errors
-    /// Invalid Field when the host asks for fewer bytes than the message has; it can ask again.
+    /// Invalid Field if the host requests fewer bytes than the message has; it can request again.
     pub fn fetch(
         &mut self,
         room_bytes: u32,
@@ -378,7 +378,7 @@ impl Exchange {
             self.cause = Some(Cause::NoControllerKey);
         }
         round.check(&reply)?;
-        // Used once, whatever comes of it: a second Reply finds no challenge.
+        // Used once: a second Reply finds no challenge.
         match std::mem::replace(&mut self.stage, ExchangeState::Idle) {
             ExchangeState::Challenged(round) => Ok(Some(DhComputation::verify(round, &reply)?)),
             _ => Err(Failure::INCORRECT_MESSAGE),

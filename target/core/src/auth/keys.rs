@@ -30,7 +30,7 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Policy {
         let hashes = vec![HashId::SHA256, HashId::SHA384, HashId::SHA512];
-        // Not the two largest: who comes is who chooses, and for us they take ten times as long.
+        // Without the two largest: the host chooses, and for us they take ten times as long.
         let groups =
             vec![GroupId::FFDHE3072, GroupId::FFDHE4096, GroupId::FFDHE2048, GroupId::NULL];
         Policy { hashes, groups }
@@ -77,28 +77,28 @@ pub enum Requirement {
 #[derive(Debug, Default)]
 pub struct Keyring {
     hosts: HashMap<Nqn, Arc<Keys>>,
-    /// Who had a key, and of whom nothing is said now: nobody is let in under these names.
+    /// Hosts that had a key, and have no entry now: refused under these names.
     revoked: BTreeSet<Nqn>,
-    /// What may be agreed on with every host that has nothing of its own.
+    /// What is negotiable with every host without settings of its own.
     policy: Arc<Policy>,
     rules: Rules,
 }
 
-/// Rules beside the keys of hosts; by default, that hosts without a key need not authenticate.
+/// Rules besides the keys of hosts; by default, hosts without a key need not authenticate.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// Hosts without a key are refused by every subsystem.
     pub required: bool,
-    /// Discovery controllers ask for authentication as well.
+    /// Whether discovery controllers require authentication too.
     pub discovery: bool,
-    /// Of whom it is said that they need no key.
+    /// Hosts that are configured to need no key.
     pub exempt: HashSet<Nqn>,
     /// What may be agreed on with hosts that have something of their own.
     pub policies: HashMap<Nqn, Arc<Policy>>,
 }
 
 impl Keyring {
-    /// Of these hosts, who must prove themselves; nobody else need.
+    /// The keys of hosts that must authenticate; others need not.
     #[must_use]
     pub fn new(hosts: impl IntoIterator<Item = (Nqn, Keys)>, policy: Policy) -> Keyring {
         let hosts = hosts.into_iter().map(|(nqn, keys)| (nqn, Arc::new(keys))).collect();
@@ -126,8 +126,8 @@ impl Keyring {
         }
     }
 
-    /// These hosts have had keys. Whoever has none now, and of whom it is not said that it needs none,
-    /// is refused: who takes the key of a host away does not mean that anybody may use its name.
+    /// Adds hosts that have had keys. Those without a key now, and not configured to need none, are
+    /// refused: removing the key of a host does not open its name to everybody.
     pub fn revoke(&mut self, hosts: impl IntoIterator<Item = Nqn>) {
         let is_settled =
             |nqn: &Nqn| self.hosts.contains_key(nqn) || self.rules.exempt.contains(nqn);
@@ -135,13 +135,13 @@ impl Keyring {
         self.revoked = std::mem::take(&mut self.revoked).into_iter().chain(revoked).collect();
     }
 
-    /// All hosts that have or have had keys, but for those of whom it is said that they need none.
+    /// All hosts that have or have had keys, except those configured to need none.
     #[must_use]
     pub fn known(&self) -> BTreeSet<Nqn> {
         self.hosts.keys().chain(&self.revoked).copied().collect()
     }
 
-    /// Whether the secret by which a host proves itself is another one than it was, or gone.
+    /// Whether the secret of a host has changed or was removed.
     #[must_use]
     pub fn differs_for(&self, host: &Nqn, old: &Keyring) -> bool {
         match (self.hosts.get(host), old.hosts.get(host)) {
@@ -156,7 +156,7 @@ impl Keyring {
         self.hosts.get(host).cloned()
     }
 
-    /// What may be agreed on with a host that has nothing of its own.
+    /// What is negotiable with a host without settings of its own.
     #[must_use]
     pub fn policy(&self) -> Arc<Policy> {
         Arc::clone(&self.policy)
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(removed.demand(&known, &disk), Requirement::Impossible);
         assert!(removed.differences(&old)[0].contains("it is refused until"));
         assert!(removed.differs_for(&known, &old) && !removed.differs_for(&disk, &old));
-        // It is known for as long as nothing else is said.
+        // It is recorded until it has an entry again.
         let mut later = Keyring::default();
         later.revoke(removed.known());
         assert_eq!(later.demand(&known, &disk), Requirement::Impossible);

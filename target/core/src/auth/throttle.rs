@@ -18,7 +18,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Pairs of name and address that are remembered.
 const MOST_ENTRIES: usize = 1024;
 
-/// A host, and where it comes from.
+/// A host name, and the source of its connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Claimant {
     from: IpAddr,
@@ -86,7 +86,7 @@ mod tests {
         assert!(!throttle.is_closed(here, &host, later), "the old ones no longer count");
     }
 
-    /// Also of the last source that comes: it would have had any number of guesses.
+    /// Also for the source that is added last: it would have any number of attempts.
     #[test]
     fn one_ipv6_subnet_leaves_room_for_the_failures_of_others() {
         let (now, mut throttle) = (Instant::now(), Throttle::default());

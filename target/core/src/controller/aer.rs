@@ -1,8 +1,8 @@
 //! Asynchronous events of one controller: pending, masked, and outstanding requests.
 //!
-//! Source: NVMe Base Specification 2.0, "Asynchronous Event Request command". An event that was
-//! told stays masked until its log page is read with RAE = 0; what happens meanwhile is told once
-//! after that.
+//! Source: NVMe Base Specification 2.0, "Asynchronous Event Request command". A reported event
+//! stays masked until its log page is read with RAE = 0; events of the same kind in between are
+//! reported once after that.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,7 +11,7 @@ use nvme::feature::AsyncEvent;
 /// How many requests a host may leave outstanding: AERL + 1.
 pub const REQUESTS: usize = 4;
 
-/// Most ids that the Changed Namespace List carries; beyond, it says "all".
+/// Maximum of ids in the Changed Namespace List; above that, it reports "all".
 const CHANGED_MAX: usize = 1024;
 
 /// An event that we raise.
@@ -19,7 +19,7 @@ const CHANGED_MAX: usize = 1024;
 pub enum Event {
     /// The controller has a fatal error: log page 01h. Before all others.
     Fatal,
-    /// Something is wrong with a store: log page 02h.
+    /// A backing store is degraded: log page 02h.
     Reliability,
     /// The namespaces have changed: log page 04h.
     NamespaceAttribute,
@@ -32,8 +32,8 @@ pub enum Event {
 }
 
 impl Event {
-    /// The bit of Asynchronous Event Configuration (and of OAES) that enables it; 0 for one that
-    /// is told always, because it has a mask of its own (feature 82h) or none.
+    /// Its bit in Asynchronous Event Configuration (and OAES); 0 for an event that is always
+    /// enabled, because it has a mask of its own (feature 82h) or none.
     #[must_use]
     pub fn enable_bit(self) -> u32 {
         match self {
@@ -75,13 +75,13 @@ pub struct AsyncEvents {
 }
 
 impl AsyncEvents {
-    /// After a controller reset: nothing is pending or masked. Outstanding requests stay parked
-    /// until [`AsyncEvents::take_parked`].
+    /// Resets for a controller reset: nothing is pending or masked. Outstanding requests stay
+    /// parked until [`AsyncEvents::take_parked`].
     pub fn reset(&mut self) {
         *self = AsyncEvents { parked: std::mem::take(&mut self.parked), ..AsyncEvents::default() };
     }
 
-    /// Gives up all outstanding requests: their slots, oldest first.
+    /// Removes all outstanding requests: their slots, oldest first.
     pub fn take_parked(&mut self) -> impl Iterator<Item = u16> {
         std::mem::take(&mut self.parked).into_iter()
     }
@@ -149,7 +149,7 @@ impl AsyncEvents {
             self.changed.clear();
         }
         if matches!(event, Event::NamespaceAttribute | Event::Ana) {
-            // Whatever was pending is in the page that was just read.
+            // The page that was just read contains everything pending.
             self.pending.remove(&event);
         }
     }

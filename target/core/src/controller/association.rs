@@ -32,7 +32,7 @@ pub struct Association {
     pub host_id: [u8; 16],
     /// The shortest keep alive timeout that its listener grants, in milliseconds.
     pub keep_alive_min_ms: u32,
-    /// Nobody vouches for its host: no configuration names it, and it need not prove who it is.
+    /// Its host is not identified: no configuration names it, and it need not authenticate.
     pub anonymous: bool,
     /// The address by which the host reached us.
     pub local: SocketAddr,
@@ -48,7 +48,7 @@ pub struct Association {
     ended_for: AtomicU8,
     /// Its own host has brought its end about.
     blamed: AtomicBool,
-    /// It is to have a fatal error, which its admin queue has not told yet.
+    /// A fatal error was ordered, which its admin queue has not reported yet.
     fatal: AtomicBool,
     /// Counts controller resets; an I/O queue of an earlier count must close.
     epoch: AtomicU16,
@@ -57,18 +57,18 @@ pub struct Association {
     /// The key by which its host has proved itself is no longer valid.
     /// How often the key of its host was replaced since it is there.
     key_changes: AtomicU32,
-    /// The host heeds the delays that statuses ask for (ACRE).
+    /// The host supports the retry delays of statuses (ACRE).
     retry_delays: AtomicBool,
-    /// Some queue that may serve has received a command since the last look.
+    /// An admitted queue has received a command since the last check.
     traffic: AtomicBool,
-    /// The host has proved itself on some queue since the last look.
+    /// The host has authenticated on a queue since the last check.
     proof: AtomicBool,
     errors: Mutex<ErrorLog>,
     /// What its host has done with it.
     pub usage: SharedCounters,
     /// What all hosts have done with its subsystem.
     pub subsystem_usage: Arc<Usage>,
-    /// How it stands with reservations.
+    /// Restrictions by reservations, and reservation notifications.
     pub reservations: ReservationView,
     /// What its host has written and not flushed, by whichever controller.
     pub unflushed: Arc<Unflushed>,
@@ -125,7 +125,7 @@ impl Association {
         Association { local, ..self }
     }
 
-    /// Whether I/O commands are served. Who finds that they are not sees also why: an end or a
+    /// Whether I/O commands are served. A reader that sees false also sees the reason: an end or a
     /// reset is stored before.
     #[inline]
     pub fn is_ready(&self) -> bool {
@@ -142,8 +142,8 @@ impl Association {
         self.key_changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often the key of its host was replaced: each queue has yet to prove itself with the new
-    /// one whose proof is of before.
+    /// How many times the key of its host was replaced: a queue that has authenticated before the
+    /// last time has to authenticate with the new one.
     pub fn key_changes(&self) -> u32 {
         self.key_changes.load(Ordering::Relaxed)
     }
@@ -158,12 +158,12 @@ impl Association {
         self.proved.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the host heeds the delays that statuses ask for.
+    /// Whether the host supports retry delays.
     pub fn heeds_retry_delays(&self) -> bool {
         self.retry_delays.load(Ordering::Relaxed)
     }
 
-    /// The host heeds the delays that statuses ask for, or does not.
+    /// Sets whether the host supports retry delays.
     pub fn allow_retry_delays(&self, heeded: bool) {
         self.retry_delays.store(heeded, Ordering::Relaxed);
     }
@@ -173,16 +173,16 @@ impl Association {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Ends it: each queue closes when its reactor next looks.
+    /// Closes it: each queue closes at the next check of its reactor.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.set_ready(false);
     }
 
-    /// Ends it for a cause that its queues do not know of themselves; the first one stays.
+    /// Closes it for a cause that its queues do not know; the first cause is kept.
     pub fn end(&self, cause: Cause) {
         let (none, number) = (0, cause as u8 + 1);
-        // It stays 0 or becomes this; whoever finds it closed sees which.
+        // It stays 0 or becomes this; a reader that finds it closed sees the cause.
         let _ = self.ended_for.compare_exchange(none, number, Ordering::Relaxed, Ordering::Relaxed);
         self.close();
     }
@@ -203,12 +203,12 @@ impl Association {
         self.blamed.load(Ordering::Relaxed)
     }
 
-    /// The controller is to have a fatal error (CSTS.CFS), when its admin queue next looks.
+    /// Orders a fatal error (CSTS.CFS), to be reported at the next check of its admin queue.
     pub fn order_fatal_error(&self) {
         self.fatal.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is to have a fatal error that has not been told yet; asked once, it is.
+    /// Takes an ordered fatal error that was not reported yet.
     pub fn take_fatal_error(&self) -> bool {
         self.fatal.load(Ordering::Relaxed) && self.fatal.swap(false, Ordering::Relaxed)
     }
@@ -272,7 +272,7 @@ impl Association {
     /// Records a failed command. Locks: failures are not the hot path.
     pub fn log_error(&self, entry: ErrorRecord) {
         let mut log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
-        // Numbers are of the subsystem, so that none comes twice, also not after a restart.
+        // Numbers are unique in the subsystem, also across restarts.
         log.push(self.subsystem_usage.count_error(), entry);
     }
 
@@ -297,7 +297,7 @@ impl Changes {
         self.news.store(true, Ordering::Release);
     }
 
-    /// What was noted since the last call, ascending; none when there is nothing.
+    /// What was recorded since the last call, in ascending order; none if there is nothing.
     pub fn take(&self) -> Option<BTreeSet<u32>> {
         // A load first: usually there are none, and the line stays shared.
         let news = self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire);
@@ -322,7 +322,7 @@ pub struct ErrorRecord {
     pub slba: u64,
     /// Its opcode.
     pub opcode: u8,
-    /// Where its wrong parameter is, as the log has it.
+    /// Location of the wrong parameter, as in the log.
     pub parameter: u16,
 }
 

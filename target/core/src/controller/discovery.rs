@@ -24,11 +24,11 @@ const DYNAMIC_CONTROLLER: u16 = 0xFFFF;
 /// One way to reach one subsystem.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// What is there: an NVM subsystem, or the discovery subsystem that is being asked.
+    /// Kind of subsystem: an NVM subsystem, or this discovery subsystem.
     pub subtype: Subtype,
     /// Its name.
     pub nqn: Nqn,
-    /// Where: never a wildcard; the address that the host used stands for one.
+    /// Its address, never a wildcard, for which the address that the host used is inserted.
     pub address: SocketAddr,
     /// The listener, as a number of our own choice.
     pub port_id: u16,
@@ -39,8 +39,8 @@ impl Record {
     fn entry(&self) -> DiscoveryEntry {
         // A dual-stack socket names an IPv4 peer ::ffff:a.b.c.d; the host knows a.b.c.d.
         let ip = self.address.ip().to_canonical();
-        // Our discovery controllers live on with Keep Alive and raise an event on change, so a
-        // host may stay connected to one; nvme-cli does so only when the record says it.
+        // Our discovery controllers support Keep Alive and raise an event on change, so a host may
+        // stay connected; nvme-cli does so only if the record has this flag.
         let persistent = self.subtype == Subtype::CURRENT_DISCOVERY;
         DiscoveryEntry {
             trtype: TransportType::RDMA,
@@ -71,7 +71,7 @@ pub struct DiscoveryLog {
     /// The log as it was when its beginning was last read, so that a host which reads in pieces
     /// never sees two generations mixed.
     snapshot: Vec<u8>,
-    /// Stands for the records that its host knows, or has been told to look at.
+    /// Digest of the records that its host knows, or was notified of.
     known: u64,
 }
 
@@ -82,8 +82,8 @@ impl DiscoveryLog {
         DiscoveryLog { nqn, snapshot: Vec::new(), known: digest(records) }
     }
 
-    /// The log of which a part is read from `at` bytes on. Reading its beginning takes a new
-    /// snapshot, and all that lies further on comes from that.
+    /// The log from `at` bytes on. A read of its beginning takes a new snapshot, and all later
+    /// parts are from that one.
     pub fn log(&mut self, at: u64, current: &dyn Fn() -> (u64, Vec<Record>)) -> &[u8] {
         if at == 0 || self.snapshot.is_empty() {
             let (generation, records) = current();
@@ -92,8 +92,8 @@ impl DiscoveryLog {
         &self.snapshot
     }
 
-    /// Something has changed, and these are the records that the host sees now; whether they are
-    /// not those of before.
+    /// Called after a change, with the records that the host sees now; returns whether they differ
+    /// from those before.
     pub fn is_news(&mut self, records: &[Record]) -> bool {
         let new = digest(records);
         std::mem::replace(&mut self.known, new) != new

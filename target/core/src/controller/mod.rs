@@ -35,7 +35,7 @@ use discovery::DiscoveryLog;
 pub use features::Features;
 pub use reservation_view::ReservationView;
 
-/// How many Abort commands a host may leave outstanding: ACL + 1.
+/// Maximum of outstanding Abort commands: ACL + 1.
 pub const ABORTS: usize = 4;
 
 /// Command retry delays (CRDT1 to CRDT3) in units of 100 ms: what passes soon, what takes the time
@@ -45,12 +45,12 @@ pub const RETRY_DELAYS_100MS: [u16; 3] = [10, 50, 0];
 /// Keep Alive granularity (KAS), in units of 100 ms.
 pub const KAS_100MS: u16 = 10;
 
-/// What a host's keep alive may be late by before we call it dead. Traffic is seen up to a tick
-/// later than it came, and so is the end of the time: with two ticks of 250 ms it is a second at most.
+/// Tolerance for a late Keep Alive. Traffic is seen up to a tick after its arrival, and so is the
+/// timeout: with two ticks of 250 ms it is a second at most.
 const KEEP_ALIVE_MARGIN: Duration = Duration::from_millis(400);
 
-/// The longest keep alive timeout that a host may ask for, in milliseconds: a host that died keeps
-/// its memory as long as that. As long as one without keep alive may be silent; hosts use 5 s.
+/// Maximum of the keep alive timeout, in milliseconds: a host that has failed keeps its memory for
+/// as long. Equal to the silence that is tolerated without keep alive; hosts use 5 s.
 pub const KEEP_ALIVE_MAX_MS: u32 = 2 * 3600 * 1000;
 
 /// The same of a discovery controller, which anybody may have; hosts use 30 s.
@@ -59,8 +59,8 @@ pub const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 600 * 1000;
 /// How long a discovery controller without keep alive may be silent.
 const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
 
-/// How long an I/O controller without keep alive may be silent: a host that lost power says no
-/// goodbye, and must not hold its memory for ever. As long as TCP would wait.
+/// Maximum silence of an I/O controller without keep alive: a host that lost power sends no
+/// disconnect, and must not keep its memory for ever. As long as the timeout of TCP.
 const IDLE: Duration = Duration::from_secs(2 * 3600);
 
 /// The version that we implement.
@@ -114,17 +114,17 @@ pub enum ControllerState {
     ShuttingDown,
     /// CSTS.SHST = 10b.
     ShutDown,
-    /// CSTS.CFS, and CSTS.SHST = 01b for ever: a flush of the shutdown has failed. A host that read
-    /// "complete" would take what it has written for durable. Ends with a reset.
+    /// CSTS.CFS, and CSTS.SHST = 01b until a reset: a flush of the shutdown has failed. A host that
+    /// read "complete" would consider what it has written as durable.
     Unflushed,
 }
 
 /// Effect of a change of Controller Configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CcEffect {
-    /// Nothing more: the command is answered.
+    /// Nothing more: the command completes.
     Done,
-    /// A shutdown has begun: flush, then tell that it is complete.
+    /// A shutdown has begun: flush, then report that it is complete.
     ShutDown {
         /// The stores, one after another.
         backings: Vec<DeviceId>,
@@ -146,14 +146,13 @@ pub struct Controller {
     pub features: Features,
     /// Asynchronous events.
     pub events: AsyncEvents,
-    /// Abort commands that wait for what they come to: their slots, oldest first.
+    /// Abort commands that wait for their outcome: their slots, oldest first.
     pub aborts: Vec<(u16, AbortRequest)>,
-    /// How well groups of namespaces are reached, as the host is told; of a discovery controller,
-    /// empty.
+    /// ANA states of groups as reported to the host; empty for a discovery controller.
     pub ana: AnaLog,
     /// What its host reads of the Persistent Event log: its reporting context.
     pub reporting: Option<Arc<[u8]>>,
-    /// A store was not as it should be at the last look.
+    /// A backing store was degraded at the last check.
     degraded: bool,
     cc: Cc,
     life: ControllerState,
@@ -224,8 +223,8 @@ impl Controller {
             .with_css(Cap::CSS_NVM)
     }
 
-    /// Controller status. Ready falls only when the last I/O queue is closed, so that a host which
-    /// sees 0 knows that nothing of its old commands is still under way.
+    /// Controller status. RDY is cleared only when the last I/O queue is closed, so a host that
+    /// reads 0 knows that no earlier command is in progress.
     #[must_use]
     pub fn csts(&self) -> Csts {
         let draining = self.life == ControllerState::Disabled && self.association.io_queues() > 0;
@@ -243,8 +242,8 @@ impl Controller {
     /// Property Get: the value of a property of `size_bytes`.
     ///
     /// # Errors
-    /// Invalid Field for a property that we do not have or that has another size. Bare, without Do
-    /// Not Retry: `nvme show-regs` walks all offsets and takes nothing else for "not there".
+    /// Invalid Field for a property that we do not have or that has another size. Without Do Not
+    /// Retry: `nvme show-regs` reads all offsets and accepts no other status for a missing one.
     pub fn property(&self, property: Property, size_bytes: Option<u32>) -> Result<u64, Status> {
         if size_bytes.is_none() || property.size_bytes() != size_bytes {
             return Err(Status::INVALID_FIELD);
@@ -274,7 +273,7 @@ impl Controller {
         Ok(self.configure(Cc(value as u32)))
     }
 
-    /// What was asked of the stores for a shutdown is done; `durable`: all of it has succeeded.
+    /// The flushes of a shutdown are done; `durable`: all have succeeded.
     pub fn shut_down_complete(&mut self, durable: bool) {
         if self.life == ControllerState::ShuttingDown {
             self.life =
@@ -282,9 +281,9 @@ impl Controller {
         }
     }
 
-    /// A fatal error: CSTS.CFS is set, the host is told by an event, and the I/O queues close, until
-    /// the host resets the controller ("Controller Status", "Asynchronous Event Information - Error
-    /// Status"). False where it serves nothing that could fail.
+    /// Fatal error: CSTS.CFS is set, the host gets an event, and the I/O queues close, until the
+    /// host resets the controller ("Controller Status", "Asynchronous Event Information - Error
+    /// Status"). Returns false if it serves nothing that could fail.
     pub fn fail_fatally(&mut self) -> bool {
         if self.life != ControllerState::Ready {
             return false;
@@ -296,13 +295,13 @@ impl Controller {
         true
     }
 
-    /// The connection or the host is lost: nothing is served any more.
+    /// The connection or the host is lost: no command is served any more.
     pub fn fail(&mut self) {
         self.life = ControllerState::Failed;
         self.association.close();
     }
 
-    /// The longest keep alive timeout that its host may ask for, in milliseconds.
+    /// Maximum of the keep alive timeout for its host, in milliseconds.
     #[must_use]
     pub fn keep_alive_max_ms(&self) -> u32 {
         if self.is_discovery() { KEEP_ALIVE_DISCOVERY_MAX_MS } else { KEEP_ALIVE_MAX_MS }
@@ -324,13 +323,13 @@ impl Controller {
         self.alive_until = now + self.patience();
     }
 
-    /// Looks at the clock; true when the host has been silent for too long.
+    /// Checks the keep alive timeout; returns true if the host has been silent for too long.
     pub fn expired(&mut self, now: Instant) -> bool {
         if self.association.take_traffic() {
             self.alive_until = self.alive_until.max(now + self.patience());
         }
-        // Its next queue may have to prove itself first, and what comes there does not count
-        // before that.
+        // Its next queue may have to authenticate first, and commands on it do not count before
+        // that.
         if self.association.take_proof() {
             self.alive_until = self.alive_until.max(now + self.patience().max(exchange::DEADLINE));
         }
@@ -342,8 +341,8 @@ impl Controller {
         let ControllerKind::Nvm(old) = &mut self.role else { return };
         let differing = |a: &Subsystem, b: &Subsystem| {
             let unlike = |n: &&Namespace| {
-                // That a namespace is in another group is told by the event of groups, and that a
-                // host begins to format it is no change that others could use.
+                // A namespace in another group is reported by the event of groups, and the start of
+                // a format is not a change that is useful to other hosts.
                 let same = |m: &Namespace| {
                     let (ana_group, formatting) = (n.ana_group, n.formatting.clone());
                     Namespace { ana_group, formatting, ..m.clone() } == **n
@@ -361,7 +360,7 @@ impl Controller {
         self.note_ana();
     }
 
-    /// Looks whether the stores are as they should be, and raises the event when one no longer is.
+    /// Checks the health of backing stores, and raises the event if one has become degraded.
     pub fn look_at_stores(&mut self) {
         let degraded = self.subsystem().is_some_and(|subsystem| subsystem.is_degraded());
         if degraded && !self.degraded {
@@ -370,8 +369,7 @@ impl Controller {
         self.degraded = degraded;
     }
 
-    /// Looks at how well groups of namespaces are reached now, and raises the event when that has
-    /// changed.
+    /// Checks the ANA states of groups, and raises the event if they have changed.
     pub fn look_at_paths(&mut self) {
         if self.association.reach.states() != self.ana.states() {
             self.note_ana();

@@ -19,7 +19,7 @@ const PAGES: usize = 256;
 pub struct ReservationView {
     /// By namespace id. Empty for a controller without namespaces.
     namespaces: Box<[Marks]>,
-    /// There are pages that no event has told of.
+    /// There are pages without an event so far.
     news: AtomicBool,
     log: Mutex<Log>,
 }
@@ -39,14 +39,14 @@ struct Log {
 }
 
 impl ReservationView {
-    /// For a controller with namespaces: nothing is barred, nothing masked.
+    /// For a controller with namespaces: no restriction, no mask.
     #[must_use]
     pub fn new() -> ReservationView {
         let namespaces = (0..=MAX_NSID).map(|_| Marks::default()).collect();
         ReservationView { namespaces, ..ReservationView::default() }
     }
 
-    /// What commands for a namespace are barred: one relaxed load. Nothing for an id that is none;
+    /// Commands that are not allowed for a namespace: one relaxed load. None for an invalid id;
     /// such a command fails for another reason.
     #[inline]
     #[must_use]
@@ -55,7 +55,8 @@ impl ReservationView {
         Barred(marks.map_or(0, |marks| marks.barred.load(Ordering::Relaxed)))
     }
 
-    /// Sets what is barred. Everything before is seen by whoever hears of it by any message.
+    /// Sets the restriction. All earlier writes are visible to a reactor that gets a message
+    /// afterwards.
     pub fn set_barred(&self, nsid: u32, barred: Barred) {
         if let Some(marks) = self.namespaces.get(nsid as usize) {
             marks.barred.store(barred.0, Ordering::SeqCst);
@@ -76,14 +77,14 @@ impl ReservationView {
         }
     }
 
-    /// Adds a page to the log, unless the host does not want to hear of it. When there are too
-    /// many, the oldest goes; the numbers of the others tell. Whether it was added.
+    /// Adds a page to the log, unless the host has masked it. If there are too many, the oldest is
+    /// removed, which the numbers of the others show. Returns whether it was added.
     pub fn notify(&self, nsid: u32, kind: NotificationType) -> bool {
         if self.mask(nsid).0 & NotificationMask::bit(kind) != 0 {
             return false;
         }
         let mut log = self.lock();
-        // 0 stands for an empty page.
+        // 0 means an empty page.
         log.count = log.count.checked_add(1).unwrap_or(1);
         if log.pages.len() == PAGES {
             log.pages.pop_front();
@@ -94,7 +95,7 @@ impl ReservationView {
         true
     }
 
-    /// Whether there are pages that no event has told of; asked once, they are told.
+    /// Whether there are pages without an event so far; clears that.
     pub fn take_news(&self) -> bool {
         // A load first: usually there are none, and the line stays shared.
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)
@@ -120,7 +121,7 @@ impl ReservationView {
         self.news.store(!log.pages.is_empty(), Ordering::Release);
     }
 
-    /// A controller reset: nothing is masked, nothing waits. What is barred stays.
+    /// Controller reset: clears masks and pages. Restrictions stay.
     pub fn reset(&self) {
         for marks in &self.namespaces {
             marks.mask.store(0, Ordering::Relaxed);

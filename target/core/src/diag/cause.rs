@@ -15,11 +15,11 @@ use rdma::Fault;
 /// Progress of a host when it was disconnected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// It asked for a connection, and had not sent its Connect command.
+    /// It requested a connection, and has not sent its Connect command.
     Request,
     /// It sent its Connect command.
     Connect,
-    /// It was to prove who it is.
+    /// It had to authenticate.
     Authentication,
     /// It was connected.
     Running,
@@ -55,7 +55,7 @@ macro_rules! causes {
             /// All there are, by the stage at which they occur.
             pub const ALL: &'static [Cause] = &[$(Cause::$cause),*];
 
-            /// The names of all, in that order.
+            /// All names, in that order.
             pub const NAMES: [&'static str; Self::COUNT] = [$($name),*];
 
             /// How many there are.
@@ -67,7 +67,7 @@ macro_rules! causes {
                 match self { $(Cause::$cause => $name,)* }
             }
 
-            /// How far the host had come.
+            /// Stage of the connection.
             #[must_use]
             pub const fn stage(self) -> Stage {
                 match self { $(Cause::$cause => Stage::$stage,)* }
@@ -328,7 +328,7 @@ impl Cause {
         }
     }
 
-    /// Why an exchange failed; `by_host`: the host says so.
+    /// Cause of a failed exchange; `by_host`: the host reported the failure.
     #[must_use]
     pub fn of_exchange(failure: Failure, by_host: bool) -> Cause {
         match failure {
@@ -340,7 +340,7 @@ impl Cause {
         }
     }
 
-    /// What a failed completion says; nothing where it only follows from another.
+    /// Cause of a failed completion; none if it only follows from another failure.
     #[must_use]
     pub fn of_fault(fault: Fault) -> Option<Cause> {
         Some(match fault {
@@ -366,7 +366,7 @@ impl Cause {
 pub struct DisconnectRecord {
     /// Why.
     pub cause: Cause,
-    /// What is known besides, such as a status or what the system said; or empty.
+    /// Further details, such as a status or an error of the system; or empty.
     pub detail: Cow<'static, str>,
     /// Where the host is.
     pub remote: SocketAddr,
@@ -374,14 +374,14 @@ pub struct DisconnectRecord {
     pub local: SocketAddr,
     /// The host, as it calls itself, once it has.
     pub host: Option<Nqn>,
-    /// The subsystem that it asked for, likewise.
+    /// The requested subsystem, if known.
     pub subsystem: Option<Nqn>,
     /// Its queue, once it has named one.
     pub qid: Option<u16>,
 }
 
 impl DisconnectRecord {
-    /// Of a host that has not said anything but where it is.
+    /// For a host of which only the address is known.
     #[must_use]
     pub fn nameless(cause: Cause, remote: SocketAddr, local: SocketAddr) -> DisconnectRecord {
         let detail = Cow::Borrowed("");
@@ -389,7 +389,7 @@ impl DisconnectRecord {
     }
 }
 
-/// The reason with what is known besides, then the remedy: one line.
+/// Reason and details, then the remedy: one line.
 impl fmt::Display for DisconnectRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.cause.reason())?;
@@ -418,7 +418,7 @@ mod tests {
             for sentence in [reason, remedy] {
                 assert!(!sentence.contains("  ") && !sentence.ends_with('.'), "{sentence}");
             }
-            // It begins with something to do, or says that nothing need be done.
+            // It begins with an action, or says that none is needed.
             let verb = remedy.split([' ', ':']).next().unwrap();
             let verbs = "add check connect correct disconnect give have if look make nothing raise \
                          see update widen";

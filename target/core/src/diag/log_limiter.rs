@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::diag::RecentDisconnects;
 use crate::diag::cause::{Cause, DisconnectRecord, Stage};
 
-/// How long a cause that was told is only counted.
+/// Time for which a cause is only counted after it was logged.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// A number for each cause, for everyone to read.
@@ -43,7 +43,7 @@ pub struct CauseLog {
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     last: Option<Instant>,
-    /// Refusals since then that were not told.
+    /// Refusals since then that were not logged.
     more: u64,
     /// All that there ever were.
     total: u64,
@@ -58,13 +58,13 @@ impl CauseLog {
         book.note(why);
     }
 
-    /// Counts a cause. True: it is to be told now, by itself.
+    /// Counts a cause. Returns true if it is to be logged now.
     fn count(&mut self, cause: Cause, now: Instant) -> bool {
         self.causes.resize(Cause::COUNT, Told::default());
         let told = &mut self.causes[cause as usize];
         told.total += 1;
         let quiet = told.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET);
-        // What was counted before is told first, by `overdue`.
+        // The count before it is logged first, by `overdue`.
         if quiet || told.more > 0 {
             told.more += 1;
             return false;
@@ -73,13 +73,13 @@ impl CauseLog {
         true
     }
 
-    /// How many there were of each of [`Cause::ALL`], told or not.
+    /// Total count of each of [`Cause::ALL`], logged or not.
     pub fn totals(&self) -> impl Iterator<Item = u64> {
         self.causes.iter().map(|told| told.total)
     }
 
-    /// A cause of which more came a while ago than were told, and how many; again until there is
-    /// none.
+    /// A cause that occurred more often than it was logged, a while ago, and how often; to be
+    /// called until there is none.
     pub fn overdue(&mut self, now: Instant) -> Option<(Cause, u64)> {
         let due = |told: &Told| {
             told.more > 0
@@ -92,7 +92,7 @@ impl CauseLog {
     }
 }
 
-/// One line, with what is known as fields. Whoever was connected is missed by somebody.
+/// Logs one line, with the details as fields. WARN for a host that was connected.
 fn log(why: &DisconnectRecord) {
     let DisconnectRecord { remote, local, qid, .. } = why;
     let cause = why.cause.name();
@@ -128,11 +128,11 @@ mod tests {
             }
         }
         assert_eq!((singly, lines), (1, 9));
-        // Another cause is told at once, whatever is counted.
+        // Another cause is logged immediately, whatever is counted.
         let now = start + Duration::from_millis(9_999);
         assert!(refusals.count(Cause::Overloaded, now));
         assert!(!refusals.count(Cause::Overloaded, now));
-        // The rest is told when the flood is over, and then nothing.
+        // The rest is logged after the flood, and then nothing.
         let later = start + Duration::from_secs(12);
         while let Some((_, more)) = refusals.overdue(later) {
             summed += more;

@@ -54,8 +54,8 @@ impl RecentDisconnects {
         RecentDisconnects { recent: Mutex::default(), clock, counts }
     }
 
-    /// Records a disconnect that happens now. One that differs from an earlier one in the host's
-    /// port and queue alone is counted. Takes a lock: no I/O comes here.
+    /// Records a disconnect. If it differs from an earlier one only in the port and queue of the
+    /// host, it is counted there. Takes a lock: not used for I/O.
     pub fn note(&self, why: DisconnectRecord) {
         self.note_at(why, (self.clock)());
     }
@@ -120,8 +120,8 @@ fn is_same(a: &DisconnectRecord, b: &DisconnectRecord) -> bool {
     place(a) == place(b) && a.host == b.host && a.subsystem == b.subsystem && a.detail == b.detail
 }
 
-/// Adds a record. Of too many, the oldest goes of the address that has the most: whoever makes
-/// noise pushes out its own.
+/// Adds a record. If there are too many, the oldest of the address with the most is removed, so a
+/// flood evicts its own records.
 fn put(records: &mut Vec<Record>, record: Record, most: usize) {
     if records.len() >= most {
         let of = |records: &[Record], at: usize| {
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!((book.count(Cause::WrongSecret), book.count(Cause::KeepAlive)), (5, 1));
     }
 
-    /// A stranger with thousands of names, and thousands who have none.
+    /// Floods from one address with thousands of names, and from thousands without a name.
     #[test]
     fn noise_pushes_out_nobody_elses_record_of_a_host() {
         let book = RecentDisconnects::new(|| SystemTime::UNIX_EPOCH);

@@ -71,13 +71,13 @@ pub struct Admitted {
     pub epoch: u16,
 }
 
-/// For whom an association makes room.
+/// Associations to be evicted for a new one.
 struct Evictions {
     /// Of the same host, which ends them once it has proved itself.
     replaced: Vec<Arc<Association>>,
-    /// Whose hosts have not proved themselves in time.
+    /// Those whose hosts have not authenticated in time.
     displaced: Vec<Arc<Association>>,
-    /// Whose hosts nobody vouches for, and that have no I/O queues.
+    /// Those of hosts that are not identified, without I/O queues.
     crowded: Vec<Arc<Association>>,
 }
 
@@ -86,7 +86,7 @@ impl Evictions {
         self.replaced.is_empty() && self.displaced.is_empty() && self.crowded.is_empty()
     }
 
-    /// Ends them. Those of a host that has yet to prove itself end when it has done that.
+    /// Ends them. Duplicates of a host that has yet to authenticate end when it has done that.
     fn end(&self, book: &ControllerTable, newcomer: &Candidate) {
         if !newcomer.authenticate {
             self.replaced.iter().for_each(|old| old.end(Cause::Replaced));
@@ -105,13 +105,13 @@ impl Evictions {
 /// How many associations there may be of some kind.
 struct AssociationLimit {
     most: usize,
-    /// So many of them of hosts that have yet to prove themselves.
+    /// Maximum of associations whose hosts have yet to authenticate.
     claims: usize,
     /// Why there is no room.
     full: Cause,
 }
 
-/// Who asks for an association.
+/// A request for a new association.
 struct Candidate {
     source: Source,
     now: Instant,
@@ -159,14 +159,14 @@ impl Registry {
             association.unflushed = book.hosts.unflushed(&association, subsystem);
         }
         association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
-        // Nothing fails from here on.
+        // No errors from here on.
         visit.held.iter().for_each(|held| self.queue_admitted(*held));
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
         let most_io_queues = limits.io_queues;
         limits.io_queues = self.promise(&book, limits, association.anonymous, visit.now);
         let association = Arc::new(association);
-        // No queue of its own can ask before this is set, and every later change finds it.
-        // It may be granted to delete what it does not see, so that counts as well.
+        // No queue of its own can query this before it is set, and every later change finds it. The
+        // host may be permitted to delete a namespace that it does not see, so those count as well.
         whole.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
         let claimed = match authenticate {
             true => book.claims.note(source, visit.now),
@@ -216,7 +216,7 @@ impl Registry {
                 && a.host == host
                 && !a.is_closed()
         };
-        // Whoever need not prove anything could have come in just as well, with an admin queue.
+        // A host without authentication could have connected with an admin queue as well.
         let is_late = matches!(book.keyring.demand(&host, &subnqn), Requirement::Nothing);
         let unknown = || ConnectError { is_late, ..unknown_controller() };
         let entry = book.associations.values_mut().find(known).ok_or_else(unknown)?;
@@ -233,7 +233,7 @@ impl Registry {
         if connect.sqsize_z >= entry.limits.queue_depth {
             return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
         }
-        // What only claims to be the host's is not in the way of what proves it.
+        // Associations that only claim the name do not obstruct one that has authenticated.
         let is_free = match entry.authenticate {
             true => !entry.qids.contains(&connect.qid),
             false => entry.take(connect.qid),
@@ -249,12 +249,12 @@ impl Registry {
         Ok(Admitted { association, name, subsystem, limits, authenticate, epoch })
     }
 
-    /// A host has proved itself on an I/O queue, which has its id from now on; `epoch`: the resets
-    /// before its Connect.
+    /// A host has authenticated on an I/O queue, which has its id from now on; `epoch`: the number
+    /// of resets before its Connect.
     ///
     /// # Errors
-    /// The queue must close: another one had proved itself before, or its controller was reset or is
-    /// gone.
+    /// The queue must close: another one had authenticated before, or its controller was reset or
+    /// removed.
     pub fn io_proved(
         &self,
         association: &Association,
@@ -274,17 +274,17 @@ impl Registry {
         Ok(())
     }
 
-    /// Which of the keys that an association's host has had since it is there this is, counted as
-    /// [`Association::key_changes`] does; none where it is one of before.
+    /// The number of this key among those that the host had during its association, as counted by
+    /// [`Association::key_changes`]; none for an earlier one.
     pub fn key_number(&self, association: &Association, keys: &Keys) -> Option<u32> {
-        // Nobody replaces keys meanwhile.
+        // No key is replaced meanwhile, because the lock is held.
         let book = self.lock();
         let current = book.keyring.keys(&association.host)?;
         current.host.is(&keys.host).then(|| association.key_changes())
     }
 
-    /// A host has proved itself, and so what its subsystem says of hosts that come twice applies
-    /// now: a mere claim ends nobody's association.
+    /// A host has authenticated, so the policy for duplicate hosts applies now: an unauthenticated
+    /// claim ends no association.
     pub fn proved(&self, association: &Association) {
         let closed = {
             let mut book = self.lock();
@@ -331,8 +331,8 @@ impl Registry {
         hosts.next().map(|a| a.host)
     }
 
-    /// Receives of the I/O queues that the controllers of each source were promised and have not
-    /// connected. A source without any is left out.
+    /// Receives of promised I/O queues that are not connected, by source. Sources without any are
+    /// omitted.
     #[must_use]
     pub fn promised_receives(&self, now: Instant) -> BTreeMap<Source, u32> {
         let book = self.lock();
@@ -358,9 +358,9 @@ impl Registry {
         self.room(book, limits.queue_depth, anonymous, now).clamp(1, limits.io_queues)
     }
 
-    /// How many I/O queues the controller of a host may have that is about to have proved its name.
-    /// Nothing was kept for it while it only claimed that, so it is told only now. None where it had
-    /// proved it before.
+    /// Number of I/O queues for the controller of a host that is about to be authenticated. None
+    /// were reserved for it before, so it is reported only now. None if it had authenticated
+    /// before.
     #[must_use]
     pub fn promise_again(&self, association: &Association, now: Instant) -> Option<u16> {
         let mut book = self.lock();
@@ -376,11 +376,11 @@ impl Registry {
         Some(io_queues)
     }
 
-    /// How many I/O queues of `depth` entries one more controller may have: what there is memory and
-    /// queue pairs for beside what others have and were promised. Hosts that nobody vouches for are
-    /// promised half each and three quarters together, so that they cannot keep others out by
-    /// connecting. Connections that are not admitted do not count: they are what was promised, or give
-    /// way to it.
+    /// Number of I/O queues of `depth` entries for one more controller: limited by the memory and
+    /// queue pairs that others neither have nor were promised. Hosts that are not identified are
+    /// promised half each and three quarters together, so that they cannot exclude others by
+    /// connecting. Connections that are not admitted do not count: they are the promised ones, or
+    /// are evicted for those.
     fn room(&self, book: &ControllerTable, depth: u16, anonymous: bool, now: Instant) -> u16 {
         let depth = u32::from(depth.max(1));
         let kept = |all: bool| -> u32 {
@@ -408,12 +408,12 @@ impl Registry {
 }
 
 impl AssociationLimit {
-    /// So many, and half as many claims.
+    /// At most `most`, and half as many with hosts yet to authenticate.
     fn to(most: usize, full: Cause) -> AssociationLimit {
         AssociationLimit { most, claims: most.div_ceil(2), full }
     }
 
-    /// Those of a subsystem.
+    /// The limits of a subsystem.
     fn of(subsystem: &Subsystem) -> impl Iterator<Item = AssociationLimit> {
         let own = subsystem.offer.controllers;
         let own = own.map(|most| AssociationLimit::to(most.into(), Cause::SubsystemFull));
@@ -434,7 +434,7 @@ impl AssociationEntry {
         self.authenticate && !self.association.is_proved()
     }
 
-    /// Nobody vouches for its host, and it has no I/O queues.
+    /// Its host is not identified, and it has no I/O queues.
     fn is_idle_stranger(&self) -> bool {
         self.association.anonymous && self.association.io_queues() == 0
     }
@@ -453,13 +453,13 @@ impl AssociationEntry {
         u32::from(self.kept_queues(now)) * u32::from(self.limits.queue_depth)
     }
 
-    /// Queue pairs that it has, and those of the I/O queues that it was promised.
+    /// Its queue pairs, including those of promised I/O queues.
     fn queue_pairs(&self, now: Instant) -> u32 {
         1 + u32::from(self.association.io_queues()) + u32::from(self.kept_queues(now))
     }
 
-    /// I/O queues that it was promised and has not opened. Nothing is kept for who only claims to be
-    /// somebody.
+    /// Promised I/O queues that it has not connected. None are reserved for a host that has yet to
+    /// authenticate.
     fn kept_queues(&self, now: Instant) -> u16 {
         if self.is_claim() {
             return 0;
@@ -479,7 +479,7 @@ impl ControllerTable {
         if name == self.discovery.nqn { Nqn::DISCOVERY } else { name }
     }
 
-    /// The subsystem of this name that a host may use where it has come; none for discovery.
+    /// The subsystem of this name, if the host may use it through its listener; none for discovery.
     fn exposed(
         &self,
         subnqn: &Nqn,
@@ -488,8 +488,8 @@ impl ControllerTable {
     ) -> Result<Option<&Arc<Subsystem>>, ConnectError> {
         let listener = self.listener(local);
         if self.listeners.is_some() && listener.is_none() {
-            // It is just going, or coming back: who is told never to come again by a fault of the
-            // moment gives its path up for good. Who was let in would not be ended with it.
+            // It is being removed or added: a host that gets Do Not Retry for a temporary condition
+            // gives the path up for good. An admitted host would not be disconnected with it.
             return Err(ConnectError::busy(Cause::NotExported));
         }
         if *subnqn == Nqn::DISCOVERY {
@@ -517,7 +517,7 @@ impl ControllerTable {
         }
     }
 
-    /// Whether there is room for one more association, and for whom it is made.
+    /// Checks whether there is room for one more association, and collects those to evict for it.
     fn check_room(
         &self,
         controllers: usize,
@@ -535,7 +535,7 @@ impl ControllerTable {
             DuplicateHosts::Refuse => Vec::new(),
         };
         let stays = |e: &&AssociationEntry| !replaced.iter().any(|old| old.id == e.association.id);
-        // Discovery controllers have a budget of their own: they must not keep disks away.
+        // Discovery controllers have a limit of their own: they must not exclude I/O controllers.
         let alike = |e: &&AssociationEntry| e.view.is_none() == subsystem.is_none() && stays(e);
         let mut going: Vec<Arc<Association>> = Vec::new();
         for limit in subsystem.iter().flat_map(|s| AssociationLimit::of(s)) {
@@ -555,11 +555,11 @@ impl ControllerTable {
         Ok(Evictions { replaced, displaced, crowded })
     }
 
-    /// There may be so many associations among `of`, and so many whose hosts have yet to prove
-    /// themselves. Where there are, one of those makes room, as whoever only claims a name keeps
-    /// nobody away: the oldest of the address with the most of them. Not one that may be about to
-    /// succeed, unless its address has two more than that of the newcomer: hosts that come together
-    /// would end each other.
+    /// Applies a limit on associations among `of`, and on those whose hosts have yet to
+    /// authenticate. At the limit, one of the latter is evicted, because a claimed name excludes
+    /// nobody: the oldest of the address with the most of them. Not one that may be about to
+    /// succeed, unless its address has two more than that of the new one: hosts that connect at the
+    /// same time would evict each other.
     fn make_room(
         &self,
         of: impl Fn(&&AssociationEntry) -> bool,
@@ -567,7 +567,7 @@ impl ControllerTable {
         newcomer: &Candidate,
     ) -> Result<Option<Arc<Association>>, ConnectError> {
         let AssociationLimit { most, claims: most_claims, full } = *limit;
-        // Who has been ended is gone in a moment.
+        // An association that was ended is removed soon.
         let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
         let claims: Vec<&AssociationEntry> = live.clone().filter(|e| e.is_claim()).collect();
         let is_full = live.count() >= most;
@@ -600,10 +600,10 @@ impl ControllerTable {
         }
     }
 
-    /// Of the associations among `of` whose hosts nobody vouches for and that have no I/O queues, the
-    /// oldest of the source with the most of them; of the newcomer's own where no other has more.
-    /// Those whose I/O queues may be on their way have time for that, unless they are of another
-    /// source that has more than half of all.
+    /// Among `of`, those of hosts that are not identified, without I/O queues: the oldest of the
+    /// source with the most of them; of the new one's own source if no other has more. One whose
+    /// I/O queues may be about to connect is spared, unless it is of another source that has more
+    /// than half of all.
     fn least_missed(
         &self,
         of: impl Fn(&&AssociationEntry) -> bool,
@@ -627,8 +627,8 @@ impl ControllerTable {
         idle.into_iter().filter(may_go).min_by_key(|e| e.since)
     }
 
-    /// Other associations of the same host with the same subsystem, by the same address; not those
-    /// whose host has yet to prove itself.
+    /// Other associations of the same host with the same subsystem, from the same address; without
+    /// those whose host has yet to authenticate.
     fn duplicates(&self, new: &Association) -> impl Iterator<Item = &Arc<Association>> {
         let (host, subsystem, local) = (new.host, new.subsystem, new.local);
         let (host_id, id) = (new.host_id, new.id);
@@ -656,9 +656,9 @@ impl ControllerTable {
         view.unwrap_or_else(|| subsystem.seen_by(host))
     }
 
-    /// A controller id that no live controller of the subsystem has; old ones are not reused soon.
-    /// That of a claim is free with its end: nothing has ever run under it. `displaced` are about to
-    /// end.
+    /// A controller id that no live controller of the subsystem has; used ones are not reused soon.
+    /// That of an unauthenticated association is free with its end, because no command was executed
+    /// under it. `displaced` are about to end.
     fn free_cntlid(
         &mut self,
         subnqn: &Nqn,
@@ -697,7 +697,8 @@ fn names(data: &ConnectData) -> Result<(Nqn, Nqn), ConnectError> {
     let (subnqn, host) = (data.subnqn(), data.hostnqn());
     let subnqn = subnqn.map_err(|_| unnamed(Cause::BadSubsystemName, InvalidParameter::SUBNQN))?;
     let host = match host {
-        // SPDK's `perf` sends none. Whoever admits all hosts admits it; no list and no key can name it.
+        // SPDK's `perf` sends none. A subsystem that admits all hosts admits it; no list and no key
+        // can name it.
         Err(NqnError::Empty) => Nqn::UNNAMED,
         host => host.map_err(|_| unnamed(Cause::BadHostName, InvalidParameter::HOSTNQN))?,
     };

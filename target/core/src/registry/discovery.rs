@@ -10,8 +10,8 @@ use crate::controller::discovery::{Record, Subtype};
 use crate::subsystem::Subsystem;
 
 impl Registry {
-    /// What discovery tells a host that reached us at `local`: generation and records. Of the
-    /// subsystems it learns of those that it may use, each at the listeners that offer it.
+    /// The discovery log for a host that reached us at `local`: generation and records. It contains
+    /// the subsystems that the host may use, each at the listeners that offer it.
     #[must_use]
     pub fn discovery(&self, host: &Nqn, local: SocketAddr) -> (u64, Vec<Record>) {
         let book = self.lock();
@@ -33,7 +33,7 @@ impl Registry {
                 add(Subtype::NVM, subsystem.nqn);
             }
         }
-        // The port identifier of a referral is another target's business; 0 is nobody's here.
+        // The port identifier of a referral is assigned by the other target; 0 is not used here.
         records.extend(book.discovery.referrals.iter().map(|referral| Record {
             subtype: Subtype::REFERRAL,
             nqn: referral.nqn,

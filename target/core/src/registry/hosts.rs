@@ -9,7 +9,7 @@ use crate::controller::association::Association;
 use crate::subsystem::Subsystem;
 use crate::subsystem::unflushed::Unflushed;
 
-/// So many hosts are remembered that have something to flush and no controller.
+/// Maximum of remembered hosts with unflushed writes and no controller.
 const MOST_AWAY: usize = 1024;
 
 /// A subsystem, the name of a host, and the identifier that it gave.
@@ -47,7 +47,7 @@ impl Hosts {
         self.0.iter().filter(move |((of, ..), _)| of == nqn).map(|(_, host)| &**host)
     }
 
-    /// Forgets hosts that are away: those first that have flushed everything.
+    /// Removes hosts without a controller: first those that have flushed everything.
     fn make_room(&mut self) {
         let is_away = |host: &Arc<Unflushed>| Arc::strong_count(host) == 1;
         if self.0.values().filter(|host| is_away(host)).count() < MOST_AWAY {

@@ -9,7 +9,7 @@ use crate::controller::association::Association;
 use crate::diag::cause::Cause;
 use crate::subsystem::Subsystem;
 
-/// One controller, and so one association, as it is at a moment.
+/// State of one controller, and so of one association.
 #[derive(Clone, Debug)]
 pub struct Controller {
     /// What its queues share.
@@ -18,7 +18,7 @@ pub struct Controller {
     pub source: IpAddr,
     /// When it was admitted.
     pub since: Instant,
-    /// Its host has to prove itself, and [`Association::is_proved`] says whether it has.
+    /// Its host has to authenticate; [`Association::is_proved`] returns whether it has.
     pub authenticate: bool,
     /// It is one of the discovery service.
     pub discovery: bool,
@@ -27,7 +27,7 @@ pub struct Controller {
 }
 
 impl Registry {
-    /// All controllers, in the order in which they came.
+    /// All controllers, in the order of their creation.
     #[must_use]
     pub fn controllers(&self) -> Vec<Controller> {
         let mut all: Vec<_> = self.lock().associations.values().map(Controller::of).collect();
@@ -44,7 +44,8 @@ impl Registry {
         Some(controller)
     }
 
-    /// Gives one controller a fatal error, by the id of its association. None when there is none.
+    /// Orders a fatal error for one controller, by the id of its association. None if there is
+    /// none.
     pub fn fail(&self, id: u64) -> Option<Controller> {
         let controller = self.controller(id)?;
         controller.association.order_fatal_error();
@@ -62,7 +63,7 @@ impl Registry {
         self.lock().subsystems.values().cloned().collect()
     }
 
-    /// The addresses of listeners, without those that are awaited.
+    /// The addresses of listeners, without pending ones.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.lock().listeners().iter().map(|listener| listener.address).collect()

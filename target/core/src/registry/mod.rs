@@ -43,12 +43,12 @@ pub struct Registry {
     reactors: Vec<Sender>,
     /// Receive buffers in use on each reactor, for placing the next queue.
     loads: Vec<AtomicU32>,
-    /// Those of them that connections hold which are not admitted yet. They give way to what was
-    /// promised, or are what was promised.
+    /// Those of connections that are not admitted yet, which are evicted for promised ones, or are
+    /// promised ones.
     unadmitted: Vec<AtomicU32>,
     /// Receive buffers that I/O queues may use on each reactor.
     receives: u32,
-    /// Most associations at once.
+    /// Maximum of associations.
     controllers: usize,
     /// What takes long shall end.
     halting: AtomicBool,
@@ -57,13 +57,13 @@ pub struct Registry {
 /// A change of the served subsystems.
 #[derive(Debug, Default)]
 pub struct Change {
-    /// Where hosts can come, if elsewhere than before.
+    /// The new listeners, if they have changed.
     pub listeners: Option<Vec<ListenerConfig>>,
-    /// Those that are no longer among them have lost their device.
+    /// Removed listeners have lost their device.
     pub lost: bool,
-    /// What discovery tells besides, if not as before.
+    /// The new settings of discovery, if they have changed.
     pub discovery: Option<DiscoveryConfig>,
-    /// New subsystems, and those that are not as before.
+    /// New and changed subsystems.
     pub subsystems: Vec<Arc<Subsystem>>,
     /// Subsystems that are no longer there.
     pub gone: Vec<Nqn>,
@@ -72,13 +72,13 @@ pub struct Change {
 #[derive(Debug, Default)]
 struct ControllerTable {
     subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
-    /// Where hosts can come. None before anybody has said so: then nobody asks.
+    /// The listeners. None before they are set: then there are no connections.
     listeners: Option<Vec<ListenerConfig>>,
     /// Where somebody listens already, for a change that is not in force.
     prepared: Vec<ListenerConfig>,
     discovery: DiscoveryConfig,
     generation: u64,
-    /// The target is about to stop: discovery tells of no subsystem.
+    /// The target is about to stop: discovery reports no subsystem.
     leaving: bool,
     associations: HashMap<u64, AssociationEntry>,
     hosts: Hosts,
@@ -114,7 +114,7 @@ struct AssociationEntry {
 }
 
 impl Registry {
-    /// An empty book for these reactors, with room for `controllers` associations at once and
+    /// An empty registry for these reactors, with room for `controllers` associations and
     /// `receives` buffers for I/O queues on each reactor.
     #[must_use]
     pub fn new(reactors: Vec<Sender>, controllers: u16, receives: u32) -> Registry {
@@ -132,7 +132,7 @@ impl Registry {
         }
     }
 
-    /// An I/O queue has closed and all its work is home.
+    /// An I/O queue has closed and all its work has completed.
     pub fn io_closed(&self, association: &Association, qid: u16) {
         association.count_io_queue(false);
         if let Some(entry) = self.lock().associations.get_mut(&association.id) {
@@ -157,13 +157,13 @@ impl Registry {
         self.change(Change { gone: vec![*nqn], ..Change::default() });
     }
 
-    /// Sets where hosts can come.
+    /// Sets the listeners.
     pub fn set_listeners(&self, listeners: Vec<ListenerConfig>) {
         self.change(Change { listeners: Some(listeners), ..Change::default() });
     }
 
-    /// Changes what is served, all at once. Hosts that may not use a subsystem any more, or not
-    /// where they have come to us, are disconnected.
+    /// Applies a change at once. Hosts that may not use a subsystem any more, or not through their
+    /// listener, are disconnected.
     pub fn change(&self, change: Change) {
         let mut in_use = BTreeMap::new();
         let told = {
@@ -184,9 +184,9 @@ impl Registry {
         self.wake_reactors();
     }
 
-    /// Replaces the secrets and the rules of authentication. Hosts that must prove themselves now
-    /// and have not had to, or whose key is gone, are disconnected; those that have another one have
-    /// some time to prove themselves with it. Returns what has changed, one line each.
+    /// Replaces the secrets and the rules of authentication. Hosts that must authenticate now and
+    /// did not have to, or whose key was removed, are disconnected; those with a new key get some
+    /// time to authenticate with it. Returns the changes, one line each.
     pub fn set_keyring(&self, mut keyring: Keyring) -> Vec<String> {
         let changes = {
             let mut book = self.lock();
@@ -282,7 +282,7 @@ impl Registry {
         found
     }
 
-    /// Tells all controllers that a namespace is not what it was, where no new snapshot says so.
+    /// Notifies all controllers of a change of a namespace that no new snapshot contains.
     pub fn announce(&self, nqn: &Nqn, nsid: u32) {
         for entry in self.lock().associations.values() {
             let sees = |view: &Arc<Subsystem>| view.namespace(nsid).is_ok();
@@ -293,7 +293,8 @@ impl Registry {
         self.wake_reactors();
     }
 
-    /// Has every controller heed a reservation as it is now, if it is still served.
+    /// Applies the present state of a reservation to every controller, if the namespace is still
+    /// served.
     pub fn apply_reservation(&self, reservation: &Arc<Reservation>) {
         let book = self.lock();
         let Some(subsystem) = book.subsystems.get(&reservation.subsystem) else { return };
@@ -305,18 +306,19 @@ impl Registry {
         }
     }
 
-    /// Nobody knows what hosts have written to a namespace before.
+    /// Assumes that all hosts have unflushed writes to a namespace.
     pub fn presume_written(&self, nqn: &Nqn, nsid: u32) {
         self.lock().hosts.of(nqn).for_each(|host| host.presume_written(nsid));
     }
 
-    /// The store of a namespace is about to be trusted again: the next flush of each host fails that
-    /// has written to it, and has neither flushed nor heard of the failure since.
+    /// Called before the backing store of a namespace is trusted again: makes the next flush of
+    /// each host fail that has written to it, and has neither flushed nor received the failure
+    /// since.
     pub fn report_lost_writes(&self, nqn: &Nqn, nsid: u32) {
         self.lock().hosts.of(nqn).for_each(|host| host.on_trust(nsid));
     }
 
-    /// Tells all controllers of these hosts what has become of a reservation.
+    /// Notifies all controllers of these hosts of a change of a reservation.
     pub fn notify(&self, of: &Reservation, notices: &[(HostId, NotificationType)]) {
         if notices.is_empty() {
             return;
@@ -325,7 +327,7 @@ impl Registry {
             notices.iter().map(|(host, kind)| (host, *kind)).collect();
         for entry in self.lock().associations.values() {
             let a = &entry.association;
-            // Who no longer sees the namespace hears no more of it.
+            // A host that no longer sees the namespace gets no notification.
             let sees = |view: &Arc<Subsystem>| view.namespace(of.nsid).is_ok();
             let heard = a.subsystem == of.subsystem && entry.view.as_ref().is_some_and(sees);
             if let Some(kind) = notices.get(&a.host_id).filter(|_| heard) {
@@ -354,8 +356,8 @@ impl Registry {
         AbortRequest::new(association, sqid, cid, self.reactors[reactor].waker())
     }
 
-    /// Sends an errand to every reactor: nobody knows here which has the queue. One whose mailbox
-    /// is full does not get it, and so its commands are not aborted.
+    /// Sends the token to every reactor, because the registry does not know which has the queue. A
+    /// reactor whose channel is full does not get it, so its commands are not aborted.
     pub fn send_abort(&self, token: AbortToken) {
         for reactor in &self.reactors {
             drop(reactor.try_send(Message::Errand(token.clone())));
@@ -380,7 +382,7 @@ impl Registry {
         self.unadmitted[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
     }
 
-    /// So many receives are there for the next queue.
+    /// Returns receives to those available for the next queue.
     pub fn receives_returned(&self, held: OpenQueue) {
         self.loads[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
     }
@@ -397,7 +399,7 @@ impl Registry {
         &self.reactors
     }
 
-    /// Makes every reactor look at what it shares.
+    /// Makes every reactor check the shared state.
     pub fn wake_reactors(&self) {
         for reactor in &self.reactors {
             reactor.ring();
@@ -410,20 +412,20 @@ impl Registry {
 }
 
 impl ControllerTable {
-    /// Where hosts can come.
+    /// The listeners.
     fn listeners(&self) -> &[ListenerConfig] {
         self.listeners.as_deref().unwrap_or_default()
     }
 
-    /// The listener by which a host came that reached us at `local`.
+    /// The listener through which a host reached us at `local`.
     fn listener(&self, local: SocketAddr) -> Option<&ListenerConfig> {
         ListenerConfig::of(self.listeners(), local)
     }
 
-    /// Writes down what has changed; whether discovery may tell of it.
+    /// Records a change; returns whether discovery has changed.
     fn adopt(&mut self, change: &Change) -> bool {
         let mut told = false;
-        // Who leaves tells nobody of a path any more.
+        // After shutdown has begun, no path is announced.
         if let Some(listeners) = change.listeners.as_ref().filter(|_| !self.leaving) {
             let ports = |all: &[ListenerConfig]| -> Vec<_> {
                 all.iter().map(|listener| (listener.id, listener.address)).collect()
@@ -453,8 +455,8 @@ impl ControllerTable {
         told
     }
 
-    /// Sets the listeners. Hosts that came through one which is no longer there are disconnected,
-    /// so that they try another path.
+    /// Sets the listeners. Hosts whose listener was removed are disconnected, so that they try
+    /// another path.
     fn move_paths(&mut self, listeners: &[ListenerConfig], gone: Cause) {
         for entry in self.associations.values() {
             let a = &entry.association;

@@ -1,6 +1,6 @@
-//! Listeners of a change that is not active yet. To listen may fail, so that happens before a change
-//! is committed: a host that asks to connect there meanwhile is held, and is served by what the change
-//! brings, or by nothing.
+//! Listeners of a change that is not committed yet. Listening may fail, so it precedes the commit:
+//! a host that requests a connection there meanwhile is held, and then served under the new
+//! configuration, or rejected.
 
 use std::net::SocketAddr;
 
@@ -13,15 +13,15 @@ use super::{ControllerTable, Registry};
 pub enum Reached {
     /// It is in force.
     InForce,
-    /// It is prepared: whether it comes into force is not decided.
+    /// It is prepared; the commit is not decided.
     Prepared,
     /// There is none, or no longer.
     Nobody,
 }
 
 impl Registry {
-    /// Somebody is about to listen at an address: until a change has a listener there, or this is
-    /// withdrawn, hosts that ask to connect there are to be held.
+    /// Prepares a listener at an address: until a change has it, or this is withdrawn, connection
+    /// requests there are to be held.
     pub fn prepare_listener(&self, at: SocketAddr) {
         let mut book = self.lock();
         if !book.prepared.iter().any(|listener| listener.address == at) {
@@ -29,13 +29,13 @@ impl Registry {
         }
     }
 
-    /// Nobody listens at these addresses after all.
+    /// Withdraws prepared listeners at these addresses.
     pub fn withdraw_listeners(&self, at: &[SocketAddr]) {
         self.lock().prepared.retain(|listener| !at.contains(&listener.address));
         self.wake_reactors();
     }
 
-    /// What a host has reached that asks to connect at `local`.
+    /// The listener state for a connection request at `local`.
     #[must_use]
     pub fn reached(&self, local: SocketAddr) -> Reached {
         let book = self.lock();

@@ -11,9 +11,8 @@ use crate::subsystem::ListenerConfig;
 use crate::subsystem::ana::AnaStates;
 
 impl Registry {
-    /// Tells hosts that they reach nothing here any more: every path becomes inaccessible, and
-    /// discovery tells of no subsystem. What has been let through goes on, and nobody is
-    /// disconnected.
+    /// Begins the shutdown towards hosts: every path becomes inaccessible, and discovery reports no
+    /// subsystem. Commands in progress continue, and nobody is disconnected.
     pub fn leave(&self) {
         self.halt();
         {
@@ -33,7 +32,7 @@ impl Registry {
         self.wake_reactors();
     }
 
-    /// What hosts have ordered and takes long comes to an end: the target is about to stop.
+    /// Stops long operations ordered by hosts: the target is about to stop.
     pub fn halt(&self) {
         self.halting.store(true, Ordering::Relaxed);
     }
@@ -78,7 +77,7 @@ mod tests {
         let (after, left) = records(&registry);
         assert!(after > before, "who watches discovery sees that it has changed");
         assert_eq!((told, left), (1, 0), "subsystems");
-        // Whoever comes now finds it the same way, and an address that comes late changes nothing.
+        // A later host gets the same, and an address that is added later changes nothing.
         registry.set_listeners(vec![ListenerConfig::from(host.local)]);
         assert_eq!(host.reach.check(1).map_err(Status::code), Err(0x302));
         assert_eq!(connect_host(&registry).reach.check(1).map_err(Status::code), Err(0x302));

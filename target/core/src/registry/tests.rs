@@ -59,7 +59,7 @@ pub(crate) fn connect_host(registry: &Registry) -> Arc<Association> {
     registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit()).unwrap().association
 }
 
-/// The generation of what discovery tells that host, and how many disks.
+/// The generation of the discovery log of that host, and the number of I/O subsystems.
 pub(crate) fn records(registry: &Registry) -> (u64, usize) {
     let (generation, records) = registry.discovery(&nqn(HOST), LOCAL.parse().unwrap());
     (generation, records.iter().filter(|record| record.subtype == Subtype::NVM).count())
@@ -111,7 +111,8 @@ fn there_is_an_end_to_controllers_and_a_way_back() {
     assert!(ask().is_ok());
 }
 
-/// Whoever comes from elsewhere is let in, and who has the most of what anybody can have makes room.
+/// A host from another address is admitted, and an association of the source with the most is
+/// evicted.
 #[test]
 fn controllers_of_strangers_at_one_address_keep_nobody_away() {
     let discovery = Nqn::DISCOVERY.to_string();
@@ -143,7 +144,7 @@ fn controllers_of_strangers_at_one_address_keep_nobody_away() {
     assert!(friend([192, 0, 2, 2]).is_err() && friends.iter().all(|a| !a.is_closed()));
 }
 
-/// Else two connections every 30 seconds, of somebody who knows a name, would leave one I/O queue to
+/// Otherwise two connections every 30 seconds, under a known name, would leave one I/O queue to
 /// every other host.
 #[test]
 fn each_exchange_has_a_challenge_and_a_sequence_number_of_its_own() {
@@ -183,10 +184,10 @@ fn nothing_is_kept_for_who_only_claims_a_name() {
     registry.proved(host);
     assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
     assert_eq!(registry.promise_again(host, visit.now), None, "it proves itself once more");
-    // The next one to prove itself is told what is left by then.
+    // The next one to authenticate gets what is left by then.
     assert_eq!(registry.promise_again(&claims[1].association, visit.now), Some(11));
     registry.proved(&claims[1].association);
-    // What is kept is what it is told then, not what was left when it came.
+    // The reserved number is the one reported then, not the one left at its Connect.
     let late = ask().association;
     claims.iter().for_each(|claim| registry.admin_closed(&claim.association));
     assert_eq!(registry.promise_again(&late, visit.now), Some(20));
@@ -307,7 +308,7 @@ fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
     registry.change(Change { discovery: Some(discovery), ..Change::default() });
     assert_eq!((found("192.0.2.1:4420"), found("192.0.2.2:4420")), (Vec::new(), only.to_vec()));
 
-    // It moves to the other listener: who came by this one has to go.
+    // It moves to the other listener: a host of this one is disconnected.
     registry.publish(offered(AccessPolicy { listeners: [1].into(), ..AccessPolicy::default() }));
     assert!(a.is_closed());
     let b = ask("192.0.2.1:4420").unwrap().association;
@@ -319,7 +320,7 @@ fn a_subsystem_is_there_only_at_the_listeners_that_offer_it() {
     assert_eq!(c.ended_for(), Some(Cause::DeviceGone));
 }
 
-/// A connection may have been accepted, and a queue be on its way, while its listener goes.
+/// A connection may have been accepted, and a queue be connecting, while its listener is removed.
 #[test]
 fn nobody_comes_by_a_listener_that_has_gone() {
     let registry = registry();
@@ -427,7 +428,7 @@ fn a_host_that_comes_again_is_let_in_refused_or_takes_its_own_place() {
             let stranger = ConnectData { hostid: [8; 16], ..own };
             assert!(registry.connect_admin(&stranger, &visit()).is_ok(), "another host identifier");
         }
-        // What is over is nobody's place.
+        // An association that has ended occupies nothing.
         registry.admin_closed(&first);
         registry.admin_closed(&path);
         assert!(registry.connect_admin(&own, &at(other)).is_ok());
@@ -463,7 +464,7 @@ fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
     assert_eq!((sees(&a), sees(&b)), (vec![1, 2, 7], vec![1, 2, 7]));
 }
 
-/// Who may delete namespaces may delete what it does not see, unless somebody has reserved that.
+/// A host that may delete namespaces may delete one that it does not see, unless that is reserved.
 #[test]
 fn a_host_is_barred_from_what_it_does_not_see_as_well() {
     let registry = Registry::new(Vec::new(), 8, 0);
@@ -521,12 +522,12 @@ fn controllers_that_come_together_are_promised_what_there_is_for_both() {
     // The first takes fewer, so there is more for the next.
     first.association.grant_queues(4);
     assert_eq!(ask(&visit).limits.io_queues, 11);
-    // What was promised and not taken is not kept for ever.
+    // Promised queues that are not connected are not reserved for ever.
     visit.now += Duration::from_secs(31);
     assert_eq!(ask(&visit).limits.io_queues, 15);
 }
 
-/// After a power failure all hosts of a target that is sized for them come at the same moment.
+/// After a power failure all hosts of a target that is sized for them connect at the same time.
 #[test]
 fn hosts_with_a_name_that_come_together_are_promised_all_there_is() {
     let (sender, _mailbox) = crate::message::mailbox().unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rdma::Source;
 use rdma::source::PerSourceTable;
 
-/// How long a claim is remembered that has come to nothing.
+/// How long an unsuccessful claim is remembered.
 const MEMORY: Duration = Duration::from_secs(60);
 
 /// Sources that are remembered.
@@ -23,7 +23,7 @@ impl Default for UnauthenticatedHosts {
 }
 
 impl UnauthenticatedHosts {
-    /// A host claims a name: since when its source has done so and proved nothing.
+    /// A host claims a name: returns since when its source has done so without authentication.
     pub(super) fn note(&mut self, from: Source, now: Instant) -> Instant {
         self.0.expire_all(now);
         let first = self.0.get(&from).copied().unwrap_or(now);

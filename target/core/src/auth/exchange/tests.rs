@@ -24,7 +24,7 @@ fn policy() -> Policy {
     Policy { hashes: HashId::ALL.to_vec(), groups: GroupId::ALL.to_vec() }
 }
 
-/// A host that does everything right, unless it is told otherwise.
+/// A host without errors, unless configured otherwise.
 struct Host {
     secret: Secret,
     controller: Option<Secret>,
@@ -181,7 +181,7 @@ fn written(emit: impl FnOnce(&mut [u8]) -> Option<usize>) -> Vec<u8> {
 fn every_hash_with_every_group_both_ways() {
     for hash in HashId::ALL {
         for group in GroupId::ALL {
-            // The largest groups take their time: there only the way that has both proofs.
+            // The largest groups take long: they are tested only with proofs in both directions.
             let ways = [Some(OTHER), None];
             for controller in &ways[..if group > GroupId::FFDHE2048 { 1 } else { 2 }] {
                 let controller = *controller;
@@ -218,7 +218,7 @@ fn a_host_that_would_weaken_what_is_agreed_gets_nowhere() {
     let host = Host { hashes: vec![HashId::SHA512], ..Host::new() };
     target.send(&host.negotiate());
     assert_eq!(target.failure(), Failure::GROUP_UNUSABLE);
-    // The challenge asks for a group, and the host answers as if for none.
+    // The challenge has a group, and the host replies as if it had none.
     let mut target = Target { policy: target.policy, ..Target::new() };
     let strong = Host { groups: vec![GroupId::FFDHE3072], ..host };
     target.send(&strong.negotiate());
@@ -259,7 +259,7 @@ fn a_wrong_secret_fails_and_the_queue_must_close() {
     let challenge = target.fetch();
     target.send(&host.reply(&challenge));
     assert_eq!(target.failure(), Failure::FAILED);
-    // Nothing leads back: not the right answer, not a new beginning.
+    // Neither the correct reply nor a new exchange is accepted after that.
     target.send(&Host::new().reply(&challenge));
     target.send(&Host::new().negotiate());
     assert!(Notice::parse(&target.fetch()).is_ok() && !target.exchange.is_authenticated());
@@ -453,8 +453,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever a host does that does not know the secret, in whatever order: no other command
-    /// ever runs.
+    /// Whatever a host without the secret sends, in any order: no other command is executed.
     #[test]
     fn nobody_is_authenticated_without_the_secret(
         steps in prop::collection::vec(step(), 1..40), mutual: bool,
