@@ -18,7 +18,7 @@ pub struct Shared {
     pub registry: Arc<Registry>,
     /// Which command changes which blocks.
     pub range_locks: RangeLocks,
-    /// Who carries out what may wait.
+    /// Executes jobs that may block.
     pub offload: Arc<dyn Offload>,
     /// Since when the target has power.
     pub power: PowerMeter,
@@ -47,7 +47,7 @@ impl Shared {
         }
     }
 
-    /// With what is known of earlier times.
+    /// Continues the counters of earlier runs.
     #[must_use]
     pub fn with_power(self, power: PowerMeter) -> Shared {
         Shared { power, ..self }

@@ -16,7 +16,7 @@ use crate::subsystem::{Extent, Namespace, Subsystem};
 /// Bytes of one Dataset Management range.
 pub const RANGE_BYTES: u32 = 16;
 
-/// Bytes that Verify loads at once, at most: enough to keep a device busy, few enough for a short
+/// Maximum of bytes that Verify loads at once: enough to keep a device busy, few enough for a short
 /// wait.
 const VERIFY_BYTES: u32 = 128 << 10;
 

@@ -22,8 +22,8 @@ use crate::subsystem::ana::AnaLog;
 use crate::subsystem::power::Power;
 use crate::subsystem::usage::SharedCounters;
 
-/// The logs of an NVM controller, as [`LogId::SUPPORTED_PAGES`] lists them, besides the Persistent
-/// Event log, which exists where it can be kept.
+/// The logs of an NVM controller, as [`LogId::SUPPORTED_PAGES`] lists them, without the Persistent
+/// Event log, which exists only with a state directory.
 const LOGS: [LogId; 9] = [
     LogId::SUPPORTED_PAGES,
     LogId::ERROR,

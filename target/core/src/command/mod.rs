@@ -122,7 +122,7 @@ pub enum Plan {
         at: u64,
         /// Bytes.
         len: u64,
-        /// Bytes that are loaded at once, at most.
+        /// Maximum of bytes that are loaded at once.
         piece_bytes: u32,
     },
     /// Pull range descriptors, check them all, load the ranges, then store them elsewhere.

@@ -30,10 +30,10 @@ pub struct SglSegments {
     at: [(u64, u32, u32); MOST],
     count: u8,
     next: u8,
-    /// Bytes of the transfer, and of those the ones that are posted.
+    /// Bytes of the transfer, and those that were posted.
     total_bytes: u32,
     posted_bytes: u32,
-    /// Bytes that are transferred at once, at most; 0: no limit.
+    /// Maximum of bytes that are transferred at once; 0: no limit.
     most_bytes: u32,
 }
 
@@ -55,7 +55,7 @@ impl SglSegments {
         self.most_bytes = most_bytes;
     }
 
-    /// Begins a transfer of so many bytes.
+    /// Begins a transfer of `total_bytes`.
     pub fn begin(&mut self, total_bytes: u32) {
         (self.next, self.posted_bytes, self.total_bytes) = (0, 0, total_bytes);
     }

@@ -37,14 +37,14 @@ const MOST_DEFERRED: usize = 256;
 /// Resources held by the connections of one source without an admitted host.
 struct Share {
     held: u32,
-    /// The same, without those that are being closed.
+    /// Those that are not being closed.
     open: u32,
-    /// What it holds beyond the promises to its controllers: hosts bring up all their connections
-    /// before the first Connect, and those are no flood.
+    /// What it holds beyond the promises to its controllers: hosts open all their connections
+    /// before the first Connect, which is not a flood.
     excess: u32,
     /// The oldest of them that is open: a confirmed one, if there is any.
     oldest: Option<Oldest>,
-    /// How many of them are not confirmed, and the oldest of those.
+    /// Number of those that are not confirmed, and the oldest of them.
     half_open: usize,
     oldest_half_open: Option<Oldest>,
 }
@@ -128,7 +128,7 @@ impl Census {
         self.promised.get(&source).is_some_and(|promised| held < *promised)
     }
 
-    /// Returns the receives that identified hosts leave.
+    /// Returns the receives not needed by identified hosts.
     fn left(&self) -> u32 {
         self.most.saturating_sub(self.named)
     }

@@ -31,8 +31,8 @@ use self::pending::DECISION_LIMIT;
 
 /// How often queues check their deadlines.
 const TICK: Duration = Duration::from_millis(250);
-/// Connections of one source that may end at once before their hosts are admitted: more than a
-/// rejected host opens for several controllers at a time, and far less than a flood.
+/// Connections of one source that may end without an admitted host: more than a rejected host opens
+/// for several controllers at a time, and far less than a flood.
 pub const MOST_IN_VAIN: u32 = 64;
 
 /// Resources lent by the driver for a step.
@@ -78,7 +78,7 @@ pub struct PollGroup {
     next_tick: Instant,
     /// Origin of the clocks of commands.
     since: Instant,
-    /// The time of this turn, and the same on those clocks.
+    /// The time of this iteration, and its value on those clocks.
     time: (Instant, u64),
     /// The time until which completions of pushes and responses are dated: the reactor has slept
     /// since.
@@ -136,8 +136,8 @@ impl PollGroup {
         self.stopping
     }
 
-    /// Whether nothing waits for a push or a response to complete: for its buffer, its slot, or to
-    /// continue behind it.
+    /// Whether nothing waits for completion of a push or a response: for its buffer or its slot, or
+    /// to continue after it.
     #[must_use]
     pub fn nobody_waits(&self) -> bool {
         self.waiters.is_empty() && self.waiters.behind_sent == 0
@@ -149,9 +149,8 @@ impl PollGroup {
         self.waiters.rate_limits.due().map_or(self.next_tick, |due| due.min(self.next_tick))
     }
 
-    /// Records that the reactor goes to sleep: completions of pushes and responses do not wake it.
-    /// The next turn cannot know when these completed, and they are counted as if they completed
-    /// now.
+    /// Called before the reactor sleeps: completions of pushes and responses do not wake it. The
+    /// next iteration cannot know when these completed, and counts them as completed now.
     pub fn before_sleep(&mut self, now: Instant) {
         self.nap_ns = Some(self.since_ns(now));
     }

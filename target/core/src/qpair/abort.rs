@@ -13,7 +13,7 @@ const CANCEL: u64 = 1 << 16;
 /// Action for a command to abort.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Aborting {
-    /// Nothing now: it continues, or ends with its next step.
+    /// No change now: the command continues, or ends with its next step.
     Nothing,
     /// It waits, and is completed.
     EndWaiting,

@@ -37,7 +37,7 @@ pub(super) enum ClearBadBlocks {
     UnderWay,
 }
 
-/// Records that those of these blocks that a command changes become readable when it is done.
+/// Records that the blocks among these that a command changes become readable when it is done.
 pub(super) fn note(entry: &mut Request, of: Arc<BadBlocks>) {
     let until = of.orders();
     entry.make_ext().clears = ClearBadBlocks::Due { of, until, alone: false };

@@ -64,7 +64,7 @@ pub fn room(pool: &Pool, now: Instant) -> PoolState {
 }
 
 impl BufferShare {
-    /// Whether a queue without a share may hold so many more bytes.
+    /// Whether a queue without a share may hold `wanted_bytes` more.
     pub(super) fn may_hold(requests: &Requests, wanted_bytes: u64) -> bool {
         let held: u64 = requests.iter().map(|entry| u64::from(entry.charged_bytes)).sum();
         held == 0 || held.saturating_add(wanted_bytes) <= MOST_HELD_BYTES
@@ -116,7 +116,7 @@ impl BufferShare {
         }
     }
 
-    /// Discharges a command that has ended and holds nothing any more.
+    /// Discharges a command that has ended and holds no buffers any more.
     #[inline]
     pub(super) fn discharge(&self, entry: &mut Request, io: &mut Io<'_>) {
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);

@@ -7,7 +7,7 @@ use rdma::{Pool, Remote};
 use super::request::Request;
 use crate::command::Plan;
 
-/// Bytes of a page that are pushed at once, at most.
+/// Maximum of bytes of a page that are pushed at once.
 pub(super) const AT_ONCE_BYTES: u32 = 16 << 10;
 
 /// Prepares a page, padded with zeros to the length that the host has requested, to be pushed;

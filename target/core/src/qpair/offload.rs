@@ -81,7 +81,7 @@ pub(super) fn namespace(
     Ok(Job::Namespace(Box::new(job)))
 }
 
-/// The same for a Namespace Management or Attachment command whose data have arrived.
+/// As [`reserve`], for a Namespace Management or Attachment command whose data have arrived.
 pub(super) fn manage(
     requests: &mut Requests,
     slot: u16,

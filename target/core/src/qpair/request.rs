@@ -156,7 +156,8 @@ pub(super) struct Request {
     pub(super) cancelling: bool,
     /// Its in-capsule data are copied to a buffer of their own for the device.
     pub(super) bounces: bool,
-    /// They are submitted in their receive, which is counted among those that its device has.
+    /// In-capsule data are submitted in their receive, which is counted among those that its device
+    /// has.
     pub(super) lends_receive: bool,
     /// Status of its response.
     pub(super) status: Status,
@@ -437,7 +438,8 @@ mod tests {
     use crate::qpair::request::*;
     use crate::sched::abort::AbortRequest;
 
-    /// Fields that every command uses fill so many cache lines; those of its response are first.
+    /// Fields that every command uses fill this number of cache lines; those of its response are
+    /// first.
     #[test]
     fn what_few_commands_have_is_behind_what_all_have() {
         const LINE_BYTES: usize = 64;

@@ -20,7 +20,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Returns the slots of a queue pair with so many receives.
+    /// Returns the slots of a queue pair with this number of receives.
     pub(super) fn new(key: u32, receives: u16, pool: &mut Pool) -> Requests {
         let count = receives * SLOTS_PER_RECEIVE;
         Requests {

@@ -36,7 +36,7 @@ impl QueueStats {
         work
     }
 
-    /// Counts a read of so many bytes.
+    /// Counts a read of this length.
     #[inline]
     pub(super) fn count_read(&mut self, entry: &Request, bytes: u64, role: &QueueRole) {
         let work = self.work(entry.sqe.nsid, role);
@@ -44,7 +44,7 @@ impl QueueStats {
         work.units_read += bytes >> 9;
     }
 
-    /// Counts a write of so many bytes.
+    /// Counts a write of this length.
     #[inline]
     pub(super) fn count_write(&mut self, entry: &Request, bytes: u64, role: &QueueRole) {
         let work = self.work(entry.sqe.nsid, role);

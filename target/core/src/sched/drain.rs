@@ -30,7 +30,7 @@ pub enum IoClass {
     Changes,
     /// It uses blocks or information about them, and changes none.
     Uses,
-    /// It has nothing to do with blocks.
+    /// A command without blocks.
     Other,
     /// It is a reservation command or Disconnect, which continues also if its host was preempted.
     Exempt,

@@ -69,7 +69,7 @@ pub struct WriteProtectRequest {
 /// Address of a reply.
 #[derive(Debug)]
 pub enum ReplyTo {
-    /// A poll group, whose answer has this tag.
+    /// A poll group; the response has this tag.
     Reactor(usize, Tag),
     /// A caller that is no host. The channel has room for the answer.
     Caller(SyncSender<Result<(), Status>>),

@@ -41,12 +41,12 @@ use super::interval_index::IntervalIndex;
 use crate::sched::Waker;
 use nvmfd_blockdev::DeviceId;
 
-/// After so many changes without a fused command, changes need no lock any more.
+/// Number of changes without a fused command after which changes need no lock any more.
 const CALM: u32 = 256;
 
 /// All changes need a lock: there are fused commands.
 const FUSED: u8 = 1;
-/// Those of some devices do: closed connections have operations there.
+/// Changes of some devices need one: closed connections have operations there.
 const LEFT: u8 = 2;
 
 /// The block range that a command changes.
@@ -81,7 +81,7 @@ pub struct RangeLocks {
 struct Table {
     /// By ticket, which is the order of the requests.
     entries: BTreeMap<u64, LockEntry>,
-    /// The same, by their blocks: exclusive locks, shared ones, and those of closed connections.
+    /// By blocks: exclusive locks, shared ones, and those of closed connections.
     alone: IntervalIndex,
     shared: IntervalIndex,
     left: IntervalIndex,
@@ -211,8 +211,8 @@ impl RangeLocks {
         self.grant(met, &mut table);
     }
 
-    /// Records the report of a reactor: it locks all changes from now on, and has so many changes
-    /// without a lock at its devices. Each of them ends with [`RangeLocks::settled`].
+    /// Records the report of a reactor: it locks all changes from now on, and has `unclaimed`
+    /// changes without a lock at its devices. Each of them ends with [`RangeLocks::settled`].
     pub fn settle(&self, unclaimed: u32) {
         let mut table = self.lock();
         table.awaited += u64::from(unclaimed);

@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 
 use crate::subsystem::rate_limit::Grant;
 
-/// The limited time that one wait queue may have booked, beyond its first command: enough that a
-/// reactor that wakes a little late loses nothing to others, little enough that a few commands fill
-/// it. If commands of others take longer, as long as those, so that bytes are shared equally as
-/// well.
+/// Maximum of the limited time that one wait queue may have booked, beyond its first command:
+/// enough that a reactor that wakes a little late loses nothing to others, little enough that a few
+/// commands fill it. If commands of others take longer, as long as those, so that bytes are shared
+/// equally as well.
 const SLICE: Duration = Duration::from_micros(200);
 
 /// Namespaces whose longest commands are recorded separately.
 const LENGTHS: usize = 16;
 
-/// Namespaces of one wait queue that are distinguished; commands for others wait until those ahead
-/// have begun.
+/// Maximum of namespaces of one wait queue that are distinguished; commands for others wait until
+/// those ahead have begun.
 const APART: usize = 8;
 
 /// The wait queues of a reactor. Bounded by the slots of all queue pairs.
@@ -45,8 +45,8 @@ struct QueueEntry {
 }
 
 impl RateLimitQueue {
-    /// Reserves memory for so many commands of a share to wait at once, so that nothing is
-    /// allocated when they do.
+    /// Reserves memory for `commands` of a share to wait at once, so that nothing is allocated when
+    /// they do.
     pub fn join(&mut self, share: u32, commands: usize) {
         let at = share as usize;
         if self.lines.len() <= at {

@@ -1,10 +1,9 @@
 //! Batches equal completions, so that they are counted together.
 //!
-//! The marks of a command are the times of turns. So commands that a host has sent together and
-//! that fared alike entered every stage at the same times, to the nanosecond, and what is to be added
-//! for each of them is the same. A run of such commands is counted at once when it ends: when
-//! another command comes that fared otherwise, and in any case when all that has come from the
-//! fabric is dealt with.
+//! The times of a command are those of iterations. So commands that a host has sent together and
+//! that were processed together entered every stage at the same times, to the nanosecond, and each
+//! adds the same to the counters. A batch of such commands is counted at once when it ends: when a
+//! different command completes, and in any case when all events of the fabric are processed.
 
 use std::sync::Arc;
 
@@ -14,12 +13,13 @@ use super::stage_timer::{self, Stage, StageTimer};
 /// Queue, namespace and kind of a command: a queue, a namespace and an operation code.
 pub type BatchKey = (u32, u32, u8);
 
-/// When the capsule came of no command: one that had a slot before.
+/// Arrival time that no command has: an unused batch.
 const NEVER: u64 = u64::MAX;
 
-/// A run of commands, of which one reactor has one at a time.
+/// A batch of commands, of which each reactor has one.
 ///
-/// It keeps the row that it was counted in last, so that row is not folded when its host has gone.
+/// It keeps the row where it was last counted, so that row is not folded when its host has
+/// disconnected.
 #[derive(Debug)]
 pub struct CompletionBatch {
     /// When the stages of each began, and when each was over.
@@ -29,7 +29,7 @@ pub struct CompletionBatch {
     alike: Batch,
     /// They are to be noted one by one.
     slow: bool,
-    /// Where those of `whose` are counted.
+    /// The row of the commands of `whose`.
     counted_in: Option<(Arc<IoStats>, Kind)>,
 }
 
@@ -47,11 +47,11 @@ impl Default for CompletionBatch {
 }
 
 impl CompletionBatch {
-    /// Whether a command that is over now goes on with this run.
+    /// Whether a completed command belongs to this batch.
     #[inline]
     #[must_use]
     pub fn goes_on(&self, whose: BatchKey, clock: &StageTimer) -> bool {
-        // Without branches and calls: most commands that come home together are alike.
+        // Without branches and calls: most commands that complete together are equal.
         let each = self.began_ns.iter().zip(clock.began_ns());
         let differ = each.fold(0, |differ, (own, other)| differ | (own ^ other));
         differ == 0 && self.whose == whose
@@ -64,14 +64,14 @@ impl CompletionBatch {
         self.whose == whose && self.counted_in.is_some()
     }
 
-    /// Counts the run. What comes next is of these, and counted there.
+    /// Counts the batch. The next commands are of this key, and counted in this row.
     #[cold]
     pub fn count_in(&mut self, whose: BatchKey, row: &Arc<IoStats>, kind: Kind) {
         self.end();
         (self.whose, self.counted_in) = (whose, Some((Arc::clone(row), kind)));
     }
 
-    /// The same of nobody known: who had that name may have gone.
+    /// As [`CompletionBatch::count_in`] without a known row: its host may have disconnected.
     #[cold]
     pub fn forget(&mut self) {
         self.end();
@@ -86,7 +86,7 @@ impl CompletionBatch {
         (self.began_ns, self.end_ns, self.slow) = (*clock.began_ns(), end_ns, slow);
     }
 
-    /// A command of the run that has begun, which has moved so many bytes; true when it is slow.
+    /// Adds a command of this length to the batch; returns true if it is slow.
     #[inline]
     #[must_use]
     pub fn add(&mut self, bytes: u32) -> bool {
@@ -104,7 +104,7 @@ impl CompletionBatch {
         self.add(0)
     }
 
-    /// Counts the run: what comes next begins another one.
+    /// Counts the batch: the next command begins another one.
     #[inline]
     pub fn end(&mut self) {
         if self.alike.commands > 0 {
@@ -131,11 +131,11 @@ mod tests {
 
     const READ: BatchKey = (1, 1, 2);
 
-    /// When the commands of these tests come, and when they are over.
+    /// Arrival and completion times of the commands in these tests.
     const CAME_NS: u64 = 1_000_000;
     const END_NS: u64 = 2_000_000;
 
-    /// Of a command that was with the disk for so long, and then answered.
+    /// For a command that was at the device for this long, and was then answered.
     fn clock(disk_ns: u64) -> StageTimer {
         let mut clock = StageTimer::default();
         clock.start(CAME_NS, CAME_NS);
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    /// A queue that has gone leaves its key to another one.
+    /// The key of a closed queue is reused by another one.
     #[test]
     fn who_comes_after_it_was_forgotten_is_counted_where_he_belongs() {
         let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Nanoseconds of the finest bucket. A power of two, so that nothing is divided on the way of an
-/// I/O; a microsecond is as fine as turns are ever short.
+/// Width of the finest bucket in nanoseconds. A power of two, to avoid divisions on the data path;
+/// iterations are hardly shorter than a microsecond.
 pub const UNIT_NS: u64 = 1 << 10;
 
 /// Buckets: up to 2^26 units, 69 s, and one for what is longer.
@@ -43,7 +43,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts a latency that so many commands had.
+    /// Counts a latency for this number of commands.
     #[inline]
     pub fn count(&self, ns: u64, commands: u64) {
         if let Some(cell) = self.0.get(bucket(ns)) {
@@ -57,13 +57,13 @@ impl Histogram {
         std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed))
     }
 
-    /// Adds another's counts, which nobody adds to any more.
+    /// Adds the counts of a histogram that is no longer written.
     pub fn absorb(&self, other: &Histogram) {
         self.0.iter().zip(other.read()).for_each(|(cell, by)| bump(cell, by));
     }
 }
 
-/// Adds to what nobody else writes: a load and a store, without a lock on the line.
+/// Adds to a value with a single writer: a load and a store, without a locked instruction.
 #[inline]
 pub fn bump(cell: &AtomicU64, by: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! I/O statistics by namespace and host: a row for the pair, on each reactor that serves it. Rows
-//! are made when a queue connects and when its subsystem changes, never on the way of an I/O.
+//! are created when a queue connects and when its subsystem changes, never on the data path.
 //!
-//! A reactor has [`MOST_ROWS`] at most. Where that is too few, the rows of hosts that are not
-//! connected make room: their counts go to the row *other*, which also counts what finds none.
-//! Counts of a host that comes again go on where they were, as long as its rows are there.
+//! A reactor has [`MOST_ROWS`] at most. If that is too few, rows of hosts that are not connected
+//! are removed: their counts are added to the row *other*, which also counts commands without a
+//! row. The counts of a host that reconnects continue, as long as its rows exist.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use super::histogram::{BUCKETS, Histogram, bump};
 use super::reactor_stats::ReactorStats;
 use super::stage_timer::Stage;
 
-/// Rows of a reactor, besides *other*. One takes about 23 KiB.
+/// Maximum of rows of a reactor, without *other*. One takes about 23 KiB.
 pub const MOST_ROWS: usize = 256;
 
 /// Kinds of commands that are counted apart.
@@ -34,7 +34,7 @@ impl Kind {
     /// All, in the order of their numbers.
     pub const ALL: [Kind; 4] = [Kind::Read, Kind::Write, Kind::Flush, Kind::Other];
 
-    /// Of a command of an I/O queue; none for those of Fabrics.
+    /// The kind of a command of an I/O queue; none for Fabrics commands.
     #[inline]
     #[must_use]
     pub fn of(sqe: &Sqe) -> Option<Kind> {
@@ -75,9 +75,9 @@ pub struct StatsKey {
 /// Commands of one kind, all completed.
 #[derive(Debug, Default)]
 pub struct OpStats {
-    /// Bytes read or written by those that succeeded.
+    /// Bytes read or written by successful commands.
     pub bytes: AtomicU64,
-    /// Those that did not succeed.
+    /// Failed commands.
     pub failures: AtomicU64,
     /// Time in each stage, summed.
     pub spent_ns: [AtomicU64; Stage::ALL.len()],
@@ -116,8 +116,8 @@ impl OpStats {
         self.total.count(total_ns, commands);
     }
 
-    /// Time and distribution of a stage of so many commands; those for which it took no time are
-    /// in the first bucket.
+    /// Time and distribution of a stage for `commands`; those that spent no time in it are in the
+    /// first bucket.
     #[must_use]
     pub fn stage(&self, stage: Stage, commands: u64) -> (u64, [u64; BUCKETS]) {
         let mut counts = self.stages[stage as usize].read();
@@ -139,7 +139,7 @@ impl OpStats {
 /// Counters of a host at a namespace, on one reactor.
 #[derive(Debug)]
 pub struct IoStats {
-    /// Whose; none: of all who have no row.
+    /// Namespace and host; none: the row *other*.
     pub pair: Option<StatsKey>,
     /// By [`Kind`].
     pub kinds: [OpStats; Kind::ALL.len()],
@@ -207,7 +207,7 @@ pub struct Rows {
     /// By namespace id, ascending.
     own: Vec<(u32, Arc<IoStats>)>,
     other: Arc<IoStats>,
-    /// Whose they are.
+    /// The statistics of the reactor.
     pub observer: Arc<ReactorStats>,
 }
 
@@ -232,7 +232,7 @@ mod tests {
         format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap()
     }
 
-    /// Counts a command that was with the disk for so long.
+    /// Counts a command that was at the device for this long.
     fn count(tally: &OpStats, bytes: u64, failed: bool, disk_ns: u64) {
         let one = Batch { commands: 1, bytes, failures: failed.into() };
         tally.count(&one, [(Stage::Disk as usize, disk_ns)]);

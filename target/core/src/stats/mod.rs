@@ -1,9 +1,9 @@
 //! Statistics of the target: counts and latencies by namespace, host and kind of command, broken
 //! down by stage; slow commands; utilization of each reactor.
 //!
-//! Always on, in memory that is bounded ([`io_stats::MOST_ROWS`] a reactor). A reactor writes what it
-//! alone writes, with plain loads and stores; whoever wants to know reads. No clock is
-//! read for it: the marks are the times of the reactor's turns ([`stage_timer`] says what that means).
+//! Always on, in bounded memory ([`io_stats::MOST_ROWS`] per reactor). Each value has one writer, a
+//! reactor, which uses plain loads and stores; any thread may read. No clock is read for it: the
+//! times are those of the reactor's iterations (see [`stage_timer`]).
 
 pub mod batch;
 pub mod histogram;

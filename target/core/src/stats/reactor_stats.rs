@@ -27,9 +27,9 @@ pub struct PollStats {
     pub queues: AtomicU64,
 }
 
-/// Written by one reactor, read by whoever wants to know. The locks are taken when a queue
-/// connects, when its subsystem changes, when a command was slow, a few times a second, and by
-/// readers, who only copy pointers.
+/// Written by one reactor, read by any thread. The locks are taken when a queue connects, when its
+/// subsystem changes, when a command was slow, a few times a second, and by readers, who only copy
+/// pointers.
 #[derive(Debug)]
 pub struct ReactorStats {
     book: Mutex<StatsTable>,
@@ -37,7 +37,7 @@ pub struct ReactorStats {
     /// From how many nanoseconds on a command is slow; none is as slow as `u64::MAX`.
     slow_ns: AtomicU64,
     fabric: Mutex<FabricStats>,
-    /// As of the last look, a few times a second.
+    /// Updated a few times a second.
     pub gauges: Gauges,
 }
 
@@ -87,7 +87,7 @@ impl ReactorStats {
         lock(&self.book).all()
     }
 
-    /// Says from how many nanoseconds on a command is slow; 0: none is.
+    /// Sets the latency from which on a command is slow; 0: none is.
     pub fn set_slow_ns(&self, ns: u64) {
         let least_ns = if ns == 0 { u64::MAX } else { ns };
         self.slow_ns.store(least_ns, Ordering::Relaxed);
@@ -112,14 +112,14 @@ impl ReactorStats {
         lock(&self.slow).read()
     }
 
-    /// Lets the fabric write down what it has counted.
+    /// Updates the counters of the fabric.
     pub fn set_fabric(&self, write: impl FnOnce(&mut FabricStats)) {
         let mut stats = lock(&self.fabric);
         stats.clear();
         write(&mut stats);
     }
 
-    /// What the fabric has counted, as of the last look.
+    /// The counters of the fabric at the last update.
     #[must_use]
     pub fn fabric(&self) -> FabricStats {
         lock(&self.fabric).clone()

@@ -40,7 +40,7 @@ pub struct SlowCommand {
     pub total_ns: u64,
 }
 
-/// The recorder. It takes all its memory at once.
+/// The recorder. It allocates all its memory when it is created.
 #[derive(Debug)]
 pub struct SlowLog {
     last: VecDeque<SlowCommand>,

@@ -1,9 +1,9 @@
 //! Time of a command by stage: each moment belongs to exactly one.
 //!
-//! The marks are the times at which a reactor's turns began, so a stage is known to the length of a
-//! turn: tens of microseconds under load, less when there is little to do. What a command meets
-//! within one turn takes no time; what a turn takes is counted to the stage that lasts over its
-//! end. Nothing is lost or counted twice by that: the stages add up to the total.
+//! The times are those at which iterations of the reactor began, so the resolution is the length of
+//! an iteration: tens of microseconds under load, less otherwise. Stages entered and left within
+//! one iteration take no time; an iteration is counted for the stage at its end. So nothing is lost
+//! or counted twice: the stages add up to the total.
 
 /// Stages of a command, in the usual order. One that a command does not need takes no time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -11,18 +11,17 @@ pub enum Stage {
     /// The capsule is there; all slots of its queue are still taken.
     #[default]
     Receive,
-    /// For a data buffer, for the other half of a fused command, or for who changes the same
-    /// blocks.
+    /// For a data buffer, for the other half of a fused command, or for a range lock.
     Wait,
     /// Data on their way from the host.
     Pull,
-    /// With the disk.
+    /// At the device.
     Disk,
     /// Data on their way to the host, until its transport has acknowledged them.
     Push,
-    /// The response on its way, until the host's transport has acknowledged it. Where an adapter
-    /// does not wake a sleeping reactor for that, until the reactor fell asleep. (A host that
-    /// acknowledges late makes this long, as user-space hosts do that look at their sockets rarely.)
+    /// From the response until its acknowledgement by the host's transport. If an adapter does not
+    /// wake a sleeping reactor for that, until the reactor fell asleep. (This is long for hosts
+    /// that acknowledge late, as user-space hosts that poll their sockets rarely.)
     Reply,
 }
 
@@ -74,14 +73,15 @@ impl Default for StageTimer {
 }
 
 impl StageTimer {
-    /// Of a command whose capsule came then and has a slot now. It waits.
+    /// Starts the timer of a command whose capsule arrived at `came_ns`, and that has a slot now.
+    /// It waits.
     #[inline]
     pub fn start(&mut self, came_ns: u64, now_ns: u64) {
         self.began_ns = [came_ns, now_ns, NEVER, NEVER, NEVER, NEVER];
         self.last = Stage::Wait as u8;
     }
 
-    /// Another stage begins, or the same goes on.
+    /// Enters another stage, or continues the same one.
     #[inline]
     pub fn enter(&mut self, stage: Stage, now_ns: u64) {
         if stage as u8 > self.last {
@@ -92,7 +92,7 @@ impl StageTimer {
         }
     }
 
-    /// When each stage began. Commands of which that is the same fare alike.
+    /// Start times of the stages. Commands with equal ones have equal latencies.
     #[inline]
     #[must_use]
     pub fn began_ns(&self) -> &[u64; Stage::ALL.len()] {

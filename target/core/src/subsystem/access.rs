@@ -28,21 +28,21 @@ pub enum DuplicateHosts {
 pub struct AccessPolicy {
     /// Port identifiers of the listeners that offer it; empty: all.
     pub listeners: BTreeSet<u16>,
-    /// Entries of an I/O queue; none: what `[limits]` says. The same for all below.
+    /// Entries of an I/O queue; none: as in `[limits]`. The same applies to the fields below.
     pub queue_depth: Option<u16>,
     /// I/O queues of one controller.
     pub io_queues: Option<u16>,
     /// Data that one command may move, in bytes; 4096 times a power of two.
     pub mdts_bytes: Option<u32>,
-    /// Controllers at once.
+    /// Maximum of controllers.
     pub controllers: Option<u16>,
     /// Highest namespace id, from 1 to [`MAX_NSID`].
     pub max_nsid: u32,
-    /// Controller ids that it gives; others belong to other targets of the same subsystem.
+    /// Range of controller ids; others belong to other targets of the same subsystem.
     pub cntlids: RangeInclusive<u16>,
-    /// Hosts that come twice.
+    /// Policy for duplicate hosts.
     pub duplicates: DuplicateHosts,
-    /// Namespaces that only some hosts see, and those hosts.
+    /// Namespaces that only some hosts see, and these hosts.
     pub masks: BTreeMap<u32, BTreeSet<Nqn>>,
 }
 
@@ -83,11 +83,11 @@ pub struct DiscoveryConfig {
     /// The name of this target's discovery subsystem: its own, or the well-known one, which is
     /// answered to in any case.
     pub nqn: Nqn,
-    /// Hosts learn only of what the listener offers that they ask.
+    /// Hosts learn only of subsystems offered by the listener that they use.
     pub by_listener: bool,
-    /// The network is told by multicast DNS where discovery is.
+    /// Announces the discovery service by multicast DNS.
     pub mdns: bool,
-    /// Other discovery services that hosts may ask.
+    /// Referrals to other discovery services.
     pub referrals: Vec<Referral>,
 }
 

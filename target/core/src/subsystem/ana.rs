@@ -1,8 +1,8 @@
 //! Asymmetric Namespace Access: the state of each ANA group on each path.
 //!
-//! A listener has a state for every group ([`AnaStates`]), the administrator sets it. The queues
-//! of a controller look at the states of the listener that it came through ([`AnaStateTable`]), by one
-//! relaxed load. What its host has been told, and how often that has changed, is its [`AnaLog`].
+//! A listener has a state for every group ([`AnaStates`]), set by the administrator. The queues of
+//! a controller read the states of its listener ([`AnaStateTable`]), by one relaxed load. The
+//! states that were reported to its host, and the change count, are its [`AnaLog`].
 //!
 //! Source: NVMe Base Specification 2.0, "Asymmetric Namespace Access Reporting" and "Asymmetric
 //! Namespace Access (Log Identifier 0Ch)".
@@ -22,7 +22,7 @@ pub const ANA_GROUPS: u32 = 64;
 const ANA_LOG_BYTES: usize =
     AnaHeader::BYTES + AnaGroup::BYTES * ANA_GROUPS as usize + 4 * MAX_NSID as usize;
 
-// Linux reads it at once, so it must fit in the least MDTS.
+// Linux reads the log in one command, so it must fit the smallest MDTS.
 const _: () = assert!(ANA_LOG_BYTES <= 8192);
 
 /// Longest time in seconds that the state "change" may last (ANATT): hosts that see it twice as
@@ -61,14 +61,14 @@ impl AnaStates {
         index(group).map_or(AnaState::OPTIMIZED, |at| self.0[at])
     }
 
-    /// Sets the state of a group; of an id that no group has, nothing.
+    /// Sets the state of a group; no effect for an unknown id.
     pub fn set(&mut self, group: u32, state: AnaState) {
         if let Some(at) = index(group) {
             self.0[at] = state;
         }
     }
 
-    /// The groups whose state is not that of `other`, with their state here.
+    /// The groups whose state differs from that in `other`, with their state here.
     pub fn unlike<'a>(
         &'a self,
         other: &'a AnaStates,
@@ -85,7 +85,7 @@ impl Default for AnaStates {
     }
 }
 
-/// What is not optimized, such as `group 2 inaccessible`; nothing where all groups are optimized.
+/// The groups that are not optimized, such as `group 2 inaccessible`; nothing if all are optimized.
 impl fmt::Display for AnaStates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |state: AnaState| state.name().unwrap_or("reserved");
@@ -120,7 +120,7 @@ impl Default for AnaStateTable {
 }
 
 impl AnaStateTable {
-    /// Sets all states. Commands that were let through go on.
+    /// Sets all states. Commands in progress continue.
     pub fn set(&self, states: &AnaStates) {
         for (to, state) in self.0.iter().zip(states.0) {
             to.store(state.0, Ordering::Relaxed);
@@ -148,8 +148,8 @@ impl AnaStateTable {
         }
     }
 
-    /// As [`AnaStateTable::check`], for the namespace that an I/O command names. A namespace that is not
-    /// there is for the rule of the command to judge.
+    /// As [`AnaStateTable::check`], for the namespace of an I/O command. A missing namespace is
+    /// left to the rule of the command.
     ///
     /// # Errors
     /// As [`AnaStateTable::check`].
@@ -182,20 +182,20 @@ struct Group {
 }
 
 impl AnaLog {
-    /// The log of a controller that has just been made or reset: nothing has changed so far.
+    /// The log of a new controller, or after a reset: no changes so far.
     #[must_use]
     pub fn new(subsystem: &Subsystem, states: AnaStates) -> AnaLog {
         AnaLog { states, changes: 0, groups: groups(subsystem, &states) }
     }
 
-    /// The states that the log tells.
+    /// The states in the log.
     #[must_use]
     pub fn states(&self) -> AnaStates {
         self.states
     }
 
-    /// Takes over namespaces and states as they are now. True when the host is to be told: a group
-    /// has another state, or a namespace is in another group. Namespaces that come and go have an
+    /// Updates namespaces and states. Returns true if the host is to be notified: a group has
+    /// another state, or a namespace is in another group. Added and removed namespaces have an
     /// event of their own.
     pub fn update(&mut self, subsystem: &Subsystem, states: AnaStates) -> bool {
         let old = std::mem::replace(&mut self.groups, groups(subsystem, &states));
@@ -217,8 +217,8 @@ impl AnaLog {
         tell
     }
 
-    /// The page, as long as it can ever be: hosts ask for that much, nvme-cli in pieces. `lsp` is
-    /// the log specific parameter of the command: bit 0 leaves the namespace ids out.
+    /// The page, in its maximum length: hosts request that much, nvme-cli in pieces. `lsp` is the
+    /// log specific parameter of the command: bit 0 omits the namespace ids.
     #[must_use]
     pub fn page(&self, lsp: u8) -> Vec<u8> {
         let header = AnaHeader { chgcnt: self.changes, ngrps: self.groups.len() as u16 };

@@ -1,15 +1,14 @@
 //! Uncorrectable blocks: marked by Write Uncorrectable and not written since.
 //!
-//! All controllers of a subsystem share the marks of a namespace. I/O asks one number first:
-//! whether there are any. The state worker changes them, one order after another, and keeps them in
-//! a file before it answers, so they outlast a power loss as what was written does. A write takes
-//! marks away only after its data are durable, and only those that were there when it began: others
-//! may have written meanwhile and had that made unreadable. No other write of these blocks is under
-//! way from before its own until the marks are gone ([`crate::sched::range_lock`]): one that
-//! is older than the marks could replace its data and be read with the marks gone. So no old data
-//! come to light.
+//! All controllers of a subsystem share the list of a namespace. I/O reads one number first:
+//! whether there are any. The state worker changes the list, one request after another, and
+//! persists it before it answers, so marks survive a power loss as written data do. A write removes
+//! marks only after its data are durable, and only those that existed when it began: other hosts
+//! may have written and marked the blocks meanwhile. No other write of these blocks is in progress
+//! from before its own until the marks are removed ([`crate::sched::range_lock`]): one that is
+//! older than the marks could replace its data and become readable. So no old data become visible.
 //!
-//! Marks are bytes of the store, not blocks, so they mean the same whatever the block size is.
+//! Marks are byte ranges of the backing store, so they are independent of the block size.
 //!
 //! Source: NVM Command Set Specification 1.0, "Write Uncorrectable command".
 
@@ -22,8 +21,8 @@ use nvme::Status;
 
 use crate::subsystem::persistence::{Persist, Section};
 
-/// Blocks of a namespace that may be marked at a time: as many as one command can name. This
-/// bounds the memory and the file, however they are scattered.
+/// Maximum of marked blocks in a namespace: as many as one command can name. This bounds the memory
+/// and the file, however the blocks are scattered.
 pub const MOST_MARKED_BLOCKS: u64 = 1 << 16;
 
 /// The marks of one namespace, as everybody shares them. Two of them are equal when they are the
@@ -84,11 +83,11 @@ impl BadBlocks {
         Arc::new(BadBlocks::of(Ranges::default(), None))
     }
 
-    /// Marks that are kept in `file`; as they were left there.
+    /// A list persisted in `file`, with its present contents.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or is invalid. Such a file is never passed
-    /// over: what it marked would be read as if it were good.
+    /// One sentence about a file that cannot be read or is invalid. Such a file is never ignored:
+    /// unreadable blocks would become readable.
     pub fn kept(file: impl Persist + 'static) -> Result<Arc<BadBlocks>, String> {
         let file: Box<dyn Persist> = Box::new(file);
         let ranges = file.load()?.unwrap_or_default();
@@ -100,13 +99,13 @@ impl BadBlocks {
         BadBlocks { bytes, ranges: Mutex::new(ranges), file, ended: Mutex::new(false) }
     }
 
-    /// Their file is somebody else's from now on, or nobody's: they do not change any more. A
-    /// change that is under way is waited for.
+    /// Its file belongs to another namespace from now on, or to none: the list does not change any
+    /// more. Waits for a change in progress.
     pub fn end(&self) {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
     }
 
-    /// Whether nothing is marked.
+    /// Whether no block is marked.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -222,7 +221,7 @@ impl Ranges {
         }
     }
 
-    /// The first byte of each range and the one behind its last; those that touch are one.
+    /// Start and end of each range, after merging of adjacent ones.
     fn joined(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut rest = self.marked.iter().map(|(start, marked)| (*start, marked.end)).peekable();
         std::iter::from_fn(move || {

@@ -1,10 +1,10 @@
 //! The Persistent Event log of a subsystem.
 //!
-//! It is one file a subsystem in the `state_directory`, text with a line for each event, written
-//! beside its name, synced and renamed by the usage writer, a second after something has
-//! happened or when that thread comes round. Of each kind the newest are kept, so hosts that make
-//! many events of one kind push out none of another. Without a `state_directory` there is no such
-//! log, because nothing in it would persist.
+//! It is one file for each subsystem in the `state_directory`, text with a line for each event,
+//! written beside its name, synced and renamed by the usage writer, a second after an event or at
+//! its next interval. The newest of each kind are kept, so many events of one kind do not evict
+//! those of another. Without a `state_directory` there is no such log, because nothing in it would
+//! persist.
 //!
 //! ```text
 //! nvmfd events 1
@@ -14,7 +14,7 @@
 //! ```
 //!
 //! An event has its kind, controller (65535 for none), milliseconds since 1970 by the clock of the
-//! daemon's machine, and the data as the log has them. The oldest comes first.
+//! daemon's machine, and the data as in the log. The oldest is first.
 //!
 //! Source: NVMe Base Specification 2.0, "Persistent Event Log (Log Identifier 0Dh)".
 
@@ -34,13 +34,13 @@ use nvme::{Nqn, Status, Text};
 use crate::subsystem::power::Power;
 use nvmfd_blockdev::record::Record;
 
-/// PELS: the most that the log may say, in units of 64 KiB.
+/// PELS: the maximum size of the log, in units of 64 KiB.
 pub const PELS_64K: u32 = 1;
 
-/// Stands for a controller in events of the subsystem itself.
+/// Controller id in events of the subsystem itself.
 pub const NO_CONTROLLER: u16 = u16::MAX;
 
-/// What we tell of, how many of each, and the bytes of their data.
+/// The supported events, the maximum of each, and the length of their data.
 const KINDS: [(EventType, usize, usize); 5] = [
     (EventType::SMART_SNAPSHOT, 24, Smart::BYTES),
     (EventType::POWER_ON_OR_RESET, 48, PowerOnOrReset::BYTES),
@@ -59,13 +59,13 @@ pub enum PersistentEvent<'a> {
         /// The controller; [`NO_CONTROLLER`] for the subsystem.
         cntlid: u16,
     },
-    /// The SMART log, as it is now.
+    /// The present SMART log.
     Smart(&'a Smart),
     /// A host has made a namespace, or deleted one, by this controller.
     ChangeNamespace(u16, ChangeNamespace),
     /// A host has begun to format a namespace.
     FormatStart(u16, FormatStart),
-    /// That has come to an end.
+    /// A format has ended.
     FormatCompletion {
         /// The controller.
         cntlid: u16,
@@ -87,13 +87,13 @@ pub struct LogHeader {
     pub model: Text<40>,
 }
 
-/// The events of one subsystem. Locked when something happens and when the log is asked for, never
-/// on I/O.
+/// The events of one subsystem. Locked when there is an event and when the log is read, never on
+/// I/O.
 #[derive(Debug)]
 pub struct PersistentEventLog {
     subsystem: Nqn,
     events: Mutex<Events>,
-    /// Wakes who writes the file.
+    /// Wakes the thread that writes the file.
     wake: SyncSender<()>,
 }
 
@@ -115,8 +115,8 @@ struct LogEntry {
 }
 
 impl PersistentEventLog {
-    /// With what was saved; what another subsystem has left is not taken for it. Whatever happens
-    /// from now on rings `wake`.
+    /// With the saved events, unless they are of another subsystem. Each further event notifies
+    /// `wake`.
     #[must_use]
     pub fn new(
         subsystem: Nqn,
@@ -145,11 +145,11 @@ impl PersistentEventLog {
         events.push(LogEntry { kind, cntlid, unix_ms: power.unix_ms, data });
         events.unsaved = true;
         drop(events);
-        // Who has been woken already will find this as well.
+        // A thread that was already notified will find this as well.
         let _ = self.wake.try_send(());
     }
 
-    /// The log as it is now, for a reporting context: header and events, the newest first.
+    /// The log for a reporting context: header and events, the newest first.
     #[must_use]
     pub fn report(&self, about: &LogHeader, power: &Power) -> Arc<[u8]> {
         let mut events = self.lock();
@@ -180,10 +180,10 @@ impl PersistentEventLog {
         page.into()
     }
 
-    /// Has it saved, if anything has happened since it was.
+    /// Saves it, if there were events since the last time.
     ///
     /// # Errors
-    /// What `save` says. It is not saved then.
+    /// The error of `save`. It is not saved then.
     pub fn save<E>(&self, save: impl FnOnce(&SavedEvents) -> Result<(), E>) -> Result<(), E> {
         let saved = {
             let mut events = self.lock();
@@ -201,7 +201,7 @@ impl PersistentEventLog {
 }
 
 impl Events {
-    /// Adds an event; of too many that are alike, the oldest goes.
+    /// Adds an event; if there are too many of its kind, the oldest is removed.
     fn push(&mut self, event: LogEntry) {
         let Some((_, most, _)) = KINDS.iter().find(|(kind, ..)| *kind == event.kind) else {
             return;
@@ -282,7 +282,7 @@ fn describe(happening: PersistentEvent<'_>, power: &Power) -> (EventType, u16, V
     }
 }
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SavedEvents {
     subsystem: Nqn,
@@ -349,7 +349,7 @@ mod tests {
         (PersistentEventLog::new(nqn(), saved, wake), woken)
     }
 
-    /// What is saved, as it is read again.
+    /// The saved contents, as read again.
     fn saved(log: &PersistentEventLog) -> Option<SavedEvents> {
         let mut text = None;
         log.save(|saved| {

@@ -1,5 +1,5 @@
 //! State machine of Format NVM, from request to completion: checks, persistence, notifications, and
-//! their order. It owns no store, waits for nobody and erases nothing itself. Whoever drives it
+//! their order. It owns no backing store, waits for nothing and erases nothing itself. Its driver
 //! does that: `provision/format_task.rs` with a thread of its own.
 //!
 //! ```text
@@ -38,8 +38,8 @@ impl FormatJob {
     /// Begins to format a namespace, as it is served now.
     ///
     /// # Errors
-    /// Why it cannot be formatted, or not so: that may have changed since the order was given. Format
-    /// in Progress when another one has begun.
+    /// Why it cannot be formatted, or not with these parameters: that may have changed since the
+    /// request. Format in Progress if another one has begun.
     pub fn begin(
         wish: FormatRequest,
         namespace: &Namespace,
@@ -77,24 +77,24 @@ impl FormatJob {
         &self.progress
     }
 
-    /// What came before is over, and the erasing may begin. Who protects or reserves the namespace
-    /// comes before this or after the end, and never hears that what is being erased is protected, or
-    /// its own.
+    /// All earlier commands have ended, and erasing may begin. A write protection or reservation
+    /// comes before this or after the end, so a host is never told that a namespace being erased is
+    /// protected, or reserved.
     ///
     /// # Errors
-    /// Namespace is Write Protected, Reservation Conflict: nothing may be erased. [`FormatJob::finish`]
-    /// is to hear of it.
+    /// Namespace is Write Protected, Reservation Conflict: nothing may be erased.
+    /// [`FormatJob::finish`] must be called with that.
     pub fn hold(&mut self) -> Result<(), Status> {
         self.held = Some((self.protection.hold()?, self.reservation.hold(&self.host)?));
         Ok(())
     }
 
-    /// It is over. `erased` says whether everything reads as zeros, durably; `reshape` gives the
-    /// store blocks of so many bytes.
+    /// Ends the format. `erased`: whether everything reads as zeros, durably; `reshape` sets the
+    /// block size of the store.
     ///
     /// # Errors
-    /// The status to answer with: the block size is as before. Those of `erased` and `reshape`;
-    /// Internal Error when what is to be kept cannot be.
+    /// The status for the host: the block size is as before. Those of `erased` and `reshape`;
+    /// Internal Error if the result cannot be persisted.
     pub fn finish(
         self,
         erased: Result<(), Status>,
@@ -112,7 +112,7 @@ impl FormatJob {
         let mut back = |_: &Status| {
             let _ = reshape(old);
         };
-        // Not before: of blocks that were not erased the old data would come to light.
+        // Not before: old data of blocks that were not erased would become visible.
         if !self.marks.is_empty() {
             let ranges = vec![(0, self.bytes)];
             let mended = self.marks.change(&Change::Mend { ranges, until: u64::MAX });

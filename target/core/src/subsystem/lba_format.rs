@@ -1,17 +1,17 @@
 //! The LBA format of a namespace, as set by Format NVM.
 //!
-//! The configuration says how large they are at first. Once a host has chosen another size, that
-//! one holds, until a host chooses again: it is kept in a file, written and synced before the host
-//! has its answer. What the configuration says is not heeded any more, because data of one size
-//! must not be read as data of another.
+//! The configuration determines the initial block size. Once a host has chosen another one, that is
+//! valid until a host chooses again: it is kept in a file, written and synced before the response.
+//! The configured size is then ignored, because data of one block size must not be read as data of
+//! another.
 //!
 //! ```text
-//! begin: published, I/O is refused ─► what is under way is home ─► erased, durably ─► kept
+//! begin: published, I/O is refused ─► commands in progress have ended ─► erased, durably ─► persisted
 //!     ─► published with the new size, on every reactor ─► answered
 //! ```
 //!
 //! A daemon that is killed finds the old size, with data or zeros, or the new size with zeros. So
-//! does one that is stopped, or that the namespace is taken from meanwhile: the erasing ends.
+//! does one that is stopped, or whose namespace is removed meanwhile: the erasing ends.
 //!
 //! Source: NVMe Base Specification 2.0, "Format NVM command"; NVM Command Set Specification 1.0,
 //! "LBA Format Data Structure".
@@ -38,7 +38,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing is done.
+    /// No progress.
     #[must_use]
     pub fn none() -> Progress {
         Progress {
@@ -49,26 +49,26 @@ impl Progress {
         }
     }
 
-    /// So many bytes are done, of so many.
+    /// Sets the bytes done and the total.
     pub fn set(&self, done: u64, of: u64) {
         let left = u128::from(of.saturating_sub(done)) * 100;
-        // Until all is done something is left.
+        // At least one percent is left until all is done.
         let percent = left.div_ceil(u128::from(of.max(1))).clamp(1, 100);
         self.left_percent.store(percent as u8, Ordering::Relaxed);
     }
 
-    /// Percent that are left, 1 to 100.
+    /// Remaining percent, 1 to 100.
     #[must_use]
     pub fn left_percent(&self) -> u8 {
         self.left_percent.load(Ordering::Relaxed)
     }
 
-    /// Nothing more shall be erased.
+    /// Stops the erasing.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Whether nothing more shall be erased.
+    /// Whether the erasing is to stop.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
@@ -113,8 +113,8 @@ impl PartialEq for Progress {
 
 impl Eq for Progress {}
 
-/// The LBA format chosen by hosts, and a format in progress. For who changes what is served; what
-/// I/O looks at is in the snapshot.
+/// The LBA format chosen by hosts, and a format in progress. For changes of the configuration; I/O
+/// uses the snapshot.
 #[derive(Debug)]
 pub struct Format {
     subsystem: Nqn,
@@ -153,11 +153,11 @@ impl Format {
         Arc::new(Format { subsystem, nsid, kept: Persistence::Memory, state: Mutex::default() })
     }
 
-    /// One that is kept in `file`; as it was left there. `store` is the path of the data.
+    /// A format persisted in `file`, with its present contents. `store` is the path of the data.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or is invalid. Such a file is never passed
-    /// over: the data would be read as blocks of another size.
+    /// One sentence about a file that cannot be read or is invalid. Such a file is never ignored:
+    /// the data would be read as blocks of another size.
     pub fn kept(
         subsystem: Nqn,
         nsid: u32,
@@ -201,15 +201,15 @@ impl Format {
         Ok(Arc::clone(state.under_way.insert(Arc::new(Progress::none()))))
     }
 
-    /// It is over, whatever has come of it.
+    /// It has ended, with any result.
     pub fn end(&self) {
         self.lock().under_way = None;
     }
 
-    /// Has blocks of so many bytes from now on: keeps that, and only then makes it so.
+    /// Sets the block size: persists it, and then makes it effective.
     ///
     /// # Errors
-    /// Internal Error when it cannot be kept, and is as before.
+    /// Internal Error if it cannot be persisted; it is unchanged then.
     pub fn choose(&self, block_size_bytes: u32) -> Result<(), Status> {
         let old = self.block_size_bytes();
         if let Persistence::File { file, store } = &self.kept {
@@ -226,8 +226,8 @@ impl Format {
         Ok(())
     }
 
-    /// A sentence for who reads a configuration that says another block size than a host has
-    /// chosen.
+    /// A sentence for the administrator if the configured block size differs from that chosen by a
+    /// host.
     #[must_use]
     pub fn told(&self, configured_bytes: u32) -> Option<String> {
         let chosen = self.block_size_bytes().filter(|chosen| *chosen != configured_bytes)?;
@@ -255,7 +255,7 @@ impl Format {
 pub struct ChosenFormat {
     /// Bytes of a block.
     pub block_size_bytes: u32,
-    /// For which store, in quotes, without a line end; the first version did not say.
+    /// Path of the store, quoted and without a line end; absent in the first version.
     pub store: Option<String>,
 }
 

@@ -8,14 +8,14 @@ use crate::subsystem::ana::AnaStates;
 /// An address that accepts connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListenerConfig {
-    /// Port identifier: how discovery and subsystems name it, from 1. Its place in the text where
-    /// the text gives none.
+    /// Port identifier for discovery and for subsystems, from 1. If not configured, its position in
+    /// the configuration.
     pub id: u16,
     /// Address and port; the address may be a wildcard.
     pub address: SocketAddr,
     /// How well the groups of namespaces are reached through it.
     pub ana: AnaStates,
-    /// The shortest keep alive timeout that its hosts get, in milliseconds; 0: as they ask.
+    /// Minimum of the keep alive timeout of its hosts, in milliseconds; 0: none.
     pub keep_alive_min_ms: u32,
 }
 
@@ -27,7 +27,7 @@ impl From<SocketAddr> for ListenerConfig {
 }
 
 impl ListenerConfig {
-    /// Whether a host that reached us at `local` came through it.
+    /// Whether a host that reached us at `local` uses this listener.
     #[must_use]
     pub fn serves(&self, local: SocketAddr) -> bool {
         let (ip, local_ip) = (self.address.ip().to_canonical(), local.ip().to_canonical());
@@ -39,7 +39,7 @@ impl ListenerConfig {
         covers && self.address.port() == local.port()
     }
 
-    /// Of several, the one that a host came through which reached us at `local`.
+    /// The listener of a host that reached us at `local`.
     #[must_use]
     pub fn of(listeners: &[ListenerConfig], local: SocketAddr) -> Option<&ListenerConfig> {
         let serving = listeners.iter().filter(|listener| listener.serves(local));

@@ -45,7 +45,7 @@ pub struct Namespace {
     pub nsid: u32,
     /// Where its blocks are.
     pub backing: DeviceId,
-    /// How the store behind it fares.
+    /// Health of its backing store.
     pub health: Arc<Health>,
     /// Sizes that the store works best with.
     pub geometry: Geometry,
@@ -53,7 +53,7 @@ pub struct Namespace {
     pub blocks: u64,
     /// log2 of the logical block size in bytes: 9 or 12.
     pub block_shift: u8,
-    /// Writes are refused, whatever hosts want.
+    /// Writes are refused by configuration.
     pub read_only: bool,
     /// Whether hosts have it protected from writes.
     pub protection: Arc<Protection>,
@@ -184,7 +184,7 @@ impl Subsystem {
     /// Invalid Namespace or Format when there is none of that id.
     #[inline]
     pub fn namespace(&self, nsid: u32) -> Result<&Namespace, Status> {
-        // Ids are usually 1, 2, 3 ..: look there first.
+        // Ids are usually 1, 2, 3 ..: this position is tried first.
         let guess = self.namespaces.get((nsid as usize).wrapping_sub(1));
         if let Some(namespace) = guess.filter(|n| n.nsid == nsid) {
             return Ok(namespace);
@@ -223,7 +223,7 @@ impl Subsystem {
         Arc::new(view)
     }
 
-    /// Whether something is wrong with the store of any namespace.
+    /// Whether the backing store of any namespace is degraded.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
         self.namespaces.iter().any(|n| n.health.is_degraded())

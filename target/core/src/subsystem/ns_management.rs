@@ -13,17 +13,17 @@ pub const HOSTS_MAX: usize = 256;
 /// Additional view of hosts with the grant to manage namespaces: an immutable part of its snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Management {
-    /// What is granted to whom.
+    /// The grant for hosts.
     pub grant: Grant,
-    /// The namespaces that hosts made, also those that are attached nowhere, by ascending nsid.
+    /// The namespaces created by hosts, including those that are not attached, by ascending NSID.
     pub allocated: Vec<Allocated>,
-    /// Those that are not served, by ascending nsid: nobody sees them.
+    /// Those that are not served, by ascending NSID: no host sees them.
     pub absent: Vec<UnavailableNamespace>,
     /// The sizes of all that hosts made together, in bytes.
     pub used_bytes: u64,
 }
 
-/// A namespace that a host made and whose file is not there.
+/// A namespace created by a host whose file is missing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnavailableNamespace {
     /// Namespace id.
@@ -63,7 +63,7 @@ impl Grant {
 }
 
 impl Management {
-    /// What is left of the quota, in bytes.
+    /// Remaining quota, in bytes.
     #[must_use]
     pub fn left_bytes(&self) -> u64 {
         self.grant.quota_bytes.saturating_sub(self.used_bytes)

@@ -11,7 +11,7 @@ use crate::subsystem::reservation::HostId;
 /// A request of a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NamespaceRequest {
-    /// A new namespace, attached to nobody.
+    /// A new namespace, not attached.
     Create(CreateRequest),
     /// A namespace deleted, and detached before; FFFFFFFFh: all that hosts have made.
     Delete {

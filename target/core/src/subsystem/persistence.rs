@@ -12,28 +12,28 @@ pub trait Section: Sized {
     /// Its lines, each with its end. None begins with a bracket.
     fn emit(&self) -> String;
 
-    /// The section of these lines. What [`Section::emit`] would not give is refused by the caller.
+    /// Parses these lines. The caller rejects what [`Section::emit`] would not write.
     fn parse(body: &str) -> Option<Self>;
 }
 
 /// Persists the sections of one namespace.
 pub trait Persist: Debug + Send + Sync {
-    /// The lines of a section; none where nothing is persisted.
+    /// The lines of a section; none if nothing is persisted.
     ///
     /// # Errors
-    /// One sentence about what cannot be read or is damaged, or about lines that are not `valid`.
+    /// One sentence about an unreadable or damaged file, or about lines that are not `valid`.
     fn load_lines(
         &self,
         name: &'static str,
         valid: &dyn Fn(&str) -> bool,
     ) -> Result<Option<String>, String>;
 
-    /// Replaces the lines of a section, or removes it; `before`: what it says as far as anybody was
-    /// told. When this returns, that is so also after a power loss.
+    /// Replaces the lines of a section, or removes it; `before`: its contents as known to hosts.
+    /// Durable when this returns.
     ///
     /// # Errors
-    /// What the system says, or that what is persisted cannot be used. It says what it said before
-    /// then, or the log says that it may not.
+    /// The error of the system, or that the persisted file cannot be used. The old contents are
+    /// valid then, or the log says that they may not be.
     fn replace_lines(
         &self,
         name: &'static str,
@@ -46,11 +46,11 @@ pub trait Persist: Debug + Send + Sync {
 }
 
 impl dyn Persist {
-    /// A section; none where nothing is persisted.
+    /// A section; none if nothing is persisted.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or is damaged. Nothing of the namespace is known
-    /// then, and somebody may rely on what that said.
+    /// One sentence about an unreadable or damaged file. The state of the namespace is unknown
+    /// then, and hosts may rely on it.
     pub fn load<S: Section>(&self) -> Result<Option<S>, String> {
         let parse = |lines: &str| S::parse(lines).filter(|section| section.emit() == lines);
         let lines = self.load_lines(S::NAME, &|lines| parse(lines).is_some())?;
@@ -74,7 +74,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Sections in memory, which outlast the objects that have them.
+    /// Sections in memory, which exist longer than the objects that use them.
     #[derive(Clone, Debug, Default)]
     pub(crate) struct MemorySections {
         sections: Arc<Mutex<BTreeMap<&'static str, String>>>,
@@ -82,7 +82,7 @@ pub(crate) mod tests {
     }
 
     impl MemorySections {
-        /// Whether nothing can be persisted from now on.
+        /// Makes every write fail, or not any more.
         pub(crate) fn fail(&self, fails: bool) {
             self.fails.store(fails, Ordering::Relaxed);
         }

@@ -47,7 +47,7 @@ impl Default for PowerMeter {
 }
 
 impl PowerMeter {
-    /// How it stands at `now`.
+    /// The values at `now`.
     #[must_use]
     pub fn at(&self, now: Instant) -> Power {
         let here = self.here(now);

@@ -1,10 +1,11 @@
 //! Rate limits of operations and bytes per second: of a namespace, of hosts, of both together.
 //!
-//! A [`Limiter`] is a virtual schedule: a command books the time that it takes at the limited rate, after
-//! all bookings so far, and begins when its time comes. Reactors share one number for each rate, which one
-//! atomic operation advances. Unused time is kept up to the burst, so a reactor that is late catches up.
+//! A [`Limiter`] is a virtual schedule: a command books its time at the limited rate, after all
+//! earlier bookings, and begins at the start of its booking. Reactors share one number for each
+//! rate, which one atomic operation advances. Unused time is kept up to the burst, so a reactor
+//! that is late catches up.
 //!
-//! [`crate::sched::rate_queue`] decides which command books next, and makes that fair.
+//! [`crate::sched::rate_queue`] decides which command books next, which makes it fair.
 //!
 //! This is the generic cell rate algorithm (ITU-T I.371), whose numbers are theoretical arrival
 //! times.
@@ -16,19 +17,19 @@ use std::time::{Duration, Instant};
 /// Nanoseconds of a second.
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Rates of a limit. Nothing at all: there is none.
+/// Rates of a limit. The default limits nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limit {
     /// Commands a second, at least 1.
     pub iops: Option<u32>,
     /// Bytes a second, at least 1.
     pub bandwidth: Option<u64>,
-    /// Milliseconds of unused rate that may be made up for at once.
+    /// Burst: milliseconds of unused rate that are kept.
     pub burst_ms: u32,
 }
 
 impl Limit {
-    /// [`Limit::burst_ms`] where nobody says.
+    /// Default of [`Limit::burst_ms`].
     pub const BURST_MS: u32 = 100;
 
     /// Whether it limits nothing.
@@ -65,7 +66,7 @@ pub struct Grant {
 }
 
 impl Limiter {
-    /// One that has its whole burst to give, from `now` on.
+    /// A limiter with its full burst at `now`.
     #[must_use]
     pub fn new(limit: Limit, now: Instant) -> Limiter {
         Limiter { limit, began: now, ops: AtomicU64::new(0), bytes: AtomicU64::new(0) }
@@ -77,13 +78,13 @@ impl Limiter {
         self.limit
     }
 
-    /// Books one command that moves so many bytes.
+    /// Books one command of this length.
     #[must_use]
     pub fn book(&self, now: Instant, bytes: u64) -> Grant {
         self.book_as(now, 1, bytes)
     }
 
-    /// Books bytes of a command that is under way: those who come later wait for it.
+    /// Books bytes of a command in progress: later ones wait for it.
     pub fn charge(&self, now: Instant, bytes: u64) {
         let _ = self.book_as(now, 0, bytes);
     }
@@ -100,8 +101,8 @@ impl Limiter {
         Grant { start: now + waits, takes: Duration::from_nanos(takes_ns), bytes }
     }
 
-    /// A booked command of so many bytes will not begin: those who book from now on come earlier by
-    /// what it would have taken. What of its time is over is nobody's.
+    /// Cancels the booking of a command of this length: later bookings are earlier by its time. The
+    /// part of its time that has passed is lost.
     pub fn give_back(&self, now: Instant, bytes: u64) {
         let now_ns = self.ns_at(now);
         for (arrival, takes) in self.taken(1, bytes) {
@@ -157,7 +158,7 @@ fn takes_ns_of(amount: u64, rate: u64) -> u64 {
     u64::try_from(ns.div_ceil(u128::from(rate.max(1)))).unwrap_or(u64::MAX)
 }
 
-/// Moves the theoretical arrival time behind what is booked now; gives when that begins.
+/// Advances the theoretical arrival time by a booking; returns the start of the booking.
 fn book(arrival: &AtomicU64, now_ns: u64, takes_ns: u64, burst_ns: u64) -> u64 {
     let mut before = arrival.load(Ordering::Relaxed);
     loop {
@@ -185,7 +186,7 @@ mod tests {
         let starts: Vec<u128> = (0..20)
             .map(|_| limiter.book(now, 4096).start.duration_since(now).as_millis())
             .collect();
-        // Ten of the burst, and one because nothing is under way.
+        // Ten of the burst, and one because nothing is in progress.
         let expected: Vec<u128> = (0..20u128).map(|n| n.saturating_sub(10)).collect();
         assert_eq!(starts, expected);
         let later = now + Duration::from_secs(60);
@@ -230,7 +231,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever comes when: in no stretch of time begins more than its rate and the burst.
+        /// In no interval begins more than the rate and the burst allow.
         #[test]
         fn no_stretch_of_time_has_more_than_its_rate_and_the_burst(
             rate in 1u64..5_000_000, burst_ms in 0u32..50,

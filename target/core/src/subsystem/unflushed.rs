@@ -1,15 +1,15 @@
 //! Hosts with unflushed writes to a namespace, which must be notified when data may be lost.
 //!
-//! A failed synchronisation is reported to every flush until the store is trusted again. A host that
-//! has written before, and did not flush meanwhile, would never hear of it: its next flush succeeds,
-//! and vouches for what may be gone. So it fails once.
+//! A failed fsync is reported to every flush until the store is trusted again. A host that has
+//! written before, and did not flush meanwhile, would not learn of it: its next flush would
+//! succeed, and confirm data that may be lost. So that flush fails once.
 //!
 //! ```text
 //!           write             trust             flush: fails once
 //! Clean ───────────► Written ───────► Unreported ───────────────► Clean
-//!   ▲ ▲                │  ▲ │
+//!   ▲ ▲                │  ▲
 //!   │ └─────flush──────┘  │ └─flush meets the failure─► Reported ───┐
-//!   │                     └─ flush is given up                      │
+//!   │                     └─ flush is aborted                       │
 //!   └───────────────── trust, or a flush ───────────────────────────┘
 //! ```
 //!
@@ -72,7 +72,7 @@ impl Unflushed {
         }
     }
 
-    /// Nobody knows what this host wrote before.
+    /// Assumes unflushed writes of this host.
     pub fn presume_written(&self, nsid: u32) {
         self.exchange(nsid, CLEAN, WRITTEN);
     }
@@ -83,7 +83,7 @@ impl Unflushed {
         self.exchange(nsid, REPORTED, CLEAN);
     }
 
-    /// Whether there is nothing that a later controller of the host has to know.
+    /// Whether there is nothing to keep for a later controller of the host.
     pub(crate) fn is_clean(&self) -> bool {
         let is_clean = |state: &AtomicU8| state.load(Ordering::Relaxed) == CLEAN;
         self.states.iter().all(is_clean)

@@ -1,5 +1,5 @@
-//! Usage counters for the SMART log: counted by each queue, flushed a few times a second. What has
-//! to outlast the daemon is in `state/usage.rs`.
+//! Usage counters for the SMART log: counted by each queue, flushed a few times a second. Their
+//! persistence is in `state/usage.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -127,20 +127,20 @@ pub struct SavedCounters {
 /// Usage counters of a subsystem, kept across its snapshots.
 #[derive(Debug, Default)]
 pub struct Usage {
-    /// With all of its namespaces, also those that are gone.
+    /// Of all its namespaces, including removed ones.
     pub whole: SharedCounters,
     /// Entries ever made in the Error Information logs of its controllers.
     errors: AtomicU64,
     history: Option<PersistentEventLog>,
-    /// How the stores of its namespaces fare.
+    /// Health of the backing stores of its namespaces.
     healths: Mutex<Vec<Arc<Health>>>,
-    /// By namespace id. Locked when queues hand in, never on I/O. A namespace that goes and comes
-    /// again counts on.
+    /// By namespace id. Locked when queues flush, never on I/O. Counters of a namespace that is
+    /// removed and added again continue.
     namespaces: Mutex<BTreeMap<u32, Arc<SharedCounters>>>,
 }
 
 impl Usage {
-    /// Of a subsystem whose events are kept.
+    /// Of a subsystem with a Persistent Event log.
     #[must_use]
     pub fn kept(history: PersistentEventLog) -> Usage {
         Usage { history: Some(history), ..Usage::default() }
@@ -152,8 +152,8 @@ impl Usage {
         self.history.as_ref()
     }
 
-    /// Makes the counters of namespaces, so that no reactor has to when it hands in; and takes note
-    /// of how their stores fare from now on.
+    /// Creates the counters of namespaces, so that no reactor has to when it flushes; and replaces
+    /// the health of their backing stores.
     pub fn prepare(&self, namespaces: impl Iterator<Item = (u32, Arc<Health>)>) {
         let mut healths = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
         healths.clear();
@@ -163,7 +163,7 @@ impl Usage {
         }
     }
 
-    /// Whether something is wrong with the store of any namespace.
+    /// Whether the backing store of any namespace is degraded.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
         let healths = self.healths.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,9 @@
-//! Write protection of namespaces, as hosts set it (feature 84h).
+//! Write protection of namespaces, as set by hosts (feature 84h).
 //!
-//! All controllers of a subsystem share the state of a namespace, one byte that I/O looks at. The
-//! worker changes it, one order after another, and keeps it in a file before it answers. A power
-//! cycle is a start of the daemon: what is protected until then is not, afterwards. Without a
-//! directory to keep it in there is no such feature, because "permanent" would be untrue.
+//! All controllers of a subsystem share the state of a namespace, one byte that I/O reads. The
+//! worker changes it, one request after another, and persists it in a file before it answers. A
+//! power cycle is a start of the daemon: protection until then ends with it. Without a directory
+//! for the file there is no such feature, because "permanent" would be untrue.
 //!
 //! ```text
 //! No Write Protect ◄──► Write Protect
@@ -66,7 +66,7 @@ impl Protection {
         })
     }
 
-    /// One that lasts as long as whoever has it, for a simulated target.
+    /// One that is not persisted, for a simulated target.
     #[must_use]
     pub fn simulated(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
@@ -79,11 +79,11 @@ impl Protection {
         })
     }
 
-    /// One that is kept in `file`; as it was left there.
+    /// One that is persisted in `file`, with its present contents.
     ///
     /// # Errors
-    /// One sentence about a file that cannot be read or is invalid. Such a file is never passed
-    /// over: somebody may rely on what it said.
+    /// One sentence about a file that cannot be read or is invalid. Such a file is never ignored:
+    /// hosts may rely on its contents.
     pub fn kept(
         subsystem: Nqn,
         nsid: u32,
@@ -101,7 +101,7 @@ impl Protection {
         !matches!(self.kept, StatePersistence::Nowhere)
     }
 
-    /// The state as it is now.
+    /// The present state.
     #[must_use]
     pub fn state(&self) -> WriteProtectState {
         WriteProtectState(self.state.load(Ordering::Acquire))
@@ -155,8 +155,8 @@ impl Protection {
         Ok(true)
     }
 
-    /// Everything is erased that could be protected: the state stays as it is until what is
-    /// returned is dropped. For one at a time.
+    /// Prevents changes of the state while the namespace is formatted, until the returned value is
+    /// dropped. For one caller at a time.
     ///
     /// # Errors
     /// Namespace is Write Protected.
@@ -174,7 +174,7 @@ impl Protection {
     }
 }
 
-/// A state that stays as it is.
+/// Prevents changes of a state.
 #[derive(Debug)]
 pub struct WriteProtectGuard(Arc<Protection>);
 
@@ -192,7 +192,7 @@ impl PartialEq for Protection {
 
 impl Eq for Protection {}
 
-/// What outlasts a start.
+/// The state after a restart.
 fn lasting(state: &WriteProtectState) -> Option<&WriteProtectState> {
     use WriteProtectState as States;
     Some(state).filter(|state| [States::PROTECTED, States::PERMANENT].contains(state))

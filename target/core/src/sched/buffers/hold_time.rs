@@ -1,19 +1,20 @@
 //! Hold times: how long hosts keep data buffers after a device is done with them, or before it gets
 //! them.
 //!
-//! Buffers of a push are free when the host has acknowledged it, those of a pull when the host has sent
-//! the data. A thousand hosts that take a second for either would hold the whole pool, one buffer each,
-//! and let others have one at a time. So an association that returns buffers late is *slow*. All slow
-//! ones together leave an eighth of the pool to new associations, and two thirds as soon as there is one
-//! that returns its buffers promptly.
+//! Buffers of a push are free when the host has acknowledged it, those of a pull when the host has
+//! sent the data. A thousand hosts that take a second for either would hold the whole pool, one
+//! buffer each, and leave others one at a time. So an association that returns buffers late is
+//! *slow*. All slow ones together leave an eighth of the pool to new associations, and two thirds
+//! as soon as there is one that returns its buffers promptly.
 
 /// A longer hold time is late, in nanoseconds: several round trips, losses, and turns of a busy reactor.
 const PROMPT_NS: u64 = 10_000_000;
 /// Prompt returns that count, at most.
 const MAX_RETURNS: u16 = 1000;
-/// So many of them make up for a late one: a busy moment delays all commands of a queue.
+/// Number of prompt buffers that compensate for a late one: a busy moment delays all commands of a
+/// queue.
 const FOR_LATE: u16 = 5;
-/// Beside prompt associations, slow ones together may hold one of so many bytes that are free.
+/// Divisor of the free bytes that slow associations together may hold, beside prompt ones.
 const FREE_FOR_SLOW: u64 = 2;
 /// Without prompt associations, slow ones may hold this many times the bytes that are free.
 const SLOW_TIMES_FREE: u64 = 7;
@@ -51,7 +52,8 @@ pub(super) struct HoldTimes {
 }
 
 impl HoldTimes {
-    /// Whether a slow association has to wait, because slow ones hold too much beside `free_bytes`.
+    /// Whether a slow association has to wait, because slow ones together hold too much in relation
+    /// to `free_bytes`.
     #[inline]
     pub(super) fn limit_slow(&self, wanted_bytes: u64, free_bytes: u64) -> bool {
         let most_bytes = match self.prompt {
@@ -122,7 +124,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Notes so many hold times.
+    /// Records this number of hold times.
     fn note(times: &mut HoldTimes, of: Promptness, count: u64, hold_ns: u64) -> Promptness {
         (0..count).fold(of, |of, _| times.note(of, 0, hold_ns).unwrap_or(of))
     }

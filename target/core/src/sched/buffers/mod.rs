@@ -70,7 +70,7 @@ pub struct QueuedCommand {
 pub struct PoolState {
     /// Bytes that are free for I/O commands.
     pub free_bytes: u64,
-    /// The same, with those that are set aside.
+    /// Free bytes including those set aside.
     pub all_free_bytes: u64,
     /// Bytes of the largest free block, or of several of the largest size.
     pub whole_bytes: u64,
@@ -141,7 +141,7 @@ pub enum TryAlloc {
     Done,
     /// There are too few.
     Short,
-    /// Its host holds too many, or those of its namespace or its device do.
+    /// Its association holds too many, or its namespace or its device does.
     Over,
 }
 
@@ -150,7 +150,7 @@ pub enum TryAlloc {
 #[derive(Debug, Default)]
 pub struct BufferScheduler {
     admin: VecDeque<QueuedCommand>,
-    /// How many commands of queues without a share can wait at once.
+    /// Number of commands of queues without a share that can wait at once.
     admin_room: usize,
     shares: Vec<Tenant>,
     /// The shares with queued commands, the next one first.
@@ -190,9 +190,9 @@ impl BufferScheduler {
         self.admin.len() + self.shares.iter().map(|share| share.line.len()).sum::<usize>()
     }
 
-    /// Adds a queue that belongs to no association yet, or stays an admin queue. So many of its
-    /// commands can wait at once: as many as it has receives, because each that waits keeps its
-    /// own. Memory for all of them is reserved here, so that nothing is allocated when they wait.
+    /// Adds a queue that belongs to no association yet, or stays an admin queue. `commands` of it
+    /// can wait at once: as many as it has receives, because each that waits keeps its own. Memory
+    /// for all of them is reserved here, so that nothing is allocated when they wait.
     pub fn open(&mut self, commands: u16) {
         self.admin_room += usize::from(commands);
         self.admin.reserve_exact(self.admin_room.saturating_sub(self.admin.len()));
@@ -203,7 +203,7 @@ impl BufferScheduler {
         self.admin_room = self.admin_room.saturating_sub(commands.into());
     }
 
-    /// Adds a queue of an association, of which so many commands can wait at once
+    /// Adds a queue of an association, of which `commands` can wait at once
     /// ([`BufferScheduler::open`]); returns the share of the association.
     pub fn join(&mut self, owner: u64, commands: u16) -> u32 {
         let own = self.shares.iter().position(|share| share.owner == Some(owner));
@@ -231,7 +231,7 @@ impl BufferScheduler {
         }
     }
 
-    /// Removes a queue, of which so many commands could wait; none of them waits or holds anything.
+    /// Removes a queue of which `commands` could wait; none of them waits or holds buffers.
     pub fn leave(&mut self, share: u32, commands: u16) {
         let Some(left) = self.shares.get_mut(share as usize) else { return };
         left.queues = left.queues.saturating_sub(1);
@@ -286,8 +286,8 @@ impl BufferScheduler {
         }
     }
 
-    /// Whether so much is free, compared with the bytes of the share and the device, that no rule
-    /// forbids anything: the usual case.
+    /// Whether so much is free, compared with the bytes of the share and the device, that no limit
+    /// can apply: the usual case.
     #[inline]
     fn has_much_free(&self, share: u32, wish: &BufferDemand) -> bool {
         let BufferDemand { store, wanted_bytes, free_bytes, .. } = *wish;
@@ -308,7 +308,7 @@ impl BufferScheduler {
             })
     }
 
-    /// Passes the receive of a command to its device, if the limit for so many receives permits it.
+    /// Passes the receive of a command to its device, if the limit for `receives` permits it.
     #[must_use]
     pub fn keep_receive(&mut self, store: DeviceSlot, receives: u32) -> bool {
         self.stores.keep_receive(store, receives)
@@ -645,12 +645,12 @@ mod tests {
         }
     }
 
-    /// Demand of a command for no device, with so many free bytes.
+    /// Demand of a command for no device, with `free_bytes` free.
     fn wish(lane: Option<NsIndex>, wanted_bytes: u64, free_bytes: u64) -> BufferDemand {
         BufferDemand { lane, store: None, wanted_bytes, free_bytes, largest_bytes: 1 }
     }
 
-    /// So much is free, in one piece.
+    /// A pool with `free_bytes` free, in one piece.
     fn room(free_bytes: u64) -> PoolState {
         PoolState {
             free_bytes,
@@ -774,7 +774,7 @@ mod tests {
         assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Over, now())), (1, true));
         let turn = waiters.next_turn(&room(100)).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Done, now())), (2, true));
-        // No other is left, so the round ends; and other hosts need not wait for it.
+        // No other is left, so the round ends; and other associations need not wait for it.
         let turn = waiters.next_turn(&room(100)).unwrap();
         assert_eq!((turn.key, waiters.settle(turn, TryAlloc::Over, now())), (1, false));
         assert!(waiters.may_try(Some(b), None) && !waiters.may_try(Some(a), None));

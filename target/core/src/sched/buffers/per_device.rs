@@ -7,8 +7,8 @@
 
 use nvmfd_blockdev::DeviceId;
 
-/// A share may hold a buffer for a device whose limit others exhaust, as long as this many of the
-/// largest size are free: so hosts make progress at a device that has lost some operations.
+/// Number of free buffers of the largest size up to which a share may hold a buffer for a device
+/// whose limit others exhaust: so hosts make progress at a device that has lost some operations.
 const FREE_FOR_FIRST: u64 = 3;
 
 /// If others hold little for a device, this many times that stays free as well.
@@ -75,7 +75,7 @@ impl DeviceShares {
         *held = held.saturating_sub(bytes.into());
     }
 
-    /// Passes a receive to a device, if the limit for so many receives permits it.
+    /// Passes a receive to a device, if the limit for `receives` permits it.
     #[inline]
     pub(super) fn keep_receive(&mut self, store: DeviceSlot, receives: u32) -> bool {
         let kept = &mut self.receives[store.index()];

@@ -100,7 +100,7 @@ impl RoundRobin {
 mod tests {
     use crate::sched::buffers::round_robin::*;
 
-    /// Those of one round, in their order; all are put back.
+    /// The shares of one round, in order; all are put back.
     fn round(turns: &mut RoundRobin, is_limited: bool) -> Vec<u32> {
         let (mut round, mut order) = (turns.round(), Vec::new());
         while let Some(number) = turns.next(&mut round, |_| is_limited) {

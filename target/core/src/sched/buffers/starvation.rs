@@ -24,7 +24,7 @@ pub enum Starved {
     None,
     /// The part that is set aside already.
     Stay,
-    /// A part of the pool with so many bytes, the first for a command.
+    /// A part of the pool of this size, the first for a command.
     First(u64),
     /// The next such part.
     Next(u64),
@@ -91,7 +91,7 @@ impl StarvationGuard {
         self.claimant.filter(|(_, waiter)| u64::from(waiter.block_bytes) <= room.aside_bytes)
     }
 
-    /// Returns the command whose time with a part set aside is over, without the buffers.
+    /// Returns the command whose time with a part set aside is over without success.
     pub(super) fn unserved(&self, now: Instant) -> Option<Claimant> {
         self.claimant.filter(|_| self.aside_until.is_none_or(|until| now >= until))
     }

@@ -15,9 +15,9 @@ pub(super) struct Tenant {
     pub(super) owner: Option<u64>,
     /// Its queues on this reactor.
     pub(super) queues: u32,
-    /// Those whose connections have not been closed.
+    /// Those of open connections.
     pub(super) open: u32,
-    /// How many of their commands can wait at once.
+    /// Number of their commands that can wait at once.
     pub(super) room: usize,
     /// Bytes of data buffers that its commands hold, wherever these are.
     pub(super) held_bytes: u64,
@@ -71,7 +71,7 @@ impl Tenant {
                 .is_some_and(|it| hold_times.limit_slow(it.wanted_bytes.into(), free_bytes))
     }
 
-    /// Whether an association may hold so many more bytes. The bytes of one of several namespaces
+    /// Whether an association may hold `wanted_bytes` more. The bytes of one of several namespaces
     /// do not count: they have a limit of their own, and may be at a device that hangs.
     pub(super) fn allows(&self, lane: Option<NsIndex>, wanted_bytes: u64, free_bytes: u64) -> bool {
         let most = free_bytes.saturating_mul(TIMES_FREE);
@@ -89,7 +89,7 @@ impl Tenant {
         self.by_store[store.index() % LANES]
     }
 
-    /// Whether so many more bytes may be held for a namespace.
+    /// Whether `wanted_bytes` more may be held for a namespace.
     pub(super) fn lets_pass(
         &self,
         lane: Option<NsIndex>,

@@ -1,12 +1,13 @@
 //! Reservations: access of hosts to a namespace, as set by hosts.
 //!
 //! * [`state`] decides: a pure state machine per namespace.
-//! * One worker carries orders out, one after another. It keeps what shall outlast a power loss
+//! * One worker executes requests, one after another. It persists what has to survive a power loss
 //!   ([`Persist`]) before it answers, and it alone changes a state.
-//! * [`ReservationView`](crate::controller::ReservationView) is what I/O looks at: a byte per controller and
-//!   namespace, one relaxed load a command. The registry writes it when a reservation changes and
-//!   when a host connects.
-//! * A [`DrainBarrier`](crate::sched::DrainBarrier) is how Preempt and Abort waits for commands that are under way.
+//! * [`ReservationView`](crate::controller::ReservationView) is what I/O reads: a byte per
+//!   controller and namespace, one relaxed load a command. The registry writes it when a
+//!   reservation changes and when a host connects.
+//! * A [`DrainBarrier`](crate::sched::DrainBarrier) is how Preempt and Abort waits for commands in
+//!   progress.
 
 mod section;
 pub mod state;
@@ -32,7 +33,8 @@ pub struct Reservation {
     is_supported: bool,
     file: Option<Box<dyn Persist>>,
     state: Mutex<State>,
-    /// For whom everything is erased that could be reserved here: nothing bars it meanwhile.
+    /// The host for which the namespace is being formatted: no other host may restrict its access
+    /// meanwhile.
     held: Mutex<Option<HostId>>,
 }
 
@@ -59,7 +61,7 @@ impl Reservation {
         self.is_supported
     }
 
-    /// One that can be kept in `file`; as it was left there.
+    /// One that can be persisted in `file`, with its present contents.
     ///
     /// # Errors
     /// One sentence about a file that cannot be read or is invalid.
@@ -83,13 +85,13 @@ impl Reservation {
         }
     }
 
-    /// The state as it is now.
+    /// The present state.
     #[must_use]
     pub fn state(&self) -> State {
         self.lock().clone()
     }
 
-    /// The extended Reservation Status structure as it is now.
+    /// The present extended Reservation Status structure.
     #[must_use]
     pub fn report(&self) -> Vec<u8> {
         self.lock().report()
@@ -121,12 +123,12 @@ impl Reservation {
         Ok(ReservationGuard(Arc::clone(self)))
     }
 
-    /// Carries out an order: decides, keeps the new state where it shall outlast a power loss, and
-    /// only then makes it the state. For one worker alone: two at once would lose one.
+    /// Executes a request: decides, persists the new state if it has to survive a power loss, and
+    /// only then publishes it. For one worker only: concurrent calls would lose changes.
     ///
     /// # Errors
-    /// The status to answer with; the state is as before. Format in Progress when it would bar whom
-    /// it is held for.
+    /// The status for the host; the state is unchanged. Format in Progress if it would restrict the
+    /// host that it is held for.
     pub fn carry_out(&self, host: &HostId, order: &Order) -> Result<Effect, Status> {
         let held = self.held();
         let old = self.state();
@@ -146,7 +148,7 @@ impl Reservation {
         Ok(effect)
     }
 
-    /// Whoever changes the state has this, so it is never locked by I/O.
+    /// Locked by whoever changes the state, never by I/O.
     fn held(&self) -> MutexGuard<'_, Option<HostId>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

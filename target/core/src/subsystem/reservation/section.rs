@@ -34,7 +34,7 @@ impl Section for State {
                 _ => return None,
             }
         }
-        // What could not come about by orders is not served, whoever wrote it.
+        // A state that requests cannot produce is invalid, whoever wrote it.
         is_possible(&state).then_some(state)
     }
 }

@@ -1,11 +1,11 @@
 //! The reservation of one namespace as a state machine: registrants with their keys, holder, type,
-//! and the effect of every command. No clock, file or lock; whoever drives it keeps the state and
-//! tells the notices.
+//! and the effect of every command. No clock, file or lock; its driver persists the state and sends
+//! the notifications.
 //!
-//! Source: NVMe Base Specification 2.0, "Reservations". Where it leaves something open: a key of 0
-//! cannot be registered, because 0 stands for all registrants in Preempt; a preemption that finds
-//! nobody is a conflict; preempting a key that is one's own, without a reservation, unregisters
-//! oneself. Linux's own target answers likewise.
+//! Source: NVMe Base Specification 2.0, "Reservations". Decisions where it is not specified: a key
+//! of 0 cannot be registered, because 0 stands for all registrants in Preempt; a preemption without
+//! a matching registrant is a conflict; preempting one's own key, without a reservation,
+//! unregisters. Linux's own target answers likewise.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub type HostId = [u8; 16];
 /// Most registrants of a namespace. The documents name no limit; memory does.
 pub const REGISTRANTS_MAX: usize = 1024;
 
-/// Stands in a report for a controller that is not known: ours are given out dynamically.
+/// Controller id in a report for an unknown controller: ours are assigned dynamically.
 const CNTLID_UNKNOWN: u16 = 0xFFFF;
 
 /// The reservation of one namespace.
@@ -33,7 +33,7 @@ pub struct State {
     pub generation: u32,
     /// Type of the reservation; none when there is none.
     pub rtype: ReservationType,
-    /// Who holds it. None without a reservation, and when all registrants hold it.
+    /// The holder. None without a reservation, and when all registrants hold it.
     pub holder: Option<HostId>,
     /// Keys of the registrants; none is 0.
     pub registrants: BTreeMap<HostId, u64>,
@@ -93,9 +93,9 @@ impl Order {
 /// Effects of a change, besides the new state.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Effect {
-    /// Which hosts are to be told what.
+    /// Notifications for hosts.
     pub notices: Vec<(HostId, NotificationType)>,
-    /// Hosts whose commands are to end before the answer (Preempt and Abort).
+    /// Hosts whose commands must end before the response (Preempt and Abort).
     pub aborted: Vec<HostId>,
 }
 
@@ -133,11 +133,10 @@ impl State {
         }
     }
 
-    /// Carries out an order of `host`. `can_persist` says whether there is a place to keep the
-    /// state in.
+    /// Executes a request of `host`. `can_persist`: whether the state can be persisted.
     ///
     /// # Errors
-    /// The status to answer with; the state is as before.
+    /// The status for the host; the state is unchanged.
     pub fn apply(
         &mut self,
         host: &HostId,
@@ -146,7 +145,8 @@ impl State {
     ) -> Result<Effect, Status> {
         match order {
             Order::Persist(on) => self.persist(*on, can_persist),
-            // "A host that does not know itself": nobody could tell its registration from others'.
+            // A host without an identifier: its registration could not be distinguished from that
+            // of others.
             _ if *host == [0; 16] => Err(Status::OPERATION_DENIED.with_dnr()),
             Order::Register(how, keys) => self.register(host, *how, keys, can_persist),
             Order::Acquire(how, keys) => self.acquire(host, *how, keys),
@@ -270,8 +270,8 @@ impl State {
         }
     }
 
-    /// Unregisters whoever has the key, and takes over the reservation if that was the holder's.
-    /// The key 0 means everybody else, where all registrants hold the reservation.
+    /// Unregisters the hosts with the key, and takes the reservation over if one of them is the
+    /// holder. The key 0 means everybody else, if all registrants hold the reservation.
     fn preempt(
         &mut self,
         host: &HostId,
@@ -286,7 +286,7 @@ impl State {
         let holders_key = self.holder.and_then(|holder| self.registrants.get(&holder).copied());
         let takes_over = holders_key == Some(key) || (held_by_all && key == 0);
         let all_others = held_by_all && key == 0;
-        // Who takes the reservation over stays, whatever its key.
+        // The host that takes the reservation over stays, whatever its key.
         let gone: Vec<HostId> = self
             .registrants
             .iter()
@@ -352,8 +352,8 @@ impl State {
         self.holder = None;
     }
 
-    /// Unregisters a host; true when the reservation went with it: it was its own, or nobody is
-    /// left to hold it.
+    /// Unregisters a host; returns true if the reservation ended: it was its own, or no registrant
+    /// is left to hold it.
     fn remove(&mut self, host: &HostId) -> bool {
         self.registrants.remove(host);
         let shared = self.rtype.is_held_by_all() && self.registrants.is_empty();

@@ -41,7 +41,7 @@ fn held(rtype: ReservationType) -> State {
     state
 }
 
-/// The code of a refusal, which changes nothing; all of ours say do not retry.
+/// The status code of a refused request, which changes nothing; all of ours have Do Not Retry.
 #[track_caller]
 fn refused(state: &State, host: &HostId, order: &Order) -> u16 {
     let mut after = state.clone();
@@ -218,7 +218,7 @@ fn preempting_without_a_reservation_unregisters() {
     assert_eq!(refused(&state, &A, &preempt(0)), 0x083);
     assert_eq!(done(&mut state, &A, &preempt(KEY_B)).notices, [(B, UNREGISTERED)]);
     assert_eq!((state.rtype, state.registrants.len()), (ReservationType::NONE, 1));
-    // One's own key: nobody is told.
+    // One's own key: no notification.
     assert_eq!(done(&mut state, &A, &preempt(KEY_A)), Effect::default());
     assert!(state.registrants.is_empty());
 }
@@ -233,13 +233,13 @@ fn corners_of_preemption() {
     let effect = done(&mut state, &A, &preempt(ReservationType::EXCLUSIVE_ACCESS, KEY_A));
     assert_eq!((state.rtype, state.registrants.len()), (ReservationType::EXCLUSIVE_ACCESS, 2));
     assert_eq!(effect.notices, [(B, RELEASED)]);
-    // Several hosts with one key go together, except who preempts.
+    // Several hosts with one key are unregistered together, except the preempting one.
     let mut state = held(shared);
     done(&mut state, &C, &register(RegisterAction::REGISTER, 0, KEY_A));
     let order = acquire(AcquireAction::PREEMPT, shared, KEY_A, KEY_A);
     assert_eq!(done(&mut state, &C, &order).notices, [(A, UNREGISTERED)]);
     assert!(state.holds(&C) && state.registrants.len() == 2);
-    // All registrants, and the last one unregisters itself: nobody is left to hold it.
+    // All registrants, and the last one unregisters itself: no registrant is left to hold it.
     let mut state = held(ReservationType::WRITE_EXCLUSIVE_ALL);
     done(&mut state, &B, &register(RegisterAction::UNREGISTER, KEY_B, 0));
     done(&mut state, &A, &preempt(shared, KEY_A));
@@ -399,7 +399,7 @@ proptest! {
                     prop_assert!(state.rtype.is_held_by_all() && !state.registrants.is_empty());
                 }
             }
-            // Whoever is barred from reading is barred from writing.
+            // A host that may not read may not write.
             let barred = state.barred(&[9; 16]);
             prop_assert!(!barred.has(Barred::READ) || barred.has(Barred::WRITE));
         }
