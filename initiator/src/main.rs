@@ -43,7 +43,7 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Ask a discovery service what it offers
+    /// List the records of a discovery service
     Discover(discover::Args),
     /// List the namespaces that a target offers us
     List(list::Args),
@@ -83,7 +83,7 @@ enum Command {
     Flush(data_management::FlushArgs),
     /// Write Zeroes
     WriteZeroes(data_management::ZeroesArgs),
-    /// Verify: have the controller read blocks and show them to nobody
+    /// Verify: let the controller read blocks without transferring them
     VerifyBlocks(data_management::BlocksArgs),
     /// Write Uncorrectable: blocks that cannot be read until they are written again
     WriteUncor(data_management::BlocksArgs),
@@ -111,11 +111,11 @@ enum Command {
     ResvRelease(reservation::ReleaseArgs),
     /// Reservation Report
     ResvReport(reservation::ReportArgs),
-    /// Reservation Notification log: the oldest page, which is then gone
+    /// Reservation Notification log: the oldest page, which is then removed
     ResvNotifLog(reservation::NotificationArgs),
     /// Measure how fast a namespace is
     Bench(initiator::bench::Args),
-    /// Write, read back and check that nothing is lost
+    /// Write, read back and check that no write is lost
     Verify(initiator::verify::Args),
     /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]

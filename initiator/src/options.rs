@@ -30,16 +30,16 @@ pub struct TargetArgs {
     #[arg(help_heading = TARGET, short = 's', long, value_name = "PORT",
         default_value_t = nvme::PORT)]
     pub trsvcid: u16,
-    /// Address to connect from [default: as the route says]
+    /// Source address [default: chosen by the route]
     #[arg(help_heading = TARGET, short = 'w', long, value_name = "ADDRESS")]
     pub host_traddr: Option<IpAddr>,
     /// Name of the subsystem
     #[arg(help_heading = TARGET, short = 'n', long)]
     pub nqn: Option<String>,
-    /// Name of this host [default: what /etc/nvme/hostnqn says]
+    /// NQN of this host [default: from /etc/nvme/hostnqn]
     #[arg(help_heading = TARGET, short = 'q', long, value_name = "NQN")]
     pub hostnqn: Option<String>,
-    /// Id of this host [default: what /etc/nvme/hostid says]
+    /// Identifier of this host [default: from /etc/nvme/hostid]
     #[arg(help_heading = TARGET, short = 'I', long, value_name = "UUID")]
     pub hostid: Option<String>,
     /// I/O queues

@@ -54,7 +54,7 @@ pub struct Args {
     /// Bytes of one command
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = size)]
     pub bs: u64,
-    /// Commands under way at once, of one job over all its queues
+    /// Outstanding commands of one job, over all its queues
     #[arg(long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub iodepth: u32,
@@ -85,14 +85,14 @@ pub struct Args {
     /// Have the target fetch the data of small writes as well, rather than send them along
     #[arg(long)]
     pub no_in_capsule: bool,
-    /// How long to look for answers before sleeping, in microseconds [default: 400, as long as
-    /// they take no longer, else 100; 0 on a machine with one CPU]
+    /// Poll for completions for this time before sleeping, in microseconds [default: 400, as long
+    /// as they take no longer, else 100; 0 on a machine with one CPU]
     #[arg(long, value_name = "MICROSECONDS")]
     pub spin_us: Option<u32>,
     /// Name of the run in the results
     #[arg(long, default_value = "bench")]
     pub name: String,
-    /// How it is told and printed.
+    /// Output format and progress.
     #[command(flatten)]
     pub printing: Printing,
 }

@@ -30,7 +30,7 @@ pub(crate) struct GetArgs {
     /// Namespace, for a feature that each has
     #[arg(long, value_name = "NSID", default_value = "0", value_parser = narrow::<u32>)]
     namespace_id: u32,
-    /// Bytes of its data [default: what the documents say]
+    /// Bytes of its data [default: as specified for the feature]
     #[arg(short = 'l', long, value_name = "BYTES", value_parser = data_length)]
     data_len: Option<u32>,
     /// Dword 11
@@ -62,7 +62,7 @@ pub(crate) struct SetArgs {
     /// Namespace, for a feature that each has
     #[arg(long, value_name = "NSID", default_value = "0", value_parser = narrow::<u32>)]
     namespace_id: u32,
-    /// Bytes of its data [default: what the documents say]
+    /// Bytes of its data [default: as specified for the feature]
     #[arg(short = 'l', long, value_name = "BYTES", value_parser = data_length)]
     data_len: Option<u32>,
     /// File with its data [default: standard input]

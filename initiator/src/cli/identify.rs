@@ -45,7 +45,7 @@ pub(crate) struct List {
     /// Only namespaces of this I/O command set
     #[arg(short = 'y', long, value_parser = narrow::<u8>)]
     csi: Option<u8>,
-    /// Also those that are attached to nobody, where the controller lets us manage namespaces
+    /// Include namespaces that are not attached, if the controller supports namespace management
     #[arg(long)]
     all: bool,
     #[command(flatten)]

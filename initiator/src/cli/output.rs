@@ -26,7 +26,7 @@ enum Format {
 /// Raw bytes instead of JSON or text.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Raw {
-    /// Print the bytes as they came
+    /// Print the bytes as received
     #[arg(short = 'b', long)]
     raw_binary: bool,
 }

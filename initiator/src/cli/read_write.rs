@@ -25,10 +25,10 @@ pub(crate) struct Args {
     target: TargetArgs,
     #[command(flatten)]
     place: Place,
-    /// Number of blocks, less one: 0 is one block [default: as the bytes say]
+    /// Number of blocks, less one: 0 is one block [default: from --data-size]
     #[arg(short = 'c', long, value_name = "COUNT", value_parser = number)]
     block_count: Option<u64>,
-    /// Bytes [default: as the blocks say, or all that there are]
+    /// Bytes [default: from --block-count, or all of the input]
     #[arg(short = 'z', long, value_name = "BYTES", value_parser = number)]
     data_size: Option<u64>,
     /// File with the data [default: standard input or output]
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Force unit access: to the medium before the command is done
     #[arg(short = 'f', long)]
     force_unit_access: bool,
-    /// Tell how long it took
+    /// Print the latency
     #[arg(long)]
     latency: bool,
     #[command(flatten)]

@@ -33,7 +33,7 @@ pub(crate) struct RegisterArgs {
     /// What to do: 0 register, 1 unregister, 2 replace
     #[arg(short = 'r', long, default_value = "0", value_parser = clap::value_parser!(u8).range(0..=7))]
     rrega: u8,
-    /// Persist through power loss: 0 as it is, 2 no, 3 yes
+    /// Persist through power loss: 0 unchanged, 2 no, 3 yes
     #[arg(short = 'p', long, default_value = "0", value_parser = clap::value_parser!(u8).range(0..=3))]
     cptpl: u8,
     /// Ignore the current key
@@ -106,7 +106,7 @@ pub(crate) struct ReportArgs {
     /// Dwords to read [default: all there are]
     #[arg(short = 'd', long, value_name = "COUNT", value_parser = dwords)]
     numd: Option<u32>,
-    /// Ask for host identifiers of 128 bits, as every host on a fabric must
+    /// Request host identifiers of 128 bits, as required on fabrics
     #[arg(short = 'e', long)]
     eds: bool,
     #[command(flatten)]

@@ -27,7 +27,7 @@ use crate::session::{Done, EndReason, Io, Options, Phase, Refused, Request, Sess
 const BATCH: usize = 256;
 /// Maximum sleep, which limits the effect of a missed wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// Time limit for closing the connections; afterwards they are left to the system.
+/// Time limit for closing the connections; afterwards the system closes them.
 const GOODBYE: Duration = Duration::from_secs(5);
 
 /// Resources of a host.
@@ -174,7 +174,7 @@ impl Host {
     }
 }
 
-/// A host that is dropped without [`Host::disconnect`] shuts down as well, but waits for nothing.
+/// A host that is dropped without [`Host::disconnect`] shuts down as well, without waiting.
 impl Drop for Host {
     fn drop(&mut self) {
         if self.session.phase() != Phase::Ended {

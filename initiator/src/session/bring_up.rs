@@ -20,7 +20,7 @@ use super::{ADMIN_ENTRIES, Data, EndReason, Io, Options, Phase, Response, Sessio
 /// Interval of polling whether the controller is ready, or has shut down.
 const STATUS_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The event awaited by controller initialization.
+/// The pending step of controller initialization.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Nothing,

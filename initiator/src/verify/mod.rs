@@ -57,7 +57,7 @@ pub struct Args {
     /// Bytes of one operation at most; pieces of all sizes are used
     #[arg(long, value_name = "SIZE", default_value = "128k", value_parser = size)]
     pub bs: u64,
-    /// Operations under way at once, of one client over all its queues
+    /// Outstanding operations of one client, over all its queues
     #[arg(long, value_name = "COUNT", default_value_t = 32,
         value_parser = clap::value_parser!(u32).range(1..=4095))]
     pub iodepth: u32,
@@ -94,11 +94,11 @@ pub struct Args {
     #[arg(long, value_name = "PERCENT", default_value_t = 5,
         value_parser = clap::value_parser!(u8).range(0..=100))]
     pub fua: u8,
-    /// A flush after so many writes; 0 for none
+    /// Flush after this many writes; 0: never
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     pub flush_every: u32,
-    /// Deallocated blocks must be gone, if the namespace says that such read as zeros; otherwise they
-    /// may be as before, because to deallocate is a hint
+    /// Require deallocated blocks to read as zeros, if the namespace reports that (DLFEAT); by
+    /// default they may also be unchanged, because deallocation is advisory
     #[arg(long)]
     pub trims_certain: bool,
     /// Seed of the random numbers: the same seed, the same operations
@@ -107,19 +107,19 @@ pub struct Args {
     /// Keep what must be on the namespace in a file, for --check
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
-    /// Write nothing: check what is on the namespace against a file of --state
+    /// Write nothing: check the namespace against a file of --state
     #[arg(long, value_name = "FILE", conflicts_with = "state")]
     pub check: Option<PathBuf>,
     /// What a target that has died must still have
     #[arg(long, value_enum, default_value_t = Expect::All)]
     pub expect: Expect,
-    /// When the target goes away, try so long to reach it again, check, and go on
+    /// When the connection is lost, try for this time to reconnect, check, and continue
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     pub reconnect: Duration,
     /// Do not stop at the first violation
     #[arg(long)]
     pub keep_going: bool,
-    /// How it is told and printed.
+    /// Output format and progress.
     #[command(flatten)]
     pub printing: Printing,
 }

@@ -110,7 +110,7 @@ pub struct Model {
     free: Vec<u32>,
     /// Reads and flushes in the order of their submission; some may have ended.
     watchers: VecDeque<(u64, u32)>,
-    /// Slots of writes whose completion is not awaited any more, but that may still be executed.
+    /// Slots of writes that nobody waits for any more, but that may still be executed.
     lost: Vec<u32>,
     counts: Counts,
 }

@@ -1,5 +1,5 @@
-//! The session against a scripted target: bring-up as hosts do it, every request home exactly once
-//! whatever dies when, and no lie of the target believed.
+//! The session against a scripted target: bring-up as hosts do it; every request completes exactly
+//! once, whatever fails at any time; and invalid responses of the target are detected.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -36,7 +36,7 @@ fn bring_up_asks_for_what_every_host_asks_for_in_that_order() {
     let mut lab = Lab::new(options(), controller());
     lab.target.lazy = 2;
     lab.start();
-    // Not ready at the first look: again after a while.
+    // Not ready at the first query: queried again after a while.
     assert_eq!(lab.session.phase(), Phase::Starting);
     lab.pass(Duration::from_millis(5));
     lab.pass(Duration::from_millis(5));
@@ -139,7 +139,8 @@ fn data_go_where_the_controller_wants_them() {
     lab.expect_whole();
 }
 
-/// A capsule of several packets goes alone or with few others; among many, its data are read.
+/// A capsule of several packets is sent with its data if few commands are outstanding; otherwise
+/// the target reads them.
 #[test]
 fn long_capsules_are_for_who_has_little_to_do() {
     for (short_bytes, fifth) in [(64 + 4095, 0), (64 + 4096, 4096)] {
@@ -163,7 +164,7 @@ fn a_key_is_taken_back_by_the_answer_of_its_command_or_not_at_all() {
         Ok(Sgl::Keyed { key, invalidate, .. }) => (key, invalidate),
         other => panic!("{other:?}"),
     };
-    // Its own key, which it asked for.
+    // The key of its own command, which requested the invalidation.
     let mut lab = Lab::ready();
     lab.request(1, read(1), 4096, 1);
     let (sqe, _) = lab.capsule(1);
@@ -181,7 +182,7 @@ fn a_key_is_taken_back_by_the_answer_of_its_command_or_not_at_all() {
     assert_eq!(lab.session.ended(), Some(&EndReason::Violation { queue: 1, what }));
     lab.expect_whole();
 
-    // A device that cannot do it is not asked, and who does it all the same lies.
+    // A device without support is not asked to; a target that does it all the same is in error.
     let mut lab = Lab::new(options(), controller());
     lab.wire.invalidates = false;
     lab.start();
@@ -223,7 +224,7 @@ fn a_queue_takes_what_it_holds_and_no_more() {
         lab.with(|session, io| session.submit(1, request, io)).expect_err("the queue is full");
     assert_eq!((why, request.tag), (Refused::Full, 7));
     lab.request(2, read(1), 4096, 8);
-    // Answers may come in any order; each finds its request.
+    // Responses may arrive in any order; each completes its own request.
     let mut cids: Vec<u16> = (0..7).map(|_| lab.capsule(1).0.cid).collect();
     cids.reverse();
     for (tag, cid) in (0..7).rev().zip(cids) {
@@ -258,7 +259,7 @@ fn a_command_is_done_before_its_send_is_home() {
         lab.deliver();
         assert_eq!(std::iter::from_fn(|| lab.done()).count(), 7, "round {round}");
     }
-    // 16 Sends may be posted at once; 14 are, and the two of Connect came home before.
+    // 16 Sends may be posted at once; 14 are, and the two of Connect have completed before.
     lab.request(1, read(1), 4096, 0);
     lab.request(1, read(1), 4096, 1);
     assert!(lab.session.waits_for_sends());
@@ -332,7 +333,7 @@ fn lies_end_the_association_and_lose_nothing() {
 
 #[test]
 fn one_queue_goes_and_the_others_stay() {
-    // Refused, all answered before, and one command left without an answer.
+    // Rejected, all answered before, and one command left without a response.
     for (status, answered) in
         [(Status::INVALID_OPCODE, true), (Status::SUCCESS, true), (Status::SUCCESS, false)]
     {
@@ -372,7 +373,7 @@ fn one_queue_goes_and_the_others_stay() {
 
 #[test]
 fn a_fault_or_the_target_s_leaving_brings_everything_home() {
-    // The work comes home first, then the reason.
+    // The work completes first, then the end is reported.
     let mut lab = Lab::ready();
     lab.request(1, read(1), 4096, 1);
     lab.request(0, Sqe::admin(nvme::AdminOpcode::GET_LOG_PAGE), 512, 2);
@@ -416,7 +417,7 @@ fn events_arrive_and_are_asked_for_again() {
             assert_eq!(lab.session.next_event(), Some(event));
             assert_eq!(lab.session.next_event(), None);
         } else if lab.target.events.is_empty() {
-            // Nobody took them, so the controller is not asked for more.
+            // The caller took no events, so the controller is not asked for more.
             assert_eq!(round, 31);
             assert_eq!(std::iter::from_fn(|| lab.session.next_event()).count(), 32);
             lab.run();
@@ -519,8 +520,8 @@ fn too_small_a_pool_is_an_error_and_not_a_loss() {
     }
 }
 
-/// A target that answers what it likes, when it likes: whatever comes, nothing panics, each request
-/// comes home once, and at the end every buffer is back.
+/// A target that sends any response at any time: no panic, each request completes once, and at the
+/// end every buffer is returned.
 #[test]
 fn no_target_can_make_a_session_lose_anything() {
     let mut reasons = std::collections::BTreeMap::new();

@@ -47,7 +47,7 @@ fn keep_alive_is_sent_and_must_be_answered() {
         lab.pass(Duration::from_secs(5));
     }
     assert_eq!(lab.target.kept_alive, 10);
-    // From now on the target says nothing.
+    // From now on the target sends nothing.
     lab.now += Duration::from_secs(5);
     lab.deliver();
     lab.now += Duration::from_secs(5);

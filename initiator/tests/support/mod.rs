@@ -32,7 +32,7 @@ struct Line {
 /// The fabric.
 pub(crate) struct Wire {
     region: Arc<Region>,
-    /// Where the handles of exposed buffers come from; the buffers themselves are in `open`.
+    /// Source of the handles of remote regions; the buffers themselves are in `open`.
     handles: Pool,
     open: BTreeMap<u32, Buf>,
     next_key: u32,
@@ -40,9 +40,9 @@ pub(crate) struct Wire {
     next_qp: u32,
     pub(crate) events: VecDeque<Event>,
     gone: VecDeque<(Qp, Reason)>,
-    /// Capsules that came: queue, command, data behind it.
+    /// Received capsules: queue, command, in-capsule data.
     pub(crate) capsules: VecDeque<(u16, Sqe, Vec<u8>)>,
-    /// Sends that have not come home: the target has the capsule all the same.
+    /// Sends that have not completed, though the target has received the capsule.
     unsent: VecDeque<(Qp, Tag, Buf)>,
     pub(crate) hold_sends: bool,
     pub(crate) refuse: Option<Reason>,
@@ -182,7 +182,7 @@ impl Wire {
         }));
     }
 
-    /// Ends a connection: everything comes home, then it is gone.
+    /// Ends a connection: all work completes, then it is gone.
     pub(crate) fn end(&mut self, qp: Qp, reason: Reason) {
         let Some(line) = self.lines.get_mut(&qp).filter(|line| !line.ending) else { return };
         line.ending = true;
@@ -206,7 +206,7 @@ impl Wire {
         self.gone.push_back((qp, reason));
     }
 
-    /// The next thing to tell the host. That a connection is gone comes last.
+    /// The next event for the host. The end of a connection is the last one.
     pub(crate) fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front().or_else(|| {
             let (qp, reason) = self.gone.pop_front()?;
@@ -233,7 +233,7 @@ impl Wire {
     fn message_that_invalidates(&mut self, qid: u16, bytes: &[u8], invalidated: Option<u32>) {
         let Some(qp) = self.qp(qid) else { return };
         let line = self.lines.get_mut(&qp).expect("connected");
-        // Without a receive it waits for ever: what a target sends unasked.
+        // Without a receive it stays pending: a message that the target sends without a request.
         let Some((tag, mut buf)) = line.receives.pop_front() else { return };
         self.region.bytes_mut(&mut buf)[..bytes.len()].copy_from_slice(bytes);
         let (work, outcome) = (Work::Recv(buf), Ok(bytes.len() as u32));
@@ -255,7 +255,7 @@ impl Wire {
         self.open_memory(sqe).expect("the key is open")
     }
 
-    /// The same, if it is still exposed.
+    /// The data of a command, if its memory is still registered.
     pub(crate) fn open_memory(&mut self, sqe: &Sqe) -> Option<&mut [u8]> {
         let Ok(Sgl::Keyed { addr, len, key, .. }) = sqe.sgl() else { return None };
         let buf = self.open.get_mut(&key)?;
@@ -276,7 +276,7 @@ pub(crate) struct Controller {
     pub(crate) page: IdentifyController,
     pub(crate) cap: Cap,
     pub(crate) csts: Csts,
-    /// Looks at CSTS before it is ready.
+    /// Number of reads of CSTS before the controller is ready.
     pub(crate) lazy: u32,
     pub(crate) io_queues: u16,
     pub(crate) connect: Status,
@@ -366,7 +366,7 @@ impl Lab {
         Lab { session: Session::new(options), pool, wire, now: Instant::now(), target }
     }
 
-    /// A lab whose association is ready.
+    /// A session with a ready association.
     pub(crate) fn ready() -> Lab {
         let mut lab = Lab::new(options(), controller());
         lab.start();
@@ -382,7 +382,7 @@ impl Lab {
         result
     }
 
-    /// Starts, and serves until nothing more happens.
+    /// Starts, and serves until there are no more events.
     pub(crate) fn start(&mut self) {
         self.with(|session, io| session.start(io));
         self.run();
@@ -397,7 +397,7 @@ impl Lab {
         self.with(|session, io| session.tick(io));
     }
 
-    /// Delivers, and answers by the book what the book has an answer for; I/O commands wait.
+    /// Delivers capsules, and sends the scripted responses; I/O commands wait.
     pub(crate) fn run(&mut self) {
         loop {
             self.deliver();
@@ -422,7 +422,7 @@ impl Lab {
         if random.percent(malice) {
             return self.lie(random, qid, &sqe);
         }
-        // Whose memory is gone will not be answered.
+        // A command whose memory is no longer registered is not answered.
         let keyed = matches!(sqe.sgl(), Ok(Sgl::Keyed { len, .. }) if len.get() > 0);
         if keyed && self.wire.open_memory(&sqe).is_none() {
             return;
@@ -481,7 +481,7 @@ impl Lab {
         (sqe, data)
     }
 
-    /// What is done; its buffers go home.
+    /// Takes a finished request; its buffers are freed.
     pub(crate) fn done(&mut self) -> Option<Done> {
         let mut done = self.session.next_done()?;
         if let Data::Buf(buf) = std::mem::replace(&mut done.data, Data::None) {
@@ -587,7 +587,7 @@ impl Lab {
     }
 }
 
-/// What the scripted target answers by itself.
+/// Whether the scripted target answers the command by itself.
 fn is_book(qid: u16, sqe: &Sqe) -> bool {
     sqe.is_fabrics()
         || qid == 0

@@ -13,7 +13,7 @@ pub enum WriteProtection {
     Protected,
     /// Protected until the daemon restarts; it cannot be cleared before.
     UntilPowerCycle,
-    /// Protected for ever.
+    /// Protected permanently.
     Permanent,
 }
 

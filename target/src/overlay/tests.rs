@@ -363,7 +363,7 @@ fn what_cannot_be_kept_is_an_error() {
 
 const C: &str = "nqn.2026-11.io.nvmfd:c";
 
-/// More of the configuration, in a file of its own.
+/// More of the configuration, in a second file.
 const MORE: &str = r#"# theirs
 [[listener]]
 address = "127.0.0.7"

@@ -114,7 +114,7 @@ fn write_side(out: &mut String, name: &str, side: &Side, runtime: Duration) -> f
     )
 }
 
-/// Short form of the options.
+/// The options in short form.
 struct Asked<'a>(&'a Report);
 
 impl fmt::Display for Asked<'_> {

@@ -189,7 +189,7 @@ impl World {
         for mut job in std::mem::take(&mut self.jobs) {
             let op = job.op.take().expect("answered once");
             self.model.lost(op);
-            // A lost flush has certainly done nothing, and may have done everything.
+            // A lost flush may have had no effect, or its full effect.
             if !matches!(job.what, What::Read { .. }) {
                 self.jobs.push(job);
             }
@@ -256,7 +256,7 @@ fn an_honest_disk_is_never_accused() {
                     for zombie in zombies {
                         world.submit();
                         world.jobs.push(zombie);
-                        // Its completion is not awaited.
+                        // Nobody waits for it.
                         for _ in 0..20 {
                             world.jobs.retain(|job| job.op.is_some() || !job.left.is_empty());
                             world.act();
@@ -490,7 +490,7 @@ fn zeros_older_than_the_durable_data_are_found_after_a_crash() {
         world.disk.put(i, &fresh, false);
         let op = world.model.flush();
         world.model.done(op);
-        // Not the newest value, or nothing could be lost.
+        // Not the newest value, so that data can be lost.
         let _ = write_one(world, i);
         world.model.crash();
         world.disk.put(i, &[0; BLOCK], false);
@@ -538,7 +538,7 @@ fn a_flush_that_overtakes_a_write_is_found_after_a_crash() {
     });
 }
 
-/// The contents of unflushed writes after a crash are not known, but the blocks of those writes are.
+/// The contents of unflushed writes after a crash are not known, but their blocks are.
 #[test]
 fn a_block_that_has_landed_elsewhere_is_found_after_a_crash() {
     plant(&[Found::Misplaced], |world, i| {

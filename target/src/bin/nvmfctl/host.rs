@@ -15,7 +15,7 @@ use crate::output::{Failure, Output, joined, table};
 pub(crate) enum Command {
     /// List configured hosts
     List,
-    /// Let a host use a subsystem
+    /// Allow a host to use a subsystem
     Allow {
         /// Select the subsystem by its NQN
         subsystem: String,

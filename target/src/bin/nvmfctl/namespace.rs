@@ -70,7 +70,7 @@ pub(crate) enum Command {
         /// Protect it until the daemon restarts; it cannot be cleared before
         #[arg(long)]
         until_power_cycle: bool,
-        /// Protect it for ever; it cannot be cleared
+        /// Protect it permanently; this cannot be cleared
         #[arg(long, conflicts_with = "until_power_cycle")]
         permanent: bool,
     },

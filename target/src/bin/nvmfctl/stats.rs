@@ -23,7 +23,7 @@ pub(crate) struct StatsArgs {
     /// Show totals since the daemon started
     #[arg(long, conflicts_with = "watch")]
     total: bool,
-    /// Measure for so many seconds
+    /// Measure for this number of seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
 }

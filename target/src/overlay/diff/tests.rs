@@ -203,7 +203,7 @@ fn each_key_that_is_changed_has_a_line() {
     }
 }
 
-/// Whether the difference has a line of its own.
+/// Whether the difference has a line of its own for this key.
 fn told_as_a_thing(title: &str, key: &str) -> bool {
     let things = ["[[listener]]", "[[host]]", "[[qos]]", "[[subsystem]]"];
     things.contains(&title) && ["nqn", "name", "hosts", "allow_any_host"].contains(&key)

@@ -61,7 +61,7 @@ pub(crate) enum ImportError {
 /// `look`: a [`BlockSizeOf`].
 ///
 /// # Errors
-/// The text is no such file, or nothing in it can be served here.
+/// The text has another format, or nothing in it can be served here.
 pub(crate) fn nvmet(
     text: &str,
     look: impl Fn(&Path) -> Option<u32>,
@@ -76,7 +76,7 @@ pub(crate) fn nvmet(
 /// `look`: a [`BlockSizeOf`].
 ///
 /// # Errors
-/// The text is no such file, or nothing in it can be served here.
+/// The text has another format, or nothing in it can be served here.
 pub(crate) fn spdk(
     text: &str,
     look: impl Fn(&Path) -> Option<u32>,
