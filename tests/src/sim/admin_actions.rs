@@ -12,11 +12,11 @@ use super::oracle::blocks::Moment;
 use super::target::format_driver::FormatProgress;
 use super::{Simulation, Timer};
 
-/// When whoever was killed, or has found nobody, is there again.
+/// Delay until a killed process is started again, or a failed attempt is repeated.
 const SOON: Duration = Duration::from_millis(50);
 
 impl Simulation {
-    /// A namespace gets so many sectors, or as many as it has at most.
+    /// Resizes a namespace to this number of sectors, at most its maximum.
     pub(super) fn resize(&mut self, space: usize, sectors: u32) {
         let blocks = sectors.min(self.profile.sectors(space));
         self.target.resize(&self.profile, space, blocks, &mut self.disk);
@@ -29,7 +29,7 @@ impl Simulation {
         (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
     }
 
-    /// A namespace that was removed will have another store, and is another one then.
+    /// Marks that a removed namespace will return with another backing store, as another namespace.
     pub(super) fn exchange(&mut self, space: usize) -> Result<(), String> {
         self.target.exchange(&self.profile, space, &mut self.disk)?;
         self.target.publish_again(&self.profile);
@@ -41,8 +41,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// A host sees a namespace from now on, or does not, once that is kept. Whoever changes nothing
-    /// while the target is down comes again.
+    /// Shows a namespace to a host, or hides it, once that is persisted. An administrator without
+    /// effect while the target is down tries again.
     pub(super) fn show(&mut self, space: usize, host: usize, shown: bool) -> Result<(), String> {
         if !self.target.is_up() {
             if shown {
@@ -73,7 +73,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Which namespaces there are now, and for whom.
+    /// Updates the oracle with the present namespaces and their visibility.
     pub(super) fn look_at_scope(&mut self) {
         for (host, space) in (0..self.hosts.len()).flat_map(|host| [(host, 0), (host, 1)]) {
             let machine = self.profile.machine(host);
@@ -86,7 +86,7 @@ impl Simulation {
         }
     }
 
-    /// What hosts have ordered goes on, between turns.
+    /// Continues format requests of hosts, between iterations.
     pub(super) fn go_on_formatting(&mut self) -> Result<(), String> {
         let news = self.target.go_on(&self.profile, &mut self.disk)?;
         self.look_at_formats(news);
@@ -113,7 +113,8 @@ impl Simulation {
         }
     }
 
-    /// A host that is connected shall hear that a namespace it sees, or saw, has changed.
+    /// Records that a connected host must be notified of a change of a namespace that it sees, or
+    /// saw.
     fn owe_news(&mut self, host: usize, space: usize, since: Moment) {
         let shown = self.target.is_shown(space, self.profile.machine(host));
         let connected = self.hosts[host].is_ready() && self.target.is_published();
@@ -122,7 +123,7 @@ impl Simulation {
         }
     }
 
-    /// Whoever carries out what hosts have ordered about namespaces goes on.
+    /// Continues namespace requests of hosts.
     pub(super) fn manage(&mut self) {
         let news = self.target.manage(&self.profile, &mut self.disk, self.now);
         let Some(news) = news else { return };
@@ -140,7 +141,7 @@ impl Simulation {
         (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
     }
 
-    /// Whether what hosts have made is in the end what they know of.
+    /// Checks that the host-created namespaces in the end are those known to hosts.
     pub(super) fn check_made(&self) -> Result<(), String> {
         self.target.ns_admin.leftovers()?;
         let machine = |nqn: &Nqn| (0..self.hosts.len()).find(|host| hostnqn(*host) == *nqn);
@@ -153,7 +154,7 @@ impl Simulation {
         self.judge.made.check_record(&found.collect())
     }
 
-    /// A path to a namespace gets a state, and who is connected there is to be told.
+    /// Sets the ANA state of a namespace on a path; hosts connected there must be notified.
     pub(super) fn reach(&mut self, path: usize, space: usize, state: AnaState) {
         self.target.set_reach(&self.profile, path, space, state);
         let since = self.judge.model.begin();
@@ -161,7 +162,7 @@ impl Simulation {
             return;
         }
         for host in 0..self.hosts.len() {
-            // Of groups without namespaces nobody is told.
+            // Groups without namespaces cause no notification.
             let sees = self.judge.scope.is_there(host, space);
             if sees && self.profile.path(host) == path && self.hosts[host].is_ready() {
                 self.judge.news.owe(host, Change::Path, since, self.now);

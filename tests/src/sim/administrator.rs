@@ -1,10 +1,10 @@
 //! The simulated administrator: shows and hides namespaces, and the persistence of such changes.
 //! Texts, edits, the journal and its steps are the target's own (`nvmfd::overlay`), on a real
-//! directory. Before each step the process may be killed; below it is a file system that may forget
-//! what was not synchronised when the power goes.
+//! directory. Before each step the process may be killed; below it is a file system that may lose
+//! unsynced data at a power failure.
 //!
-//! After every start that is in force which was acknowledged, or which hosts may have seen. What was
-//! under way is there wholly or not at all.
+//! After every start, changes that were acknowledged, or that hosts may have seen, are in effect. A
+//! change in progress is in effect completely or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,25 +22,24 @@ use super::host::hostnqn;
 use super::mutants::SeededBug;
 use super::target::SUBNQN;
 
-/// The changes of one change: written, synced, renamed, the directory synced, committed,
-/// acknowledged.
+/// Steps of one change: written, synced, renamed, the directory synced, committed, acknowledged.
 const STEPS: u64 = 6;
-/// In a thousand changes those during which the process is killed.
+/// Changes per mille during which the process is killed.
 const KILLS: u16 = 250;
 /// The file of changes.
 const NAME: &str = "changes.json";
 
-/// Machines that do not see a namespace, by namespace.
+/// Hosts that do not see a namespace, by namespace.
 pub type Hidden = Vec<BTreeSet<usize>>;
 
 /// Result of persisting a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PersistOutcome {
-    /// It outlasts everything: it can be committed.
+    /// Persisted: it can be committed.
     Yes,
-    /// The process was killed, or with it the power.
+    /// The process was killed, possibly by a power failure.
     Killed {
-        /// The power is gone as well.
+        /// It was a power failure.
         power: bool,
     },
 }
@@ -53,24 +52,24 @@ pub struct Administrator {
     files: Arc<Mutex<Files>>,
     dice: Rng,
     machines: usize,
-    /// What must be in force after a start.
+    /// What must be in effect after a start.
     hidden: Hidden,
-    /// What may be.
+    /// What may be in effect.
     under_way: Option<Hidden>,
-    /// Before which step of the change under way the process is killed.
+    /// Step of the present change before which the process is killed.
     kill: Option<u64>,
-    /// Changes so far.
+    /// Number of changes so far.
     count: u64,
-    /// Nobody kills the process any more.
+    /// The process is not killed any more.
     spared: bool,
     plant: Option<SeededBug>,
 }
 
 impl Administrator {
-    /// Of a target with so many namespaces, and so many machines that may see them.
+    /// For a target with this number of namespaces and of hosts.
     ///
     /// # Errors
-    /// There is no place for its files.
+    /// No directory for its files.
     pub fn new(
         spaces: usize,
         machines: usize,
@@ -106,15 +105,15 @@ impl Administrator {
         })
     }
 
-    /// Kills nobody any more.
+    /// Stops killing the process.
     pub fn calm_down(&mut self) {
         self.spared = true;
     }
 
-    /// The target starts: what is in force.
+    /// Starts the target: returns what is in effect.
     ///
     /// # Errors
-    /// What must be in force is not.
+    /// A change that must be in effect is not.
     pub fn start(&mut self) -> Result<Hidden, String> {
         let file = self.directory.path().join("nvmfd.toml");
         let mut declared = Err(String::new());
@@ -149,15 +148,15 @@ impl Administrator {
         Ok(found)
     }
 
-    /// Whether hosts see a change before it is kept: a planted fault.
+    /// Whether hosts see a change before it is persisted: a seeded bug.
     pub fn commits_early(&self) -> bool {
         self.plant == Some(SeededBug::EarlyCommit)
     }
 
-    /// Wants a namespace shown to a machine, or hidden from it; has that kept. None: it is so.
+    /// Shows or hides a namespace, and persists that. None: no change.
     ///
     /// # Errors
-    /// It is refused, which nothing explains.
+    /// An unexplained failure.
     pub fn keep(
         &mut self,
         space: usize,
@@ -196,14 +195,14 @@ impl Administrator {
         }
     }
 
-    /// Hosts may have seen the change under way.
+    /// Hosts may have seen the present change.
     pub fn committed(&mut self) {
         if let Some(hidden) = &self.under_way {
             self.hidden.clone_from(hidden);
         }
     }
 
-    /// The change is acknowledged, unless the process is killed before.
+    /// Acknowledges the change, unless the process is killed before.
     pub fn acknowledge(&mut self) -> Option<PersistOutcome> {
         self.under_way = None;
         (self.kill.take() == Some(STEPS)).then(|| self.die())
@@ -214,13 +213,13 @@ impl Administrator {
         PersistOutcome::Killed { power: self.dice.per_mille(500) }
     }
 
-    /// The target has gone down, with `power` also its disks.
+    /// The target has crashed, with `power` at a power failure.
     pub fn crash(&mut self, power: bool) {
         self.declared = None;
         lock(&self.files).crash(self.directory.path(), power);
     }
 
-    /// Does something on the files, of which this file system knows, and where the process may end.
+    /// Executes an operation on the simulated file system, during which the process may be killed.
     fn on_files(&self, what: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         let (files, directory) = (Arc::clone(&self.files), self.directory.path().to_owned());
         lock(&files).kill = self.kill;
@@ -234,20 +233,20 @@ impl Administrator {
 /// Content, and whether it is synced.
 type Content = (Vec<u8>, bool);
 
-/// What the file system knows of the files of the directory, but their contents as they are now.
+/// State of the file system: what is durable of the files of the directory.
 #[derive(Debug)]
 struct Files {
-    /// As they are without power.
+    /// Contents after a power failure.
     durable: BTreeMap<PathBuf, Content>,
-    /// Names that were given or taken since the directory was synced, in order.
+    /// Names added or removed since the directory was synced, in order.
     pending: Vec<(PathBuf, Option<Content>)>,
     /// Files whose content is synced.
     synced: BTreeSet<PathBuf>,
     /// Steps until the process is killed.
     kill: Option<u64>,
-    /// As they were when it was.
+    /// Contents at the time when it was killed.
     dead: Option<BTreeMap<PathBuf, Vec<u8>>>,
-    /// A planted fault: to synchronise a file does nothing.
+    /// A seeded bug: fsync of a file has no effect.
     forgets: bool,
     dice: Rng,
 }
@@ -267,7 +266,7 @@ impl Default for Files {
 }
 
 impl Files {
-    /// Before a step.
+    /// Called before a step.
     fn observe(&mut self, step: Step<'_>, directory: &Path) -> io::Result<()> {
         let killed = || Err(io::Error::other("the process was killed"));
         if self.dead.is_some() {
@@ -302,7 +301,7 @@ impl Files {
         Ok(())
     }
 
-    /// The first of the names that are pending is durable.
+    /// Makes the first pending name durable.
     fn settle(&mut self) {
         match self.pending.remove(0) {
             (path, Some(content)) => self.durable.insert(path, content),
@@ -310,7 +309,7 @@ impl Files {
         };
     }
 
-    /// The process is gone; with `power` also what is not durable, or a part of that.
+    /// The process was killed; with `power` also removes what is not durable, or a part of it.
     fn crash(&mut self, directory: &Path, power: bool) {
         let dead = self.dead.take();
         let mut files = dead.unwrap_or_else(|| files_in(directory));
@@ -335,7 +334,7 @@ impl Files {
         self.synced.clear();
     }
 
-    /// What has reached a file of what was written into it.
+    /// The part of unsynced content that has reached the file.
     fn part(&mut self, bytes: &[u8]) -> Vec<u8> {
         let len = self.dice.below(bytes.len() as u64 + 1);
         bytes[..len as usize].to_vec()

@@ -1,6 +1,6 @@
-//! Simulated authentication (DH-HMAC-CHAP): keys of hosts, and which hosts must authenticate. Without
-//! a group, so that the arithmetic needs no thread of its own, and all of it runs on the world's
-//! clock.
+//! Simulated authentication (DH-HMAC-CHAP): keys of hosts, and which hosts must authenticate.
+//! Without a DH group, so that no thread is needed for the computation, and everything runs on the
+//! simulated clock.
 
 use nvme::auth::{GroupId, HashId, Secret};
 use nvmfd::core::auth::{Keyring, Keys, Policy};
@@ -8,7 +8,7 @@ use nvmfd::core::auth::{Keyring, Keys, Policy};
 use super::host::hostnqn;
 use super::scenario::Profile;
 
-/// One of each machine; the last is nobody's.
+/// The secret of each host; the last one belongs to none.
 const SECRETS: [&str; 4] = [
     "DHHC-1:00:DRQbIikwNz5FTFNaYWhvdn2Ei5KZoKeutbzDytHY3+Z2DVP+:",
     "DHHC-1:00:GiEoLzY9REtSWWBnbnV8g4qRmJ+mrbS7wsnQ197l7PMM7yM8:",
@@ -19,15 +19,15 @@ const SECRETS: [&str; 4] = [
 /// Authentication requirement in the simulation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Proofs {
-    /// Nobody proves anything.
+    /// No host authenticates.
     None,
-    /// Every host proves itself.
+    /// Every host authenticates.
     All,
-    /// The same, and this host cannot: it has another secret.
+    /// As `All`, but this host has a wrong secret.
     AllBut(usize),
 }
 
-/// What the target knows.
+/// The keys of the target.
 #[must_use]
 pub fn keyring(profile: &Profile) -> Option<Keyring> {
     let keys = |host| {
@@ -39,7 +39,7 @@ pub fn keyring(profile: &Profile) -> Option<Keyring> {
     (profile.proofs != Proofs::None).then(|| Keyring::new(hosts, policy))
 }
 
-/// By what a host proves itself.
+/// The secret of a host.
 #[must_use]
 pub fn secret(profile: &Profile, host: usize) -> Option<Secret> {
     match profile.proofs {

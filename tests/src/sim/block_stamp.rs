@@ -2,34 +2,34 @@
 
 use super::oracle::blocks::Value;
 
-/// Odd, and its bits look random: 2^64 divided by the golden ratio.
+/// Odd and pseudorandom: 2^64 divided by the golden ratio.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Defect of the bytes of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Spoilt {
-    /// They are those of another namespace.
+    /// Data of another namespace or block.
     #[error("it holds block {lba} of namespace {nsid} as write {write} left it")]
     Misplaced {
-        /// The write that they claim to be of.
+        /// The write in the stamp.
         write: u32,
-        /// Its namespace.
+        /// The namespace in the stamp.
         nsid: u8,
-        /// Its block.
+        /// The block in the stamp.
         lba: u32,
     },
-    /// They begin as a write left them, and do not go on so.
+    /// The beginning is of one write, and the rest is not.
     #[error("it begins as write {write} left it and differs from byte {at} on")]
     Mixed {
         /// The write.
         write: u32,
-        /// The first byte that is another.
+        /// Offset of the first different byte.
         at: usize,
     },
 }
 
 fn first(write: u32, nsid: u8, lba: u32) -> u64 {
-    // A block that was written is never all zeros: writes are counted from 1.
+    // Data written to a block are never all zeros: writes are counted from 1.
     u64::from(write) << 32 | u64::from(nsid & 0xf) << 28 | u64::from(lba & 0x0fff_ffff)
 }
 
@@ -41,10 +41,10 @@ pub fn fill(write: u32, nsid: u8, lba: u32, block: &mut [u8]) {
     }
 }
 
-/// Who wrote a block.
+/// The write that a block contains.
 ///
 /// # Errors
-/// Nobody did: what is wrong with it.
+/// What is wrong with the contents.
 pub fn identify(nsid: u8, lba: u32, block: &[u8]) -> Result<Value, Spoilt> {
     let mut words =
         block.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().unwrap_or([0; 8])));

@@ -22,13 +22,13 @@ use super::trace::Trace;
 use super::workload::command::{Kind, Op};
 use super::{config, entropy};
 
-/// Events that a host takes in one turn.
+/// Maximum of events that a host takes in one iteration.
 const BATCH: usize = 64;
-/// How long a host waits before it connects again.
+/// Delay until a host reconnects.
 const BACKOFF: Duration = Duration::from_millis(50);
-/// The id of a command that its session knows nothing of.
+/// Command id that its session does not use.
 const FORGED: u16 = 0xEEEE;
-/// How long the bring-up and a command may take.
+/// Timeout of the bring-up and of a command.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A host.
@@ -39,20 +39,20 @@ pub struct Host {
     pool: Pool,
     buffers: SharedBufferTracker,
     session: Option<Session>,
-    /// When to connect; none while there is an association, or none wanted.
+    /// When to connect; none while there is an association, or none is wanted.
     connect_at: Option<Instant>,
-    /// Nothing is sent before.
+    /// Nothing is sent before this.
     pub quiet_until: Instant,
-    /// Commands under way, by tag.
+    /// Outstanding commands, by tag.
     ops: Vec<Option<Op>>,
     free: Vec<usize>,
     events: Vec<Event>,
     dice: Rng,
-    /// The second half of a fused command, which goes next, to this queue.
+    /// The second half of a fused command, to be sent next, and its queue.
     owed: Option<(u16, Op)>,
     /// An association was ended on purpose.
     leaving: bool,
-    /// No more associations.
+    /// No further association.
     finished: bool,
     connects: u64,
 }
@@ -91,7 +91,7 @@ impl Host {
         })
     }
 
-    /// Its place in the air.
+    /// Its place in the simulated network.
     pub fn place(&self) -> usize {
         self.port.place()
     }
@@ -111,7 +111,7 @@ impl Host {
         self.session.as_ref().is_some_and(|session| session.phase() == Phase::Ready)
     }
 
-    /// Commands that are not home.
+    /// Number of outstanding commands.
     pub fn outstanding(&self) -> usize {
         self.ops.len() - self.free.len()
     }
@@ -135,7 +135,7 @@ impl Host {
         Ok(())
     }
 
-    /// Switches it off: nothing of it is left but what it knows it asked for.
+    /// Switches it off: only its record of submitted commands is kept.
     pub fn crash(
         &mut self,
         profile: &Profile,
@@ -161,7 +161,8 @@ impl Host {
         Ok(())
     }
 
-    /// Ends its association, in order or not. It makes a new one unless it has `finished`.
+    /// Ends its association, with a shutdown or without. It makes a new one unless it has
+    /// `finished`.
     pub fn leave(&mut self, orderly: bool, finished: bool, now: Instant) {
         self.finished |= finished;
         if self.finished {
@@ -176,12 +177,12 @@ impl Host {
         }
     }
 
-    /// Whether it has nothing and wants nothing.
+    /// Whether it has no association and wants none.
     pub fn is_finished(&self) -> bool {
         self.session.is_none() && self.finished
     }
 
-    /// One turn. Gives when the next is due.
+    /// One iteration. Returns the time of the next one.
     pub fn turn(&mut self, profile: &Profile, judge: &mut Oracle, now: Instant) -> Option<Instant> {
         let fabric = self.fabric.as_mut()?;
         fabric.poll(now, &mut self.events);
@@ -262,7 +263,7 @@ impl Host {
         }
     }
 
-    /// Takes leave of an association that has ended.
+    /// Processes the end of an association.
     fn conclude(&mut self, profile: &Profile, judge: &mut Oracle, now: Instant) {
         let Some(session) = self.session.as_ref().filter(|s| s.phase() == Phase::Ended) else {
             return;
@@ -272,7 +273,7 @@ impl Host {
         let impostor = profile.proofs == Proofs::AllBut(self.index);
         let unknown = Violation::CommandId(FORGED);
         if matches!(&why, EndReason::Violation { what, .. } if *what == unknown) && impostor {
-            // The answer to what it should not have sent, and the session knows nothing of.
+            // The response to the command that it must not send, unknown to its session.
         } else if let EndReason::Violation { .. } = why {
             judge.fail(format!("host {}: {why}", self.index));
         } else if !self.leaving && !judge.excuses(self.index, profile, &why, now) {
@@ -289,7 +290,7 @@ impl Host {
         }
     }
 
-    /// Sends as many commands as shall be under way.
+    /// Submits commands up to the queue depth.
     fn issue(&mut self, profile: &Profile, judge: &mut Oracle, now: Instant) {
         loop {
             let (Some(session), Some(fabric)) = (&mut self.session, &mut self.fabric) else {
@@ -301,9 +302,9 @@ impl Host {
             judge.made.cntlids[self.index] = session.cntlid();
             let is_open = |queue: &u16| session.is_open(*queue);
             let open: Vec<u16> = (1..=session.io_queues()).filter(is_open).collect();
-            // One stays.
+            // At least one is kept.
             let queue = open[self.dice.below(open.len() as u64) as usize];
-            // Nothing comes between the halves of a fused command.
+            // No other command is sent between the halves of a fused command.
             let owed = self.owed.take();
             let queue = owed.as_ref().map_or(queue, |(queue, _)| *queue);
             let departs = owed.is_none() && open.len() > 1;
@@ -372,7 +373,7 @@ impl Host {
         }
     }
 
-    /// A command could not be sent now. The second half of a fused one will be.
+    /// A command could not be sent now. The second half of a fused one is kept.
     fn keep(&mut self, queue: u16, op: Op, judge: &mut Oracle) {
         judge.put_back(&op);
         if op.half == Flags::FUSED_SECOND {
@@ -380,7 +381,7 @@ impl Host {
         }
     }
 
-    /// Checks that no buffer is in two hands.
+    /// Checks that no buffer has two owners.
     pub fn audit(&self) -> Result<(), String> {
         match lock(&self.buffers).fault() {
             Some(fault) => Err(format!("host {}: {fault}", self.index)),
@@ -388,7 +389,7 @@ impl Host {
         }
     }
 
-    /// What is left when nothing should be.
+    /// What is left at the end, if anything.
     pub fn leftovers(&self) -> Result<(), String> {
         self.audit()?;
         match self.pool.is_full() && lock(&self.buffers).bytes() == 0 {
@@ -402,8 +403,8 @@ impl Host {
     }
 }
 
-/// Sends a command that nobody may send who has not proved itself: namespace 1 is protected from
-/// writes. Should it be carried out, writes are refused for which there is no reason.
+/// Sends a command on a queue that is not authenticated: namespace 1 is write protected. If it is
+/// executed, writes are refused without a reason known to the oracle.
 fn forge(qp: Qp, io: &mut Io<'_>) {
     let state = WriteProtectState::PROTECTED.0.into();
     let set = SetFeatures::new(FeatureId::NAMESPACE_WRITE_PROTECT, state);
@@ -431,7 +432,7 @@ fn options(profile: &Profile, index: usize, in_capsule: bool) -> Options {
     }
 }
 
-/// The name of a machine.
+/// The NQN of a host.
 pub fn hostnqn(machine: usize) -> Nqn {
     format!("nqn.2026-11.host:{machine}").parse().expect("a name")
 }

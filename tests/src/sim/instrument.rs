@@ -34,13 +34,13 @@ impl BufferTracker {
         BufferTracker { grains: vec![false; grains as usize], bytes: 0, fault: None }
     }
 
-    /// Bytes of all buffers that are in other hands.
+    /// Bytes of all buffers owned by the provider.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What was found wrong, if anything.
+    /// The first violation, if any.
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
@@ -52,7 +52,7 @@ impl BufferTracker {
         (base / GRAIN_BYTES) as usize..(end / GRAIN_BYTES) as usize
     }
 
-    /// A buffer is given away.
+    /// A buffer is passed to the provider.
     fn leaves(&mut self, buf: &Buf, to: &str) {
         let grains = &mut self.grains[BufferTracker::range(buf)];
         if grains.contains(&true) {
@@ -63,7 +63,7 @@ impl BufferTracker {
         self.bytes += u64::from(buf.capacity());
     }
 
-    /// A buffer comes back.
+    /// A buffer is returned.
     fn returns(&mut self, buf: &Buf, from: &str) {
         let grains = &mut self.grains[BufferTracker::range(buf)];
         if grains.contains(&false) {
@@ -75,18 +75,18 @@ impl BufferTracker {
     }
 }
 
-/// A ledger in several hands on one thread.
+/// A tracker with several users on one thread.
 pub type SharedBufferTracker = Arc<Mutex<BufferTracker>>;
 
-/// Locks a ledger.
+/// Locks a tracker.
 pub fn lock(buffers: &SharedBufferTracker) -> MutexGuard<'_, BufferTracker> {
     buffers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers that are sent twice, as a planted fault.
+/// A seeded bug: a response is sent twice.
 #[derive(Debug)]
 pub struct Echo {
-    /// Responses until then.
+    /// Number of responses before that.
     pub after: u32,
     /// A buffer for the second one.
     pub spare: Option<Buf>,
@@ -94,13 +94,13 @@ pub struct Echo {
 
 const ECHO: Tag = Tag::MAX;
 
-/// A watched fabric.
+/// An instrumented fabric.
 pub struct InstrumentedFabric<F> {
     /// The fabric itself.
     pub fabric: F,
-    /// A planted fault.
+    /// A seeded bug.
     pub echo: Option<Echo>,
-    /// For lines: who this is, and a number for it.
+    /// Name and number of its owner, for the trace.
     name: &'static str,
     number: u64,
     region: Arc<Region>,
@@ -109,7 +109,7 @@ pub struct InstrumentedFabric<F> {
 }
 
 impl<F: Fabric> InstrumentedFabric<F> {
-    /// Watches a fabric whose buffers are those of `region`.
+    /// Instruments a fabric whose buffers are those of `region`.
     pub fn new(
         fabric: F,
         (name, number): (&'static str, u64),
@@ -126,7 +126,7 @@ impl<F: Fabric> InstrumentedFabric<F> {
             .note(words, || format!("{:6} {} qp {:2} {}", self.name, self.number, qp.0, line()));
     }
 
-    /// What a message says.
+    /// Describes a message.
     fn message(&self, buf: &Buf, len: u32) -> String {
         let bytes = self.region.bytes(buf);
         match (len, bytes.first_chunk(), bytes.first_chunk()) {
@@ -144,7 +144,7 @@ impl<F: Fabric> InstrumentedFabric<F> {
         }
     }
 
-    /// Sends the same answer once more, when it is time.
+    /// Sends the same response again, when it is due.
     fn echo(&mut self, qp: Qp, from: &Buf) {
         let Some(echo) = &mut self.echo else { return };
         if from.len() != Cqe::BYTES as u32 {
@@ -250,7 +250,7 @@ impl<F: Fabric> Fabric for InstrumentedFabric<F> {
         let before = batch.len();
         self.fabric.poll(now, batch);
         if let Some(echo) = &mut self.echo {
-            // The echo's own buffer waits for the end.
+            // The buffer of the second response is kept until the end.
             let of_echo = |event: &mut Event| matches!(event, Event::Done(d) if d.tag == ECHO);
             for event in batch.extract_if(before.., of_echo) {
                 if let Event::Done(done) = event {
@@ -321,11 +321,11 @@ impl<F: Initiator> Initiator for InstrumentedFabric<F> {
     }
 }
 
-/// A watched disk.
+/// An instrumented device.
 pub struct InstrumentedDevice<'a, D> {
     /// The disk itself.
     pub disk: D,
-    /// Of the pool whose buffers cross it.
+    /// Tracker of the pool whose buffers it uses.
     pub buffers: &'a SharedBufferTracker,
 }
 
@@ -343,7 +343,7 @@ impl<D: BlockDevice> BlockDevice for InstrumentedDevice<'_, D> {
 }
 
 impl<D> InstrumentedDevice<'_, D> {
-    /// What comes home from the disk.
+    /// Completions of the device.
     pub fn returned(buffers: &SharedBufferTracker, done: &[IoCompletion]) {
         let mut buffers = lock(buffers);
         done.iter()

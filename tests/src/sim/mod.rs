@@ -2,18 +2,18 @@
 //! from one seed.
 //!
 //! ```text
-//! hosts (initiator) ── fabric (soft) ── air ── fabric (soft) ── target (queues) ── disks
-//!        └── judge: what was sent, what was answered, what may be (model)
+//! hosts (initiator) ── fabric (soft) ── network ── fabric (soft) ── target (queues) ── devices
+//!        └── oracle: commands sent, responses, valid contents (model)
 //! ```
 //!
-//! Everything between the lines is simulated, everything on them is the product's own: sessions,
-//! queue pairs, connection management, the rules of NVMe, queues, the life of disk operations. The
-//! network loses, repeats, reorders, damages, delays and cuts; disks are slow, fail, do a part, and
-//! forget what is not durable when the power goes; hosts and target die and come back.
+//! The network and the devices are simulated; everything else is the product's own code: sessions,
+//! queue pairs, connection management, the rules of NVMe, queues, pending device operations. The
+//! network drops, duplicates, reorders, corrupts and delays; devices are slow, fail, transfer
+//! partially, and lose what is not durable at a power failure; hosts and target crash and restart.
 //!
-//! After every step: each command has come home once or its association has died for a reason, no
-//! buffer is in two hands or lost, what was read is what may be read. At the end everything is read
-//! once more, everybody leaves, and all pools are full again.
+//! After every step: each command has completed once or its association has ended for a reason, no
+//! buffer has two owners or is lost, and data read are valid. At the end everything is read once
+//! more, all hosts disconnect, and all pools are full again.
 
 mod admin_actions;
 pub mod administrator;
@@ -50,42 +50,42 @@ use target::Target;
 use target::ns_management_driver::NsManagementDriver;
 use trace::{Telling, Trace};
 
-/// How long after a mishap the end of an association is no wonder.
+/// Time after a fault for which the end of an association is expected.
 const GRACE: Duration = Duration::from_secs(60);
-/// How long nothing may get done.
+/// Maximum time without progress.
 const STUCK: Duration = Duration::from_secs(200);
-/// How often anybody may turn before the clock moves.
+/// Maximum of iterations at one time of the clock.
 const TURNS: u32 = 100_000;
 
 /// Parameters of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setup {
-    /// What everything follows from.
+    /// The seed.
     pub seed: u64,
     /// Commands of all hosts together.
     pub commands: u32,
-    /// How much is told.
+    /// Verbosity of the trace.
     pub telling: Telling,
-    /// A fault that must be found.
+    /// A seeded bug that must be found.
     pub plant: Option<SeededBug>,
 }
 
 /// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// A number that every run of the same setup has.
+    /// A hash that is equal for every run of the same setup.
     pub sum: u64,
-    /// What was wrong.
+    /// The first violation.
     pub failure: Option<String>,
-    /// What came of the commands.
+    /// Results of commands.
     pub counts: Counts,
-    /// Time that passed in the world.
+    /// Simulated time.
     pub elapsed: Duration,
-    /// The last lines of the trace, if they are kept.
+    /// The last lines of the trace, if kept.
     pub lines: Vec<String>,
 }
 
-/// What happens at its time.
+/// An event at a time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Timer {
     StartTarget,
@@ -114,12 +114,12 @@ struct Simulation {
     now: Instant,
     timers: BinaryHeap<Reverse<(Instant, u64, Timer)>>,
     number: u64,
-    /// When reactors, and behind them hosts, have their next turn.
+    /// Time of the next iteration of each reactor, and then of each host.
     wake: Vec<Option<Instant>>,
     busy_until: Vec<Instant>,
     next_mishap: usize,
     plant: Option<SeededBug>,
-    /// When something last got done, and how much that was.
+    /// Time of the last progress, and its measure.
     progress: (Instant, u64),
     turns: u32,
 }
@@ -131,7 +131,7 @@ pub fn run(setup: Setup) -> Outcome {
     run_profile(setup, profile)
 }
 
-/// Runs a seed in a world of another kind than it stands for.
+/// Runs a seed with another profile than its own.
 #[must_use]
 pub fn run_profile(setup: Setup, profile: Profile) -> Outcome {
     let start = Instant::now();
@@ -215,7 +215,7 @@ impl Simulation {
         Ok(world)
     }
 
-    /// From the first command to the last goodbye.
+    /// Runs from the first command to the last disconnect.
     fn run(&mut self) -> Result<(), String> {
         while !(self.judge.sent >= self.judge.commands && self.is_at_rest()) {
             self.step()?;
@@ -258,7 +258,7 @@ impl Simulation {
         self.hosts.iter().all(|host| host.outstanding() == 0)
     }
 
-    /// All that goes wrong comes to its end.
+    /// Ends all faults.
     fn calm_down(&mut self) -> Result<(), String> {
         self.say(|| "the world calms down".to_owned());
         self.judge.excuse(None, self.now + GRACE);
@@ -298,13 +298,13 @@ impl Simulation {
         }
     }
 
-    /// Somebody has something to do.
+    /// An actor has something to do.
     fn rouse(&mut self, actor: usize) {
         let at = self.now.max(self.busy_until[actor]);
         self.wake[actor] = Some(self.wake[actor].map_or(at, |wake| wake.min(at)));
     }
 
-    /// Does what is next.
+    /// Processes the next event.
     fn step(&mut self) -> Result<(), String> {
         let next = lock(&self.air).next_arrival();
         let next = next.into_iter().chain(self.disk.next_due());
@@ -346,7 +346,7 @@ impl Simulation {
         self.check_progress()
     }
 
-    /// A turn of a reactor or a host.
+    /// One iteration of a reactor or a host.
     fn turn(&mut self, actor: usize) -> Result<(), String> {
         self.wake[actor] = None;
         if self.busy_until[actor] > self.now {
@@ -402,7 +402,7 @@ impl Simulation {
         }
     }
 
-    /// What was to happen at this time.
+    /// Processes an expired timer.
     fn ring(&mut self, timer: Timer) -> Result<(), String> {
         self.say(|| format!("{timer:?}"));
         match timer {
@@ -424,7 +424,7 @@ impl Simulation {
                 self.rouse(self.profile.reactors + host);
             }
             Timer::EndStorm => lock(&self.air).faults = self.profile.net,
-            // Not if a start has done it meanwhile.
+            // Unless a start has done it meanwhile.
             Timer::Serve(space) if self.target.is_up() && !self.target.is_served(space) => {
                 self.target.serve(&self.profile, space, &mut self.disk)?;
                 self.target.publish(&self.profile);
@@ -444,7 +444,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whatever is to happen when so many commands have been sent.
+    /// Injects the faults that are due after this number of commands.
     fn mishaps(&mut self) -> Result<(), String> {
         while let Some((at, mishap)) = self.profile.mishaps.get(self.next_mishap).copied()
             && at <= self.judge.sent
@@ -555,7 +555,7 @@ impl Simulation {
     }
 }
 
-/// The transport, as a profile wants it; a target's and a host's.
+/// Configuration of the transport for a profile; for target and hosts.
 fn config(profile: &Profile, guid: u64, steer: (u32, u32)) -> Config {
     Config {
         guid,
@@ -574,7 +574,7 @@ fn config(profile: &Profile, guid: u64, steer: (u32, u32)) -> Config {
     }
 }
 
-/// Numbers that nobody may guess, but the seed. Every fourth ends in bits that soon wrap.
+/// Pseudorandom numbers from the seed. Every fourth ends in bits that wrap soon.
 fn entropy(seed: u64) -> Box<dyn FnMut() -> u64 + Send> {
     let mut dice = Rng::new(seed);
     Box::new(move || {

@@ -1,5 +1,5 @@
-//! Seeded bugs that the oracles must find. None of them is something that a network or a disk may
-//! do; each is what a defect of ours would look like from outside.
+//! Seeded bugs that the oracles must find. None of them is a permitted behaviour of a network or a
+//! device; each looks from outside like a defect of the target.
 
 use std::collections::HashMap;
 
@@ -9,58 +9,58 @@ use rdma::soft::wire::icrc::{Flow, Icrc};
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::Psn;
 
-/// A planted fault.
+/// A seeded bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SeededBug {
-    /// Who receives a request again, because its acknowledgement got lost, does not acknowledge it
+    /// A receiver of a repeated request, whose acknowledgement was lost, does not acknowledge it
     /// again.
     LostAck,
     /// The target answers a command twice.
     DoubleCompletion,
-    /// The disk says that it has flushed, and has not.
+    /// The device reports a flush that it has not done.
     MissingFlush,
-    /// Acknowledgements say one packet more than was received.
+    /// Acknowledgements contain the number of the next packet.
     PsnOffByOne,
-    /// Reactors do not hear that a host was preempted, and its commands go on.
+    /// Reactors do not receive the barrier of a preemption, so commands of the preempted host
+    /// continue.
     MissingFence,
-    /// Reactors do not hear that a namespace was protected, and writes of before go on.
+    /// Reactors do not receive the barrier of a write protection, so earlier writes continue.
     LateShield,
-    /// The state of a path is set on the other one.
+    /// The ANA state of a path is set on the other one.
     WrongPath,
-    /// Reactors do not hear that the subsystem has changed.
+    /// Reactors do not learn that the subsystem has changed.
     StaleView,
-    /// Nobody has to prove who it is.
+    /// No host has to authenticate.
     OpenDoor,
-    /// Reactors lose the errand of an Abort command.
+    /// Reactors lose the token of an Abort command.
     LostAbort,
-    /// An Abort command says that it has aborted, whatever becomes of the other command.
+    /// An Abort command reports success, whatever the outcome.
     FalseAbort,
-    /// Blocks that were made unreadable can be read again after a restart.
+    /// Blocks that were made unreadable can be read after a restart.
     LostMarks,
-    /// Copies read what the disk had before.
+    /// Copies read earlier contents of the device.
     StaleCopy,
-    /// The record of namespaces that hosts have made is not synced before the answer.
+    /// The record of host-created namespaces is not synced before the response.
     LostRecord,
-    /// A namespace that gets another store keeps the one that it had.
+    /// A namespace with another backing store keeps the earlier one.
     OldStore,
-    /// Reactors do not hear that a namespace is formatted, and its commands go on.
+    /// Reactors do not receive the barrier of a format, so commands continue.
     LateFormat,
-    /// A format leaves the last blocks as they were.
+    /// A format leaves the last blocks unchanged.
     HalfFormat,
-    /// The block size that a host has chosen is forgotten by a restart.
+    /// The block size chosen by a host is lost at a restart.
     LostFormat,
-    /// A flush that comes while the kernel synchronises the store is answered together with the one
-    /// that had begun.
+    /// A flush that arrives during an fsync completes together with the one that has begun.
     SharedFlush,
-    /// The kernel says that it has given a write back, which it carries out later.
+    /// The kernel reports a write as cancelled and executes it later.
     LateWrite,
-    /// What connections leave at a disk when they are closed keeps no blocks from later writes.
+    /// Operations of closed connections at a device do not lock their blocks.
     OpenBlocks,
-    /// The device writes less at once than it says.
+    /// The power-fail write unit of the device is smaller than reported.
     TornBlock,
-    /// To synchronise the file of a change does nothing.
+    /// fsync of the file of a change has no effect.
     UnsyncedChange,
-    /// Hosts see a change before it is kept.
+    /// Hosts see a change before it is persisted.
     EarlyCommit,
 }
 
@@ -124,7 +124,7 @@ impl SeededBug {
         }
     }
 
-    /// What does it to datagrams, for those of this kind.
+    /// The hook for datagrams, if it is of that kind.
     pub(super) fn tap(self) -> Option<Hook> {
         match self {
             SeededBug::LostAck => Some(forgetful()),
@@ -151,7 +151,7 @@ fn forgetful() -> Hook {
     })
 }
 
-/// Makes every tenth acknowledgement one of the packet behind.
+/// Increments the number in every tenth acknowledgement.
 fn one_more(datagram: &mut Datagram) -> bool {
     let Some(bth) = header(datagram).filter(|bth| bth.opcode == Opcode::Acknowledge) else {
         return true;

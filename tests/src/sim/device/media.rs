@@ -11,7 +11,7 @@ use rdma::{Buf, Region};
 
 use super::Call;
 
-/// A value that a block has had since it was last durable.
+/// A value of a block that is not durable.
 #[derive(Debug)]
 struct Version {
     /// When it took effect.
@@ -27,20 +27,20 @@ struct Version {
 pub(super) struct Media {
     pub(super) backing: Arc<BackingDevice>,
     pub(super) block_bytes: u32,
-    /// As it is read.
+    /// Contents as read.
     pub(super) live: Vec<u8>,
-    /// As it is without power.
+    /// Contents after a power failure.
     pub(super) durable: Vec<u8>,
-    /// For each block what is not durable, oldest first.
+    /// For each block the values that are not durable, oldest first.
     versions: Vec<Vec<Version>>,
     /// Blocks that may have versions.
     dirty: Vec<u32>,
     is_dirty: Vec<bool>,
     spare: Vec<Box<[u8]>>,
     pub(super) order: u64,
-    /// Somebody erases it.
+    /// It is being erased.
     pub(super) erasing: bool,
-    /// A synchronisation has failed: what took effect until then is never durable.
+    /// A sync has failed: changes that took effect until then never become durable.
     doomed: u64,
 }
 
@@ -102,7 +102,7 @@ impl Media {
         self.versions[lba].push(Version { order: self.order, done: u64::MAX, call, bytes });
     }
 
-    /// Bytes are zeros from now on, as far as they are read.
+    /// Zeros a range, as far as reads see.
     pub(super) fn erase(&mut self, from: u64, to: u64) {
         let block = u64::from(self.block_bytes);
         for lba in from / block..to / block {
@@ -113,7 +113,7 @@ impl Media {
         }
     }
 
-    /// Bytes are there from now on, as far as they are read.
+    /// Writes a range, as far as reads see.
     pub(super) fn land(&mut self, at: u64, bytes: &[u8]) {
         let block = u64::from(self.block_bytes);
         for (lba, bytes) in (at / block..).zip(bytes.chunks_exact(block as usize)) {
@@ -124,14 +124,14 @@ impl Media {
         }
     }
 
-    /// All that is complete is durable.
+    /// Makes everything complete durable.
     pub(super) fn make_durable(&mut self) {
         self.order += 1;
         self.sync(self.order);
     }
 
-    /// Has blocks of so many bytes from now on. Nothing is under way, and all is durable, unless a
-    /// planted fault has it otherwise.
+    /// Sets the block size. No operation is in flight, and everything is durable, unless a seeded
+    /// bug prevents that.
     pub(super) fn reformat(&mut self, block_bytes: u32) {
         if self.block_bytes == block_bytes {
             return;
@@ -172,7 +172,7 @@ impl Media {
         }
     }
 
-    /// Makes all durable that was complete at `since`.
+    /// Makes everything durable that was complete at `since`.
     fn sync(&mut self, since: u64) {
         let dirty = std::mem::take(&mut self.dirty);
         for lba in dirty {
@@ -188,7 +188,7 @@ impl Media {
         }
     }
 
-    /// Makes one version of a block durable: those before it are past.
+    /// Makes one value of a block durable, and drops those before it.
     fn keep(&mut self, lba: usize, index: usize) {
         let block = self.block_bytes as usize;
         let into = &mut self.durable[lba * block..(lba + 1) * block];
@@ -196,8 +196,7 @@ impl Media {
         self.spare.extend(self.versions[lba].drain(..=index).map(|version| version.bytes));
     }
 
-    /// Each part of a block that the device writes all or nothing is what it was at some time since it
-    /// was durable.
+    /// Each atomic part of a block gets one of the values that it had since it was last durable.
     fn settle(&mut self, lba: usize, atom_bytes: usize, dice: &mut Rng) {
         let block = self.block_bytes as usize;
         let into = &mut self.durable[lba * block..(lba + 1) * block];
@@ -210,7 +209,7 @@ impl Media {
         }
     }
 
-    /// The one who had opened it is gone; with the power what is not durable, or a part of it.
+    /// The target has crashed; at a power failure what is not durable is lost, or a part of it.
     pub(super) fn crash(&mut self, power: bool, atom_bytes: u32, dice: &mut Rng) {
         self.order += 1;
         self.erasing = false;

@@ -2,16 +2,15 @@
 //! operations or reports that they have started, and loses everything that is not durable at a
 //! power loss.
 //!
-//! It stands where io_uring stands, below [`Flights`]: which operations the kernel has, which wait,
-//! who shares a synchronisation, what becomes of a wish to have an operation back, and short
-//! transfers, retries and fallbacks are the target's own. What a reactor submits reaches the kernel
-//! at the end of its turn; what the kernel has done takes effect when it is done, and is known at
-//! the reactor's next turn.
+//! It replaces io_uring, below [`Flights`]: which operations the kernel has, which wait, which
+//! share an fsync, cancellation, short transfers, retries and fallbacks are the target's own code.
+//! Operations of a reactor reach the kernel at the end of its iteration; an operation takes effect
+//! when the kernel completes it, and the reactor learns of that in its next iteration.
 //!
-//! Stores are served as files are, with direct I/O: what was written is read back at once, and is
-//! durable after a synchronisation that began when it was complete, or by itself (RWF_DSYNC).
-//! Several blocks of one operation take effect at different times. A block is never torn, unless
-//! the power goes and it is larger than what the device writes all or nothing.
+//! Stores behave like files with direct I/O: written data are visible immediately, and durable
+//! after an fsync that began when the write was complete, or by RWF_DSYNC. Several blocks of one
+//! operation take effect at different times. A block is torn only at a power failure, if it is
+//! larger than the power-fail write unit of the device.
 
 mod media;
 
@@ -32,31 +31,31 @@ use self::media::Media;
 use super::oracle::blocks::SECTOR_BYTES;
 use super::trace::Trace;
 
-/// Faults of a simulated device. Chances are per thousand system calls.
+/// Faults of a simulated device, per mille of system calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceFaults {
-    /// Fails.
+    /// An error.
     pub error: u16,
-    /// Moves a part.
+    /// A short transfer.
     pub short: u16,
-    /// A synchronisation fails.
+    /// An error of fsync.
     pub sync_error: u16,
-    /// Takes as long as `stall`.
+    /// A delay of up to `stall`.
     pub slow: u16,
-    /// How long everything takes.
+    /// Duration of every operation.
     pub latency: Duration,
-    /// How much longer it may take.
+    /// Maximum of an additional random duration.
     pub jitter: Duration,
-    /// How long it takes when it is slow, at most.
+    /// Maximum duration of a slow one.
     pub stall: Duration,
-    /// The store can give space up.
+    /// FALLOC_FL_PUNCH_HOLE is supported.
     pub punch: bool,
-    /// The store can zero a range in place.
+    /// FALLOC_FL_ZERO_RANGE is supported.
     pub zero_range: bool,
 }
 
-/// Of each kind that ends in another answer, but those after which a store is no longer served, or
-/// that say what hosts may say as well.
+/// One errno for each status, except those after which a store is taken out of service, and those
+/// with a status that hosts can also cause.
 const ERRORS: [i32; 11] = [
     libc::EIO,
     libc::ENOSPC,
@@ -71,82 +70,81 @@ const ERRORS: [i32; 11] = [
     libc::EBADMSG,
 ];
 
-/// How long a pause takes that the kernel is asked for.
+/// Duration of a timeout entry.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What the kernel was asked for and has not answered.
+/// A system call that has not returned.
 #[derive(Debug)]
 struct Call {
-    /// Whose it is.
+    /// The ring.
     ring: usize,
     slot: u32,
     store: usize,
-    /// None for a pause.
+    /// None for a timeout.
     step: Option<Step>,
     answer: i32,
     /// Bytes that took effect at the beginning; the rest of `effective` does so at the end.
     early: u64,
     effective: u64,
     since: u64,
-    /// It reads what was durable.
+    /// It reads the durable contents.
     stale: bool,
 }
 
-/// An answer of the kernel that a ring has not taken yet.
+/// A completion that a ring has not taken yet.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// To what was asked for a slot.
+    /// Of the step of a slot.
     Slot(u32, i32),
-    /// To a wish to have an operation back.
+    /// Of a cancellation.
     Recall(usize, i32),
 }
 
-/// What is to happen at a time.
+/// An event at a time.
 #[derive(Debug)]
 enum Event {
-    /// The call of this number returns.
+    /// The call with this number returns.
     Return(u64),
-    /// A ring gets an answer.
+    /// A ring gets a completion.
     Tell(usize, Answer),
-    /// Of a planted fault: bytes land in a store.
+    /// A seeded bug: bytes are written to a store.
     Land(usize, u64, Vec<u8>),
 }
 
-/// The stores of a target.
+/// The backing stores of a target.
 #[derive(Debug)]
 pub struct SimDevice {
-    /// What it does wrong from now on.
+    /// Its faults from now on.
     pub faults: DeviceFaults,
-    /// What is asked for before then takes at least until then.
+    /// Operations submitted before this time take at least until then.
     pub stalled_until: Instant,
-    /// A planted fault: it says that it has made data durable, and has not.
+    /// A seeded bug: a flush succeeds without making data durable.
     pub forgets_flushes: bool,
-    /// A planted fault: flushes that come while the kernel synchronises their store share what it
-    /// does already.
+    /// A seeded bug: flushes that arrive during an fsync share its result.
     pub joins_flushes: bool,
-    /// A planted fault: it says that it has given a write back, and carries it out later.
+    /// A seeded bug: a write is reported as cancelled, and executed later.
     pub gives_back_what_goes_on: bool,
-    /// A planted fault: reads into buffers at least so large, and much larger than what is read,
-    /// which are those of copies, find what was durable.
+    /// A seeded bug: reads into buffers of at least this size, and much larger than the read, which
+    /// are those of copies, return the durable contents.
     pub stale_copies: Option<u32>,
-    /// Up to how many bytes it writes all or nothing, whatever becomes of the power.
+    /// Power-fail write unit in bytes.
     pub atom_bytes: u32,
-    /// What the target must not have done.
+    /// Violation of the interface by the target.
     pub fault: Option<String>,
     dice: Rng,
     now: Instant,
     /// The memory of each reactor.
     regions: Vec<Arc<Region>>,
     stores: Vec<Media>,
-    /// Which store has, or had, which number.
+    /// The store that has, or had, each id.
     numbers: BTreeMap<DeviceId, usize>,
-    /// What each reactor's ring knows.
+    /// State of the ring of each reactor.
     rings: Vec<Flights>,
     calls: BTreeMap<u64, Call>,
     due: BTreeMap<(Instant, u64), Event>,
     number: u64,
     answers: Vec<(usize, Answer)>,
-    /// Of the planted fault: the reactor, the call that they share, and the tag of each.
+    /// For a seeded bug: the reactor, the shared call, and the tag of each.
     joined: Vec<(usize, u64, Tag)>,
     trace: Arc<Trace>,
 }
@@ -161,10 +159,10 @@ pub struct SimRing<'a> {
 }
 
 impl SimDevice {
-    /// Disks of these sizes, in blocks and bytes of a block, all zeros.
+    /// Stores of these sizes (blocks, and bytes of a block), all zeros.
     ///
     /// # Panics
-    /// When a size is invalid.
+    /// A size is invalid.
     #[must_use]
     pub fn new(
         seed: u64,
@@ -197,9 +195,9 @@ impl SimDevice {
         }
     }
 
-    /// Gives the stores to reactors with this memory.
+    /// Opens the stores for reactors with this memory.
     pub fn open(&mut self, regions: Vec<Arc<Region>>) {
-        // Some have so little room that operations wait for it, some so few workers.
+        // Some have so few slots that operations wait for them, some so few workers.
         let ops = [4, 64, 1024][self.dice.below(3) as usize];
         let share = [2, 8, 192][self.dice.below(3) as usize];
         let ring = |_: &_| {
@@ -211,10 +209,10 @@ impl SimDevice {
         self.regions = regions;
     }
 
-    /// Serves a store under a number.
+    /// Attaches a store under an id.
     ///
     /// # Panics
-    /// When there are too many.
+    /// The id is too large.
     pub fn attach(&mut self, id: DeviceId, store: usize) {
         self.detach(id);
         self.numbers.insert(id, store);
@@ -224,34 +222,34 @@ impl SimDevice {
         }
     }
 
-    /// A new store, of zeros.
+    /// Adds a store of zeros.
     ///
     /// # Panics
-    /// When its size is invalid.
+    /// Its size is invalid.
     pub fn add_store(&mut self, blocks: u32, block_bytes: u32) -> usize {
         self.stores.push(Media::new(blocks, block_bytes));
         self.stores.len() - 1
     }
 
-    /// Gives a store another size, at most the one that it was made with.
+    /// Resizes a store, at most to its initial size.
     pub fn resize(&mut self, store: usize, sectors: u32) {
         self.stores[store].backing.resize(u64::from(sectors) * u64::from(SECTOR_BYTES));
     }
 
-    /// Serves nothing under this number any more. What is under way completes.
+    /// Detaches the store of this id. Operations in flight complete.
     pub fn detach(&mut self, id: DeviceId) {
         self.rings.iter_mut().for_each(|ring| ring.detach(id));
     }
 
-    /// It is now later.
+    /// Advances the clock.
     pub fn advance(&mut self, now: Instant) {
         self.now = now;
     }
 
-    /// Somebody erases a store from now on, whose blocks nobody else may use meanwhile.
+    /// Begins to erase a store, whose blocks nobody else may use meanwhile.
     ///
     /// # Errors
-    /// Somebody does.
+    /// A block is in use.
     pub fn begin_erasing(&mut self, store: usize) -> Result<(), String> {
         self.stores[store].erasing = true;
         let mut calls = self.calls.values().filter(|call| call.store == store);
@@ -261,10 +259,10 @@ impl SimDevice {
         }
     }
 
-    /// Bytes of a store read as zeros.
+    /// Zeros a range of a store.
     ///
     /// # Errors
-    /// The disk fails.
+    /// The device fails.
     pub fn erase(&mut self, store: usize, from: u64, to: u64) -> Result<(), Status> {
         if self.dice.per_mille(self.faults.error) {
             return Err(Status::WRITE_FAULT);
@@ -273,46 +271,46 @@ impl SimDevice {
         Ok(())
     }
 
-    /// All of a store is durable.
+    /// Makes a store durable.
     ///
     /// # Errors
-    /// A synchronisation has failed before.
+    /// A sync has failed before.
     pub fn make_durable(&mut self, store: usize) -> Result<(), Status> {
         self.stores[store].backing.sync_failure().map_or(Ok(()), Err)?;
         self.stores[store].make_durable();
         Ok(())
     }
 
-    /// A store has blocks of so many bytes from now on.
+    /// Sets the block size of a store.
     pub fn reformat(&mut self, store: usize, block_bytes: u32) {
         self.stores[store].reformat(block_bytes);
     }
 
-    /// Nobody erases a store any more.
+    /// Ends the erasing of a store.
     pub fn end_erasing(&mut self, store: usize) {
         self.stores[store].erasing = false;
     }
 
-    /// When something comes home, besides what has.
+    /// Time of the next event, without completions that are ready.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         self.due.keys().next().map(|(due, _)| *due)
     }
 
-    /// Operations that are not home.
+    /// Operations that have not completed.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.rings.iter().map(Flights::in_flight).sum()
     }
 
-    /// Whether a reactor's ring has something to do, after what is due has happened.
+    /// Whether a reactor's ring has something to do, after due events were processed.
     pub fn has_ready(&mut self, ring: usize) -> bool {
         self.run();
         self.answers.iter().any(|(of, _)| *of == ring)
             || self.rings.get(ring).is_some_and(Flights::has_work)
     }
 
-    /// Appends what has come home to a reactor.
+    /// Appends completed operations of a reactor.
     pub fn reap(&mut self, ring: usize, done: &mut Vec<IoCompletion>) {
         self.run();
         let (flights, calls) = (&mut self.rings[ring], &self.calls);
@@ -330,14 +328,14 @@ impl SimDevice {
         }
     }
 
-    /// The end of a reactor's turn: the kernel gets what its ring has to ask.
+    /// End of a reactor's iteration: the kernel gets the submissions of its ring.
     pub fn submit(&mut self, ring: usize) {
         while let Some((index, slot)) = self.rings[ring].next_recall() {
             self.rings[ring].recall_asked();
             self.cancel(ring, index, slot);
         }
         while let Some(ask) = self.rings[ring].next_ask() {
-            // The queue may be full.
+            // The submission queue may be full.
             if self.dice.per_mille(5) {
                 return self.rings[ring].not_submitted(ask);
             }
@@ -346,7 +344,7 @@ impl SimDevice {
         }
     }
 
-    /// Lets happen what is due.
+    /// Processes due events.
     fn run(&mut self) {
         while let Some(entry) = self.due.first_entry()
             && entry.key().0 <= self.now
@@ -364,8 +362,8 @@ impl SimDevice {
         self.due.insert((self.now + wait, self.number), event);
     }
 
-    /// The target is gone, and everything that it had asked for; with `power` also what was not
-    /// durable, or a part of that.
+    /// The target has crashed, with everything it had submitted; with `power` also what was not
+    /// durable is lost, or a part of it.
     pub fn crash(&mut self, power: bool) {
         for (number, call) in std::mem::take(&mut self.calls) {
             let store = &mut self.stores[call.store];
@@ -388,14 +386,14 @@ impl SimDevice {
         self.regions.clear();
     }
 
-    /// Whether a store failed to make data durable: it is in no better state than one that has
-    /// lost its power.
+    /// Whether a store failed to make data durable: it is in the same state as after a power
+    /// failure.
     #[must_use]
     pub fn is_doomed(&self) -> bool {
         self.stores.iter().any(|store| store.backing.sync_failure().is_some())
     }
 
-    /// The kernel begins with what it was asked for a slot.
+    /// The kernel starts the step of a slot.
     fn begin(&mut self, ring: usize, ask: Submission) {
         let slot = ask.slot();
         let id = self.rings[ring].backing_id(slot);
@@ -423,7 +421,8 @@ impl SimDevice {
             (-libc::EOPNOTSUPP, 0)
         } else if dice.per_mille(chance) {
             let error = ERRORS[dice.below(ERRORS.len() as u64) as usize];
-            // What can be tried again has not begun. What has failed may have done a part.
+            // An operation that can be retried has not started. One that has failed may be done in
+            // part.
             let begun = !matches!(error, libc::EINTR | libc::EAGAIN);
             (-error, if begun { dice.below(blocks + 1) * block } else { 0 })
         } else if matches!(step, Step::Space { .. } | Step::Sync) {
@@ -460,7 +459,7 @@ impl SimDevice {
         self.calls.insert(self.number, call);
     }
 
-    /// The kernel returns from a call.
+    /// A system call returns.
     fn finish(&mut self, number: u64) {
         // It may have been cancelled.
         let Some(call) = self.calls.remove(&number) else { return };
@@ -479,14 +478,14 @@ impl SimDevice {
         self.answers.push((ring, Answer::Slot(slot, answer)));
     }
 
-    /// The kernel is asked to give back what it has of a slot. What waits for a worker it does;
-    /// what has begun goes on, or is interrupted while the kernel says so.
+    /// Cancels the step of a slot: one that waits for a worker is cancelled; one that has started
+    /// continues, or is interrupted and completes with the errno for that.
     fn cancel(&mut self, ring: usize, index: usize, slot: u32) {
         let is_it = |(_, call): &(&u64, &mut Call)| (call.ring, call.slot) == (ring, slot);
         let found = self.calls.iter_mut().find(is_it);
         let untouched = found.filter(|(_, call)| (call.early, call.answer < 0) == (0, false));
         let (told, ended) = match untouched {
-            // It may be home, and the ring has not seen that yet.
+            // It may have completed, and the ring has not seen that yet.
             None => ([-libc::ENOENT, -libc::EALREADY][self.dice.below(2) as usize], None),
             Some((number, _)) => match self.dice.below(4) {
                 0 | 1 => (0, Some((*number, -libc::ECANCELED))),
@@ -513,7 +512,7 @@ impl SimDevice {
 }
 
 impl SimDevice {
-    /// The planted fault: a write that will be said to have been given back lands later.
+    /// A seeded bug: a write that will be reported as cancelled is executed later.
     fn let_go_on(&mut self, number: u64) {
         let Some(call) = self.calls.get(&number) else { return };
         let (Some(Step::Write { at, skip, len, .. }), store) = (call.step, call.store) else {
@@ -560,13 +559,13 @@ impl BlockDevice for SimRing<'_> {
 }
 
 impl Call {
-    /// That has done nothing, and ends well.
+    /// Without effect so far, and successful.
     fn of(ring: usize, slot: u32, store: usize) -> Call {
         let (answer, early, effective, since) = (0, 0, 0, 0);
         Call { ring, slot, store, step: None, answer, early, effective, since, stale: false }
     }
 
-    /// Where it changes data.
+    /// The range that it changes, if any.
     fn changes(&self) -> Option<(u64, u64)> {
         match self.step? {
             Step::Write { at, len, .. } | Step::Zeros { at, len } => Some((at, len.into())),
@@ -679,7 +678,7 @@ mod tests {
             assert_eq!(self.ask(IoRequest::Write { from, at: lba * 512, fua }), Ok(()));
         }
 
-        /// The first byte of each of so many blocks from the first on.
+        /// The first byte of each of the first `blocks` blocks.
         fn read(&mut self, blocks: u32) -> Vec<u8> {
             let into = self.buf(blocks, 0xee);
             self.submit(0, IoRequest::Read { into, at: 0 });
@@ -747,7 +746,7 @@ mod tests {
             bench.submit(1, IoRequest::Flush);
             bench.submit(2, IoRequest::Write { from, at: 0, fua: false });
             let mut done = Vec::new();
-            // Once more where there was no room.
+            // Again, if there was no room.
             (0..3).for_each(|_| bench.disk.submit(0));
             bench.disk.advance(bench.now + PERFECT.latency);
             bench.disk.reap(0, &mut done);

@@ -1,19 +1,19 @@
 //! Oracle for Abort: requests, results, and the completions of the commands to abort. Written from
-//! the documents, and from outside.
+//! the specifications, not from the implementation.
 //!
-//! * An Abort command is answered, once (that is the session's to see), and says whether the command
-//!   that it names was aborted. It tells the truth: when it says so, such a command ends with Command
-//!   Abort Requested, before or after; when it says no, that Abort is no reason for such an end.
-//! * No command ends so that nobody has named.
+//! * An Abort command is answered once (which the session checks), and reports whether the command
+//!   that it names was aborted. The report is true: if it says so, such a command ends with Command
+//!   Abort Requested, before or after; otherwise this Abort does not explain such an end.
+//! * No command ends so without an Abort that names it.
 //!
-//! A command id is used again, and Abort travels on another queue than the command. So what an Abort
-//! may have met is every command that was under way with that id at some time while the Abort was.
+//! A command id is reused, and Abort uses another queue than the command. So an Abort may concern
+//! every command that was outstanding with that id at some time while the Abort was.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rdma::soft::sim::Rng;
 
-/// A command that an Abort may have met.
+/// A command that an Abort may concern.
 #[derive(Debug)]
 struct Named {
     op: u32,
@@ -29,22 +29,22 @@ struct Wish {
     queue: u16,
     cid: u16,
     named: Vec<Named>,
-    /// Whether it has been answered, and if so, with "aborted".
+    /// Whether it has been answered, and if so, with success.
     answer: Option<bool>,
 }
 
 /// State of the oracle for Abort.
 #[derive(Debug)]
 pub struct Aborts {
-    /// In a thousand commands those that are Aborts.
+    /// Aborts per mille of commands.
     chance: u16,
-    /// Commands under way: host, queue, command id.
+    /// Outstanding commands: host, queue, command id.
     open: BTreeMap<u32, (usize, u16, u16)>,
     wishes: Vec<Wish>,
 }
 
 impl Aborts {
-    /// With so many Aborts in a thousand commands.
+    /// With this number of Aborts per mille of commands.
     #[must_use]
     pub fn new(chance: u16) -> Aborts {
         Aborts { chance, open: BTreeMap::new(), wishes: Vec::new() }
@@ -56,7 +56,8 @@ impl Aborts {
         self.chance > 0
     }
 
-    /// What a host aborts now, if anything: a queue and a command id on it, which need not be there.
+    /// The next command to abort for a host, if any: a queue and a command id, which need not
+    /// exist.
     pub fn next_wish(&self, host: usize, dice: &mut Rng) -> Option<(u16, u16)> {
         if !dice.per_mille(self.chance) {
             return None;
@@ -66,12 +67,12 @@ impl Aborts {
         }
         let own = self.open.values().filter(|(of, ..)| *of == host);
         let count = own.clone().count() as u64;
-        // The latest has most probably not begun.
+        // The latest one has most probably not started.
         let skip = if dice.per_mille(400) { count.saturating_sub(1) } else { dice.below(count) };
         own.map(|(_, queue, cid)| (*queue, *cid)).nth(skip as usize)
     }
 
-    /// A command leaves. `names` is what it wants to have aborted.
+    /// A command is sent. `names`: the command that it aborts.
     pub fn leaves(&mut self, op: u32, at: (usize, u16, u16), names: Option<(u16, u16)>) {
         let (host, queue, cid) = at;
         if self.chance == 0 {
@@ -90,11 +91,10 @@ impl Aborts {
         self.open.insert(op, at);
     }
 
-    /// A command was answered: whether as aborted, and if it was an Abort, whether that says that it
-    /// has aborted.
+    /// A command was answered: whether as aborted, and the result if it was an Abort.
     ///
     /// # Errors
-    /// That cannot be.
+    /// The response is invalid.
     pub fn answered(&mut self, op: u32, aborted: bool, says: Option<bool>) -> Result<(), String> {
         let Some((host, ..)) = self.open.remove(&op) else { return Ok(()) };
         for wish in self.wishes.iter_mut().filter(|wish| wish.host == host) {
@@ -113,13 +113,13 @@ impl Aborts {
         verdict
     }
 
-    /// The association of a host is gone, and nobody is told anything more of it.
+    /// The association of a host has ended.
     pub fn forget(&mut self, host: usize) {
         self.open.retain(|_, (of, ..)| *of != host);
         self.wishes.retain(|wish| wish.host != host);
     }
 
-    /// Forgets wishes of which all is known, and that explain the end of no command for others.
+    /// Removes Aborts whose outcome is complete, and that explain no end of other commands.
     fn tidy(&mut self) {
         let open = self.wishes.iter().filter(|wish| !wish.is_over());
         let asked: BTreeSet<u32> =

@@ -1,9 +1,10 @@
-//! Oracle for ANA: which commands a path must reject in the state set by the administrator, which it
-//! must not, and with which status. Written from the documents, and from outside.
+//! Oracle for ANA: which commands a path must reject in the state set by the administrator, which
+//! it must not, and with which status. Written from the specifications, not from the
+//! implementation.
 //!
-//! A command that left after the state of its path was set, and was answered before it was set again,
-//! saw one state. Where two hosts are the two paths of one machine, what one path refuses or loses
-//! goes to the other, as native multipath has it.
+//! A command that was sent after the state of its path was set, and was answered before it was set
+//! again, saw one state. If two hosts are the two paths of one machine, commands that one path
+//! rejects or loses are sent on the other, as native multipath does.
 
 use std::collections::VecDeque;
 
@@ -18,15 +19,15 @@ use crate::sim::workload::command::{Kind, Op};
 /// State of the oracle for ANA.
 #[derive(Debug)]
 pub struct Paths {
-    /// For each path and namespace the state, and since when.
+    /// State of each path and namespace, and since when.
     states: Vec<Vec<(AnaState, Moment)>>,
-    /// For each host what failed on the other path of its machine.
+    /// For each host the commands that failed on the other path of its machine.
     again: Vec<VecDeque<(Kind, Span)>>,
     twins: bool,
 }
 
 impl Paths {
-    /// All are optimized.
+    /// All optimized.
     #[must_use]
     pub fn new(profile: &Profile) -> Paths {
         let optimized = vec![(AnaState::OPTIMIZED, 0); profile.shapes.len()];
@@ -37,16 +38,16 @@ impl Paths {
         }
     }
 
-    /// A path has another state now; false when it has not.
+    /// A path has another state now; returns false if it is the same.
     pub fn set(&mut self, path: usize, space: usize, state: AnaState, now: Moment) -> bool {
         let old = std::mem::replace(&mut self.states[path][space], (state, now));
         old.0 != state
     }
 
-    /// Whether a command of a host may be answered like this, as far as paths go.
+    /// Checks whether the ANA state permits this response.
     ///
     /// # Errors
-    /// It may not.
+    /// It does not.
     pub fn check(&self, op: &Op, status: Status) -> Result<(), String> {
         let (state, since) = self.of(op);
         if since >= op.began {
@@ -63,7 +64,7 @@ impl Paths {
         Ok(())
     }
 
-    /// Whether paths may be why a command is refused; [`Paths::check`] says more.
+    /// Whether an ANA state may explain a refused command; [`Paths::check`] is exact.
     #[must_use]
     pub fn excuses(&self, op: &Op, status: Status) -> bool {
         is_of_paths(status)
@@ -71,7 +72,7 @@ impl Paths {
                 || matches!(op.kind, Kind::Protect(_) | Kind::Format { .. } | Kind::Wrong(_)))
     }
 
-    /// A command has come to nothing on its path.
+    /// A command has failed on its path.
     pub fn failed(&mut self, op: &Op) {
         let other = op.host ^ 1;
         let tries = matches!(op.kind, Kind::Read | Kind::Write { .. } | Kind::Zeroes { .. });
@@ -80,12 +81,12 @@ impl Paths {
         }
     }
 
-    /// What a host does next because it failed on the other path.
+    /// The next command of a host that failed on the other path.
     pub fn next_again(&mut self, host: usize) -> Option<(Kind, Span)> {
         self.again[host].pop_front()
     }
 
-    /// Checks the log that a host has read, as far as the states were the same since it asked.
+    /// Checks a log that a host has read, as far as the states have not changed since.
     ///
     /// # Errors
     /// The log is wrong.
@@ -96,7 +97,7 @@ impl Paths {
         for _ in 0..groups {
             let group = rest.first_chunk().map(AnaGroup::parse).ok_or("the log is cut off")?;
             let index = (group.grpid as usize).wrapping_sub(1);
-            // That of namespaces that hosts have made is reached by every path.
+            // The group of host-created namespaces is optimized on every path.
             let made = (index + 1 == GROUP as usize).then_some(&(AnaState::OPTIMIZED, 0));
             let (state, since) = states.get(index).or(made).ok_or("there is no such group")?;
             if *since < op.began && *state != group.state {
@@ -117,7 +118,7 @@ impl Paths {
     }
 }
 
-/// What commands are refused with in a state, if they are.
+/// The status of commands in a state, if they are rejected.
 fn refusal(state: AnaState) -> Option<Status> {
     match state {
         AnaState::INACCESSIBLE => Some(Status::ANA_INACCESSIBLE),
@@ -127,7 +128,7 @@ fn refusal(state: AnaState) -> Option<Status> {
     }
 }
 
-/// Whether a status says that another path may do.
+/// Whether a status asks for another path.
 #[must_use]
 pub fn is_of_paths(status: Status) -> bool {
     [Status::ANA_INACCESSIBLE, Status::ANA_PERSISTENT_LOSS, Status::ANA_TRANSITION]

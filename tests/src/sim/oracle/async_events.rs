@@ -7,15 +7,15 @@ use nvme::log::LogId;
 
 use super::blocks::Moment;
 
-/// How long it may take. A host whose association ends meanwhile looks at everything anew.
+/// Maximum delay. A host whose association ends meanwhile reads everything again.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Something that has changed.
+/// A change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// This namespace, by its id.
     Namespace(u32),
-    /// The state of some group of namespaces on the host's path.
+    /// The ANA state of a group on the host's path.
     Path,
 }
 
@@ -31,23 +31,23 @@ struct Owed {
 #[derive(Debug, Default)]
 pub struct ExpectedEvents {
     owed: Vec<Owed>,
-    /// For each host the logs that events have named, to be read.
+    /// For each host the logs of received events, to be read.
     logs: Vec<Vec<LogId>>,
 }
 
 impl ExpectedEvents {
-    /// For so many hosts.
+    /// For this number of hosts.
     #[must_use]
     pub fn new(hosts: usize) -> ExpectedEvents {
         ExpectedEvents { owed: Vec::new(), logs: vec![Vec::new(); hosts] }
     }
 
-    /// A host that is connected shall hear of a change.
+    /// A connected host must be notified of a change.
     pub fn owe(&mut self, host: usize, what: Change, since: Moment, now: Instant) {
         self.owed.push(Owed { host, what, since, until: now + PATIENCE });
     }
 
-    /// A host was told of an event, or could not read its log.
+    /// A host has received an event, or could not read its log.
     pub fn is_to_read(&mut self, host: usize, log: LogId) {
         self.logs[host].push(log);
     }
@@ -57,7 +57,7 @@ impl ExpectedEvents {
         self.logs[host].pop()
     }
 
-    /// A host has read the list of changed namespaces; gives them.
+    /// A host has read the list of changed namespaces; returns them.
     pub fn read_changed(&mut self, host: usize, page: &[u8]) -> Vec<u32> {
         let nsids = page.chunks_exact(4).map(|nsid| nsid.try_into().map_or(0, u32::from_le_bytes));
         let nsids: Vec<u32> = nsids.take_while(|nsid| *nsid != 0).collect();
@@ -68,13 +68,13 @@ impl ExpectedEvents {
         nsids
     }
 
-    /// A host has read the states of its path, which it asked for at `began`.
+    /// A host has read the ANA states of its path, with a command sent at `began`.
     pub fn read_path(&mut self, host: usize, began: Moment) {
         self.owed
             .retain(|owed| owed.host != host || owed.what != Change::Path || owed.since >= began);
     }
 
-    /// A host sees other namespaces: the states that it was to be told may be of none of them.
+    /// A host sees other namespaces, so pending changes of ANA states may concern none of them.
     pub fn forget_path(&mut self, host: usize) {
         self.owed.retain(|owed| owed.host != host || owed.what != Change::Path);
     }
@@ -85,7 +85,7 @@ impl ExpectedEvents {
         self.logs[host].clear();
     }
 
-    /// What somebody should have been told by now.
+    /// A notification that is overdue.
     #[must_use]
     pub fn overdue(&self, now: Instant) -> Option<String> {
         let late = self.owed.iter().find(|owed| owed.until < now)?;
