@@ -1,35 +1,38 @@
-//! Oracle for block contents: every block is a register, seen only through completions of hosts.
-//! Nothing here knows how the target works.
+//! Oracle for block contents: every block is a register, observed only through completions of
+//! hosts. Nothing here depends on the implementation of the target.
 //!
-//! A write takes effect at one moment between its command and its answer; so does the look of a
-//! read. Nobody sees these moments, but what hosts do see bounds them, and so the values that a
-//! block may have. A value that was written is unique (see `sim/block_stamp.rs`), which makes this simple:
+//! A write takes effect at one moment between its command and its response; so does the observation
+//! of a read. Nobody sees these moments, but the moments that hosts see bound them, and so the
+//! values that a block may have. Every written value is unique (see `sim/block_stamp.rs`), which
+//! makes this simple:
 //!
-//! * An answered write leaves no value that had taken effect before the write began.
-//! * A write that was refused, or whose association ended, may have taken effect or not. One that
-//!   got no answer may still do so later, until it is *fenced*: until the target is known to have
-//!   nothing of that association left.
-//! * Some time after the end of an association the target knows of it, and a change that a disk still
-//!   has is *ordered*: one that begins from then on, of the same block, takes effect after it. It may
-//!   still come late, but not after an answered write that began then.
-//! * What a read returns must have been possible at some moment of it. It then is known to have
-//!   taken effect, and to be younger than all that had taken effect before the read began.
+//! * A completed write leaves no value that had taken effect before the write began.
+//! * A write that failed, or whose association ended, may have taken effect or not. One without a
+//!   response may still do so later, until it is *fenced*: until the target is known to have no
+//!   command of that association.
+//! * Some time after the end of an association the target knows of it, and a change that is still
+//!   at a device is *ordered*: one of the same block that begins from then on takes effect after
+//!   it. It may still be late, but not after a completed write that began then.
+//! * The value returned by a read must have been possible at some moment of the read. It is then
+//!   known to have taken effect, and to be younger than all that had taken effect before the read
+//!   began.
 //! * A power failure leaves any value that a block has had since the last durable one. A write is
-//!   durable when it was answered with FUA, or answered before a flush began that succeeded.
+//!   durable when it has completed with FUA, or completed before a flush began that succeeded.
 //!
-//! Deallocated blocks may read as zeros or as before. Zeros are not unique; a read of zeros is
-//! held to the least that they prove.
+//! Deallocated blocks may read as zeros or be unchanged. Zeros are not unique; a read of zeros
+//! proves only the minimum.
 //!
-//! A block that was made unreadable has a value as well, which no read brings, and which is as
-//! durable as its command says. A write replaces it with its answer at the latest: a read that began
-//! before the block was unreadable may bring data of that write earlier. What a copy leaves is one
-//! of the values that its source had at some moment between its command and its answer; a read
-//! settles which.
+//! A block that was made unreadable has a value as well, which no read returns, and which is as
+//! durable as its command specifies. A write replaces it with its response at the latest: a read
+//! that began before the block was unreadable may return data of that write earlier. A copy writes
+//! one of the values that its source had at some moment between its command and its response; a
+//! read determines which.
 
 use super::copy;
 use std::fmt::Write as _;
 
-/// Counts what hosts see: a command leaving, an answer arriving. No two are at once.
+/// Counter of the events seen by hosts: a command sent, a response received. No two are
+/// simultaneous.
 pub type Moment = u64;
 
 pub(super) const NEVER: Moment = Moment::MAX;
@@ -37,18 +40,18 @@ pub(super) const NEVER: Moment = Moment::MAX;
 /// A possible content of a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Value {
-    /// As at the beginning, or deallocated, or zeroed.
+    /// Initial, deallocated or zeroed.
     Zeros,
-    /// It cannot be read: Write Uncorrectable.
+    /// Marked by Write Uncorrectable.
     Unreadable,
-    /// What this write left.
+    /// Data of this write.
     Write(u32),
-    /// What this write left in another block, and was copied from there.
+    /// Data of this write to another block, copied from there.
     Moved(u32, u32),
 }
 
-/// The blocks of the model, and of all spans: those of hosts have one or eight of them, and may get
-/// another size.
+/// Size of the blocks of the model, and of all spans: blocks of hosts consist of one or eight of
+/// them, and may change their size.
 pub const SECTOR_BYTES: u32 = 512;
 
 /// Blocks of a namespace, of [`SECTOR_BYTES`] each.
@@ -58,47 +61,47 @@ pub struct Span {
     pub space: usize,
     /// First block.
     pub lba: u32,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u32,
 }
 
-/// Completion of a write.
+/// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// Answered with success. Durable if it asked for that.
+    /// Completed with success. Durable if that was requested.
     Done {
-        /// It asked for Force Unit Access.
+        /// With Force Unit Access.
         fua: bool,
     },
-    /// Refused, or only a hint: it is over and may have changed some blocks.
+    /// Failed, or advisory: it has ended and may have changed some blocks.
     Doubtful,
     /// Its association has ended.
     Lost,
 }
 
-/// Data that cannot be.
+/// Invalid data.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Violation(pub String);
 
-/// One value that a block has, had, or may get.
+/// A value that a block has, had, or may get.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// The command that writes it; 0 for what was there before.
+    /// The command that writes it; 0 for the initial value.
     pub(super) op: u32,
     pub(super) held: PossibleValue,
     pub(super) began: Moment,
-    /// It has taken effect by then, if ever. `NEVER` while it may do so in future.
+    /// The time by which it has taken effect, if ever. `NEVER` while it may still do so.
     pub(super) effect_by: Moment,
-    /// Not answered and not fenced.
+    /// Without response and not fenced.
     pub(super) open: bool,
-    /// What begins after this takes effect after it.
+    /// Commands that begin after this take effect after it.
     pub(super) ordered: Moment,
-    /// Known to be overwritten since.
+    /// When it is known to be overwritten.
     pub(super) gone: Moment,
-    /// An answered write is known to have replaced it since.
+    /// When a completed write is known to have replaced it.
     pub(super) buried: Moment,
-    /// One of the values that a power failure left to choose from: exactly one of them is true.
+    /// One of the possible values after a power failure, of which exactly one is real.
     pub(super) left: bool,
 }
 
@@ -113,7 +116,7 @@ pub(super) enum PossibleValue {
 #[derive(Debug)]
 pub(super) struct Space {
     pub(super) blocks: Vec<Vec<Entry>>,
-    /// Everything answered before this is durable.
+    /// Everything completed before this is durable.
     flushed: Moment,
 }
 
@@ -122,16 +125,16 @@ pub(super) struct Space {
 pub struct Model {
     pub(super) spaces: Vec<Space>,
     now: Moment,
-    /// When the target last went down: commands from before prove nothing any more.
+    /// When the target last crashed: earlier commands are no evidence any more.
     crashed: Moment,
-    /// Reads under way.
+    /// Outstanding reads.
     reads: Vec<Moment>,
     /// Copies that may still take effect.
     pub(super) copies: Vec<copy::Copying>,
 }
 
 impl Model {
-    /// Namespaces of so many blocks, all zeros.
+    /// Namespaces of these numbers of blocks, all zeros.
     #[must_use]
     pub fn new(blocks: &[u32]) -> Model {
         let zeros = Entry {
@@ -151,20 +154,20 @@ impl Model {
         Model { spaces, now: 1, crashed: 0, reads: Vec::new(), copies: Vec::new() }
     }
 
-    /// A command that writes nothing leaves now.
+    /// A command that writes nothing is sent.
     pub fn begin(&mut self) -> Moment {
         self.now += 1;
         self.now
     }
 
-    /// How many commands may still change one of these blocks, at most.
+    /// Maximum number of commands that may still change one of these blocks.
     #[must_use]
     pub fn crowd(&self, span: Span) -> usize {
         let open = |entries: &Vec<Entry>| entries.iter().filter(|entry| entry.open).count();
         self.blocks(span).iter().map(open).max().unwrap_or(0)
     }
 
-    /// What these blocks contain, as far as one can guess.
+    /// A guess of the contents of these blocks.
     #[must_use]
     pub fn guess(&self, span: Span) -> Vec<Value> {
         let last = |entries: &Vec<Entry>| {
@@ -174,7 +177,7 @@ impl Model {
         self.blocks(span).iter().map(last).collect()
     }
 
-    /// A command leaves that makes these blocks `value`. `op` is not 0 and no other's.
+    /// A command is sent that writes `value` to these blocks. `op` is not 0 and unique.
     pub fn write(&mut self, op: u32, span: Span, value: Value) -> Moment {
         let began = self.begin();
         for entries in self.blocks_mut(span) {
@@ -186,7 +189,7 @@ impl Model {
         began
     }
 
-    /// Such a command has come home.
+    /// Such a command has ended.
     pub fn wrote(&mut self, op: u32, span: Span, ending: Ending) {
         let now = self.begin();
         if ending == Ending::Lost {
@@ -197,7 +200,7 @@ impl Model {
         let flushed = self.spaces[span.space].flushed;
         for entries in self.blocks_mut(span) {
             let Some(own) = entries.iter_mut().find(|entry| entry.op == op && entry.open) else {
-                // The target has gone down since it wrote this.
+                // The target has crashed since it wrote this.
                 continue;
             };
             own.open = false;
@@ -224,7 +227,7 @@ impl Model {
         }
     }
 
-    /// Whether a power failure has left all of these values, which were just read.
+    /// Whether all of these values, which were just read, are left by a power failure.
     #[must_use]
     pub fn is_left(&self, span: Span, found: &[Value]) -> bool {
         self.blocks(span).iter().zip(found).all(|(entries, value)| {
@@ -233,7 +236,7 @@ impl Model {
         })
     }
 
-    /// Nothing of a lost command is left at the target.
+    /// The target has nothing of a lost command any more.
     pub fn fence(&mut self, op: u32, span: Span) {
         let now = self.begin();
         self.end_copy(op);
@@ -245,19 +248,19 @@ impl Model {
         }
     }
 
-    /// A read leaves.
+    /// A read is sent.
     pub fn begin_read(&mut self) -> Moment {
         let began = self.begin();
         self.reads.push(began);
         began
     }
 
-    /// A read has come home without data.
+    /// A read has ended without data.
     pub fn forget_read(&mut self, began: Moment) {
         self.reads.retain(|read| *read != began);
     }
 
-    /// A read that left at `began` found these values, one for each block of the span.
+    /// A read sent at `began` returned these values, one for each block of the span.
     ///
     /// # Errors
     /// One of them was not possible.
@@ -287,7 +290,7 @@ impl Model {
         Ok(())
     }
 
-    /// A flush that left at `began` was answered with success.
+    /// A flush sent at `began` has completed with success.
     pub fn flushed(&mut self, began: Moment, space: usize) {
         self.begin();
         if began >= self.crashed {
@@ -295,7 +298,7 @@ impl Model {
         }
     }
 
-    /// The target has gone down; nothing that it had not done will be done. With `power` all that
+    /// The target has crashed: commands in progress have no further effect. With `power` all that
     /// is not durable may be lost.
     pub fn crash(&mut self, power: bool) {
         let now = self.begin();
@@ -327,10 +330,10 @@ impl Model {
         }
     }
 
-    /// A command that left at `began` was told that a block of these cannot be read.
+    /// A command sent at `began` failed because one of these blocks cannot be read.
     ///
     /// # Errors
-    /// All of them could be, all the time.
+    /// All of them were readable, all the time.
     pub fn unreadable(&mut self, began: Moment, spans: &[Span]) -> Result<(), Violation> {
         let now = self.begin();
         self.forget_read(began);
@@ -364,13 +367,13 @@ impl Model {
 }
 
 impl Entry {
-    /// Of a command that leaves now.
+    /// For a command that is sent now.
     pub(super) fn new(op: u32, held: PossibleValue, began: Moment) -> Entry {
         let (effect_by, gone, buried) = (NEVER, NEVER, NEVER);
         Entry { op, held, began, effect_by, open: true, ordered: NEVER, gone, buried, left: false }
     }
 
-    /// Whether it takes effect, if ever, before an answered write that began then.
+    /// Whether it takes effect, if ever, before a completed write that began then.
     fn precedes(&self, began: Moment) -> bool {
         self.effect_by.min(self.ordered) < began
     }
@@ -402,13 +405,13 @@ impl PossibleValue {
     }
 }
 
-/// Takes a value that was read; false when it was not possible.
+/// Takes a value that was read; returns false if it was not possible.
 fn look(entries: &mut [Entry], began: Moment, now: Moment, value: Value) -> bool {
     let fits = |entry: &Entry| entry.held.may_be(value) && entry.gone >= began;
     let mut matching = entries.iter().enumerate().filter(|(_, entry)| fits(entry));
     let Some((at, _)) = matching.next() else { return false };
     if matching.next().is_some() {
-        // Zeros of several: only what is no zeros, and was there before, is known to be older.
+        // With several zeros, only earlier values other than zeros are known to be older.
         for entry in entries.iter_mut().filter(|e| !e.held.may_be(value) && e.effect_by < began) {
             entry.gone = entry.gone.min(now);
         }
@@ -416,7 +419,8 @@ fn look(entries: &mut [Entry], began: Moment, now: Moment, value: Value) -> bool
     }
     entries[at].held = PossibleValue::One(value);
     let own = entries[at].began;
-    // Marks stay until the write is answered, and a read that is older than they are does not see them.
+    // Marks stay until the write has completed, and a read that is older than they are does not see
+    // them.
     let hides = |e: &Entry| e.held == PossibleValue::One(Value::Unreadable) && began < e.effect_by;
     let is_hidden = entries.iter().any(|e| e.effect_by < own && hides(e));
     if entries[at].effect_by == NEVER && !is_hidden {

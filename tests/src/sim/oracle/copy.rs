@@ -6,16 +6,16 @@ use super::blocks::{Entry, Model, Moment, NEVER, PossibleValue, Span, Value, Vio
 #[derive(Debug)]
 pub(super) struct Copying {
     pub(super) op: u32,
-    /// Blocks that it reads, in order.
+    /// Source blocks, in order.
     from: Vec<u32>,
     space: usize,
-    /// The first block that it writes.
+    /// First destination block.
     to: u32,
 }
 
 impl Model {
-    /// A copy leaves that makes the blocks of `to` what those of `from` are, in their order, all of
-    /// one namespace. It counts as a read as well, until it is answered.
+    /// A copy is sent from the blocks of `from` to those of `to`, in order, all of one namespace.
+    /// It counts as a read too, until it has ended.
     pub fn copy(&mut self, op: u32, from: &[Span], to: Span) -> Moment {
         let began = self.begin_read();
         let from: Vec<u32> = from.iter().flat_map(|s| s.lba..s.lba + s.blocks).collect();
@@ -27,7 +27,7 @@ impl Model {
         for (entries, some) in self.blocks_mut(to).iter_mut().zip(&held) {
             entries.push(Entry::new(op, PossibleValue::Any(some.clone()), began));
         }
-        // Those under way have not read what this one leaves, but may do so.
+        // Outstanding copies have not read what this one writes, but may do so.
         for (lba, some) in (to.lba..).zip(held) {
             self.spread(to.space, lba, &some);
         }
@@ -35,14 +35,15 @@ impl Model {
         began
     }
 
-    /// A copy that left at `began` was answered with success.
+    /// A copy sent at `began` has completed with success.
     ///
     /// # Errors
-    /// Some of its source could not be read all the time.
+    /// Some of its source was unreadable all the time.
     pub fn copied(&mut self, op: u32, began: Moment, to: Span) -> Result<(), Violation> {
         self.forget_read(began);
         for (lba, entries) in (to.lba..).zip(self.blocks(to)) {
-            // Where the store was exchanged meanwhile there are two: of the old and of the new one.
+            // If the backing store was exchanged meanwhile there are two: of the old and of the new
+            // one.
             let mut own = entries.iter().filter(|entry| entry.op == op).peekable();
             if own.peek().is_some() && own.all(|own| own.held == PossibleValue::Any(Vec::new())) {
                 let text = format!("block {lba} was copied from one that cannot be read");
@@ -52,7 +53,7 @@ impl Model {
         Ok(())
     }
 
-    /// A block may get these values: so may what is copied from there just now.
+    /// A block may get these values: so may the destinations of copies from it.
     pub(super) fn spread(&mut self, space: usize, lba: u32, values: &[Value]) {
         let mut news: Vec<(u32, Vec<Value>)> = vec![(lba, values.to_vec())];
         while let Some((lba, values)) = news.pop() {
@@ -74,12 +75,12 @@ impl Model {
         }
     }
 
-    /// A copy is over, if it was one.
+    /// A command has ended; removes it if it is a copy.
     pub(super) fn end_copy(&mut self, op: u32) {
         self.copies.retain(|copying| copying.op != op);
     }
 
-    /// What a block may contain now, as it would be in another one.
+    /// The possible contents of a block, as they would be in another one.
     fn held(&self, space: usize, lba: u32, to: u32) -> Vec<Value> {
         let mut held = Vec::new();
         for entry in self.spaces[space].blocks[lba as usize].iter().filter(|e| e.gone == NEVER) {
@@ -98,7 +99,7 @@ impl Model {
 }
 
 impl Value {
-    /// What this is, which block `from` contains, in block `to`: none for what cannot be read.
+    /// The value of block `from` when it is in block `to`: none if it cannot be read.
     fn moved(self, from: u32, to: u32) -> Option<Value> {
         let (write, home) = match self {
             Value::Unreadable => return None,

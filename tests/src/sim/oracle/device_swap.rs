@@ -3,10 +3,10 @@
 use super::blocks::{Entry, Model, NEVER, PossibleValue, Value};
 
 impl Model {
-    /// A namespace gets another store, all zeros, after the one that it had was taken away. Commands
-    /// that left before may have met either, but each of them only one: what they read is of the old
-    /// one or of the new one, what they write may have gone to either, and what they copy was read
-    /// where it is written.
+    /// A namespace gets another backing store, all zeros, after the removal of the earlier one.
+    /// Commands sent before may use either, but each of them only one: what they read is of the old
+    /// or of the new one, what they write may be in either, and what they copy was read from the
+    /// one that is written.
     pub fn exchange(&mut self, space: usize) {
         let now = self.begin();
         let copying = |op: u32, model: &Model| model.copies.iter().any(|copy| copy.op == op);
@@ -29,7 +29,7 @@ impl Model {
             entries.extend(news);
             self.spaces[space].blocks[lba as usize] = entries;
         }
-        // What is copied from now on can be what is there from now on.
+        // What is copied from now on may be of the new one.
         for lba in 0..blocks {
             let entries = &self.spaces[space].blocks[lba as usize];
             let there = entries.iter().filter(|entry| entry.gone == NEVER);

@@ -1,6 +1,6 @@
-//! Oracle for Disconnect of single I/O queues: its completion is the last one on the queue. What was
-//! sent there before is answered before, and may be answered with Command Aborted due to SQ Deletion;
-//! nothing else is. Written from the documents, and from outside.
+//! Oracle for Disconnect of single I/O queues: its completion is the last one on the queue.
+//! Commands sent there before complete before, and may end with Command Aborted due to SQ Deletion;
+//! no other command does. Written from the specifications, not from the implementation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,28 +9,28 @@ use nvme::Status;
 /// State of the oracle for Disconnect.
 #[derive(Debug)]
 pub struct DisconnectOracle {
-    /// In a thousand commands those that delete a queue.
+    /// Disconnects per mille of commands.
     chance: u16,
-    /// Commands under way, and the queue of a host that each is on.
+    /// Outstanding commands, and the host and queue of each.
     open: BTreeMap<u32, (usize, u16)>,
-    /// Queues that a host has asked to have deleted, while it has this association.
+    /// Queues for which a host has sent Disconnect, during this association.
     leaving: BTreeSet<(usize, u16)>,
 }
 
 impl DisconnectOracle {
-    /// With so many of them in a thousand commands.
+    /// With this number of Disconnects per mille of commands.
     #[must_use]
     pub fn new(chance: u16) -> DisconnectOracle {
         DisconnectOracle { chance, open: BTreeMap::new(), leaving: BTreeSet::new() }
     }
 
-    /// In a thousand commands those that delete a queue.
+    /// Disconnects per mille of commands.
     #[must_use]
     pub fn chance(&self) -> u16 {
         self.chance
     }
 
-    /// A command leaves on a queue of a host; perhaps one that deletes the queue.
+    /// A command is sent on a queue of a host; `deletes`: a Disconnect.
     pub fn leaves(&mut self, op: u32, at: (usize, u16), deletes: bool) {
         if self.chance > 0 {
             self.open.insert(op, at);
@@ -43,7 +43,7 @@ impl DisconnectOracle {
     /// A command was answered.
     ///
     /// # Errors
-    /// That cannot be.
+    /// The response is invalid.
     pub fn answered(&mut self, op: u32, deletes: bool, status: Status) -> Result<(), String> {
         let Some(at) = self.open.remove(&op) else { return Ok(()) };
         if status.is(Status::ABORTED_SQ_DELETION) && !self.leaving.contains(&at) {
@@ -62,7 +62,7 @@ impl DisconnectOracle {
         }
     }
 
-    /// A command comes home without an answer.
+    /// A command has ended without a response.
     pub fn lost(&mut self, op: u32) {
         self.open.remove(&op);
     }
@@ -73,7 +73,7 @@ impl DisconnectOracle {
         self.leaving.retain(|(of, _)| *of != host);
     }
 
-    /// Whether this may be why a command is refused; [`DisconnectOracle::answered`] says more.
+    /// Whether this may explain a failed command; [`DisconnectOracle::answered`] is exact.
     #[must_use]
     pub fn excuses(&self, status: Status) -> bool {
         self.chance > 0 && status.is(Status::ABORTED_SQ_DELETION)

@@ -1,17 +1,16 @@
 //! Oracle for Format NVM, and for the block size that each host uses: written from the
 //! specifications, not from the implementation.
 //!
-//! Hosts give one such command at a time for each namespace. While it is under way I/O may be
-//! refused for it; a command that left after the last one was over, with none under way, must not
-//! be. What a format leaves are zeros, for the model: durable once it was answered with success,
-//! and otherwise there or not, block by block. The size of blocks is the one that was last answered
-//! for, also after a restart; after a format without an answer it is one of two, until somebody
-//! asks.
+//! Hosts send one such command at a time for each namespace. While it is outstanding I/O may be
+//! rejected; a command that was sent after the last one had ended, with none outstanding, must not
+//! be. A format leaves zeros: durable once it has completed with success, and otherwise there or
+//! not, block by block. The block size is the one that was last completed, also after a restart;
+//! after a format without a response it is one of two, until a host queries it.
 //!
-//! Hosts learn of another size by an event, when they connect, or because they are refused; then
-//! they ask. Until then they go on with what they believe, and no command that moves data may be
-//! carried out so. Commands without data would be carried out, elsewhere: hosts send none while the
-//! size is not certain, and begin no change of size while one of those is under way.
+//! Hosts learn of another block size by an event, when they connect, or by a rejected command; then
+//! they query it. Until then they use what they know, and no command that moves data may be
+//! executed so. Commands without data would be executed, elsewhere: hosts send none while the size
+//! is not certain, and begin no change of size while one of those is outstanding.
 
 use nvme::Status;
 use nvme::identify::IdentifyNamespace;
@@ -21,28 +20,28 @@ use super::blocks::{Moment, SECTOR_BYTES, Span};
 use crate::sim::scenario::Profile;
 use crate::sim::workload::command::{Kind, Op};
 
-/// log2 of the sectors in a block that there can be.
+/// log2 of the sectors in a block: the possible values.
 pub const SHIFTS: [u8; 2] = [0, 3];
 
 #[derive(Clone, Debug)]
 struct Format {
-    /// The command under way, and log2 of the sectors in a block that it wishes for.
+    /// The outstanding command, and log2 of the sectors in a block that it requests.
     order: Option<(u32, u8)>,
-    /// The last one was over then.
+    /// When the last one ended.
     settled: Moment,
-    /// log2 of the sectors in a block, unless that is not certain.
+    /// log2 of the sectors in a block, if certain.
     size: Option<u8>,
-    /// Commands without data under way that change blocks.
+    /// Outstanding commands without data that change blocks.
     bare: Vec<u32>,
 }
 
-/// What a host believes of a namespace.
+/// What a host knows of a namespace.
 #[derive(Clone, Copy, Debug)]
 struct Belief {
     shift: u8,
-    /// It has reason to ask.
+    /// It has to query it.
     doubts: bool,
-    /// It has asked.
+    /// It has sent the query.
     asked: bool,
 }
 
@@ -50,16 +49,16 @@ struct Belief {
 #[derive(Debug)]
 pub struct Formats {
     formats: Vec<Format>,
-    /// Of each host, of each namespace.
+    /// By host and namespace.
     beliefs: Vec<Vec<Belief>>,
-    /// In a thousand commands those that format.
+    /// Formats per mille of commands.
     chance: u16,
-    /// The size of blocks may change.
+    /// Whether the block size may change.
     reshapes: bool,
 }
 
 impl Formats {
-    /// Of all hosts and namespaces.
+    /// For all hosts and namespaces.
     #[must_use]
     pub fn new(profile: &Profile) -> Formats {
         let shifts = || (0..profile.shapes.len()).map(|space| profile.shift(space));
@@ -73,7 +72,7 @@ impl Formats {
         }
     }
 
-    /// Formats a namespace now, if a host shall.
+    /// A format of a namespace, if a host is to send one.
     pub fn next_order(&self, space: usize, dice: &mut Rng) -> Option<Kind> {
         let format = &self.formats[space];
         if !dice.per_mille(self.chance) || format.order.is_some() {
@@ -90,39 +89,39 @@ impl Formats {
         Some(Kind::Format { erase: dice.per_mille(500), index, shift })
     }
 
-    /// log2 of the sectors in a block, as a host believes.
+    /// log2 of the sectors in a block, as known to a host.
     #[must_use]
     pub fn believed(&self, host: usize, space: usize) -> u8 {
         self.beliefs[host][space].shift
     }
 
-    /// A host doubts what it believes of a namespace, and has not asked yet.
+    /// A namespace that a host has to query, and has not.
     #[must_use]
     pub fn next_doubt(&self, host: usize) -> Option<usize> {
         self.beliefs[host].iter().position(|belief| belief.doubts && !belief.asked)
     }
 
-    /// Whether a host has no doubts about a namespace, nor has anybody.
+    /// Whether a host, and every other, is certain about a namespace.
     #[must_use]
     pub fn is_clear(&self, host: usize, space: usize) -> bool {
         let belief = self.beliefs[host][space];
         self.formats[space].order.is_none() && !belief.doubts && !belief.asked
     }
 
-    /// Whether a format was under way, for all one knows, while a command was.
+    /// Whether a format may have been in progress while a command was.
     #[must_use]
     pub fn may_hold(&self, op: &Op) -> bool {
         let Format { order, settled, .. } = self.formats[op.span.space];
         order.is_some() || settled >= op.began
     }
 
-    /// Whether one of them is not over.
+    /// Whether one of them has not ended.
     #[must_use]
     pub fn are_under_way(&self) -> bool {
         self.formats.iter().any(|format| format.order.is_some())
     }
 
-    /// Whether a host may send what moves no data, and yet changes blocks.
+    /// Whether a host may send commands without data that change blocks.
     #[must_use]
     pub fn may_be_bare(&self, host: usize, space: usize) -> bool {
         let Format { order, size, .. } = self.formats[space];
@@ -130,7 +129,7 @@ impl Formats {
         keeps && size == Some(self.beliefs[host][space].shift)
     }
 
-    /// Whether a host may send a command on these blocks: whole ones, as it believes.
+    /// Whether a host may send a command on these blocks: whole ones, as it knows them.
     #[must_use]
     pub fn can_send(&self, host: usize, kind: &Kind, span: Span) -> bool {
         let shift = self.beliefs[host][span.space].shift;
@@ -139,14 +138,14 @@ impl Formats {
             && (moves || self.may_be_bare(host, span.space))
     }
 
-    /// A host has reason to ask.
+    /// A host has to query a namespace.
     pub fn doubt(&mut self, host: usize, space: usize) {
         if let Some(belief) = self.beliefs[host].get_mut(space).filter(|_| self.reshapes) {
             belief.doubts = true;
         }
     }
 
-    /// The association of a host has ended: it asks when it has another one.
+    /// The association of a host has ended: it queries when it has another one.
     pub fn forget(&mut self, host: usize) {
         for space in 0..self.formats.len() {
             self.beliefs[host][space].asked = false;
@@ -154,7 +153,7 @@ impl Formats {
         }
     }
 
-    /// A command leaves.
+    /// A command is sent.
     pub fn leaves(&mut self, op: &Op) {
         let format = &mut self.formats[op.span.space];
         match op.kind {
@@ -168,7 +167,7 @@ impl Formats {
         }
     }
 
-    /// A command is over: answered, or so long lost that nothing can be left of it.
+    /// A command has ended: answered, or lost for so long that the target has nothing of it.
     pub fn is_over(&mut self, op: &Op, now: Moment) {
         let format = &mut self.formats[op.span.space];
         format.bare.retain(|id| *id != op.id);
@@ -180,7 +179,7 @@ impl Formats {
         }
     }
 
-    /// The target has gone down, and with it whoever erases.
+    /// The target has crashed, and with it the erasing.
     pub fn crash(&mut self, now: Moment) {
         for format in &mut self.formats {
             format.bare.clear();
@@ -191,7 +190,7 @@ impl Formats {
         }
     }
 
-    /// The association of a host has ended before this answer.
+    /// The association of a host has ended before this response.
     pub fn lost(&mut self, op: &Op) {
         if op.asks_shape() {
             self.beliefs[op.host][op.span.space].asked = false;
@@ -202,7 +201,7 @@ impl Formats {
     /// A command was answered.
     ///
     /// # Errors
-    /// It may not be answered like this.
+    /// The response is invalid.
     pub fn answered(&mut self, op: &Op, status: Status, now: Moment) -> Result<(), String> {
         let verdict = self.check(op, status);
         let format = &mut self.formats[op.span.space];
@@ -212,7 +211,7 @@ impl Formats {
         {
             let size = if status.is_success() { Some(wish) } else { format.size };
             (format.order, format.settled, format.size) = (None, now, size);
-            // Who has done it needs nobody to tell him.
+            // The host that sent it knows the new size.
             if status.is_success() {
                 self.beliefs[op.host][op.span.space].shift = wish;
             }
@@ -228,16 +227,16 @@ impl Formats {
         verdict
     }
 
-    /// A host was told how large blocks are.
+    /// A host has received the block size.
     ///
     /// # Errors
-    /// That cannot be.
+    /// It is wrong.
     pub fn learns(&mut self, op: &Op, page: &[u8]) -> Result<(), String> {
         let belief = &mut self.beliefs[op.host][op.span.space];
         belief.asked = false;
         let page = page.first_chunk().map(IdentifyNamespace::parse);
         let page = page.ok_or("the page is cut off")?;
-        // Of a namespace that is not there it says nothing.
+        // The page of a missing namespace is all zeros.
         let Some(bytes) = page.block_bytes().filter(|_| page.nsze > 0) else {
             self.doubt(op.host, op.span.space);
             return Ok(());
@@ -273,10 +272,10 @@ impl Formats {
         }
     }
 
-    /// Whether a format may be why a command is refused; [`Formats::answered`] says more.
+    /// Whether a format may explain a failed command; [`Formats::answered`] is exact.
     #[must_use]
     pub fn excuses(&self, op: &Op, status: Status) -> bool {
-        // As many blocks of another size may be more than one command can transfer (MDTS).
+        // The same number of blocks of another size may exceed the maximum transfer (MDTS).
         let of_size =
             [Status::DATA_SGL_LENGTH_INVALID, Status::LBA_OUT_OF_RANGE, Status::INVALID_FIELD];
         let stale = self.formats[op.span.space].settled >= op.began

@@ -1,4 +1,4 @@
-//! Oracles of the simulation: compare completions with the commands of all hosts.
+//! Oracles of the simulation: check completions against the commands of all hosts.
 
 pub mod abort;
 pub mod ana;
@@ -40,17 +40,17 @@ use super::trace::Trace;
 use super::workload::command::{Kind, Mistake, Op, Question};
 use super::workload::ns_command::NsCommand;
 
-/// With Do Not Retry what whoever reads an unreadable block is told; without it, of the disk.
+/// With Do Not Retry the status of a read of an unreadable block; without it, of a device error.
 const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR;
 
-/// Rejected commands that could have been accepted, and the allowance for them.
+/// Results of commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Commands answered with success.
+    /// Completed with success.
     pub done: u64,
-    /// Commands refused.
+    /// Failed.
     pub refused: u64,
-    /// Commands whose association ended before their answer.
+    /// Their association ended before a response.
     pub lost: u64,
     /// Associations that ended.
     pub ended: u64,
@@ -59,9 +59,9 @@ pub struct Counts {
 /// Phase of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// Commands and mishaps.
+    /// Commands and faults.
     Work,
-    /// Nothing is sent.
+    /// No commands.
     Rest,
     /// Reservations are cleared.
     Clear,
@@ -74,52 +74,52 @@ pub enum Stage {
 pub struct Oracle {
     /// The trace.
     pub trace: Arc<Trace>,
-    /// What may be read.
+    /// Valid contents of blocks.
     pub model: Model,
-    /// Who may read and write.
+    /// Reservations.
     pub fencing: Fencing,
-    /// What is aborted.
+    /// Aborts.
     pub aborts: Aborts,
-    /// What is protected from writes.
+    /// Write protection.
     pub write_protect: WriteProtectOracle,
-    /// What is formatted.
+    /// Formats.
     pub formats: Formats,
-    /// Which queues are deleted.
+    /// Deleted queues.
     pub departures: DisconnectOracle,
-    /// What is going on.
+    /// Phase of the run.
     pub stage: Stage,
-    /// Commands sent in the stage of work.
+    /// Commands sent in the phase of work.
     pub sent: u32,
-    /// Commands to send then.
+    /// Commands to send in that phase.
     pub commands: u32,
-    /// Until when the end of an association is no wonder, for each host.
+    /// Until when the end of an association is expected, for each host.
     pub excused_until: Vec<Instant>,
-    /// What hosts are to be told.
+    /// Expected events.
     pub news: ExpectedEvents,
-    /// How namespaces are reached.
+    /// ANA states.
     pub paths: Paths,
-    /// Which of them there are.
+    /// Visible namespaces.
     pub scope: Scope,
-    /// Those that hosts have made.
+    /// Host-created namespaces.
     pub made: NsManagementOracle,
     spaces: usize,
-    /// A host shall reset its controller.
+    /// Hosts that are to reset their controllers.
     pub reset: Vec<bool>,
-    /// A host has disabled its controller, which serves nothing more.
+    /// Hosts that have disabled their controllers, which serve nothing more.
     pub disabled: Vec<bool>,
-    /// What came of the commands.
+    /// Results of commands.
     pub counts: Counts,
-    /// The first thing that was wrong.
+    /// The first violation.
     pub failure: Option<String>,
     pub(super) next_id: u32,
     disk_fails: bool,
-    /// Lost commands: until when they may take effect.
+    /// Lost commands, and until when they may take effect.
     unfenced: VecDeque<(Instant, Op)>,
     fence_after: Duration,
-    /// Lost commands that change blocks: until when the target may not know that they are.
+    /// Lost commands that change blocks, and until when the target may not know that they are lost.
     unordered: VecDeque<(Instant, Op)>,
     order_after: Duration,
-    /// Up to how many bytes the devices write all or nothing.
+    /// Power-fail write unit of the devices, in bytes.
     atom_bytes: u32,
     /// The next span of the sweep: namespace and block.
     pub(super) sweep: (usize, u32),
@@ -132,7 +132,7 @@ impl Oracle {
         let sectors = (0..profile.shapes.len()).map(|space| profile.sectors(space));
         let blocks: Vec<u32> = sectors.collect();
         let disk = profile.disk;
-        // Keep alive as granted, with its margin; then the disk, several times.
+        // The granted keep alive timeout, with its margin; then the device, several times.
         let granted = Duration::from_millis(profile.kato_ms.next_multiple_of(1000).into());
         Oracle {
             trace: Arc::clone(trace),
@@ -171,12 +171,12 @@ impl Oracle {
         }
     }
 
-    /// Notes the first thing that was wrong.
+    /// Records the first violation.
     pub fn fail(&mut self, what: String) {
         self.failure.get_or_insert(what);
     }
 
-    /// A mishap has happened to a host, or to all.
+    /// A fault was injected for a host, or for all.
     pub fn excuse(&mut self, host: Option<usize>, until: Instant) {
         for (index, excused) in self.excused_until.iter_mut().enumerate() {
             if host.is_none_or(|host| host == index) {
@@ -185,33 +185,34 @@ impl Oracle {
         }
     }
 
-    /// Whether it is no wonder that an association of a host has ended.
+    /// Whether the end of an association of a host is expected.
     pub fn excuses(&self, host: usize, profile: &Profile, why: &EndReason, now: Instant) -> bool {
         let bad_luck = match why {
-            // What has gone wrong once must not let anybody in, or keep anybody out.
+            // An earlier fault must neither admit nor exclude a host.
             EndReason::NotAuthenticated { .. } => {
                 return profile.proofs == Proofs::AllBut(host);
             }
-            // Exchanges that were cut off count as failed, and who has failed too often waits.
+            // Interrupted exchanges count as failed, and a host with too many failures is
+            // throttled.
             EndReason::ConnectRefused { status, .. }
                 if status.is(Status::CONNECT_CONTROLLER_BUSY) =>
             {
                 profile.proofs != Proofs::None
             }
-            // Three messages of connection management in a row may get lost.
+            // Three messages of connection management in a row may be lost.
             EndReason::Unreachable { .. } | EndReason::SlowConnection { .. } => {
                 profile.net.loss > 0
             }
             EndReason::Rejected { status: RejectStatus::NO_RESOURCES, .. } => profile.is_cramped(),
-            // While it brings up its queues, the oldest connection of nobody's may make room.
+            // While it opens its queues, its oldest connection may be evicted.
             EndReason::Peer { queue: 0 } => profile.is_cramped(),
             _ => false,
         };
         bad_luck || now <= self.excused_until[host]
     }
 
-    /// Commands of which nobody can know any more are over, and those that the target knows to be
-    /// lost come before all that begin from now on.
+    /// Ends commands that can have no further effect, and orders those that the target knows to be
+    /// lost before all that begin from now on.
     pub fn fence(&mut self, now: Instant) {
         while self.unordered.front().is_some_and(|(until, _)| *until <= now)
             && let Some((_, op)) = self.unordered.pop_front()
@@ -235,7 +236,7 @@ impl Oracle {
         }
     }
 
-    /// The target has gone down, with `power` also its disks.
+    /// The target has crashed, with `power` at a power failure.
     pub fn crash(&mut self, power: bool) {
         self.model.crash(power);
         let now = self.model.begin();
@@ -245,18 +246,18 @@ impl Oracle {
         self.formats.crash(now);
     }
 
-    /// When that is.
+    /// Time of the next call of [`Oracle::fence`].
     pub fn next_fence(&self) -> Option<Instant> {
         let first = [self.unfenced.front(), self.unordered.front()];
         first.into_iter().flatten().map(|(until, _)| *until).min()
     }
 
-    /// Whether everything has been read once more.
+    /// Whether everything was read once more.
     pub fn is_swept(&self) -> bool {
         self.sweep.0 >= self.spaces && self.sweeping == 0
     }
 
-    /// A command leaves, on this queue and with this id.
+    /// A command is sent, on this queue and with this id.
     pub fn leaves(&mut self, mut op: Op, queue: u16, cid: u16) -> Op {
         op.began = match (op.changes(), &op.kind) {
             (_, Kind::Copy { from, .. }) => self.model.copy(op.id, from, op.span),
@@ -289,7 +290,7 @@ impl Oracle {
         op
     }
 
-    /// A command did not leave after all.
+    /// A command was not sent after all.
     pub fn put_back(&mut self, op: &Op) {
         if self.stage == Stage::Sweep && op.kind == Kind::Read {
             self.sweeping -= 1;
@@ -297,7 +298,7 @@ impl Oracle {
         }
     }
 
-    /// The association of a command ended before its answer.
+    /// The association of a command ended before its response.
     pub fn lost(&mut self, op: Op, now: Instant) {
         self.counts.lost += 1;
         self.aborts.forget(op.host);
@@ -308,7 +309,7 @@ impl Oracle {
             self.model.forget_read(op.began);
         }
         if self.stage == Stage::Sweep && op.kind == Kind::Read {
-            // From the beginning.
+            // From the beginning of the command.
             self.sweeping -= 1;
             self.sweep = (0, 0);
         }
@@ -316,8 +317,7 @@ impl Oracle {
             self.made.lost(op.id, deed);
         }
         let order = matches!(op.kind, Kind::Order(_) | Kind::Protect(_) | Kind::Made(_));
-        // What a format still erases nobody may write meanwhile; an unreadable block is no matter of
-        // the disk.
+        // Nobody may write what a format still erases; an unreadable block is not a device error.
         let disk = !matches!(op.kind, Kind::Format { .. } | Kind::Spoil);
         if op.changes().is_some() && disk {
             self.unordered.push_back((now + self.order_after, op.clone()));
@@ -327,14 +327,14 @@ impl Oracle {
         }
     }
 
-    /// A command was answered. `data` is what it has read, or sent.
+    /// A command was answered. `data`: read or sent.
     pub fn answered(&mut self, op: Op, answer: Response, data: Option<&[u8]>) {
         let (host, status) = (op.host, answer.status);
         let success = status.is_success();
         if self.stage == Stage::Sweep && op.kind == Kind::Read {
             self.sweeping -= 1;
             if self.formats.excuses(&op, status) {
-                // From the beginning.
+                // From the beginning of the command.
                 self.sweep = (0, 0);
             }
         }
@@ -359,7 +359,7 @@ impl Oracle {
                 (Kind::Write { fua } | Kind::Zeroes { fua, .. } | Kind::Copy { fua, .. }, true) => {
                     Ending::Done { fua: *fua }
                 }
-                // Whoever was told so relies on it, whatever happens to the power.
+                // A host relies on it, also after a power failure.
                 (Kind::Spoil, true) => Ending::Done { fua: true },
                 _ => Ending::Doubtful,
             };
@@ -395,11 +395,12 @@ impl Oracle {
         }
     }
 
-    /// Whether reservations allow such an answer, and what follows from it.
+    /// Checks a response against reservations, and applies its consequences.
     fn check_reservation(&mut self, op: &Op, status: Status) -> Result<(), String> {
         let now = self.model.begin();
         if let Kind::Order(_) = op.kind {
-            // Who formats a namespace may not be barred from it meanwhile: nothing has come of that.
+            // A host that formats a namespace may not be excluded from it meanwhile: such a request
+            // must fail.
             let held = status.is(Status::RESERVATION_CONFLICT) && self.formats.may_hold(op);
             let status = if held { Status::FORMAT_IN_PROGRESS } else { status };
             let ended = self.fencing.answered(op, status, now)?;
@@ -411,7 +412,7 @@ impl Oracle {
         verdict
     }
 
-    /// Whether write protection allows such an answer, and what follows from it.
+    /// Checks a response against write protection, and applies its consequences.
     fn check_protection(&mut self, op: &Op, status: Status) -> Result<(), String> {
         let now = self.model.begin();
         if let Kind::Protect(_) = op.kind {
@@ -424,8 +425,8 @@ impl Oracle {
         verdict
     }
 
-    /// A format was answered with success: all that there was reads as zeros, whatever happens to the
-    /// power. Beyond the end nothing is erased.
+    /// A format has completed with success: all blocks read as zeros, also after a power failure.
+    /// Beyond the end nothing is erased.
     fn erased(&mut self, op: &Op) {
         let inside = self.scope.size_of(op).unwrap_or(0);
         let (all, done) = (op.span, Ending::Done { fua: true });
@@ -481,8 +482,8 @@ impl Oracle {
         }
     }
 
-    /// Each block is what one command left there; but one that is larger than what its device writes
-    /// all or nothing may be torn where a power failure has left it so.
+    /// Each block is data of one command; but one that is larger than the power-fail write unit of
+    /// its device may be torn by a power failure.
     fn check_whole(&self, op: &Op, found: &[Value]) -> Result<(), String> {
         let promised = self.atom_bytes >= SECTOR_BYTES << op.shift;
         let blocks = found.chunks(1 << op.shift).zip((op.span.lba..).step_by(1 << op.shift));
@@ -495,7 +496,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether a command about namespaces that hosts make, or on one, may be answered like this.
+    /// Checks a response against host-created namespaces.
     fn check_made(
         &mut self,
         op: &Op,
@@ -514,7 +515,7 @@ impl Oracle {
         self.made.answered(op.id, deed, outcome, now)
     }
 
-    /// Whether a command may be refused with this status.
+    /// Whether a command may fail with this status.
     fn is_excusable(&self, host: usize, op: &Op, status: Status) -> bool {
         let absent = self.scope.is_absent(op);
         let of_disk = [
@@ -537,7 +538,7 @@ impl Oracle {
             Kind::Compare(_) if status.is(Status::COMPARE_FAILURE) => return true,
             _ if op.half > 0 && status.is(Status::ABORTED_FAILED_FUSED) => return true,
             Kind::Order(_) if status.is(Status::INVALID_FIELD) => return true,
-            // With its last namespace the subsystem loses the feature.
+            // Without its last namespace the subsystem has no such feature.
             Kind::Protect(_) if absent && status.is(Status::INVALID_FIELD) => return true,
             Kind::Format { .. } if absent && status.is(Status::INVALID_OPCODE) => return true,
             // It was resized meanwhile, or removed.
@@ -554,15 +555,15 @@ impl Oracle {
             || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))
     }
 
-    // ---- lines
+    // ---- trace
 
-    /// A command leaves.
+    /// A command is sent.
     pub fn note_sent(&self, host: usize, queue: u16, op: &Op) {
         let words = [0x70, (host as u64) << 16 | u64::from(queue), op.id.into()];
         self.trace.note(words, || format!("host   {host} queue {queue}: {op}"));
     }
 
-    /// A command has come home.
+    /// A command has ended.
     pub fn note_done(&self, host: usize, op: &Op, outcome: Result<Response, Lost>) {
         let word = outcome.map_or(u64::MAX, |answer| answer.status.field().into());
         self.trace.note([0x71, (host as u64) << 32 | u64::from(op.id), word], || match outcome {
@@ -583,7 +584,7 @@ impl Oracle {
     }
 }
 
-/// Whether the sectors of a block are what one command left there.
+/// Whether the sectors of a block are data of one command.
 fn is_whole(block: &[Value]) -> bool {
     let follows = |value, at| match value {
         Value::Moved(write, home) => Value::Moved(write, home + at),

@@ -1,5 +1,5 @@
 //! Oracle for blocks of host-created namespaces: zeroes first, then the written data, always
-//! durable. Nothing of another namespace, above all not of one that had the same id.
+//! durable. Never data of another namespace, in particular not of one that had the same id.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use crate::sim::oracle::blocks::{Moment, Value};
 struct Wrote {
     op: u32,
     began: Moment,
-    /// Nothing of it is under way any more since.
+    /// When it has ended.
     ended: Option<Moment>,
-    /// It was answered with success, and went nowhere else.
+    /// It completed with success, and has no other destination.
     surely: bool,
 }
 
-/// All blocks, by the command that made the namespace.
+/// All blocks, by the command that created the namespace.
 #[derive(Debug, Default)]
 pub(super) struct Blocks(BTreeMap<(u32, u32), Vec<Wrote>>);
 
 impl Blocks {
-    /// A write that left at `began` may reach this block.
+    /// A write sent at `began` may reach this block.
     pub(super) fn may_reach(&mut self, (birth, lba): (u32, u32), op: u32, began: Moment) {
         let writes = self.0.entry((birth, lba)).or_default();
         if !writes.iter().any(|wrote| wrote.op == op) {
@@ -29,7 +29,7 @@ impl Blocks {
         }
     }
 
-    /// A write is over; `surely`: it was answered with success, and this was the only place.
+    /// A write has ended; `surely`: with success, and this was the only destination.
     pub(super) fn ended(&mut self, op: u32, lba: u32, surely: bool, now: Moment) {
         let places = self.0.iter_mut().filter(|((_, own), _)| *own == lba);
         for wrote in places.flat_map(|(_, writes)| writes).filter(|wrote| wrote.op == op) {
@@ -37,14 +37,14 @@ impl Blocks {
         }
     }
 
-    /// The target has gone down: nothing is under way any more.
+    /// The target has crashed: no command is in progress.
     pub(super) fn crash(&mut self, now: Moment) {
         for wrote in self.0.values_mut().flatten() {
             wrote.ended = wrote.ended.or(Some(now));
         }
     }
 
-    /// Whether a read that left at `began` may have found this.
+    /// Whether a read sent at `began` may return this.
     pub(super) fn may_be(&self, birth: u32, lba: u32, value: Value, began: Moment) -> bool {
         let writes = self.0.get(&(birth, lba)).map(Vec::as_slice).unwrap_or_default();
         let ended = match value {

@@ -1,14 +1,14 @@
 //! Oracle for Namespace Management: written from the specifications, not from the implementation.
 //!
-//! There is a set of cases, each of which may be how things are: which namespaces there are, who has
-//! them, and which of the orders under way have already been carried out. An order may take effect at
-//! any moment between its command and its answer, and does so at once; its answer says what is no case
-//! any more. An order without an answer may take effect until nothing of it can be left, or until the
-//! target goes down, and leaves both cases, until somebody looks. No case left: something is wrong.
+//! There is a set of possible cases: which namespaces exist, which hosts have them, and which of
+//! the outstanding requests have already taken effect. A request may take effect at any moment
+//! between its command and its response, atomically; its response excludes cases. A request without
+//! a response may take effect until the target has nothing of it, or crashes, and leaves both
+//! cases, until a host queries them. If no case is left, there is a violation.
 //!
-//! So an acknowledged namespace is there, whatever happens to the target, with the size and identity
-//! that it had; one that was deleted never comes back, and neither do its blocks; no id is given
-//! twice; and the quota is what is left by what is there.
+//! So a namespace whose creation was completed exists, whatever happens to the target, with its
+//! size and identity; a deleted one never returns, and neither do its blocks; no id is assigned
+//! twice; and the quota is what the existing ones leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,50 +23,50 @@ use crate::sim::scenario::Profile;
 
 use crate::sim::workload::ns_command::{NsCommand, Place};
 
-/// The ids of namespaces that no host has made.
+/// Ids of configured namespaces.
 pub const DECLARED: [u32; 2] = [1, 2];
-/// What hosts may make: namespaces, and bytes of all together.
+/// Limits of hosts: namespaces, and bytes of all together.
 pub const MOST: usize = 4;
 /// See [`MOST`].
 pub const QUOTA_BYTES: u64 = 96 << 10;
-/// Their ANA group, which every path reaches.
+/// Their ANA group, which is optimized on every path.
 pub const GROUP: u32 = 3;
-/// Cases beyond which nobody orders anything before somebody has looked.
+/// Number of cases above which no request is sent before a query.
 const CROWD: usize = 8;
 
 /// A namespace.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Space {
-    /// The command that has made it.
+    /// The command that created it.
     birth: u32,
     blocks: u32,
     shift: u8,
     private: bool,
-    /// Who has it.
+    /// Hosts that have it.
     machines: BTreeSet<usize>,
 }
 
-/// How an order ends: the id that it has made, or 0; or the code of its status.
+/// Result of a request: the id that it created, or 0; or the code of its status.
 type Ending = Result<u32, u16>;
 
-/// How things may be.
+/// A possible case.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 struct Case {
     spaces: BTreeMap<u32, Space>,
-    /// Orders under way that have been carried out.
+    /// Outstanding requests that have taken effect.
     done: BTreeMap<u32, Ending>,
 }
 
-/// An order that was not answered yet.
+/// A request without a response.
 #[derive(Debug)]
 struct Pending {
     deed: NsCommand,
     machine: usize,
-    /// The target has gone down since it left.
+    /// The target has crashed since it was sent.
     dead: bool,
 }
 
-/// What a question, a read or a write may have met.
+/// Possible state for a query, a read or a write.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum View {
     Ids(Vec<u32>),
@@ -74,50 +74,50 @@ enum View {
     Reached(Option<u32>),
 }
 
-/// A question, a read or a write under way.
+/// An outstanding query, read or write.
 #[derive(Debug)]
 struct Watch {
     deed: NsCommand,
     machine: usize,
     began: Moment,
     seen: BTreeSet<View>,
-    /// No order was under way meanwhile.
+    /// No request was outstanding meanwhile.
     quiet: bool,
 }
 
 /// The oracle for Namespace Management; see the module.
 #[derive(Debug)]
 pub struct NsManagementOracle {
-    /// In a thousand commands those about such namespaces.
+    /// Namespace commands per mille of commands.
     chance: u16,
     disk_fails: bool,
     possible: BTreeSet<Case>,
     pending: BTreeMap<u32, Pending>,
     watches: BTreeMap<u32, Watch>,
     blocks: Blocks,
-    /// The identity of each namespace, by the command that has made it.
+    /// Identity of each namespace, by the command that created it.
     names: BTreeMap<u32, [u8; 16]>,
     /// The controller of each host.
     pub cntlids: Vec<u16>,
-    /// Which machine each host is.
+    /// The machine of each host.
     machines: Vec<usize>,
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
     /// Its status.
     pub status: Status,
     /// Its first dword.
     pub result: u32,
-    /// What was read.
+    /// Data read.
     pub data: &'a [u8],
-    /// Its controller serves nothing more, or somebody may have aborted it.
+    /// Its controller serves nothing more, or it may have been aborted.
     pub excused: bool,
 }
 
 impl NsManagementOracle {
-    /// None yet.
+    /// Without namespaces.
     #[must_use]
     pub fn new(profile: &Profile) -> NsManagementOracle {
         let hosts = 0..profile.hosts;
@@ -134,7 +134,7 @@ impl NsManagementOracle {
         }
     }
 
-    /// What a host does now about such namespaces, if anything.
+    /// The next namespace command of a host, if any.
     pub fn next_deed(&self, host: usize, dice: &mut Rng) -> Option<NsCommand> {
         let machine = self.machines[host];
         if self.chance == 0 || !dice.per_mille(self.chance) {
@@ -169,7 +169,7 @@ impl NsManagementOracle {
                 let lba = dice.below(space.map_or(4, |space| space.blocks.min(4).into())) as u32;
                 let birth = space.map_or(0, |space| space.birth);
                 let place = Place { nsid, birth, lba, block_bytes };
-                // Who does not have it is refused, and that is enough to see now and then.
+                // A host without it gets an error, which is tested once in a while.
                 let has = space.is_some_and(|space| space.machines.contains(&machine));
                 return (has || dice.per_mille(150)).then_some(match which {
                     66..84 => NsCommand::Put(place),
@@ -182,7 +182,7 @@ impl NsManagementOracle {
         (room || !deed.is_order()).then_some(deed)
     }
 
-    /// A command leaves.
+    /// A command is sent.
     pub fn leaves(&mut self, op: u32, deed: NsCommand, host: usize, began: Moment) {
         let machine = self.machines[host];
         if deed.is_order() {
@@ -200,7 +200,7 @@ impl NsManagementOracle {
     /// A command was answered.
     ///
     /// # Errors
-    /// That cannot be.
+    /// The response is invalid.
     pub fn answered(
         &mut self,
         op: u32,
@@ -212,13 +212,13 @@ impl NsManagementOracle {
             true => self.order_answered(op, deed, outcome),
             false => match self.watches.remove(&op) {
                 Some(watch) => self.watch_answered(op, &watch, outcome, now),
-                // It went to a target that has gone down since.
+                // The target has crashed since it was sent.
                 None => Ok(()),
             },
         }
     }
 
-    /// The association of a command has ended before its answer.
+    /// The association of a command has ended before its response.
     pub fn lost(&mut self, op: u32, deed: NsCommand) {
         match deed {
             NsCommand::Put(_) => {}
@@ -231,7 +231,7 @@ impl NsManagementOracle {
         }
     }
 
-    /// Nothing of a lost command is left at the target.
+    /// The target has nothing of a lost command any more.
     pub fn is_over(&mut self, op: u32, deed: NsCommand, now: Moment) {
         self.watches.remove(&op);
         if let NsCommand::Put(place) = deed {
@@ -242,17 +242,17 @@ impl NsManagementOracle {
         }
     }
 
-    /// The target has gone down: what it has not carried out it never will.
+    /// The target has crashed: requests without effect never have one.
     pub fn crash(&mut self, now: Moment) {
         self.pending.values_mut().for_each(|pending| pending.dead = true);
         self.watches.clear();
         self.blocks.crash(now);
     }
 
-    /// Whether what the record says in the end may be: id, blocks, log2 of their size, hosts.
+    /// Checks the record in the end: id, blocks, log2 of their size, hosts.
     ///
     /// # Errors
-    /// It may not.
+    /// It is invalid.
     pub fn check_record(
         &self,
         found: &BTreeMap<u32, (u32, u8, BTreeSet<usize>)>,
@@ -298,7 +298,7 @@ impl NsManagementOracle {
                 return Err(format!("it was answered with {ending:x?}, {known}"));
             }
         } else if failed {
-            // Everything is as before.
+            // Nothing has changed.
             self.possible.retain(|case| !case.done.contains_key(&op));
         } else if !excused {
             return Err(format!("it was refused: {status}"));
@@ -325,7 +325,7 @@ impl NsManagementOracle {
                 _ if excused => Ok(()),
                 NsCommand::Put(place) | NsCommand::Get(place) => {
                     let absent = watch.seen.contains(&View::Reached(None));
-                    // Its blocks may be of another size.
+                    // Its block size may differ.
                     let other = births.iter().any(|birth| *birth != place.birth);
                     let gone = absent && status.is(Status::INVALID_NAMESPACE);
                     let of_disk = self.disk_fails && OF_DISK.iter().any(|each| status.is(*each));
@@ -360,7 +360,7 @@ impl NsManagementOracle {
         self.saw(watch, &found)
     }
 
-    /// Somebody has seen this, where there is no doubt about when.
+    /// A query has returned this, if it is certain for which state.
     fn saw(&mut self, watch: &Watch, found: &View) -> Result<(), String> {
         if !watch.seen.contains(found) {
             return Err(format!("it found {found:?}, {}", self.known()));
@@ -372,7 +372,7 @@ impl NsManagementOracle {
         Ok(())
     }
 
-    /// A host has read what a namespace is.
+    /// A host has read the properties of a namespace.
     fn looked(&mut self, watch: &Watch, data: &[u8]) -> Result<(), String> {
         let page = IdentifyNamespace::parse(data.first_chunk().ok_or("the page is short")?);
         let shift = page.lbaf[usize::from(page.flbas & 0xf)].lbads;
@@ -399,7 +399,7 @@ impl NsManagementOracle {
         }
     }
 
-    /// All that may have been carried out by now.
+    /// Adds the cases of requests that may have taken effect.
     fn expand(&mut self) {
         let mut left: Vec<Case> = std::mem::take(&mut self.possible).into_iter().collect();
         while let Some(case) = left.pop() {
@@ -412,7 +412,7 @@ impl NsManagementOracle {
         }
     }
 
-    /// Nobody will hear anything more of an order.
+    /// Nothing more will be known of a request.
     fn forget(&mut self, op: u32) {
         self.pending.remove(&op);
         self.tidy();
@@ -429,7 +429,7 @@ impl NsManagementOracle {
             .collect();
     }
 
-    /// What is under way may meet what is possible now.
+    /// Adds the present cases to outstanding queries.
     fn look(&mut self) {
         for (op, watch) in &mut self.watches {
             for case in &self.possible {
@@ -444,7 +444,7 @@ impl NsManagementOracle {
 }
 
 impl Watch {
-    /// The namespaces that it may have met.
+    /// The namespaces that it may concern.
     fn births(&self) -> BTreeSet<u32> {
         let birth = |view: &View| match view {
             View::Reached(birth) => *birth,
@@ -455,7 +455,7 @@ impl Watch {
 }
 
 impl Case {
-    /// After an order, and with its end.
+    /// The case after a request, with its result.
     fn after(&self, op: u32, pending: &Pending) -> Case {
         let mut case = self.clone();
         let ending = case.carry_out(op, pending);
@@ -476,7 +476,7 @@ impl Case {
                 if used + space.bytes() > QUOTA_BYTES {
                     return Err(kind(Status::NAMESPACE_INSUFFICIENT_CAPACITY));
                 }
-                // The lowest that is free.
+                // The lowest free one.
                 let free = |id: &u32| !DECLARED.contains(id) && !self.spaces.contains_key(id);
                 let nsid = (1..).find(free).unwrap_or(0);
                 self.spaces.insert(nsid, space);
@@ -514,7 +514,7 @@ impl Case {
         }
     }
 
-    /// What a command meets that asks, reads or writes.
+    /// The state for a query, read or write.
     fn view(&self, deed: NsCommand, machine: usize) -> View {
         let has = |space: &Space| space.machines.contains(&machine);
         match deed {
@@ -541,7 +541,7 @@ impl Space {
     }
 }
 
-/// What orders are refused with when the rules have it so.
+/// Statuses of requests that the rules reject.
 const RULES: [Status; 6] = [
     Status::NAMESPACE_ID_UNAVAILABLE,
     Status::NAMESPACE_INSUFFICIENT_CAPACITY,
@@ -551,7 +551,7 @@ const RULES: [Status; 6] = [
     Status::NAMESPACE_NOT_ATTACHED,
 ];
 
-/// What a disk that fails has commands answered with.
+/// Statuses of requests after a device error.
 const OF_DISK: [Status; 5] = [
     Status::WRITE_FAULT,
     Status::UNRECOVERED_READ_ERROR,

@@ -1,10 +1,9 @@
-//! Oracle for reservations: written from the specifications, not from the implementation. It knows
-//! nothing of how the target keeps reservations.
+//! Oracle for reservations: written from the specifications, not from the implementation.
 //!
-//! Hosts give one order at a time for each namespace, so its outcome is certain. A command that
-//! neither began before the last order was answered, nor was under way when the next one left, saw
-//! one state, and must be refused or not as that state has it. Once Preempt and Abort has been
-//! answered, no command of the preempted host that began before may still change a block.
+//! Hosts send one request at a time for each namespace, so its outcome is certain. A command that
+//! neither began before the last request was answered, nor was outstanding when the next one was
+//! sent, saw one state, and must be rejected or not according to that state. Once Preempt and Abort
+//! was answered, no command of the preempted host that began before may still change a block.
 
 use std::collections::BTreeMap;
 
@@ -20,31 +19,31 @@ use crate::sim::workload::reservation::Order;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct State {
     registrants: Vec<bool>,
-    /// The type, and who holds it. All registrants hold types 5 and 6.
+    /// The type and its holder. All registrants hold types 5 and 6.
     held: Option<(ReservationType, usize)>,
 }
 
-/// What is known of a namespace.
+/// What is certain about a namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Known {
     All(State),
     /// Only that this host is a registrant.
     Registrant(usize),
-    /// An order went without an answer.
+    /// A request had no response.
     Nothing,
 }
 
 #[derive(Debug)]
 struct Book {
     known: Known,
-    /// The order under way, and who gave it.
+    /// The outstanding request and its host.
     order: Option<(u32, usize, Order)>,
-    /// The last one was answered then.
+    /// When the last one was answered.
     settled: Moment,
-    /// Changes under way of a host that was preempted: nobody gives an order before they are over,
-    /// because they may still arrive, and must find themselves barred.
+    /// Outstanding changes of a host that was preempted: no request is sent before they have ended,
+    /// because they may still arrive, and must be rejected.
     preempted: Vec<u32>,
-    /// For each host when the last preemption of it ended; `MAX` while it is under way.
+    /// For each host when its last preemption ended; `MAX` while it is outstanding.
     preempted_at: Vec<Moment>,
 }
 
@@ -53,14 +52,14 @@ struct Book {
 pub struct Fencing {
     books: Vec<Book>,
     hosts: usize,
-    /// In a thousand commands those that are orders; 0: there are none.
+    /// Requests per mille of commands; 0: none.
     chance: u16,
-    /// Commands under way that change blocks: whose, and which.
+    /// Outstanding commands that change blocks: host and blocks.
     open: BTreeMap<u32, (usize, Vec<Span>)>,
 }
 
 impl Fencing {
-    /// For so many namespaces and hosts, all unreserved.
+    /// For this number of namespaces and hosts, without reservations.
     #[must_use]
     pub fn new(spaces: usize, hosts: usize, chance: u16) -> Fencing {
         let book = || Book {
@@ -74,9 +73,9 @@ impl Fencing {
         Fencing { books, hosts, chance, open: BTreeMap::new() }
     }
 
-    /// The order that a host gives now instead of another command, if it does.
+    /// The request that a host sends instead of another command, if any.
     pub fn next_order(&self, space: usize, host: usize, dice: &mut Rng) -> Option<Order> {
-        // Who is barred does something about it, instead of being refused again and again.
+        // A host without access changes that, rather than being rejected again and again.
         let chance = self.chance * if self.is_barred(space, host) { 10 } else { 1 };
         if self.chance == 0 || !dice.per_mille(chance) || !self.is_free(space) {
             return None;
@@ -102,7 +101,7 @@ impl Fencing {
         })
     }
 
-    /// Whether a host had better not write, as far as is known.
+    /// Whether a host should not write, as far as is certain.
     pub fn is_barred(&self, space: usize, host: usize) -> bool {
         match &self.books[space].known {
             Known::All(state) => state.bars(host, true),
@@ -110,8 +109,8 @@ impl Fencing {
         }
     }
 
-    /// The order with which host 0 makes sure, in the end, that nothing is reserved; and whether
-    /// there is none left to give.
+    /// The request with which host 0 ensures, in the end, that there is no reservation; and whether
+    /// there is none left.
     pub fn last_order(&self) -> (Option<(usize, Order)>, bool) {
         let unsure = |book: &Book| match &book.known {
             Known::All(state) if state.held.is_none() => book.order.is_some(),
@@ -126,7 +125,7 @@ impl Fencing {
         (self.is_free(space).then_some((space, order)), false)
     }
 
-    /// A command leaves.
+    /// A command is sent.
     pub fn leaves(&mut self, op: &Op) {
         if let (Some(spans), true) = (op.changes(), self.chance > 0 && !op.is_admin()) {
             self.open.insert(op.id, (op.host, spans.to_vec()));
@@ -140,7 +139,7 @@ impl Fencing {
         }
     }
 
-    /// A command is over: answered, or so long lost that nothing can be left of it.
+    /// A command has ended: answered, or lost for so long that the target has nothing of it.
     pub fn is_over(&mut self, op: &Op, now: Moment) {
         self.open.remove(&op.id);
         for book in &mut self.books {
@@ -157,7 +156,7 @@ impl Fencing {
         }
     }
 
-    /// The target has gone down, and with it all reservations.
+    /// The target has crashed, and all reservations are lost.
     pub fn crash(&mut self, now: Moment) {
         self.open.clear();
         for book in &mut self.books {
@@ -171,10 +170,10 @@ impl Fencing {
         }
     }
 
-    /// An order was answered. Gives the changes that from now on have happened or never will.
+    /// A request was answered. Returns the changes that have happened by now or never will.
     ///
     /// # Errors
-    /// The answer cannot be.
+    /// The response is invalid.
     pub fn answered(
         &mut self,
         op: &Op,
@@ -183,7 +182,7 @@ impl Fencing {
     ) -> Result<Vec<(u32, Span)>, String> {
         let book = &mut self.books[op.span.space];
         let Some((id, host, order)) = book.order.filter(|(id, ..)| *id == op.id) else {
-            // It was given to a target that has gone down since.
+            // The target has crashed since it was sent.
             return Ok(Vec::new());
         };
         let known = book.known.clone();
@@ -210,7 +209,7 @@ impl Fencing {
                 _ => Known::Registrant(by),
             },
             _ if status.is_success() && order == Order::Register => Known::Registrant(host),
-            // That one could always be carried out.
+            // That one always succeeds.
             other if order == Order::Register || order == Order::Clear => {
                 match is_of_orders(status) {
                     true => return Err(format!("it was answered with {status}, for {other:?}")),
@@ -233,7 +232,7 @@ impl Fencing {
         Ok(ended)
     }
 
-    /// Whether a command on blocks may be answered like this, as far as reservations go.
+    /// Whether reservations permit this response to a command on blocks.
     pub fn check(&self, op: &Op, status: Status) -> Result<(), String> {
         let host = op.host;
         let writes = match op.kind {
@@ -261,7 +260,7 @@ impl Fencing {
         }
     }
 
-    /// Whether reservations may be why a command is refused.
+    /// Whether reservations may explain a failed command.
     pub fn excuses(&self, status: Status) -> bool {
         let of_reservations = [Status::RESERVATION_CONFLICT, Status::ABORTED_PREEMPT];
         self.chance > 0 && of_reservations.iter().any(|of| status.is(*of))
@@ -273,7 +272,7 @@ impl Fencing {
     }
 }
 
-/// The statuses with which an order is refused for what it wants.
+/// Statuses of failed reservation commands.
 fn is_of_orders(status: Status) -> bool {
     status.is(Status::RESERVATION_CONFLICT) || status.is(Status::INVALID_FIELD)
 }
@@ -299,7 +298,7 @@ impl State {
         !admitted && (writes || matches!(rtype.0, 2 | 4 | 6))
     }
 
-    /// Carries out an order; gives its status.
+    /// Applies a request; returns its status.
     fn apply(&mut self, host: usize, order: Order) -> Status {
         if order != Order::Register && !self.registrants[host] {
             return Status::RESERVATION_CONFLICT;
@@ -340,7 +339,7 @@ impl State {
         Status::SUCCESS
     }
 
-    /// A host is no registrant any more: what it alone held is free.
+    /// Unregisters a host: a reservation that it alone held is released.
     fn leave(&mut self, host: usize) {
         let Some((rtype, holder)) = self.held else { return };
         let gone = match rtype.is_held_by_all() {
@@ -364,7 +363,7 @@ mod tests {
         Op { kind, host, id, span: SPAN, began, half: 0, shift: 0 }
     }
 
-    /// Two hosts. Gives an order its status.
+    /// Two hosts. Completes a request with its status.
     fn order(fencing: &mut Fencing, host: usize, at: Moment, order: Order, status: Status) {
         let order = op(host, at as u32, at, Kind::Order(order));
         fencing.leaves(&order);

@@ -1,8 +1,8 @@
 //! Oracle for visibility: the namespaces that a host sees, and their sizes, as set by the
-//! administrator. Written from the documents, and from outside.
+//! administrator. Written from the specifications, not from the implementation.
 //!
-//! A command that left after the last change, and was answered before the next, saw one state: what
-//! is not there, or lies beyond the end, must be refused, and nothing else so.
+//! A command that was sent after the last change, and was answered before the next, saw one state:
+//! commands for a missing namespace, or beyond the end, must fail, and no others for that reason.
 
 use nvme::Status;
 use nvme::identify::IdentifyNamespace;
@@ -13,7 +13,7 @@ use crate::sim::workload::command::Op;
 /// State of the oracle for visibility.
 #[derive(Debug)]
 pub struct Scope {
-    /// For each host and namespace whether it is there, and since when.
+    /// For each host and namespace whether it is visible, and since when.
     there: Vec<Vec<(bool, Moment)>>,
     /// For each namespace its blocks, and since when.
     sizes: Vec<(u32, Moment)>,
@@ -22,7 +22,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Everything is there, for so many hosts, and so large.
+    /// All visible, for this number of hosts, and of these sizes.
     #[must_use]
     pub fn new(hosts: usize, blocks: &[u32]) -> Scope {
         Scope {
@@ -32,7 +32,7 @@ impl Scope {
         }
     }
 
-    /// A namespace comes or goes for a host; false when nothing changes.
+    /// Sets the visibility of a namespace for a host; returns false if nothing changes.
     pub fn set_there(&mut self, host: usize, space: usize, there: bool, now: Moment) -> bool {
         let (was, since) = &mut self.there[host][space];
         if *was == there {
@@ -42,7 +42,7 @@ impl Scope {
         true
     }
 
-    /// A namespace has another size; false when it has not.
+    /// Sets the size of a namespace; returns false if nothing changes.
     pub fn set_size(&mut self, space: usize, blocks: u32, now: Moment) -> bool {
         let (was, since) = &mut self.sizes[space];
         if *was == blocks {
@@ -52,42 +52,42 @@ impl Scope {
         true
     }
 
-    /// A namespace has another identity.
+    /// Sets the identity of a namespace.
     pub fn set_name(&mut self, space: usize, name: [u8; 16], now: Moment) {
         self.names[space] = (name, now);
     }
 
-    /// Whether a namespace may be described like this to whoever asked for it.
+    /// Checks the description of a namespace.
     ///
     /// # Errors
-    /// It may not.
+    /// It is invalid.
     pub fn check_identity(&self, op: &Op, page: &[u8]) -> Result<(), String> {
         let page = IdentifyNamespace::parse(page.first_chunk().ok_or("the page is short")?);
         let (name, since) = self.names[op.span.space];
-        // Of one that is not there all is zero.
+        // The page of a missing one is all zeros.
         match since >= op.began || page.nsze == 0 || page.nguid == name {
             true => Ok(()),
             false => Err(format!("it is told as {:x?}, and is {name:x?}", page.nguid)),
         }
     }
 
-    /// Whether a namespace is there for a host.
+    /// Whether a host sees a namespace.
     #[must_use]
     pub fn is_there(&self, host: usize, space: usize) -> bool {
         self.there[host][space].0
     }
 
-    /// Whether the namespace of a command is not there for its host, or was not for a while.
+    /// Whether the host does not see the namespace of a command, or did not for a while.
     #[must_use]
     pub fn is_absent(&self, op: &Op) -> bool {
         let (there, since) = self.there[op.host][op.span.space];
         !there || since > op.began
     }
 
-    /// Whether a command on blocks may be answered like this.
+    /// Checks the response to a command on blocks.
     ///
     /// # Errors
-    /// It may not.
+    /// It is invalid.
     pub fn check(&self, op: &Op, status: Status) -> Result<(), String> {
         if !op.is_for_blocks() {
             return Ok(());
@@ -105,14 +105,14 @@ impl Scope {
         }
     }
 
-    /// How large the namespace of a command has been all the time.
+    /// The size of the namespace of a command, if it did not change.
     #[must_use]
     pub fn size_of(&self, op: &Op) -> Option<u32> {
         let (size, since) = self.sizes[op.span.space];
         (since < op.began).then_some(size)
     }
 
-    /// Whether this may be why a command is refused; [`Scope::check`] says more.
+    /// Whether this may explain a failed command; [`Scope::check`] is exact.
     #[must_use]
     pub fn excuses(&self, op: &Op, status: Status) -> bool {
         let (size, since) = self.sizes[op.span.space];
@@ -122,7 +122,7 @@ impl Scope {
     }
 }
 
-/// The identity of a namespace, with its first store or a later one.
+/// The identity of a namespace, with its first backing store or a later one.
 #[must_use]
 pub fn name(space: usize, generation: u8) -> [u8; 16] {
     let mut name = [space as u8 + 1; 16];
@@ -130,7 +130,7 @@ pub fn name(space: usize, generation: u8) -> [u8; 16] {
     name
 }
 
-/// Where the blocks of a command end, if it has any.
+/// The end of the blocks of a command, if it has any.
 fn end(op: &Op) -> Option<u32> {
     let spans = op.changes().unwrap_or_default().iter().chain(op.reads());
     spans.map(|span| span.lba + span.blocks).max()

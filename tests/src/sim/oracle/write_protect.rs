@@ -1,10 +1,10 @@
 //! Oracle for write protection (feature 84h): written from the specifications, not from the
 //! implementation.
 //!
-//! Hosts give one order at a time for each namespace, so its outcome is certain. A write that left
-//! after the last order was answered, with none under way, must be refused or not as that order has
-//! it. Once protection has been answered nothing that left before may change a block any more: who
-//! protects a namespace may take a copy of it.
+//! Hosts send one request at a time for each namespace, so its outcome is certain. A write that was
+//! sent after the last request was answered, with none outstanding, must be rejected or not
+//! according to that request. Once protection was answered no earlier write may change a block any
+//! more: the host may make a copy of the namespace.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +16,14 @@ use crate::sim::workload::command::{Kind, Op};
 
 #[derive(Debug)]
 struct Shield {
-    /// Whether it is protected; unknown after an order that was not answered with success.
+    /// Whether it is protected; unknown after a request without success.
     known: Option<bool>,
-    /// The order under way.
+    /// The outstanding request.
     order: Option<u32>,
-    /// The last one ended then.
+    /// When the last one ended.
     settled: Moment,
-    /// Changes under way that protection has ended: nobody lifts it before they are over, because
-    /// they may still arrive, and must find themselves refused.
+    /// Outstanding changes that protection has ended: it is not removed before they have ended,
+    /// because they may still arrive, and must be rejected.
     ended: Vec<u32>,
 }
 
@@ -31,14 +31,14 @@ struct Shield {
 #[derive(Debug)]
 pub struct WriteProtectOracle {
     write_protect: Vec<Shield>,
-    /// In a thousand commands those that protect, or no longer.
+    /// Requests per mille of commands.
     chance: u16,
-    /// Commands under way that change blocks, and which.
+    /// Outstanding commands that change blocks, and the blocks.
     open: BTreeMap<u32, Vec<Span>>,
 }
 
 impl WriteProtectOracle {
-    /// So many namespaces, all unprotected.
+    /// For this number of namespaces, all unprotected.
     #[must_use]
     pub fn new(spaces: usize, chance: u16) -> WriteProtectOracle {
         let shield = |_| Shield { known: Some(false), order: None, settled: 0, ended: Vec::new() };
@@ -49,7 +49,7 @@ impl WriteProtectOracle {
         }
     }
 
-    /// Whether to protect a namespace now, or no longer; none: neither.
+    /// Whether to protect or unprotect a namespace now; none: neither.
     pub fn next_order(&self, space: usize, dice: &mut Rng) -> Option<bool> {
         let shield = &self.write_protect[space];
         let often = if shield.known == Some(false) { 1 } else { 40 };
@@ -58,7 +58,7 @@ impl WriteProtectOracle {
         now.then(|| shield.known == Some(false) || dice.per_mille(100))
     }
 
-    /// A command leaves.
+    /// A command is sent.
     pub fn leaves(&mut self, op: &Op) {
         if self.chance == 0 {
             return;
@@ -71,7 +71,7 @@ impl WriteProtectOracle {
         }
     }
 
-    /// A command is over: answered, or so long lost that nothing can be left of it.
+    /// A command has ended: answered, or lost for so long that the target has nothing of it.
     pub fn is_over(&mut self, op: &Op, now: Moment) {
         self.open.remove(&op.id);
         for shield in &mut self.write_protect {
@@ -83,7 +83,7 @@ impl WriteProtectOracle {
         }
     }
 
-    /// The target has gone down. What it protects stays so.
+    /// The target has crashed. Protection persists.
     pub fn crash(&mut self, now: Moment) {
         self.open.clear();
         for shield in &mut self.write_protect {
@@ -94,7 +94,7 @@ impl WriteProtectOracle {
         }
     }
 
-    /// An order was answered. Gives the changes that from now on have happened or never will.
+    /// A request was answered. Returns the changes that have happened by now or never will.
     pub fn answered(&mut self, op: &Op, status: Status, now: Moment) -> Vec<(u32, Span)> {
         let (Kind::Protect(on), space) = (&op.kind, op.span.space) else { return Vec::new() };
         let current = self.write_protect[space].order == Some(op.id);
@@ -109,10 +109,10 @@ impl WriteProtectOracle {
         ended
     }
 
-    /// Whether a command that changes blocks may be answered like this.
+    /// Checks the response to a command that changes blocks.
     ///
     /// # Errors
-    /// It may not.
+    /// It is invalid.
     pub fn check(&self, op: &Op, status: Status) -> Result<(), String> {
         let shield = &self.write_protect[op.span.space];
         let refused = status.is(Status::NAMESPACE_WRITE_PROTECTED);
@@ -132,7 +132,7 @@ impl WriteProtectOracle {
         }
     }
 
-    /// Whether write protection may be why a command is refused.
+    /// Whether write protection may explain a failed command.
     #[must_use]
     pub fn excuses(&self, status: Status) -> bool {
         self.chance > 0 && status.is(Status::NAMESPACE_WRITE_PROTECTED)

@@ -15,7 +15,7 @@ fn outcome(status: Status, result: u32) -> Outcome<'static> {
     Outcome { status, result, data: &[], excused: false }
 }
 
-/// A command that leaves and is answered at once.
+/// A command is sent and answered immediately.
 fn answer(
     made: &mut NsManagementOracle,
     op: u32,
