@@ -1,5 +1,5 @@
-//! The structure of the source tree: modules, imports, layers, and what else `make structure`
-//! prints. Read as text in the form that rustfmt gives it; no compiler is asked.
+//! The structure of the source tree: modules, imports, layers, and the other measurements of `make
+//! structure`. Sources are read as text in the form of rustfmt, without the compiler.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub mod terminology;
 
 pub use code::Function;
 
-/// Packages of the checkout, their crates by name and root. What does not exist is left out.
+/// Packages of the checkout, their crates by name and root. Missing ones are skipped.
 const ROOTS: [(&str, &str); 10] = [
     ("nvme", "nvme/src/lib.rs"),
     ("rdma", "rdma/src/lib.rs"),
@@ -27,21 +27,21 @@ const ROOTS: [(&str, &str); 10] = [
     ("tests", "tests/src/lib.rs"),
 ];
 
-/// Lines of a function of production code, at most.
+/// Maximum of lines of a function of production code.
 pub const FUNCTION_LINES_MAX: usize = 70;
-/// Lines of a file without comments and unit tests, at most.
+/// Maximum of lines of a file without comments and unit tests.
 pub const FILE_LINES_MAX: usize = 600;
 
-/// Every crate of the checkout with its name, those of single test programs left out.
+/// Every crate of the checkout with its name, without those of single test programs.
 ///
 /// # Errors
-/// A file of them cannot be read.
+/// A source file cannot be read.
 pub fn crates(checkout: &Path) -> io::Result<Vec<(&'static str, Crate)>> {
     let roots = ROOTS.iter().filter(|(_, root)| checkout.join(root).exists());
     roots.map(|(name, root)| Ok((*name, Crate::read(checkout, Path::new(root))?))).collect()
 }
 
-/// The kinds of threads that all crates but `tests` start, and the workers, with a file of each.
+/// The kinds of threads that all crates except `tests` start, and the workers, with a file of each.
 #[must_use]
 pub fn threads(crates: &[(&str, Crate)]) -> BTreeMap<String, String> {
     let read = crates.iter().filter(|(name, _)| *name != "tests").map(|(_, read)| read);
@@ -60,27 +60,27 @@ pub fn threads(crates: &[(&str, Crate)]) -> BTreeMap<String, String> {
 pub struct Module {
     /// Relative to the checkout.
     pub file: PathBuf,
-    /// Its place in the crate: `["queue", "turn"]`; empty for the root.
+    /// Module path: `["queue", "turn"]`; empty for the root.
     pub path: Vec<String>,
-    /// Production code: without comments, unit tests and what is in string literals. A line of it
-    /// for each line of the file, empty where there is none.
+    /// Production code: without comments, unit tests and contents of string literals. One line for
+    /// each line of the file, empty where there is none.
     pub code: Vec<String>,
-    /// The same with literals, and with comments on lines that have code.
+    /// As `code`, with literals, and with comments on lines with code.
     text: Vec<String>,
     public: Vec<String>,
 }
 
-/// The modules of one crate, as its root declares them.
+/// The modules of one crate, as declared by its root.
 pub struct Crate {
     /// The root comes first.
     pub modules: Vec<Module>,
     by_path: BTreeMap<Vec<String>, usize>,
-    /// What `use` makes available in a module under a name, where it is not defined.
+    /// Names that `use` brings into a module, if not defined there.
     aliases: Vec<BTreeMap<String, Vec<String>>>,
     uses: Vec<Vec<Use>>,
 }
 
-/// Something of the crate that a module names.
+/// An item of the crate that a module names.
 struct Use {
     path: Vec<String>,
     is_reexport: bool,
@@ -109,7 +109,7 @@ impl Crate {
                 .iter()
                 .filter_map(|import| Some((import.name.clone(), absolute(&import.path)?)));
             let named: BTreeMap<String, Vec<String>> = named.collect();
-            // A name that another import has brought begins a path as well.
+            // A name that was imported may begin a path as well.
             let absolute = |path: &[String]| match named.get(&path[0]).filter(|_| path.len() > 1) {
                 Some(alias) => Some(within(alias, &path[1..])),
                 None => absolute(path),
@@ -126,8 +126,7 @@ impl Crate {
         Ok(Crate { modules, by_path, aliases, uses })
     }
 
-    /// The module that defines what `path` (from the root of the crate) names, re-exports
-    /// followed.
+    /// The module that defines the item of `path` (from the root of the crate), after re-exports.
     fn definition(&self, path: &[String], depth: usize) -> Option<usize> {
         let mut known = 0;
         while known < path.len() && self.by_path.contains_key(&path[..=known]) {
@@ -144,8 +143,8 @@ impl Crate {
         }
     }
 
-    /// Imports between files, (from, to) as indices of `modules`, and whether one is only there to
-    /// be exported again.
+    /// Imports between files, (from, to) as indices of `modules`, and whether one is only a
+    /// re-export.
     #[must_use]
     pub fn imports(&self) -> BTreeMap<(usize, usize), bool> {
         let mut found = BTreeMap::new();
@@ -177,27 +176,27 @@ impl Crate {
         graph
     }
 
-    /// The functions of production code.
+    /// All functions of production code.
     pub fn functions(&self) -> impl Iterator<Item = (&Module, Function)> {
         let all = self.modules.iter();
         all.flat_map(|module| code::functions(&module.code).into_iter().map(move |f| (module, f)))
     }
 
-    /// Functions that are too long: file, name and number of lines.
+    /// Functions above the maximum: file, name and number of lines.
     #[must_use]
     pub fn long_functions(&self) -> Vec<String> {
         let long = self.functions().filter(|(_, function)| function.lines > FUNCTION_LINES_MAX);
         long.map(|(m, f)| format!("{} {} {}", m.file.display(), f.name, f.lines)).collect()
     }
 
-    /// Files that are too long, and their numbers of lines.
+    /// Files above the maximum, and their numbers of lines.
     #[must_use]
     pub fn long_files(&self) -> Vec<String> {
         let long = self.modules.iter().filter(|module| module.lines() > FILE_LINES_MAX);
         long.map(|module| format!("{} {}", module.file.display(), module.lines())).collect()
     }
 
-    /// How often each name of a type is defined.
+    /// Number of definitions of each type name.
     #[must_use]
     pub fn type_names(&self) -> BTreeMap<String, usize> {
         let mut names = BTreeMap::new();
@@ -220,14 +219,14 @@ impl Crate {
         self.modules.iter().map(|module| code::trait_functions(&module.code, name)).sum()
     }
 
-    /// Lines of production code that have `text`.
+    /// Lines of production code that contain `text`.
     #[must_use]
     pub fn lines_with(&self, text: &str) -> usize {
         let code = self.modules.iter().flat_map(|module| &module.code);
         code.filter(|line| line.contains(text)).count()
     }
 
-    /// Modules that the root offers to other crates.
+    /// Public modules of the root.
     #[must_use]
     pub fn public_modules(&self) -> usize {
         self.modules[0].public.len()
@@ -241,7 +240,7 @@ impl Module {
         self.code.iter().filter(|line| !line.trim().is_empty()).count()
     }
 
-    /// What a thread is called that is started here; the file where it has no name.
+    /// Names of the threads started here; the file if there is no name.
     fn threads(&self) -> Vec<String> {
         let text = self.text.join("\n");
         let builders = text.split("thread::Builder::new()").skip(1).map(|rest| {
@@ -254,15 +253,14 @@ impl Module {
         names.map(|name| if name.is_empty() { file.clone() } else { name }).collect()
     }
 
-    /// Worker threads that are started here.
+    /// Worker threads started here.
     fn workers(&self) -> Vec<String> {
         let text = self.text.join("\n");
         let starts = text.split("WorkerThread::start(").skip(1);
         starts.map(|rest| rest.split('"').nth(1).unwrap_or("").to_owned()).collect()
     }
 
-    /// Formats of files that this module writes or reads: the line or the word that they begin
-    /// with.
+    /// File formats that this module writes or reads: their first line or word.
     #[must_use]
     pub fn formats(&self) -> Vec<String> {
         let first_lines = self.text.iter().flat_map(|line| line.split('"').skip(1).step_by(2));
@@ -270,7 +268,7 @@ impl Module {
             let mut words = literal.split(' ');
             let version = words.next_back().unwrap_or("");
             let is_number = !version.is_empty() && version.bytes().all(|c| c.is_ascii_digit());
-            // All kinds of records are of one form.
+            // All kinds of records have one format.
             let is_record = literal.starts_with("nvmfd {} {}");
             is_record || is_number && words.next() == Some("nvmfd") && words.next().is_some()
         });
@@ -281,7 +279,7 @@ impl Module {
         first_lines.chain(magic).map(str::to_owned).collect()
     }
 
-    /// What the first lines of the records that this module defines call them.
+    /// Kinds of the records that this module defines.
     #[must_use]
     pub fn records(&self) -> Vec<String> {
         let kinds = self.text.iter().filter_map(|line| {
@@ -291,7 +289,7 @@ impl Module {
     }
 }
 
-/// A path further down from `base`.
+/// A path below `base`.
 fn within<'a>(base: &'a [String], rest: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     base.iter().chain(rest).cloned().collect()
 }

@@ -11,122 +11,122 @@ use super::auth_keys::Proofs;
 use super::device::DeviceFaults;
 use super::oracle::blocks::SECTOR_BYTES;
 
-/// A mishap.
+/// A fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mishap {
-    /// A host and the target do not hear each other for a while.
+    /// A host and the target are disconnected for a while.
     Cut(usize, Duration),
-    /// No host and the target hear each other for a while.
+    /// All hosts and the target are disconnected for a while.
     CutAll(Duration),
-    /// The network is at its worst for a while.
+    /// The network has its highest fault rates for a while.
     Storm(Duration),
-    /// The target is killed and starts again after a while; the disks have power.
+    /// The target is killed and restarts after a while; the devices keep power.
     Kill(Duration),
-    /// The target and its disks lose power for a while.
+    /// The target and its devices lose power for a while.
     PowerFailure(Duration),
-    /// A host is switched off, says no goodbye, and starts again after a while.
+    /// A host is switched off, without a disconnect, and restarts after a while.
     HostCrash(usize, Duration),
-    /// A host closes its association in order, and makes a new one.
+    /// A host closes its association with a shutdown, and makes a new one.
     Close(usize),
     /// A host drops its association, and makes a new one.
     Abort(usize),
     /// A host resets its controller under load, and makes a new association.
     Reset(usize),
-    /// A host says nothing for a while, as if it stood still.
+    /// A host stalls for a while.
     Freeze(usize, Duration),
-    /// A namespace is removed and comes back after a while.
+    /// A namespace is removed and added again after a while.
     Remove(usize, Duration),
-    /// A namespace is removed, and comes back after a while with another store.
+    /// A namespace is removed, and added again after a while with another backing store.
     Exchange(usize, Duration),
-    /// The subsystem is withdrawn and comes back after a while.
+    /// The subsystem is withdrawn and published again after a while.
     Withdraw(Duration),
-    /// The disks answer nothing for a while.
+    /// The devices stall for a while.
     Stall(Duration),
-    /// A namespace has so many blocks for a while.
+    /// A namespace has this number of blocks for a while.
     Resize(usize, u32, Duration),
-    /// A namespace is not for a host, for a while.
+    /// A namespace is hidden from a host for a while.
     Hide(usize, usize, Duration),
-    /// On a path a namespace is in this state for a while.
+    /// On a path a namespace has this ANA state for a while.
     Reach(usize, usize, AnaState, Duration),
 }
 
 /// Parameters drawn at the beginning of a run.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// The target's address; hosts follow.
+    /// Whether addresses are IPv6.
     pub v6: bool,
-    /// Hosts.
+    /// Number of hosts.
     pub hosts: usize,
-    /// Reactors of the target.
+    /// Number of reactors of the target.
     pub reactors: usize,
-    /// I/O queues that a host asks for.
+    /// I/O queues that a host requests.
     pub io_queues: u16,
     /// Their entries.
     pub entries: u16,
-    /// What the hosts ask for as keep alive timeout.
+    /// Keep alive timeout that hosts request.
     pub kato_ms: u32,
-    /// Largest transfer.
+    /// MDTS.
     pub mdts_bytes: u32,
-    /// Data of the target's pools.
+    /// Bytes of data buffers in the target's pools.
     pub data_bytes: u64,
     /// Receives of the target's pools.
     pub receives: u32,
     /// Path MTU.
     pub mtu: u32,
-    /// Packets unacknowledged at once.
+    /// Maximum of unacknowledged packets.
     pub window: u32,
-    /// Bytes of one read request.
+    /// Bytes of one read request of the transport.
     pub read_bytes: u32,
-    /// The first wait for an acknowledgement.
+    /// The first ack timeout.
     pub ack_timeout: Duration,
     /// Namespaces: blocks, bytes of a block.
     pub shapes: Vec<(u32, u32)>,
-    /// Up to how many bytes the devices write all or nothing, whatever becomes of the power.
+    /// Power-fail write unit of the devices, in bytes.
     pub atom_bytes: u32,
-    /// The network.
+    /// Faults of the network.
     pub net: Faults,
-    /// The network in a storm.
+    /// Faults of the network in a storm.
     pub storm: Faults,
-    /// The disks.
+    /// Faults of the devices.
     pub disk: DeviceFaults,
-    /// What happens when so many commands have been sent.
+    /// Injected faults, and the number of commands after which each is due.
     pub mishaps: Vec<(u32, Mishap)>,
-    /// In a thousand commands: reads, writes, flushes, zeroes, deallocations, compares, admin
-    /// commands, wrong commands.
+    /// Per mille of commands: reads, writes, flushes, zeroes, deallocations, compares, admin
+    /// commands, invalid commands.
     pub mix: [u16; 8],
-    /// In a thousand commands those about reservations.
+    /// Reservation requests per mille of commands.
     pub orders: u16,
-    /// Listeners, a path each; hosts take them in turn.
+    /// Number of listeners, a path each; hosts use them in turn.
     pub paths: usize,
-    /// Who proves who it is.
+    /// Hosts that must authenticate.
     pub proofs: Proofs,
     /// Two hosts are the two paths of one machine.
     pub twins: bool,
-    /// In a thousand commands those that protect a namespace from writes.
+    /// Write protections per mille of commands.
     pub protections: u16,
-    /// In a thousand commands those that abort another.
+    /// Aborts per mille of commands.
     pub aborts: u16,
-    /// In a thousand commands those that delete a queue.
+    /// Deleted queues per mille of commands.
     pub departures: u16,
-    /// In a thousand commands those that make blocks unreadable.
+    /// Write Uncorrectable per mille of commands.
     pub spoils: u16,
-    /// In a thousand commands those about namespaces that hosts make; 0: none may.
+    /// Namespace commands per mille of commands; 0: not permitted.
     pub managing: u16,
-    /// In a thousand commands copies.
+    /// Copies per mille of commands.
     pub copies: u16,
-    /// In a thousand commands those that format a namespace.
+    /// Formats per mille of commands.
     pub formats: u16,
-    /// A format may give it blocks of another size.
+    /// Whether a format may change the block size.
     pub reshapes: bool,
-    /// In a thousand writes those with FUA.
+    /// Writes with FUA per mille of writes.
     pub fua: u16,
-    /// In a thousand ranges those in the first few blocks.
+    /// Ranges in the first few blocks per mille of ranges.
     pub hot: u16,
-    /// In a thousand commands those after which a host pauses.
+    /// Pauses of a host per mille of commands.
     pub pause: u16,
-    /// For so long at most.
+    /// Maximum of a pause.
     pub pause_for: Duration,
-    /// A turn of anybody takes so long at most.
+    /// Maximum duration of an iteration.
     pub turn: Duration,
 }
 
@@ -146,7 +146,7 @@ fn micros(dice: &mut Rng, from: u64, to: u64) -> Duration {
 }
 
 impl Profile {
-    /// What a seed stands for, in a run of so many commands.
+    /// The profile of a seed, for a run of this number of commands.
     #[must_use]
     pub fn new(seed: u64, commands: u32) -> Profile {
         let dice = &mut Rng::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
@@ -213,7 +213,7 @@ impl Profile {
         profile.proofs = match dice.below(6) {
             0 => Proofs::All,
             1 if hosts > 1 => {
-                // Whatever it is, it is not the other path of a machine that can.
+                // A host without the secret is not the other path of a host with it.
                 profile.twins = false;
                 Proofs::AllBut(hosts - 1)
             }
@@ -222,7 +222,7 @@ impl Profile {
         profile.spoils = pick(dice, &[0, 0, 10, 40]);
         profile.copies = pick(dice, &[0, 0, 20, 100]);
         profile.managing = pick(dice, &[0, 0, 50, 200]);
-        // Who has reserved or protected a namespace has not reserved or protected the next one.
+        // Reservations and write protections do not apply to another backing store.
         if profile.orders == 0 && profile.protections == 0 {
             let more = pick(dice, &[0, 1, 3]);
             profile.mishaps.extend((0..more).map(|_| exchange(dice, commands)));
@@ -231,33 +231,34 @@ impl Profile {
         profile.departures = pick(dice, &[0, 5, 20]);
         profile.formats = pick(dice, &[0, 0, 5]);
         let some = |what: fn(&Mishap) -> bool| profile.mishaps.iter().any(|(_, m)| what(m));
-        // Which of two stores was formatted is more than hosts know.
+        // Hosts do not know which of two backing stores was formatted.
         if some(|mishap| matches!(mishap, Mishap::Exchange(..))) {
             profile.formats = 0;
         }
-        // What lies beyond the end of a namespace keeps the blocks that it had.
+        // Blocks beyond the end of a namespace keep their size.
         let resized = some(|mishap| matches!(mishap, Mishap::Resize(..)));
         profile.reshapes = profile.formats > 0 && !resized;
-        // A copy of a torn block is as torn, and hosts expect whole blocks of what they have made.
+        // A copy of a torn block is torn as well, and in host-created namespaces hosts expect whole
+        // blocks.
         if (profile.copies, profile.managing) == (0, 0) {
             profile.atom_bytes = pick(dice, &[512, 4096]);
         }
         profile
     }
 
-    /// Sectors of a namespace, at most.
+    /// Maximum of sectors of a namespace.
     #[must_use]
     pub fn sectors(&self, space: usize) -> u32 {
         self.shapes[space].0 << self.shift(space)
     }
 
-    /// log2 of the sectors in a block of a namespace, before anybody formats it.
+    /// log2 of the sectors in a block of a namespace, before any format.
     #[must_use]
     pub fn shift(&self, space: usize) -> u8 {
         (self.shapes[space].1 / SECTOR_BYTES).trailing_zeros() as u8
     }
 
-    /// How long the disks may answer nothing: as long as they ever do, once after the other.
+    /// Longest stall of the devices, including repeated ones.
     #[must_use]
     pub fn longest_stall(&self) -> Duration {
         let stalls = self.mishaps.iter().map(|(_, mishap)| match mishap {
@@ -267,20 +268,20 @@ impl Profile {
         stalls.sum()
     }
 
-    /// The path by which a host comes.
+    /// The path of a host.
     #[must_use]
     pub fn path(&self, host: usize) -> usize {
         host % self.paths
     }
 
-    /// Which machine a host is, or is a path of.
+    /// The machine of a host.
     #[must_use]
     pub fn machine(&self, host: usize) -> usize {
         if self.twins { host / 2 } else { host }
     }
 
-    /// Whether the target may have no receives left for what the hosts were granted: grants are
-    /// made before the queues are connected, to several hosts at once.
+    /// Whether the target may lack receives for the queues that it has granted: queues are granted
+    /// before they are connected, to several hosts at once.
     #[must_use]
     pub fn is_cramped(&self) -> bool {
         let of_host = 32 + u32::from(self.io_queues) * u32::from(self.entries);
@@ -305,7 +306,8 @@ fn network(dice: &mut Rng, v6: bool) -> Faults {
     Faults {
         loss: chance(&[0, 2, 10, 20]),
         duplicate: chance(&[0, 5, 50]),
-        // Sixteen of the 32 bits of the check are not seen on IPv4: one damage in 65536 stays.
+        // On IPv4 the check has only 16 of its 32 bits: one damaged packet in 65536 is not
+        // detected.
         damage: if v6 { chance(&[0, 2, 10]) } else { 0 },
         reorder: chance(&[0, 10, 100]),
         delay: micros(dice, 5, 200),
@@ -341,7 +343,7 @@ fn scope(dice: &mut Rng, hosts: usize, commands: u32) -> (u32, Mishap) {
     let long = pick(dice, &[500, 50_000, 2_000_000]);
     let time = micros(dice, long / 2, long);
     let mishap = match dice.below(9) {
-        // Longer than hosts wait for a command.
+        // Longer than the command timeout of hosts.
         0 => Mishap::Stall(Duration::from_secs(31)),
         1..=4 => Mishap::Resize(space, 1 + dice.below(63) as u32, time),
         _ => Mishap::Hide(space, dice.below(hosts as u64) as usize, time),

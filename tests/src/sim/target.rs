@@ -53,7 +53,7 @@ use super::{config, entropy};
 
 /// The port of the service.
 pub const PORT: u16 = 4420;
-/// Events that a reactor takes in one turn.
+/// Maximum of events that a reactor takes in one iteration.
 const BATCH: usize = 64;
 /// The subsystem.
 pub const SUBNQN: &str = "nqn.2026-11.io.nvmfd:world";
@@ -68,7 +68,7 @@ struct Reactor {
     events: Vec<Event>,
     done: Vec<IoCompletion>,
     rung: bool,
-    /// Bytes of a buffer that a planted fault keeps.
+    /// Bytes of a buffer that a seeded bug keeps.
     spare_bytes: u64,
 }
 
@@ -79,44 +79,43 @@ pub struct Target {
     shared: Arc<Shared>,
     reactors: Vec<Reactor>,
     usage: Arc<Usage>,
-    /// For each namespace its number at the disk, while it is served.
+    /// Device id of each namespace, while it is served.
     served: Vec<Option<DeviceId>>,
     next_id: u32,
     published: bool,
-    /// Of each namespace, as hosts are told; the disk keeps its own.
+    /// Health of each namespace; the device has its own.
     healths: Vec<Arc<Health>>,
-    /// Of each namespace. They end with the target.
+    /// Reservation of each namespace. Not persisted.
     reservations: Vec<Arc<Reservation>>,
-    /// Of each namespace, as it would be in its file.
+    /// Write protection of each namespace, persisted.
     protections: Vec<Arc<Protection>>,
-    /// Where they are kept whose blocks may become unreadable, and of each namespace those that
-    /// are.
+    /// Directory of the bad-block lists, and the list of each namespace.
     kept: Option<TempDir>,
     marks: Vec<Arc<BadBlocks>>,
     /// Sectors of each namespace.
     sizes: Vec<u32>,
-    /// Of each namespace its store, and how many it had before.
+    /// Backing store of each namespace, and the number of earlier ones.
     stores: Vec<(usize, u8)>,
     /// For each namespace the machines that do not see it.
     hidden: Vec<BTreeSet<usize>>,
-    /// Of each listener.
+    /// ANA states of each listener.
     paths: Vec<AnaStates>,
     formatter: Formatter,
-    /// Works between the turns of reactors, since it has no thread here.
+    /// Runs between iterations of reactors, since it has no thread here.
     worker: NamespaceStateWorker,
-    /// Who carries out what hosts order about namespaces, between the turns as well.
+    /// Executes namespace requests of hosts, also between iterations.
     pub ns_admin: NsManagementDriver,
-    /// A planted fault of its own.
+    /// A seeded bug of the target.
     pub plant: Option<SeededBug>,
-    /// Of another: the last ticket whose blocks are kept no longer.
+    /// For a seeded bug: the last ticket that was released.
     opened: u64,
 }
 
 impl Target {
-    /// A target that has not been started.
+    /// A target that was not started.
     ///
     /// # Errors
-    /// There is no place for its files.
+    /// There is no directory for its files.
     pub fn new(profile: &Profile, air: &Arc<Mutex<Network>>) -> Result<Target, String> {
         let kept = (profile.spoils > 0).then(tempfile::tempdir).transpose();
         let count = profile.reactors as u32;
@@ -150,22 +149,22 @@ impl Target {
         })
     }
 
-    /// Its places in the air.
+    /// Its places in the simulated network.
     pub fn places(&self) -> impl Iterator<Item = usize> {
         self.ports.iter().map(NetworkPort::place)
     }
 
-    /// Whether it runs.
+    /// Whether it is running.
     pub fn is_up(&self) -> bool {
         !self.reactors.is_empty()
     }
 
-    /// How many reactors run.
+    /// Number of running reactors.
     pub fn reactors(&self) -> usize {
         self.reactors.len()
     }
 
-    /// Starts it: pools, fabrics, listener, stores and the subsystem.
+    /// Starts it: pools, fabrics, listener, backing stores and the subsystem.
     pub fn start(
         &mut self,
         profile: &Profile,
@@ -253,7 +252,7 @@ impl Target {
         Ok(())
     }
 
-    /// The blocks that were made unreadable, as their files say.
+    /// Loads the bad-block lists.
     fn load_marks(&mut self, profile: &Profile) -> Result<(), String> {
         if self.plant == Some(SeededBug::LostMarks) && self.kept.is_some() {
             self.kept = Some(tempfile::tempdir().map_err(|error| error.to_string())?);
@@ -272,15 +271,15 @@ impl Target {
         }
     }
 
-    /// What a namespace is called: its UUID and its NGUID.
+    /// Identity of a namespace: its UUID and its NGUID.
     pub fn name(&self, space: usize) -> [u8; 16] {
         name(space, self.stores[space].1)
     }
 
-    /// A namespace that is not served now has another store.
+    /// Replaces the backing store of a namespace that is not served.
     ///
     /// # Errors
-    /// There is no place for its files.
+    /// There is no directory for its files.
     pub fn exchange(
         &mut self,
         profile: &Profile,
@@ -311,7 +310,7 @@ impl Target {
         self.paths.iter().enumerate().map(listener).collect()
     }
 
-    /// Sets the state of a namespace on a path.
+    /// Sets the ANA state of a namespace on a path.
     pub fn set_reach(&mut self, profile: &Profile, path: usize, space: usize, state: AnaState) {
         let path = match self.plant {
             Some(SeededBug::WrongPath) => (path + 1) % self.paths.len(),
@@ -323,7 +322,7 @@ impl Target {
         }
     }
 
-    /// It is gone, with everything that it had in hand.
+    /// Crashes it: everything in memory is lost.
     pub fn crash(&mut self) {
         self.reactors.clear();
         self.served.fill(None);
@@ -334,7 +333,7 @@ impl Target {
     /// Serves a namespace (from the next publication on).
     ///
     /// # Errors
-    /// What is kept of it is invalid.
+    /// Its persisted state is invalid.
     pub fn serve(
         &mut self,
         profile: &Profile,
@@ -353,13 +352,13 @@ impl Target {
         DeviceId(self.next_id - 1)
     }
 
-    /// Serves a namespace no more (after the next publication).
+    /// Stops serving a namespace (after the next publication).
     pub fn remove(&mut self, space: usize, disk: &mut SimDevice) -> Option<DeviceId> {
         self.interrupt_format(space, disk);
         self.served[space].take()
     }
 
-    /// Makes the subsystem, as it is now, known to all.
+    /// Publishes the present subsystem.
     pub fn publish(&mut self, profile: &Profile) {
         let namespace = |(space, id): (usize, &Option<DeviceId>)| {
             let block_bytes = self.block_bytes(profile, space);
@@ -416,7 +415,7 @@ impl Target {
             .collect()
     }
 
-    /// Gives a namespace so many sectors.
+    /// Resizes a namespace to this number of sectors.
     pub fn resize(&mut self, profile: &Profile, space: usize, sectors: u32, disk: &mut SimDevice) {
         self.sizes[space] = sectors;
         if self.is_up() {
@@ -425,12 +424,12 @@ impl Target {
         }
     }
 
-    /// Before a start: of each namespace the machines that do not see it.
+    /// Before a start: sets the machines that do not see each namespace.
     pub fn set_hidden(&mut self, hidden: Vec<BTreeSet<usize>>) {
         self.hidden = hidden;
     }
 
-    /// Shows a namespace to a machine, or no longer.
+    /// Shows a namespace to a machine, or hides it.
     pub fn show(&mut self, profile: &Profile, space: usize, machine: usize, shown: bool) {
         let hidden = &mut self.hidden[space];
         if shown {
@@ -443,7 +442,7 @@ impl Target {
         }
     }
 
-    /// Makes the subsystem known as it is now, if it is known.
+    /// Publishes the present subsystem, if it is published.
     pub fn publish_again(&mut self, profile: &Profile) {
         if self.published {
             self.publish(profile);
@@ -460,18 +459,18 @@ impl Target {
         !self.hidden[space].contains(&machine)
     }
 
-    /// Takes the subsystem away from its hosts.
+    /// Withdraws the subsystem.
     pub fn withdraw(&mut self) {
         self.registry.withdraw(&subnqn());
         self.published = false;
     }
 
-    /// Whether the subsystem is there.
+    /// Whether the subsystem is published.
     pub fn is_published(&self) -> bool {
         self.published
     }
 
-    /// One turn of a reactor, as the real one has it. Gives when the next is due.
+    /// One iteration of a reactor, in the steps of the real one. Returns the time of the next one.
     pub fn turn(&mut self, index: usize, now: Instant, disk: &mut SimDevice) -> Option<Instant> {
         let reactor = &mut self.reactors[index];
         reactor.rung |= reactor.mailbox.hush();
@@ -498,7 +497,7 @@ impl Target {
         if std::mem::take(&mut reactor.rung) {
             while let Some(message) = reactor.mailbox.take() {
                 if let Message::Caught(answer) = message {
-                    // Who asks may have gone.
+                    // The queue of the request may be closed.
                     let _ = answer.send(());
                     continue;
                 }
@@ -544,7 +543,7 @@ impl Target {
         Some(deadline.map_or(tick, |deadline| deadline.min(tick)))
     }
 
-    /// The planted fault: whatever keeps blocks keeps them no longer.
+    /// A seeded bug: releases all locks of closed connections.
     fn open_blocks(&mut self) {
         let exclusion = &self.shared.range_locks;
         let nothing =
@@ -554,14 +553,14 @@ impl Target {
         self.opened = last;
     }
 
-    /// Whether somebody has rung for a reactor.
+    /// Whether a reactor was woken.
     pub fn is_rung(&mut self, index: usize) -> bool {
         let reactor = &mut self.reactors[index];
         reactor.rung |= reactor.mailbox.hush();
         reactor.rung
     }
 
-    /// Checks that no buffer of a reactor is in two hands, or in none.
+    /// Checks that every buffer of a reactor has exactly one owner.
     pub fn audit(&self, index: usize) -> Result<(), String> {
         let reactor = &self.reactors[index];
         let buffers = lock(&reactor.buffers);
@@ -585,7 +584,7 @@ impl Target {
         }
     }
 
-    /// What is left when nothing should be.
+    /// What is left at the end, if anything.
     pub fn leftovers(&self) -> Result<(), String> {
         for (index, reactor) in self.reactors.iter().enumerate() {
             self.audit(index)?;
@@ -603,12 +602,12 @@ impl Target {
         }
     }
 
-    /// Queues of all reactors.
+    /// Number of queues of all reactors.
     pub fn queues(&self) -> usize {
         self.reactors.iter().map(|reactor| reactor.queues.count()).sum()
     }
 
-    /// Plants a fault: an answer is sent twice after so many.
+    /// A seeded bug: a response is sent twice after this number of responses.
     pub fn plant_echo(&mut self, after: u32) {
         for reactor in &mut self.reactors {
             let spare = reactor.pool.take_cell();
@@ -631,7 +630,7 @@ pub fn subnqn() -> Nqn {
     SUBNQN.parse().expect("a name")
 }
 
-/// No rule looks at the machine's clock.
+/// The clock of the machine, which no rule uses.
 fn epoch() -> SystemTime {
     SystemTime::UNIX_EPOCH
 }

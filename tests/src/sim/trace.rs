@@ -1,4 +1,4 @@
-//! Trace of a run: a hash that two equal runs share, and lines for a person.
+//! Trace of a run: a hash that is equal for equal runs, and lines for reading.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 /// Verbosity of the trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Telling {
-    /// Nothing: the number only.
+    /// Only the hash.
     #[default]
     Nothing,
-    /// The last so many lines are kept.
+    /// The last lines are kept, this many.
     Last(usize),
-    /// Every line is printed at once.
+    /// Every line is printed immediately.
     All,
 }
 
@@ -42,13 +42,13 @@ impl Trace {
         }
     }
 
-    /// It is now later.
+    /// Advances the time of the trace.
     pub fn advance(&self, now: Instant) {
         let since = now.saturating_duration_since(self.start).as_nanos() as u64;
         self.now.store(since, Ordering::Relaxed);
     }
 
-    /// Something happened: numbers that two equal runs share, and the line that says it.
+    /// Adds an event: numbers that are equal for equal runs, and its line.
     #[inline]
     pub fn note<T: Display>(&self, what: [u64; 3], line: impl FnOnce() -> T) {
         let mut sum = self.sum.load(Ordering::Relaxed);
@@ -61,13 +61,13 @@ impl Trace {
         }
     }
 
-    /// Whether lines are wanted at all.
+    /// Whether lines are kept or printed.
     #[must_use]
     pub fn is_told(&self) -> bool {
         self.telling != Telling::Nothing
     }
 
-    /// Adds a line that is not part of the number.
+    /// Adds a line that is not part of the hash.
     pub fn tell(&self, line: &dyn Display) {
         let at = Duration::from_nanos(self.now.load(Ordering::Relaxed));
         let line = format!("{:5}.{:06} {line}", at.as_secs(), at.subsec_micros());
@@ -84,7 +84,7 @@ impl Trace {
         }
     }
 
-    /// The number.
+    /// The hash.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.sum.load(Ordering::Relaxed)

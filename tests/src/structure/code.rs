@@ -4,19 +4,19 @@
 pub struct Function {
     /// Its name without a path.
     pub name: String,
-    /// Lines from its `fn` to its closing brace, blank ones not counted.
+    /// Number of lines from its `fn` to its closing brace, without blank ones.
     pub lines: usize,
 }
 
 pub(super) struct Import {
     pub(super) path: Vec<String>,
-    /// What the path is called here.
+    /// Name of the path in this module.
     pub(super) name: String,
     /// Whether other modules may use that name.
     pub(super) is_reexport: bool,
 }
 
-/// The lines of `text` without comments, what string and character literals hold, and items for
+/// The lines of `text` without comments, contents of string and character literals, and items for
 /// tests only.
 pub(super) fn production(text: &str) -> Vec<String> {
     let bare = without_literals(text);
@@ -34,7 +34,7 @@ pub(super) fn production(text: &str) -> Vec<String> {
     lines
 }
 
-/// The last line of the item that begins at `start`, after attributes.
+/// Last line of the item that begins at `start`, after attributes.
 fn end_of_item(lines: &[String], start: usize) -> usize {
     let mut depth = 0_i64;
     for (i, line) in lines.iter().enumerate().skip(start) {
@@ -54,7 +54,7 @@ fn end_of_item(lines: &[String], start: usize) -> usize {
     lines.len() - 1
 }
 
-/// Comments and literals become nothing; every line stays a line.
+/// Removes comments and literals; the number of lines stays the same.
 fn without_literals(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let chars: Vec<char> = text.chars().collect();
@@ -112,7 +112,7 @@ fn string(text: &[char]) -> usize {
     i + 1
 }
 
-/// 0 if it is none: `r#type`.
+/// Length of a raw string prefix; 0 if it is none: `r#type`.
 fn raw_string(text: &[char]) -> usize {
     let hashes = text[1..].iter().take_while(|&&c| c == '#').count();
     if text.get(1 + hashes) != Some(&'"') {
@@ -129,7 +129,7 @@ fn raw_string(text: &[char]) -> usize {
     i
 }
 
-/// The modules that other files of the same directory hold, and whether they are `pub`.
+/// Modules in other files of the same directory, and whether they are `pub`.
 pub(super) fn declared_modules(code: &[String]) -> Vec<(String, bool)> {
     let mut found = Vec::new();
     let mut elsewhere = false;
@@ -159,7 +159,7 @@ fn visibility(line: &str) -> (&str, bool) {
     }
 }
 
-/// What `use` statements name.
+/// Paths of `use` statements.
 pub(super) fn imports(code: &[String]) -> Vec<Import> {
     let mut found = Vec::new();
     let mut i = 0;
@@ -214,7 +214,7 @@ fn expand(prefix: &[String], tree: &str, found: &mut Vec<Import>) {
     }
 }
 
-/// Paths of two words and more outside of `use`.
+/// Paths of at least two segments outside of `use`.
 pub(super) fn inline_paths(code: &[String]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     let mut is_use = false;
@@ -228,7 +228,7 @@ pub(super) fn inline_paths(code: &[String]) -> Vec<Vec<String>> {
     found
 }
 
-/// Paths of two words and more: words with `::` between them, none before the first.
+/// Paths of at least two segments.
 fn paths_of(line: &str, found: &mut Vec<Vec<String>>) {
     let mut rest = line;
     while let Some(start) = rest.find(|c| is_word(Some(c))) {
@@ -295,7 +295,7 @@ pub(super) fn type_names(code: &[String]) -> Vec<(String, bool)> {
     names.collect()
 }
 
-/// Variants of the enumerations of which clap makes subcommands.
+/// Variants of enumerations that clap turns into subcommands.
 pub(super) fn subcommands(code: &[String]) -> Vec<String> {
     let mut found = Vec::new();
     for (i, line) in code.iter().enumerate() {

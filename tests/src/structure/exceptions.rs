@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::{fs, io};
 
-/// One exception a line.
+/// Exceptions, one per line.
 #[derive(Default)]
 pub struct Exceptions(BTreeSet<String>);
 
@@ -18,23 +18,23 @@ impl Exceptions {
         Ok(Exceptions::from(&fs::read_to_string(file)?))
     }
 
-    /// The same from the text of a file.
+    /// As [`Exceptions::read`], from a text.
     #[must_use]
     pub fn from(text: &str) -> Exceptions {
         Exceptions(lines(text).map(str::to_owned).collect())
     }
 
-    /// How many there are.
+    /// Number of exceptions.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Compares what is found (an exception and where it is seen) with the list.
+    /// Compares the findings (an exception and its location) with the list.
     ///
     /// # Errors
-    /// What has to be done: remove what is found and not listed, remove lines that are listed and
-    /// not found.
+    /// Instructions: remove what is found and not listed, remove lines that are listed and not
+    /// found.
     pub fn check(&self, found: &BTreeMap<String, String>) -> Result<(), String> {
         let mut text = String::new();
         for (line, place) in found.iter().filter(|(line, _)| !self.0.contains(*line)) {

@@ -1,4 +1,4 @@
-//! A directed graph of names: cycles, layers, and the edges that lead back up.
+//! A directed graph of names: cycles, layers, and edges against the layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// A node, perhaps without edges.
+    /// Adds a node.
     pub fn add(&mut self, name: &str) {
         self.uses.entry(name.to_owned()).or_default();
     }
@@ -46,13 +46,13 @@ impl Graph {
         search.found
     }
 
-    /// The largest strongly connected component; one node where there is no cycle.
+    /// The largest strongly connected component; one node if there is no cycle.
     #[must_use]
     pub fn largest_cycle(&self) -> Vec<&str> {
         self.components().into_iter().max_by_key(Vec::len).unwrap_or_default()
     }
 
-    /// Layers when each component stands one above the highest that it uses.
+    /// Number of layers, if each component is one above the highest that it uses.
     #[must_use]
     pub fn layers(&self) -> usize {
         let mut of: BTreeMap<&str, usize> = BTreeMap::new();
@@ -60,15 +60,15 @@ impl Graph {
             let below = component.iter().flat_map(|name| &self.uses[*name]);
             let below = below.filter_map(|name| of.get(name.as_str())).max();
             let layer = below.map_or(1, |layer| layer + component.len());
-            // Within a cycle every node is a layer of its own.
+            // Within a cycle every node counts as a layer.
             let layer = if below.is_none() { component.len() } else { layer };
             of.extend(component.iter().map(|name| (*name, layer)));
         }
         of.into_values().max().unwrap_or(0)
     }
 
-    /// Edges that lead up in an order that is found greedily (Eades, Lin and Smyth 1993): about as
-    /// many as have to be cut until there is no cycle.
+    /// Edges against a greedily found order (Eades, Lin and Smyth 1993): about as many as have to
+    /// be cut to remove all cycles.
     #[must_use]
     pub fn upward(&self) -> usize {
         let mut left: BTreeSet<&str> = self.uses.keys().map(String::as_str).collect();

@@ -12,11 +12,11 @@ use super::{Crate, Module};
 pub struct Layers {
     /// The lowest layer is 0.
     layers: BTreeMap<String, usize>,
-    /// Where files go that have not been moved yet.
+    /// Destinations of files that have not been moved yet.
     moves: BTreeMap<String, String>,
 }
 
-/// Where a file stands.
+/// Layer of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place<'a> {
     name: &'a str,
@@ -28,7 +28,7 @@ impl Layers {
     /// is one.
     ///
     /// # Errors
-    /// The table cannot be read, or has something twice.
+    /// The table cannot be read, or has a duplicate entry.
     pub fn read(checkout: &Path) -> io::Result<Layers> {
         let directory = checkout.join("tests/structure");
         let moves = match fs::read_to_string(directory.join("moves")) {
@@ -38,7 +38,7 @@ impl Layers {
         Layers::from(&fs::read_to_string(directory.join("layers"))?, &moves)
     }
 
-    /// The same from the texts of both files.
+    /// As [`Layers::read`], from the texts of both files.
     ///
     /// # Errors
     /// A directory or module has two layers, or a line of the moves has no destination.
@@ -67,7 +67,7 @@ impl Layers {
         self.moves.get(file).map_or(file, String::as_str)
     }
 
-    /// How many files are still to be moved.
+    /// Number of files that are still to be moved.
     #[must_use]
     pub fn moves_left(&self, checkout: &Path) -> usize {
         self.moves.keys().filter(|file| checkout.join(file).exists()).count()
@@ -85,15 +85,15 @@ impl Layers {
         }
     }
 
-    /// Modules that stand on no layer.
+    /// Modules without a layer.
     #[must_use]
     pub fn without_layer(&self, read: &Crate) -> Vec<String> {
         let files = read.modules.iter().map(file_of);
         files.filter(|file| self.place(file).is_none()).collect()
     }
 
-    /// Imports that lead up or sideways: as the list of exceptions has them, and as they are today.
-    /// What the face of a directory re-exports of it is not used there.
+    /// Imports upward or sideways: as in the list of exceptions, and with present paths. Re-exports
+    /// of a directory's `mod.rs` do not count.
     #[must_use]
     pub fn upward(&self, read: &Crate) -> BTreeMap<String, String> {
         let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -111,7 +111,7 @@ impl Layers {
         found.into_iter().map(|(line, places)| (line, joined(places))).collect()
     }
 
-    /// Whether one file is the face of the directory that the other one is in.
+    /// Whether one file is the `mod.rs` of the directory of the other.
     fn is_face(&self, face: &str, file: &str) -> bool {
         let face = self.moved(face);
         let own = ["/lib.rs", "/mod.rs", ".rs"].iter().find_map(|end| face.strip_suffix(end));
@@ -119,7 +119,7 @@ impl Layers {
         within.is_some_and(|rest| rest.starts_with('/'))
     }
 
-    /// The same of every crate of the checkout.
+    /// As [`Layers::upward`], for every crate of the checkout.
     ///
     /// # Errors
     /// A file cannot be read.

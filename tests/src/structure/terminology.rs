@@ -8,10 +8,10 @@ use super::exceptions::lines;
 use super::layers::Layers;
 use super::{Crate, code};
 
-/// Words that are not allowed, with what to say instead.
+/// Words that are not allowed, with replacements.
 pub struct Terminology {
     instead: BTreeMap<String, String>,
-    /// Terms that have such words and are allowed.
+    /// Allowed terms that contain such words.
     terms: Vec<Vec<String>>,
 }
 
@@ -24,8 +24,8 @@ impl Terminology {
         Terminology::from(&fs::read_to_string(checkout.join("tests/structure/words"))?)
     }
 
-    /// The same from a text: words, what to say instead, and terms that are allowed, with `|`
-    /// between them.
+    /// As [`Terminology::read`], from a text: words, replacements, and allowed terms, separated by
+    /// `|`.
     ///
     /// # Errors
     /// A line has no second column.
@@ -44,7 +44,7 @@ impl Terminology {
         Ok(list)
     }
 
-    /// The first word of a name that is listed, and what to say instead.
+    /// The first listed word of a name, and its replacement.
     fn first_in(&self, name: &str) -> Option<(&str, &str)> {
         let parts = split(name);
         let mut at = 0;
@@ -60,8 +60,7 @@ impl Terminology {
         None
     }
 
-    /// Those of the names that have a listed word: as the list of exceptions has them, and what is
-    /// wrong.
+    /// Names with a listed word: as in the list of exceptions, and the message.
     fn found(&self, names: Vec<Name>) -> BTreeMap<String, String> {
         let found = names.into_iter().filter_map(|name| {
             let (word, instead) = self.first_in(&name.name)?;
@@ -72,8 +71,7 @@ impl Terminology {
     }
 }
 
-/// What the list of the checkout forbids: modules, types, subcommands, and keys of the
-/// configuration.
+/// Findings in the checkout: modules, types, subcommands, and keys of the configuration.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -90,7 +88,7 @@ pub fn found_in_all(checkout: &Path) -> io::Result<BTreeMap<String, String>> {
     Ok(Terminology::read(checkout)?.found(names))
 }
 
-/// Something that is named.
+/// A name in the sources.
 struct Name {
     kind: &'static str,
     place: String,

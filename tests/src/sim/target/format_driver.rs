@@ -1,7 +1,7 @@
-//! How namespaces are formatted here. The orders, the course of a format, what is kept of it, the
-//! fence, the snapshots and the answers are the target's own
-//! (`nvmfd::core::subsystem::lba_format`); what it does with a thread that waits is done between
-//! the turns of reactors, and the store is a simulated one.
+//! Formats namespaces in the simulation. Requests, the state machine of a format, its persistence,
+//! the drain barrier, the snapshots and the responses are the target's own
+//! (`nvmfd::core::subsystem::lba_format`); the steps of its blocking task run between iterations of
+//! the reactors, and the backing store is simulated.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -26,30 +26,30 @@ use crate::sim::mutants::SeededBug;
 use crate::sim::oracle::blocks::SECTOR_BYTES;
 use crate::sim::scenario::Profile;
 
-/// A store is erased in so many steps; one more makes that durable.
+/// Steps of erasing a store; one more makes it durable.
 const PIECES: u64 = 4;
-/// Blocks that a planted fault leaves.
+/// Blocks that a seeded bug does not erase.
 const LEFT: u64 = 4;
 
 /// Formats completed and in progress.
 #[derive(Default)]
 pub(super) struct Formatter {
-    /// Where the block sizes are kept.
+    /// Directory of the block sizes.
     kept: Option<TempDir>,
-    /// Of each namespace.
+    /// The format of each namespace.
     formats: Vec<Arc<Format>>,
-    /// What hosts have ordered.
+    /// Requests of hosts.
     orders: VecDeque<NamespaceJob>,
     under_way: Vec<Option<Running>>,
-    /// How many there were.
+    /// Number of formats so far.
     number: u64,
 }
 
-/// A format under way.
+/// A format in progress.
 struct Running {
-    /// Which one it is.
+    /// Its number.
     number: u64,
-    /// The reactor that waits for the answer, and its tag.
+    /// The reactor that waits for the response, and its tag.
     asker: (usize, Tag),
     backing: DeviceId,
     sectors: u32,
@@ -58,30 +58,30 @@ struct Running {
 }
 
 enum Stage {
-    /// What came before ends; who waits hears when the last one lets go.
+    /// Earlier commands drain; the receiver is notified when the last one has ended.
     Draining(FormatJob, Receiver<()>),
-    /// So many steps are done.
+    /// This number of steps is done.
     Erasing(FormatJob, u64),
-    /// It is over, like this; reactors have yet to see that.
+    /// It has ended with this result; reactors have yet to see that.
     Telling(Result<(), Status>, Vec<Receiver<()>>),
 }
 
 /// Result of a step of all formats.
 #[derive(Default)]
 pub struct FormatProgress {
-    /// Formats that erase, and the next step is to come: namespaces, and which format it is.
+    /// Formats that are erasing, with a next step due: namespace and number.
     pub erasing: Vec<(usize, u64)>,
-    /// Namespaces that have blocks of another size now.
+    /// Namespaces whose block size has changed.
     pub reshaped: Vec<usize>,
-    /// Reactors have something to look at.
+    /// Reactors have to check the shared state.
     pub told: bool,
 }
 
 impl Target {
-    /// The target starts: finds what is kept.
+    /// The target starts: loads the block sizes.
     ///
     /// # Errors
-    /// There is no place for it, or it is invalid.
+    /// There is no directory, or a file is invalid.
     pub(super) fn start_formats(&mut self, profile: &Profile) -> Result<(), String> {
         let spaces = profile.shapes.len();
         if profile.formats == 0 {
@@ -99,7 +99,7 @@ impl Target {
         Ok(())
     }
 
-    /// A namespace is opened again: what is kept of it is read.
+    /// Loads the block size of a namespace that is opened again.
     pub(super) fn renew_format(&mut self, profile: &Profile, space: usize) -> Result<(), String> {
         if profile.formats > 0 {
             self.formatter.formats[space] = self.kept_format(profile, space)?;
@@ -122,23 +122,23 @@ impl Target {
         )
     }
 
-    /// Of a namespace.
+    /// The format of a namespace.
     pub(super) fn format(&self, space: usize) -> &Arc<Format> {
         &self.formatter.formats[space]
     }
 
-    /// Bytes of a block of a namespace.
+    /// Block size of a namespace.
     pub(super) fn block_bytes(&self, profile: &Profile, space: usize) -> u32 {
         self.format(space).block_size_bytes().unwrap_or(profile.shapes[space].1)
     }
 
-    /// How a namespace may be formatted.
+    /// LBA formats of a namespace.
     pub(super) fn formats_of(&self, profile: &Profile, space: usize) -> BlockSizes {
         let shift = self.block_bytes(profile, space).trailing_zeros() as u8;
         BlockSizes::those(|each| profile.reshapes || each == shift)
     }
 
-    /// A namespace goes: nobody erases it any more.
+    /// A namespace is removed: stops its format.
     pub(super) fn interrupt_format(&mut self, space: usize, disk: &mut SimDevice) {
         if let Some(progress) = self.format(space).under_way() {
             progress.stop();
@@ -146,21 +146,21 @@ impl Target {
         disk.end_erasing(self.stores[space].0);
     }
 
-    /// A host has ordered a format, which does not wait for whatever else is ordered.
+    /// A host has requested a format, which is independent of other requests.
     pub(super) fn order_format(&mut self, order: NamespaceJob) {
         self.formatter.orders.push_back(order);
     }
 
-    /// It is gone, and with it whoever erases.
+    /// The target has crashed: formats in progress are lost.
     pub(super) fn drop_formats(&mut self) {
         self.formatter.orders.clear();
         self.formatter.under_way.fill_with(|| None);
     }
 
-    /// Goes on with all formats, and begins what was ordered.
+    /// Continues all formats, and begins requested ones.
     ///
     /// # Errors
-    /// Blocks are in use that must not be any more.
+    /// Blocks are in use that must not be.
     pub fn go_on(
         &mut self,
         profile: &Profile,
@@ -216,7 +216,7 @@ impl Target {
         let namespace = subsystem.namespace(wish.nsid).map_err(|_| gone)?;
         let backing = self.served[space].ok_or(gone)?;
         if self.formatter.under_way[space].is_some() {
-            // Of a namespace that was removed meanwhile, and is here again.
+            // Of a namespace that was removed and added again meanwhile.
             return Err(Status::FORMAT_IN_PROGRESS);
         }
         let course = FormatJob::begin(*wish, namespace, self.format(space))?;
@@ -231,12 +231,12 @@ impl Target {
             stage: Stage::Draining(course, waiting),
         });
         self.publish(profile);
-        // Behind the news: whatever comes after it is refused.
+        // After the notification: later commands are rejected.
         self.registry.fence(&Arc::new(DrainBarrier::around(subnqn(), wish.nsid, fence)));
         Ok(())
     }
 
-    /// The next step of a format that erases.
+    /// The next step of a format that is erasing.
     pub fn erase(
         &mut self,
         space: usize,
@@ -275,7 +275,7 @@ impl Target {
         news
     }
 
-    /// A format is over, but for telling it.
+    /// A format has ended; the response is not sent yet.
     fn finish(
         &mut self,
         space: usize,
@@ -304,7 +304,7 @@ impl Target {
             news.reshaped.push(space);
         }
         self.publish_again(profile);
-        // Behind the news, which no queue contradicts once the host has its answer.
+        // After the notification, so that all queues agree once the host has its response.
         let ask = |reactor: usize| {
             let (answer, answered) = sync_channel(1);
             self.registry.reactor(reactor).send(Message::Caught(answer));

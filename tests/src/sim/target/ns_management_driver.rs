@@ -1,11 +1,11 @@
 //! Driver for Namespace Management in the simulation: executes the product's plan of each request,
-//! with steps that take virtual time, and a simulated directory for the record and the files.
-//! Whatever the world does, it does between two steps, or in the middle of one.
+//! with steps that take virtual time, and a simulated directory for the record and the files. Other
+//! events happen between two steps, or during one.
 //!
-//! The directory is held to what `state/atomic_file.rs` does with a real one: a record is written
-//! beside its name, synced, renamed, and the directory synced. A target that is killed meanwhile
-//! leaves the old record or the new one; when the power goes, names that were not synced are as
-//! before or as after, each by itself.
+//! The directory behaves as `state/atomic_file.rs` uses a real one: a record is written beside its
+//! name, synced, renamed, and the directory synced. A target that is killed meanwhile leaves the
+//! old record or the new one; at a power failure, names that were not synced are old or new, each
+//! independently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -36,28 +36,28 @@ use crate::sim::mutants::SeededBug;
 use crate::sim::oracle::ns_management::{DECLARED, GROUP, MOST, QUOTA_BYTES};
 use crate::sim::scenario::Profile;
 
-/// How long a step that waits for a disk takes, at most.
+/// Maximum duration of a step that waits for a device.
 const STEP: Duration = Duration::from_millis(8);
 
 type Uuid = [u8; 16];
 
-/// The directory of the namespaces that hosts make.
+/// The directory of host-created namespaces.
 #[derive(Debug, Default)]
 struct Folder {
     now: Names,
-    /// As it is without power.
+    /// Names that survive a power failure.
     durable: Names,
 }
 
-/// The names in it, and what they mean.
+/// The names in it.
 #[derive(Clone, Debug, Default)]
 struct Names {
     record: Option<Vec<u8>>,
-    /// Files by UUID: stores of the disk.
+    /// Files by UUID: backing stores.
     images: BTreeMap<Uuid, usize>,
 }
 
-/// A namespace that hosts have made, opened.
+/// An opened host-created namespace.
 #[derive(Debug)]
 struct Opened {
     id: DeviceId,
@@ -67,14 +67,14 @@ struct Opened {
     marks: Arc<BadBlocks>,
 }
 
-/// An order that is being carried out.
+/// A request in progress.
 #[derive(Debug)]
 struct Work {
     order: NamespaceJob,
     plan: RequestPlan,
     step: Step,
     due: Instant,
-    /// Reactors that do not know yet.
+    /// Reactors that have not applied the change.
     awaited: Vec<Receiver<()>>,
 }
 
@@ -85,21 +85,21 @@ pub struct NsManagementDriver {
     words: Receiver<NamespaceAdminMessage>,
     sender: Sender<NamespaceAdminMessage>,
     directory: Folder,
-    /// What is kept, and what of it is served.
+    /// The record, and the served part of it.
     record: NamespaceCatalogRecord,
     served: NamespaceCatalogRecord,
     opened: BTreeMap<Uuid, Opened>,
     at_work: Option<Work>,
-    /// In a thousand steps those that a disk fails.
+    /// Device errors per mille of steps.
     pub errors: u16,
     dice: Rng,
 }
 
-/// A namespace that is another one now for these hosts.
+/// A namespace that has changed for these hosts.
 pub type NamespaceChange = (u32, BTreeSet<Nqn>);
 
 impl NsManagementDriver {
-    /// One with an empty directory.
+    /// With an empty directory.
     #[must_use]
     pub fn new(profile: &Profile, seed: u64) -> NsManagementDriver {
         let (sender, words) = channel();
@@ -124,26 +124,26 @@ impl NsManagementDriver {
         }
     }
 
-    /// The way to it, until it starts again.
+    /// The sender of requests, until the next start.
     #[must_use]
     pub fn sender(&self) -> Sender<NamespaceAdminMessage> {
         self.sender.clone()
     }
 
-    /// When it goes on by itself.
+    /// Time of its next step.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         let work = self.at_work.as_ref()?;
         (work.step != Step::Await).then_some(work.due)
     }
 
-    /// Whether it is carrying something out.
+    /// Whether a request is in progress.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.at_work.is_some()
     }
 
-    /// The target is gone, in the middle of whatever it did; with `power` also what was not synced.
+    /// The target has crashed during its step; with `power` unsynced names are lost.
     pub fn crash(&mut self, power: bool, disk: &mut SimDevice) {
         let (directory, dice) = (&mut self.directory, &mut self.dice);
         match self.at_work.take().map(|work| work.step) {
@@ -166,14 +166,14 @@ impl NsManagementDriver {
             directory.lose_power(dice);
         }
         self.opened.clear();
-        // Whoever waits for an answer is gone as well.
+        // The recipients of responses are lost too.
         (self.sender, self.words) = channel();
     }
 
-    /// Whether what is there in the end is what is known to have been made, and nothing besides.
+    /// Checks that exactly the known namespaces exist in the end.
     ///
     /// # Errors
-    /// What is there that should not be, or the other way round.
+    /// A namespace that should not exist, or a missing one.
     pub fn leftovers(&self) -> Result<(), String> {
         let known: BTreeSet<Uuid> = self.uuids(&self.record).collect();
         let unsettled = self.record.unsettled.iter().map(|uuid| uuid.into_bytes());
@@ -188,7 +188,7 @@ impl NsManagementDriver {
         }
     }
 
-    /// What is served of what hosts have made.
+    /// The served host-created namespaces.
     #[must_use]
     pub fn entries(&self) -> &BTreeMap<u32, Entry> {
         &self.served.entries
@@ -201,12 +201,12 @@ impl NsManagementDriver {
         record.entries.values().map(|entry| entry.uuid.into_bytes())
     }
 
-    /// Takes one of the steps on files; false when the disk fails.
+    /// Executes one of the steps on files; returns false if the device fails.
     fn on_files(&mut self, step: &Step, disk: &mut SimDevice, plant: Option<SeededBug>) -> bool {
         let fails = self.dice.per_mille(self.errors);
         let directory = &mut self.directory;
         match step {
-            // What was there before is put back.
+            // The old content is restored.
             Step::Keep(_) if fails => return false,
             Step::Keep(record) => {
                 directory.now.record = Some(seal::<NamespaceCatalogRecord>(record).into_bytes());
@@ -235,7 +235,7 @@ impl NsManagementDriver {
 }
 
 impl Folder {
-    /// Names that were not synced are as before or as after.
+    /// Each unsynced name is as before or as after.
     fn lose_power(&mut self, dice: &mut Rng) {
         let Folder { now, durable } = self;
         if dice.per_mille(500) {
@@ -254,14 +254,14 @@ impl Folder {
     }
 }
 
-/// A new file: zeros.
+/// A new file of zeros.
 fn image(entry: &Entry, disk: &mut SimDevice) -> usize {
     let blocks = entry.bytes / u64::from(entry.block_size_bytes);
     disk.add_store(blocks as u32, entry.block_size_bytes)
 }
 
 impl Target {
-    /// Reads the record, clears away what was left half done, and opens what there is.
+    /// Loads the record, removes incomplete files, and opens the namespaces.
     ///
     /// # Errors
     /// The record is invalid, or a file is missing.
@@ -307,7 +307,7 @@ impl Target {
         Ok(())
     }
 
-    /// The namespaces that hosts have made, as they are served.
+    /// The host-created namespaces, as served.
     pub(super) fn made(&self) -> Vec<Namespace> {
         let made = |(nsid, entry): (&u32, &Entry)| {
             let uuid = entry.uuid.into_bytes();
@@ -340,7 +340,7 @@ impl Target {
         self.ns_admin.served.entries.iter().filter_map(made).collect()
     }
 
-    /// What hosts see that may manage namespaces.
+    /// Management as seen by hosts that may use it.
     pub(super) fn management(&self) -> Option<Arc<Management>> {
         let grant = self.ns_admin.granted.as_ref()?.grant();
         let entries = &self.ns_admin.served.entries;
@@ -354,8 +354,8 @@ impl Target {
         Some(Arc::new(Management { grant, allocated, absent, used_bytes }))
     }
 
-    /// Carries out what hosts have ordered, as far as that goes now. Gives the namespaces that are
-    /// others now, and for whom; none, if nothing was done.
+    /// Executes requests of hosts, as far as possible now. Returns the namespaces that have
+    /// changed, and for which hosts; none, if nothing was done.
     pub fn manage(
         &mut self,
         profile: &Profile,
@@ -390,7 +390,7 @@ impl Target {
         news
     }
 
-    /// The next order.
+    /// The next request.
     fn take_order(&mut self, now: Instant) -> Option<Work> {
         let order = loop {
             let Ok(NamespaceAdminMessage::Order(order)) = self.ns_admin.words.try_recv() else {
@@ -444,7 +444,7 @@ impl Target {
         }
     }
 
-    /// Takes a step to its end; false when it was not possible.
+    /// Completes a step; returns false if that was not possible.
     fn take_step(
         &mut self,
         step: &Step,
@@ -476,7 +476,7 @@ impl Target {
         }
     }
 
-    /// Closes what is no namespace.
+    /// Closes files that are not namespaces.
     fn close_strangers(&mut self, disk: &mut SimDevice) {
         let ns_admin = &mut self.ns_admin;
         let known: BTreeSet<Uuid> = ns_admin.uuids(&ns_admin.served).collect();
@@ -490,7 +490,7 @@ impl Target {
     }
 }
 
-/// For whom which namespaces have changed.
+/// The changed namespaces of each host.
 fn changes(old: &NamespaceCatalogRecord, new: &NamespaceCatalogRecord) -> Vec<NamespaceChange> {
     let nsids: BTreeSet<u32> = old.entries.keys().chain(new.entries.keys()).copied().collect();
     let hosts = |record: &NamespaceCatalogRecord, nsid| {

@@ -16,7 +16,7 @@ use super::reservation::Order;
 use crate::sim::block_stamp;
 use crate::sim::oracle::blocks::{Moment, SECTOR_BYTES, Span, Value};
 
-/// What a buffer holds before something is read into it.
+/// Content of a buffer before something is read into it.
 const POISON: u8 = 0xee;
 
 /// Operation of a command.
@@ -24,7 +24,7 @@ const POISON: u8 = 0xee;
 pub enum Kind {
     /// Read.
     Read,
-    /// Write, or with no data of its own Write Zeroes.
+    /// Write; without data Write Zeroes.
     Write {
         /// Force Unit Access.
         fua: bool,
@@ -33,21 +33,21 @@ pub enum Kind {
     Zeroes {
         /// Force Unit Access.
         fua: bool,
-        /// The blocks may be deallocated.
+        /// Deallocate as well.
         deallocate: bool,
     },
-    /// Dataset Management, deallocate: the span and more of them.
+    /// Dataset Management with deallocate: the span and others.
     Deallocate(Vec<Span>),
     /// Copy of these spans, in this format (0 or 1), to the span.
     Copy {
-        /// What is copied; of the same namespace.
+        /// Sources, of the same namespace.
         from: Vec<Span>,
         /// Descriptor format.
         format: u8,
         /// Force Unit Access.
         fua: bool,
     },
-    /// Write Uncorrectable: the span cannot be read any more.
+    /// Write Uncorrectable: the span becomes unreadable.
     Spoil,
     /// Flush.
     Flush,
@@ -55,28 +55,28 @@ pub enum Kind {
     Compare(Vec<Value>),
     /// Reservation Register, Acquire or Release.
     Order(Order),
-    /// Set Features 84h: the namespace is protected from writes, or no longer.
+    /// Set Features 84h: protects the namespace, or removes the protection.
     Protect(bool),
     /// Format NVM.
     Format {
-        /// With an erase of user data, or without saying so.
+        /// With an erase of user data requested.
         erase: bool,
-        /// Which format.
+        /// Index of the format.
         index: u8,
-        /// log2 of the sectors in a block of that.
+        /// log2 of the sectors in a block of that format.
         shift: u8,
     },
     /// Abort of a command on this queue, with this id.
     Abort(u16, u16),
-    /// Disconnect: its queue is deleted.
+    /// Disconnect: deletes its queue.
     Leave,
-    /// An admin command that only asks.
+    /// An admin command without effect on namespaces.
     Admin(Question),
-    /// Property Set, CC.EN = 0, whatever is under way.
+    /// Property Set, CC.EN = 0, with commands outstanding.
     Disable,
-    /// About namespaces that hosts make, or on one. Its span says nothing.
+    /// Namespace Management, or I/O on a host-created namespace. Its span is unused.
     Made(NsCommand),
-    /// A command that must be refused.
+    /// An invalid command.
     Wrong(Mistake),
 }
 
@@ -87,11 +87,11 @@ pub enum Question {
     Controller,
     /// Identify Namespace.
     Namespace,
-    /// The namespaces that there are.
+    /// Active namespace list.
     Namespaces,
-    /// The namespaces that have changed: which acknowledges the event.
+    /// Changed Namespace List, which acknowledges the event.
     Changed,
-    /// The states of the host's path: which acknowledges that event.
+    /// ANA log, which acknowledges the event.
     Paths,
     /// Get Features, Number of Queues.
     Queues,
@@ -100,35 +100,35 @@ pub enum Question {
 /// Deliberate error in a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mistake {
-    /// It reads beyond the end.
+    /// Beyond the end.
     Range,
-    /// There is no such namespace.
+    /// Unknown namespace.
     Namespace,
-    /// There is no such command.
+    /// Unknown opcode.
     Opcode,
 }
 
 /// A command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Op {
-    /// What it does.
+    /// Operation.
     pub kind: Kind,
-    /// Who sends it.
+    /// Its host.
     pub host: usize,
-    /// Unique, not 0: what its data say.
+    /// Unique, not 0: the value in its data.
     pub id: u32,
-    /// Where.
+    /// Blocks.
     pub span: Span,
-    /// When it left.
+    /// When it was sent.
     pub began: Moment,
-    /// Which half of a fused command it is: 1, 2, or 0 for none.
+    /// Position in a fused command: 1, 2, or 0 for none.
     pub half: u8,
-    /// log2 of the sectors in a block, as its host believes.
+    /// log2 of the sectors in a block, as known to its host.
     pub shift: u8,
 }
 
 impl Op {
-    /// Whether it goes to the admin queue.
+    /// Whether it is an admin command.
     pub fn is_admin(&self) -> bool {
         match &self.kind {
             Kind::Admin(_) | Kind::Abort(..) | Kind::Protect(_) | Kind::Disable => true,
@@ -146,7 +146,7 @@ impl Op {
         }
     }
 
-    /// The blocks that it changes, if it does.
+    /// The blocks that it changes, if any.
     pub fn changes(&self) -> Option<&[Span]> {
         match &self.kind {
             Kind::Write { .. }
@@ -159,7 +159,7 @@ impl Op {
         }
     }
 
-    /// What the blocks become that it changes, if that is known.
+    /// The new value of the blocks that it changes, if known.
     pub fn value(&self) -> Option<Value> {
         match &self.kind {
             Kind::Write { .. } => Some(Value::Write(self.id)),
@@ -170,17 +170,17 @@ impl Op {
         }
     }
 
-    /// Whether it moves the data of blocks.
+    /// Whether it transfers data of blocks.
     pub fn moves_blocks(&self) -> bool {
         matches!(self.kind, Kind::Read | Kind::Write { .. } | Kind::Compare(_))
     }
 
-    /// Whether it is an I/O command that changes blocks without moving their data.
+    /// Whether it is an I/O command that changes blocks without transferring their data.
     pub fn is_bare(&self) -> bool {
         self.changes().is_some() && !self.moves_blocks() && !self.is_admin()
     }
 
-    /// Whether it asks how large blocks are.
+    /// Whether it queries the block size.
     pub fn asks_shape(&self) -> bool {
         self.kind == Kind::Admin(Question::Namespace)
     }
@@ -211,7 +211,7 @@ impl Op {
         }
     }
 
-    /// The command itself.
+    /// The submission queue entry.
     pub fn sqe(&self) -> Sqe {
         let nsid = self.span.space as u32 + 1;
         let (slba, nlb_z) = self.range(&self.span);
@@ -271,7 +271,7 @@ impl Op {
         sqe.with_flags(sqe.flags.with_fuse(self.half))
     }
 
-    /// Fills the data that it sends; or what it reads into, with what nobody writes.
+    /// Fills the data to send; or the buffer to read into with [`POISON`].
     pub fn fill(&self, bytes: &mut [u8]) {
         let (nsid, block) = (self.span.space as u8 + 1, SECTOR_BYTES as usize);
         match &self.kind {
@@ -311,14 +311,14 @@ impl Op {
         }
     }
 
-    /// A span in blocks as its host has them: the first, and how many, less one.
+    /// A span in blocks as its host knows them: the first, and the number, minus one.
     fn range(&self, span: &Span) -> (u64, u16) {
         let [first, blocks] = [span.lba, span.blocks].map(|sectors| sectors >> self.shift);
         (first.into(), (blocks - 1) as u16)
     }
 }
 
-/// Bytes of a range of a Copy command.
+/// Length of a range of a Copy command.
 fn range_bytes(format: u8) -> u32 {
     if format == 0 { 32 } else { 40 }
 }

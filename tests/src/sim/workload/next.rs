@@ -9,13 +9,13 @@ use crate::sim::oracle::{Oracle, Stage};
 use crate::sim::scenario::Profile;
 use crate::sim::workload::command::{Kind, Mistake, Op, Question};
 
-/// Commands that may still change a block before no more are sent there.
+/// Maximum of commands that may still change a block; no more are sent there.
 const CROWD: usize = 4;
-/// Blocks of a command in the last reading of everything, at most.
+/// Maximum of blocks of a command in the last read of everything.
 const SWEEP_BLOCKS: u32 = 16;
 
 impl Oracle {
-    /// The next command of a host, if it shall send one.
+    /// The next command of a host, if it is to send one.
     pub fn next_op(&mut self, host: usize, profile: &Profile, dice: &mut Rng) -> Option<Op> {
         self.next_id += 1;
         let id = self.next_id;
@@ -124,7 +124,7 @@ impl Oracle {
         op(kind, span)
     }
 
-    /// The command by which a host deletes a queue that is not its last one, if it shall send one.
+    /// A Disconnect of a queue that is not the last one of a host, if it is to send one.
     pub fn next_departure(&mut self, host: usize, dice: &mut Rng) -> Option<Op> {
         if self.stage != Stage::Work || !dice.per_mille(self.departures.chance()) {
             return None;
@@ -135,14 +135,14 @@ impl Oracle {
         Some(Op { kind: Kind::Leave, host, id, span, began: 0, half: 0, shift: 0 })
     }
 
-    /// What follows the first half of a fused command.
+    /// The second half of a fused command.
     pub fn second_half(&mut self, first: &Op) -> Op {
         self.next_id += 1;
         let kind = Kind::Write { fua: false };
         Op { kind, id: self.next_id, began: 0, half: Flags::FUSED_SECOND, ..first.clone() }
     }
 
-    /// A command that not every profile has.
+    /// A command that only some profiles have.
     fn next_rare(
         &self,
         host: usize,
@@ -185,14 +185,14 @@ impl Oracle {
         None
     }
 
-    /// What a Compare sends, and has found when it succeeds: zeros for what cannot be read.
+    /// The data of a Compare, which a success confirms: zeros for unreadable blocks.
     fn compared(&self, span: Span) -> Vec<Value> {
         let sent = |value| if value == Value::Unreadable { Value::Zeros } else { value };
         self.model.guess(span).into_iter().map(sent).collect()
     }
 
-    /// How many of these sectors one command reads in the end: those before an unreadable block, or
-    /// that one.
+    /// Number of these sectors that one command reads in the end: those before an unreadable block,
+    /// or that one.
     fn readable(&self, span: Span, shift: u8) -> u32 {
         let guess = self.model.guess(span);
         let before = guess.iter().take_while(|value| **value != Value::Unreadable).count();

@@ -11,12 +11,12 @@ use nvme::{IoOpcode, PAGE_BYTES, Sgl, Sqe};
 use crate::sim::block_stamp;
 use crate::sim::oracle::ns_management::GROUP;
 
-/// A block of a namespace that a host has made.
+/// A block of a host-created namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// Its id.
     pub nsid: u32,
-    /// The command that has made it; 0 for one that is not there.
+    /// The command that created it; 0 for a missing one.
     pub birth: u32,
     /// The block.
     pub lba: u32,
@@ -33,51 +33,51 @@ pub enum NsCommand {
         blocks: u32,
         /// log2 of their size: 9 or 12.
         shift: u8,
-        /// For one host at a time.
+        /// Not shared: for one host at a time.
         private: bool,
     },
-    /// It is no more.
+    /// Deletes a namespace.
     Delete {
-        /// Namespace id; FFFFFFFFh: all that hosts have made.
+        /// Namespace id; FFFFFFFFh: all host-created ones.
         nsid: u32,
     },
-    /// It is attached to the host's own controller.
+    /// Attaches it to the host's own controller.
     Attach {
         /// Namespace id.
         nsid: u32,
         /// That controller.
         cntlid: u16,
     },
-    /// It is detached from it.
+    /// Detaches it from the host's own controller.
     Detach {
         /// Namespace id.
         nsid: u32,
         /// That controller.
         cntlid: u16,
     },
-    /// Which namespaces are there, attached or not?
+    /// Allocated namespace list.
     List,
-    /// Which are attached to this host?
+    /// Active namespace list.
     Active,
-    /// What is this one?
+    /// Identify Namespace.
     Look {
         /// Namespace id.
         nsid: u32,
     },
-    /// Writes a block, durably.
+    /// Writes a block with FUA.
     Put(Place),
     /// Reads a block.
     Get(Place),
 }
 
 impl NsCommand {
-    /// Whether it goes to the admin queue.
+    /// Whether it is an admin command.
     #[must_use]
     pub fn is_admin(&self) -> bool {
         !matches!(self, NsCommand::Put(_) | NsCommand::Get(_))
     }
 
-    /// Whether it changes which namespaces there are, or who has them.
+    /// Whether it changes namespaces or attachments.
     #[must_use]
     pub fn is_order(&self) -> bool {
         use NsCommand::{Attach, Create, Delete, Detach};
@@ -94,7 +94,7 @@ impl NsCommand {
         }
     }
 
-    /// The command itself.
+    /// The submission queue entry.
     #[must_use]
     pub fn sqe(&self) -> Sqe {
         let management =
@@ -115,7 +115,7 @@ impl NsCommand {
         }
     }
 
-    /// Fills the data that command `id` sends; false when it sends none.
+    /// Fills the data of command `id`; returns false if it has none.
     pub fn fill(&self, id: u32, bytes: &mut [u8]) -> bool {
         match *self {
             NsCommand::Create { blocks, shift, private } => {

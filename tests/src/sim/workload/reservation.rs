@@ -1,4 +1,4 @@
-//! Reservation commands of simulated hosts. Every host has one key, ever.
+//! Reservation commands of simulated hosts. Every host has one constant key.
 
 use std::fmt;
 
@@ -11,17 +11,17 @@ use nvme::{Sgl, Sqe};
 /// A reservation command of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// To be a registrant.
+    /// Register.
     Register,
-    /// To be none.
+    /// Unregister.
     Unregister,
-    /// To hold the reservation.
+    /// Acquire.
     Acquire(ReservationType),
-    /// That another host is no registrant, holds nothing, and has no command under way.
+    /// Preempt and Abort of another host.
     Preempt(usize, ReservationType),
-    /// To hold the reservation no more.
+    /// Release.
     Release(ReservationType),
-    /// That nobody is a registrant or holds anything.
+    /// Clear.
     Clear,
 }
 
