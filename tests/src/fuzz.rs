@@ -2,8 +2,8 @@
 //! invariants. `make fuzz` lets a fuzzer choose the bytes; a test runs all of them over bytes of
 //! real hosts and over mutations of these.
 //!
-//! Each says whether the bytes got past the first look, so that the test sees that they are not
-//! refused at the door.
+//! Each returns whether the bytes passed the first checks, so that the test detects inputs that are
+//! all rejected immediately.
 
 pub mod authentication;
 mod bytes;
@@ -25,7 +25,7 @@ pub use self::wire::{datagram, message};
 /// One of these functions.
 pub type Target = fn(&[u8]) -> bool;
 
-/// All of them, by the names of their seeds and programs.
+/// All fuzz targets, by the names of their seeds and programs.
 pub const TARGETS: [(&str, Target); 9] = [
     ("authentication", authentication),
     ("command", command),

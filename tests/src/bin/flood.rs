@@ -1,8 +1,8 @@
 //! A flood generator against a target on the soft fabric: sends connection requests or mutated
-//! packets from addresses of this machine at a steady rate, and checks that the target never answers
-//! with more bytes than it received. It needs no privilege.
+//! packets from addresses of this machine at a steady rate, and checks that the target never
+//! answers with more bytes than it received. It needs no privilege.
 //!
-//! What it does, and in which order, follows from one seed; what the target answers does not.
+//! Its datagrams and their order follow from one seed; the answers of the target do not.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -25,53 +25,53 @@ use rdma::soft::wire::icrc::{Flow, Icrc};
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::{Psn, Qpn};
 
-/// How long it sleeps between bursts.
+/// Sleep between bursts.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Datagrams in a burst, at most.
+/// Maximum of datagrams in a burst.
 const BURST: u64 = 512;
-/// Addresses whose answers are looked at after a burst.
+/// Addresses whose answers are read after a burst.
 const LOOKS: usize = 16;
-/// Packets on one connection before another is asked for, whatever has become of it.
+/// Packets on one connection before another is requested, whatever its state.
 const PACKETS: u32 = 256;
-/// How long a connection is waited for.
+/// Time to wait for a connection.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// An enemy of a target on the soft fabric.
+/// An attacker of a target on the soft fabric.
 #[derive(Parser)]
 struct Arguments {
     /// The target's address
     #[arg(long)]
     target: Ipv4Addr,
-    /// The first of the addresses that it sends from
+    /// First source address
     #[arg(long, default_value = "127.66.0.1")]
     from: Ipv4Addr,
-    /// How many
+    /// Number of source addresses
     #[arg(long, default_value_t = 1)]
     sources: u32,
-    /// Datagrams a second
+    /// Datagrams per second
     #[arg(long, default_value_t = 50_000)]
     rate: u64,
-    /// For how long
+    /// Duration in seconds
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// What it sends
+    /// Kind of datagrams
     #[arg(long, value_enum, default_value_t = Kind::Requests)]
     kind: Kind,
-    /// Nobody is at the target's address: takes it, and lets everything get lost there
+    /// No target: occupy its address, and discard everything
     #[arg(long)]
     decoy: bool,
-    /// Everything follows from it
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// Requests to connect; whatever is said to them is ignored
+    /// Connection requests; answers are ignored
     Requests,
-    /// Requests to connect, which go on until the connection is up, and then say nothing
+    /// Connection requests that are completed to established connections without commands
     Connections,
-    /// Packets on connections, with anything in them
+    /// Random packets on connections
     Packets,
 }
 
@@ -90,13 +90,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// One address that it sends from.
+/// A source address.
 struct Source {
     address: IpAddr,
     socket: UdpSocket,
     /// Bytes sent less bytes received.
     balance: i64,
-    /// The target's queue pair of its connection, and the number of its next packet.
+    /// The target's queue pair of its connection, and the next packet number.
     victim: Option<(Qpn, u32)>,
     /// Packets until the next request, and since when that waits for its answer.
     left: u32,
@@ -116,7 +116,7 @@ struct Enemy {
     got_bytes: u64,
     connections: u64,
     least: i64,
-    /// Keeps a decoy's address.
+    /// Occupies the address of the target.
     _sink: Option<UdpSocket>,
 }
 
@@ -147,7 +147,7 @@ impl Enemy {
         })
     }
 
-    /// Goes on for as long as it shall. False: it was answered with more than it had sent.
+    /// Runs for the configured time. Returns false if more bytes were answered than sent.
     fn run(mut self, arguments: &Arguments) -> io::Result<bool> {
         let start = Instant::now();
         let end = Duration::from_secs(arguments.seconds);
@@ -180,7 +180,7 @@ impl Enemy {
         Ok(self.least >= 0)
     }
 
-    /// Makes the next datagram of an address.
+    /// Creates the next datagram of an address.
     fn make(&mut self, index: usize) {
         let source = &mut self.sources[index];
         if self.kind == Kind::Packets {
@@ -194,7 +194,7 @@ impl Enemy {
         self.make_request(index);
     }
 
-    /// A request to connect to the admin queue, as from a host that has just begun.
+    /// Creates a connection request for an admin queue, as of a new host.
     fn make_request(&mut self, index: usize) {
         let from = self.sources[index].address;
         let private = CmaHeader { source_port: 4000, source: from, destination: self.target };
@@ -228,8 +228,8 @@ impl Enemy {
         self.seal(index);
     }
 
-    /// Something like a packet, most of them for the queue pair of the address's connection, and
-    /// with a number that is waited for.
+    /// Creates a packet, mostly for the queue pair of the address's connection, with an expected
+    /// number.
     fn make_packet(&mut self, index: usize) {
         const CODES: [u8; 16] = [
             0x00, 0x01, 0x02, 0x04, 0x05, 0x06, 0x0a, 0x0b, 0x0c, 0x0d, 0x10, 0x11, 0x12, 0x13,
@@ -263,7 +263,7 @@ impl Enemy {
         }
     }
 
-    /// Puts the CRC under what goes out.
+    /// Adds the CRC to the datagram.
     fn seal(&mut self, index: usize) {
         let source = SocketAddr::new(self.sources[index].address, ROCE_PORT);
         let flow = Flow { source, destination: SocketAddr::new(self.target, ROCE_PORT) };
@@ -281,14 +281,14 @@ impl Enemy {
                 source.balance += len as i64;
                 self.sent_bytes += len as u64;
             }
-            // Nobody is there just now, or there is no room.
+            // No receiver at present, or no room.
             Err(e) if is_passing(&e) => {}
             Err(e) => return Err(e),
         }
         Ok(())
     }
 
-    /// Takes the answers to an address.
+    /// Reads the answers to an address.
     fn look(&mut self, index: usize) -> io::Result<()> {
         let mut room = [0; 1 << 13];
         loop {
@@ -300,7 +300,7 @@ impl Enemy {
             };
             source.balance -= len as i64;
             self.got_bytes += len as u64;
-            // Of a connection that is up, answers to packets are not limited by their bytes.
+            // On an established connection, answers to packets are not limited by their bytes.
             if self.kind == Kind::Requests {
                 self.least = self.least.min(source.balance);
                 continue;
@@ -315,7 +315,7 @@ impl Enemy {
         }
     }
 
-    /// Does what gets it further.
+    /// Continues with the next message of its kind.
     fn answer(&mut self, index: usize, message: &CmMessage, transaction: u64) -> io::Result<()> {
         match message {
             CmMessage::DisconnectRequest(asked) => {
@@ -345,7 +345,7 @@ impl Enemy {
     }
 }
 
-/// Whether sending or receiving may work later.
+/// Whether sending or receiving may succeed later.
 fn is_passing(error: &io::Error) -> bool {
     let kinds = [ErrorKind::WouldBlock, ErrorKind::ConnectionRefused, ErrorKind::Interrupted];
     kinds.contains(&error.kind()) || error.raw_os_error() == Some(libc::ENOBUFS)

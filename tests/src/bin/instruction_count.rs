@@ -34,7 +34,7 @@ use rdma::{Event, Fabric, Pool, PoolPlan, Tag, Wake};
 
 const NQN: &str = "nqn.2026-11.io.nvmfd:cost";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c2f3b5a11";
-/// How long each turn of either end takes.
+/// Duration of each iteration of either end.
 const TURN: Duration = Duration::from_micros(10);
 /// Bytes of each command's data.
 const BYTES: u32 = 4096;
@@ -42,10 +42,10 @@ const BYTES: u32 = 4096;
 /// Sends commands to a target in the same thread.
 #[derive(Parser, Debug)]
 struct Arguments {
-    /// So many
+    /// Number of commands
     #[arg(long, default_value_t = 10_000)]
     commands: u64,
-    /// Under way at once
+    /// Outstanding commands
     #[arg(long, default_value_t = 32)]
     depth: u16,
     /// Writes instead of reads
@@ -53,7 +53,7 @@ struct Arguments {
     write: bool,
 }
 
-/// A disk that has done everything when the next turn begins.
+/// A device that completes everything by the next iteration.
 #[derive(Default)]
 struct Quick(Vec<IoCompletion>);
 
@@ -110,7 +110,7 @@ impl Target {
     }
 }
 
-/// What is counted: a turn of the reactor.
+/// The function that is counted: an iteration of the reactor.
 #[inline(never)]
 fn target_turn(target: &mut Target, now: Instant) {
     target.done.extend(target.disk.0.drain(..));

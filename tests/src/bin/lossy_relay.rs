@@ -1,12 +1,12 @@
-//! A lossy UDP relay between two ends of the soft fabric on one machine: loses, repeats and
+//! A lossy UDP relay between two ends of the soft fabric on one machine: drops, duplicates and
 //! reorders packets, without privilege.
 //!
 //! ```text
 //! host ──► --listen ══ relay ══ --source ──► --target
 //! ```
 //!
-//! The host connects to `--listen`. The addresses are part of every packet's CRC and of the request
-//! to connect, so the relay makes both anew; what it passes on is otherwise as it came.
+//! The host connects to `--listen`. The addresses are part of every packet's CRC and of the
+//! connection request, so the relay rewrites both; everything else is passed on unchanged.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -37,36 +37,36 @@ sockopt_impl!(
 
 /// The invariant CRC at the end of every packet.
 const ICRC_BYTES: usize = 4;
-/// What is held back goes on after this time at the latest.
+/// Maximum delay of a reordered packet.
 const LATEST: Duration = Duration::from_millis(2);
-/// Datagrams taken from one side before the other side is looked at.
+/// Datagrams read from one side before the other side is read.
 const TURN: usize = 64;
 
 /// A bad network between two ends of the soft fabric.
 #[derive(Parser)]
 struct Arguments {
-    /// Our address towards the host
+    /// Our address for the host
     #[arg(long, default_value = "127.0.0.3")]
     listen: IpAddr,
-    /// Our address towards the target
+    /// Our address for the target
     #[arg(long, default_value = "127.0.0.4")]
     source: IpAddr,
     /// The target's address
     #[arg(long, default_value = "127.0.0.1")]
     target: IpAddr,
-    /// Per cent of the packets that are lost, each way
+    /// Percentage of packets to drop, in each direction
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
-    /// Per cent of the packets that are sent twice
+    /// Percentage of packets to duplicate
     #[arg(long, default_value_t = 0.0)]
     duplicate: f64,
-    /// Per cent of the packets that others overtake
+    /// Percentage of packets to reorder
     #[arg(long, default_value_t = 0.0)]
     reorder: f64,
-    /// How many others overtake such a packet, at most
+    /// Maximum number of packets that overtake a reordered one
     #[arg(long, default_value_t = 8)]
     depth: u64,
-    /// Which packets meet which fate
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -84,7 +84,8 @@ fn main() -> ExitCode {
 
 /// One direction.
 struct Lane {
-    /// Where to, and from which address of ours; the destination of the first is known late.
+    /// Destination, and our source address; the destination of the first lane is known after the
+    /// first packet.
     flow: Option<Flow>,
     held: VecDeque<Held>,
     passed: u64,
@@ -92,7 +93,7 @@ struct Lane {
 
 struct Held {
     bytes: Vec<u8>,
-    /// Leaves when so many have passed.
+    /// Number of later packets after which it is sent.
     after: u64,
     until: Instant,
 }
@@ -101,12 +102,12 @@ struct Relay {
     chances: [u64; 3],
     depth: u64,
     dice: Rng,
-    /// Towards the host, towards the target.
+    /// For the host, and for the target.
     sockets: [UdpSocket; 2],
     target: SocketAddr,
     source: SocketAddr,
     listen: SocketAddr,
-    /// To the target, to the host.
+    /// To the target, and to the host.
     lanes: [Lane; 2],
 }
 
@@ -156,11 +157,11 @@ impl Relay {
         let held = self.lanes.iter().any(|lane| !lane.held.is_empty());
         let mut both = self.sockets.each_ref().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN));
         let limit = if held { PollTimeout::from(1u8) } else { PollTimeout::NONE };
-        // An interruption is as good as a time-out: the loop looks again.
+        // An interruption is handled like a timeout: the loop continues.
         let _ = poll(&mut both, limit);
     }
 
-    /// Takes one datagram that came to the socket of one side to the other side.
+    /// Passes a datagram from one side to the other.
     fn pass(&mut self, side: usize, from: SocketAddr, datagram: &[u8]) {
         if side == 0 {
             self.lanes[0].flow = Some(Flow { source: self.source, destination: self.target });
@@ -186,7 +187,7 @@ impl Relay {
         }
     }
 
-    /// Sends what has been held back long enough.
+    /// Sends reordered packets that are due.
     fn release(&mut self, side: usize, now: Instant) {
         let mut index = 0;
         while let Some(held) = self.lanes[side].held.get(index) {
@@ -204,7 +205,7 @@ impl Relay {
         let lane = &mut self.lanes[side];
         lane.passed += 1;
         if let Some(flow) = lane.flow {
-            // A full socket buffer loses packets as any network does.
+            // A full socket buffer drops packets as any network does.
             let _ = self.sockets[1 - side].send_to(bytes, flow.destination);
         }
         let due = lane.held.iter().any(|held| held.after <= lane.passed);
@@ -217,16 +218,16 @@ impl Relay {
 fn socket(at: SocketAddr) -> std::io::Result<UdpSocket> {
     let socket = UdpSocket::bind(at)?;
     socket.set_nonblocking(true)?;
-    // So the kernel numbers every datagram 0, and the CRC can be made to fit.
+    // So the kernel gives every datagram the identification 0, and the CRC can be computed.
     setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
     let most = 16 << 20;
-    // With privilege as much, else what the system allows.
+    // With privilege as much as requested, otherwise as much as the system's limit allows.
     setsockopt(&socket, sockopt::RcvBufForce, &most)
         .or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &most))?;
     Ok(socket)
 }
 
-/// The packet with other addresses; none for what is no packet.
+/// The packet with other addresses; none if it is not a valid packet.
 fn readdressed(datagram: &[u8], flow: &Flow) -> Option<Vec<u8>> {
     let packet = Packet::parse(datagram).ok()?;
     let mut bytes = datagram.to_vec();

@@ -1,6 +1,6 @@
-//! Many hosts in one process, each with many queues: their cost for the target when idle, and fairness
-//! when some are busy. It fails when a host cannot connect or is not served to the end, and when they
-//! take more memory than `nvmfd check` says. Run by `tests/bench/scale`.
+//! Many hosts in one process, each with many queues: measures their cost for the target when idle,
+//! and fairness when some are busy. Fails if a host cannot connect or is not served to the end, or
+//! if they take more memory than `nvmfd check` prints. Run by `tests/bench/scale`.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
@@ -15,27 +15,27 @@ use initiator::{Data, Error, Host, HostOptions, Options, Provider, Request};
 use nvme::{IoOpcode, Nqn, Sqe};
 use nvmfd::config::memory_estimate::host_bytes;
 
-/// Blocks of a read.
+/// Bytes of a read.
 const BLOCK_BYTES: u32 = 4096;
 /// Reads that a busy host has outstanding.
 const DEPTH: u16 = 4;
-/// What a target may take beside the formula: pages of its pool that are used for the first time, and
-/// what an allocator cannot give back.
+/// Allowance in addition to the formula: pages of the pool that are used for the first time, and
+/// memory that an allocator cannot return.
 const SLACK_MIB: f64 = 16.0;
 
 #[derive(Parser)]
 struct Args {
-    /// Where the target listens, at a.b.c.d: the hosts are at a.b.d.1 and so on, so those of two
-    /// targets do not take each other's ports.
+    /// Address of the target, a.b.c.d: the hosts are at a.b.d.1 and so on, so those of two targets
+    /// do not use each other's ports.
     #[arg(long)]
     target: SocketAddrV4,
     /// The subsystem; namespace 1 has blocks of 4096 bytes, at least 1024 of them.
     #[arg(long)]
     nqn: Nqn,
-    /// The target's process, whose memory and time are looked at.
+    /// The target's process, whose memory and CPU time are measured.
     #[arg(long)]
     pid: u32,
-    /// How many hosts.
+    /// Number of hosts.
     #[arg(long, default_value_t = 64)]
     hosts: u8,
     /// I/O queues of each.
@@ -52,12 +52,12 @@ struct Args {
     seconds: u64,
 }
 
-/// What the hosts are told.
+/// Commands for the hosts.
 struct Signals {
     connected: Barrier,
     read: Barrier,
     end: AtomicBool,
-    /// Hosts that were granted fewer I/O queues than they asked for.
+    /// Hosts that were granted fewer I/O queues than requested.
     fewer: AtomicU32,
 }
 
@@ -174,7 +174,7 @@ fn address(target: SocketAddrV4, number: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(a, b, d, number + 1))
 }
 
-/// Reads until told to end.
+/// Reads until the end is signalled.
 fn read(host: &mut Host, queues: u16, signals: &Signals) -> Result<Vec<u32>, Error> {
     let mut latencies = Vec::with_capacity(1 << 20);
     let mut idle = Vec::new();
@@ -209,7 +209,7 @@ fn read(host: &mut Host, queues: u16, signals: &Signals) -> Result<Vec<u32>, Err
     Ok(latencies)
 }
 
-/// Reads one block: whoever has been idle all the time is still served.
+/// Reads one block, after the idle period.
 fn read_once(host: &mut Host) -> Result<(), Error> {
     let data = Data::Exposed { memory: host.expose(BLOCK_BYTES)?, at: 0, len: BLOCK_BYTES };
     let sqe = Sqe::io(IoOpcode::READ, 1).with_range(0, 0);
@@ -234,7 +234,7 @@ fn percentile(mut values: Vec<u32>, percent: usize) -> u32 {
     values.get(values.len() * percent / 100).copied().unwrap_or(0)
 }
 
-/// Memory of a process that is in use.
+/// Resident memory of a process.
 fn resident_mib(pid: u32) -> Result<f64, Error> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"));
     let status = status.map_err(|error| local(&format!("the target is gone: {error}")))?;
@@ -243,7 +243,7 @@ fn resident_mib(pid: u32) -> Result<f64, Error> {
     kib.map(|kib| kib / 1024.0).ok_or_else(|| local("its memory is not told"))
 }
 
-/// Time of a process, of all its threads, in hundredths of a second.
+/// CPU time of a process, of all its threads, in hundredths of a second.
 fn cpu_ticks(pid: u32) -> Result<u64, Error> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     let stat = stat.map_err(|error| local(&format!("the target is gone: {error}")))?;

@@ -14,31 +14,31 @@ use tests::sim::mutants::SeededBug;
 use tests::sim::trace::Telling;
 use tests::sim::{Outcome, Setup, run};
 
-/// Lines of a failing seed that are shown.
+/// Number of trace lines printed for a failing seed.
 const LINES: usize = 60;
 
-/// Simulate hosts, network, target and disks from seeds.
+/// Simulate hosts, network, target and devices from seeds.
 #[derive(Parser, Debug)]
 struct Arguments {
-    /// Run seeds from --first on, so many
+    /// Number of seeds, from --first on
     #[arg(long, default_value_t = 100, conflicts_with = "seed")]
     seeds: u64,
-    /// The first of them
+    /// First seed
     #[arg(long, default_value_t = 0)]
     first: u64,
-    /// Run this seed alone
+    /// Run only this seed
     #[arg(long)]
     seed: Option<u64>,
     /// Commands of each run
     #[arg(long, default_value_t = 1000)]
     commands: u32,
-    /// Print a line for every change of state
+    /// Print the trace
     #[arg(long)]
     trace: bool,
-    /// Plant a fault, which must be found
+    /// Enable a seeded bug, which must be found
     #[arg(long, value_parser = plant)]
     plant: Option<SeededBug>,
-    /// Go on after a failure
+    /// Continue after a failure
     #[arg(long)]
     keep_going: bool,
 }
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
         arguments.commands,
         start.elapsed().as_secs_f64()
     );
-    // A planted fault that nobody found is a failure of the judge.
+    // A seeded bug that was not found is a failure of the oracles.
     let good = failed == 0 && arguments.plant.is_none();
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -103,7 +103,7 @@ fn replay(arguments: &Arguments, seed: u64) -> String {
     )
 }
 
-/// A panic names the seed as well.
+/// A panic prints the seed as well.
 fn on_panic(arguments: &Arguments, seed: u64) {
     let command = replay(arguments, seed);
     std::panic::set_hook(Box::new(move |info| {

@@ -1,4 +1,4 @@
-//! Many slow hosts against a target on the soft fabric: each has reads outstanding and looks at its
+//! Many slow hosts against a target on the soft fabric: each has outstanding reads and polls its
 //! socket once in a period, so that data, responses and acknowledgements wait in between. Run by
 //! `tests/bench/hostile`.
 
@@ -34,7 +34,7 @@ struct Args {
     /// Reads that each has outstanding
     #[arg(long, default_value_t = 4)]
     depth: u16,
-    /// Milliseconds between two looks at the socket
+    /// Interval of polling the socket, in milliseconds
     #[arg(long, default_value_t = 1000)]
     period_ms: u64,
     /// Duration in seconds
@@ -129,8 +129,7 @@ fn connect(args: &Args, number: u16) -> Result<(Host, Vec<Data>), Error> {
     Ok((host, idle))
 }
 
-/// One look at the socket: takes what is done and sends as many reads. False when the association has
-/// ended.
+/// Polls once: takes completed reads and sends as many. Returns false if the association has ended.
 fn serve(host: &mut Host, idle: &mut Vec<Data>, counts: &mut Counts) -> bool {
     host.poll();
     while let Some(done) = host.next_done() {

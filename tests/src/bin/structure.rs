@@ -1,5 +1,5 @@
 //! Prints measurements of the structure of the source tree: `make structure`. With `upward` or
-//! `names`, what the lists of exceptions in `tests/structure` have to have.
+//! `names`, the present contents for the lists of exceptions in `tests/structure`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -72,7 +72,7 @@ fn lines(read: &Crate) -> usize {
     read.modules.iter().map(structure::Module::lines).sum()
 }
 
-/// Exceptions from the rules that `tests/tests/guards.rs` holds.
+/// Exceptions from the rules checked by `tests/tests/guards.rs`.
 fn rules(checkout: &Path, crates: &[(&str, Crate)]) -> io::Result<()> {
     let layers = Layers::read(checkout)?;
     let upward: Vec<_> =

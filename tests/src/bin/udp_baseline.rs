@@ -2,7 +2,7 @@
 //! two CPUs exchange datagrams of the same sizes over loopback, in trains (`UDP_SEGMENT` and
 //! `UDP_GRO`), without reading them.
 //!
-//! Prints one `name value` a line: what `make bench` puts the real thing beside.
+//! Prints one `name value` per line: `make bench` prints the measurements beside these.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -29,9 +29,9 @@ const COMMAND_BYTES: usize = 12 + 64 + 4;
 const DATA_BYTES: usize = 12 + 16 + 4096 + 4;
 /// A response with the key to invalidate.
 const RESPONSE_BYTES: usize = 12 + 4 + 16 + 4;
-/// What one send call takes, at most.
+/// Maximum size of one send call.
 const TRAIN_BYTES: usize = 65_507;
-/// Segments of one send call, at most.
+/// Maximum of segments of one send call.
 const TRAIN_SEGMENTS: usize = 64;
 
 /// The limits of UDP on this machine.
@@ -71,7 +71,8 @@ fn measure(cpus: [usize; 2], time: Duration) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Commands one way, data and responses the other way, `depth` at once: how many I/Os.
+/// Commands in one direction, data and responses in the other, `depth` outstanding: returns the
+/// number of I/Os.
 fn exchange(cpus: [usize; 2], depth: usize, time: Duration) -> Result<(u64, Duration), Errno> {
     let (host, target) = (End::new()?, End::new()?);
     let stop = Arc::new(AtomicBool::new(false));
@@ -110,7 +111,7 @@ fn exchange(cpus: [usize; 2], depth: usize, time: Duration) -> Result<(u64, Dura
                 }
                 host.send(to_target, COMMAND_BYTES, responses)?;
             } else if heard.elapsed() > Duration::from_millis(20) {
-                // Lost in a full socket buffer: begin anew.
+                // Lost in a full socket buffer: start again.
                 heard = Instant::now();
                 host.send(to_target, COMMAND_BYTES, depth)?;
             }
@@ -122,7 +123,7 @@ fn exchange(cpus: [usize; 2], depth: usize, time: Duration) -> Result<(u64, Dura
     result
 }
 
-/// Data one way as fast as they go; counted where they arrive.
+/// Data in one direction at full speed; counted by the receiver.
 fn stream(cpus: [usize; 2], time: Duration) -> Result<(u64, Duration), Errno> {
     let (source, sink) = (End::new()?, End::new()?);
     let stop = Arc::new(AtomicBool::new(false));
@@ -149,7 +150,7 @@ fn stream(cpus: [usize; 2], time: Duration) -> Result<(u64, Duration), Errno> {
     Ok((bytes, elapsed))
 }
 
-/// One end: a socket that spins.
+/// One end: a socket that polls.
 struct End {
     socket: UdpSocket,
     address: SocketAddr,
@@ -176,7 +177,7 @@ impl End {
         })
     }
 
-    /// Sends so many datagrams of one length.
+    /// Sends `count` datagrams of one length.
     fn send(&mut self, to: SocketAddr, len: usize, count: usize) -> Result<(), Errno> {
         let most = (TRAIN_BYTES / len).min(TRAIN_SEGMENTS);
         let mut left = count;
@@ -204,7 +205,7 @@ impl End {
         }
     }
 
-    /// Takes what is there: how many datagrams of the wanted kind.
+    /// Receives; returns the number of datagrams of the wanted kind.
     fn receive(&mut self, wanted: impl Fn(usize) -> bool) -> Result<usize, Errno> {
         let fd = self.socket.as_raw_fd();
         let mut parts = [IoSliceMut::new(&mut self.room)];
@@ -236,6 +237,6 @@ impl End {
 
 fn pin(cpu: usize) {
     let mut set = CpuSet::new();
-    // A machine without that CPU is measured as it is.
+    // A machine without that CPU is measured without pinning.
     let _ = set.set(cpu).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
 }

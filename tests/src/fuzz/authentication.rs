@@ -3,8 +3,7 @@
 use nvme::auth::Secret;
 use nvme::auth::{Challenge, Kind, Negotiate, Notice, Reply, Success1};
 
-/// What is understood survives being written again, never as more bytes than there were; and each
-/// message is of one kind.
+/// A parsed message survives emission, never with more bytes; and each message is of one kind.
 pub fn authentication(data: &[u8]) -> bool {
     if let Ok(secret) = std::str::from_utf8(data).map_err(drop).and_then(secret) {
         assert!(secret.is(&secret));
@@ -29,7 +28,7 @@ pub fn authentication(data: &[u8]) -> bool {
     survives!(Success1, Success1);
     if let Ok(message) = Reply::parse(data) {
         assert_eq!((kind, message.t_id), (Kind::Reply, t_id));
-        // A hash of more than 64 bytes is none, and nothing is written for it.
+        // A secret of more than 64 bytes is invalid, and nothing is written for it.
         if let Some(len) = message.emit(&mut to) {
             assert_eq!(len, data.len());
             assert_eq!(Reply::parse(&to[..len]), Ok(message));

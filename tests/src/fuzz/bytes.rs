@@ -1,6 +1,6 @@
-//! Choices derived from bytes: a changed byte changes one choice. At the end all are 0.
+//! Choices derived from bytes: a changed byte changes one choice. After the end all are 0.
 
-/// The bytes that are left.
+/// The remaining bytes.
 pub(super) struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -12,14 +12,14 @@ impl<'a> Bytes<'a> {
         self.0.is_empty()
     }
 
-    /// The next `len`, or what is left of them.
+    /// The next `len` bytes, or the remaining ones.
     pub(super) fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// The next `N`, with zeros for those that are missing.
+    /// The next `N` bytes, padded with zeros.
     pub(super) fn array<const N: usize>(&mut self) -> [u8; N] {
         let taken = self.take(N);
         std::array::from_fn(|at| taken.get(at).copied().unwrap_or(0))
@@ -45,12 +45,12 @@ impl<'a> Bytes<'a> {
         self.u8() & 1 == 1
     }
 
-    /// One of a few things.
+    /// One of several values.
     pub(super) fn of<T: Copy>(&mut self, things: &[T]) -> T {
         things[usize::from(self.u8()) % things.len()]
     }
 
-    /// Changes some bytes of `target`, each by a place and a value.
+    /// Changes some bytes of `target`, each by a position and a value.
     pub(super) fn patch(&mut self, target: &mut [u8]) {
         for _ in 0..self.u8() % 8 {
             let (at, value) = (usize::from(self.u16()), self.u8());

@@ -2,8 +2,8 @@
 
 use nvmfd::config::{Config, ConfigFiles, Source};
 
-/// Any texts, with NUL between them, are a configuration, whose sums hold, or have mistakes, each
-/// with a place in its text.
+/// Any texts, separated by NUL, are a valid configuration, whose sums are consistent, or have
+/// errors, each with a position in its text.
 pub fn config(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     let mut texts = text.split('\0');
@@ -24,7 +24,7 @@ pub fn config(data: &[u8]) -> bool {
         Err(errors) => {
             let told = errors.to_string();
             assert!(!told.trim().is_empty());
-            // Nothing that a terminal would act upon is handed through.
+            // No control character for a terminal is passed through.
             let acts = |c: char| c.is_control() && c != '\n';
             assert!(!told.contains(acts), "{told:?}");
         }

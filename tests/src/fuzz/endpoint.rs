@@ -28,15 +28,15 @@ const PLAN: PoolPlan = PoolPlan {
     data_bytes: 64 << 10,
     largest_bytes: 16 << 10,
 };
-/// Of the exposed buffer, what peers may access: not its edges.
+/// Part of the buffer that peers may access, without its edges.
 const WINDOW: (u32, u32) = (1024, 2048);
 const EDGE: u8 = 0xEE;
-/// What a stranger may get of the target, beside once what it has sent: its reply again, and what
-/// ends the connection that it did not confirm.
+/// Messages that an unknown address may get in addition to the bytes it has sent: a repeated reply,
+/// and the end of the unconfirmed connection.
 const REPEATS: usize = 4;
 
-/// Whatever arrives: nothing panics, each work and each buffer comes home once, no byte around
-/// exposed memory changes, and nobody is told much more than it has asked.
+/// After any datagrams: no panic, each work request and each buffer is returned once, no byte
+/// around a remote region changes, and no address gets much more than it has sent.
 pub fn endpoint(data: &[u8]) -> bool {
     let mut bytes = Bytes::new(data);
     let mut world = World::new(bytes.u8());
@@ -60,7 +60,7 @@ struct Node {
     pool: Pool,
     qps: Vec<Qp>,
     exposed: Option<RemoteRegion>,
-    /// Tags of posted work that has not come home.
+    /// Tags of outstanding work.
     posted: BTreeSet<u64>,
     next: u64,
 }
@@ -88,13 +88,13 @@ const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 struct World {
     now: Instant,
     nodes: [Node; 2],
-    /// Datagrams on their way.
+    /// Datagrams in flight.
     flights: VecDeque<(Way, Vec<u8>)>,
-    /// Some that have been.
+    /// Some earlier datagrams.
     seen: Vec<(Way, Vec<u8>)>,
-    /// Bytes from and to addresses of nobody.
+    /// Bytes from and to forged addresses.
     strangers: HashMap<IpAddr, (usize, usize)>,
-    /// The user of the target takes whoever comes.
+    /// Whether the user of the target accepts connections.
     accepts: bool,
 }
 
@@ -124,7 +124,7 @@ impl World {
         world
     }
 
-    /// An honest beginning: a connection, receives at both ends, memory of the host.
+    /// A valid start: a connection, receives at both ends, memory of the host.
     fn connect(&mut self) -> bool {
         let host = &mut self.nodes[1];
         let to = SocketAddr::new(TARGET, 4420);
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// What the users of both endpoints do, and what both have to say.
+    /// Actions of the users of both endpoints, and their packets.
     fn serve(&mut self) {
         for _ in 0..64 {
             let mut quiet = true;
@@ -198,7 +198,7 @@ impl World {
         panic!("never quiet");
     }
 
-    /// Takes what both have to send; whether that was anything.
+    /// Takes the packets of both; returns whether there were any.
     fn listen(&mut self) -> bool {
         let before = self.flights.len();
         for node in &mut self.nodes {
@@ -224,7 +224,7 @@ impl World {
         self.flights.len() > before
     }
 
-    /// Lets some datagrams arrive, from the one at `at` on.
+    /// Delivers some datagrams, from the one at `at` on.
     fn deliver(&mut self, at: usize, count: usize) {
         for _ in 0..count {
             let at = at % self.flights.len().max(1);
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Work of either user.
+    /// Posts work of either user.
     fn post(&mut self, bytes: &mut Bytes<'_>) {
         let open = self.nodes[1].exposed.as_ref().map(RemoteRegion::remote);
         let node = &mut self.nodes[usize::from(bytes.bool())];
@@ -285,7 +285,7 @@ impl World {
         node.post(qp, work);
     }
 
-    /// One that was seen, changed, perhaps sent to who sent it.
+    /// Repeats an earlier datagram, modified, possibly to its sender.
     fn replay(&mut self, bytes: &mut Bytes<'_>) {
         let at = usize::from(bytes.u8()) % self.seen.len().max(1);
         let Some((mut way, mut datagram)) = self.seen.get(at).cloned() else { return };
@@ -299,7 +299,7 @@ impl World {
         self.inject(way, datagram, bytes);
     }
 
-    /// A packet for a queue pair, made from the headers of one that was seen.
+    /// A packet for a queue pair, made from the headers of an earlier one.
     fn forge(&mut self, bytes: &mut Bytes<'_>) {
         let at = usize::from(bytes.u8()) % self.seen.len().max(1);
         let Some((way, like)) = self.seen.get(at) else { return };
@@ -309,7 +309,7 @@ impl World {
         bth.ack_request = bytes.bool();
         bth.pad = if bytes.u8() % 8 == 7 { bytes.u8() & 3 } else { 0 };
         bth.psn = like.bth.psn.add(i32::from(bytes.u8() as i8) as u32);
-        // All headers that it should have, with fields near those that would be right.
+        // All required headers, with fields near valid ones.
         let mut ext: [u8; 28] = bytes.array();
         if let Some(exposed) = self.nodes[1].exposed.as_ref().filter(|_| bytes.bool()) {
             let Remote { addr, key, .. } = exposed.remote();
@@ -324,7 +324,7 @@ impl World {
         self.inject(*way, datagram, bytes);
     }
 
-    /// A message of connection management, of the host or of a stranger.
+    /// A message of connection management, of the host or of a forged address.
     fn manage(&mut self, bytes: &mut Bytes<'_>) {
         let stranger = IpAddr::from([192, 0, 2, bytes.u8() % 24]);
         let from = if bytes.u8() % 4 == 3 { HOST } else { stranger };
@@ -343,7 +343,7 @@ impl World {
         let header = MadHeader { transaction: bytes.u8().into(), ..MadHeader::default() };
         let mut mad = CmMessage::Request(request).emit(header);
         if bytes.u8() % 4 == 3 {
-            // Another message: the attribute, and what it is then.
+            // Another message: its attribute and its contents.
             mad[17] = bytes.of(&[0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17]);
         }
         bytes.patch(&mut mad[24..]);
@@ -364,7 +364,7 @@ impl World {
         self.arrive(way, &datagram);
     }
 
-    /// The host's memory is its own again: only the window may have changed.
+    /// The host's memory is revoked: only the window may have changed.
     fn revoke(&mut self) {
         let host = &mut self.nodes[1];
         let Some(exposed) = host.exposed.take() else { return };
@@ -376,7 +376,7 @@ impl World {
         host.pool.give(buf);
     }
 
-    /// Both leave, and nobody answers any more.
+    /// Both disconnect, and neither answers any more.
     fn end(&mut self) {
         self.accepts = false;
         self.serve();
@@ -400,7 +400,7 @@ impl World {
     }
 }
 
-/// What the user of an endpoint does.
+/// Actions of the user of an endpoint.
 fn hear(node: &mut Node, event: Event, now: Instant, accepts: bool) {
     match event {
         Event::Incoming(incoming) if !accepts => node.endpoint.reject(incoming, &[1, 2]),

@@ -20,7 +20,7 @@ use nvme::{Cqe, Nqn, PAGE_BYTES, Sgl, Sqe, Status, cm};
 
 use super::bytes::Bytes;
 
-/// A command, an answer, and the private data of a connection.
+/// A command, a completion, and the private data of a connection.
 pub fn command(data: &[u8]) -> bool {
     let bytes: [u8; Sqe::BYTES] = Bytes::new(data).array();
     let sqe = Sqe::parse(&bytes);
@@ -30,7 +30,7 @@ pub fn command(data: &[u8]) -> bool {
         assert_eq!(Sgl::parse(&sgl.emit()), Ok(sgl));
         assert!(sgl.invalidate_key().is_none_or(|_| matches!(sgl, Sgl::Keyed { .. })));
     }
-    // Every view of the command, put into one that has nothing else, is the same view.
+    // Every view of the command, applied to an empty one, gives the same view.
     let sgl = Sgl::NONE;
     let (connect, property) = (Connect::parse(&sqe), PropertyGet::parse(&sqe));
     assert_eq!(Connect::parse(&connect.emit(sgl)), connect);
@@ -67,7 +67,7 @@ pub fn command(data: &[u8]) -> bool {
     data.len() >= Sqe::BYTES
 }
 
-/// Reads, writes and reads a structure of so many bytes, which must be the same.
+/// Parses, emits and parses a structure of this size, which must be equal.
 macro_rules! survives {
     ($name:ident, $page:expr) => {{
         let read = $name::parse($page.first_chunk().expect("a page is longer"));
@@ -146,7 +146,7 @@ fn lists(page: &[u8; PAGE_BYTES]) {
     assert!(identify::command_sets(page).count() <= PAGE_BYTES / 8);
 }
 
-/// A name that was found valid is one in every form.
+/// A valid name is valid in every form.
 fn named(name: Option<Nqn>) {
     if let Some(name) = name {
         assert_eq!(Nqn::new(name.as_str()), Ok(name));
@@ -157,7 +157,7 @@ fn named(name: Option<Nqn>) {
     }
 }
 
-/// What is printed for a person has nothing that a terminal acts upon.
+/// Printed text contains no control character for a terminal.
 fn shown(what: &impl Display) {
     let text = what.to_string();
     assert!(!text.chars().any(char::is_control), "{text:?}");

@@ -19,8 +19,8 @@ mod support;
 
 use support::World;
 
-/// Each command that the host has a right to send is answered once, no other id is, every buffer
-/// comes home, and nothing outside the namespace or the host's memory is touched.
+/// Each valid command of the host is answered once, no other id is, every buffer is returned, and
+/// nothing outside the namespace or the host's memory is accessed.
 pub fn queue(data: &[u8]) -> bool {
     let mut bytes = Bytes::new(data);
     let mut world = World::new();
@@ -73,7 +73,7 @@ struct Host {
     world: World,
     queue: QueuePair,
     admin: bool,
-    /// Commands on their way, by id: how many, and whether they may wait for ever.
+    /// Outstanding commands by id: how many, and whether they may stay outstanding.
     sent: HashMap<u16, (u32, bool)>,
     next: u16,
     answered: u32,
@@ -128,7 +128,7 @@ impl Host {
         }
     }
 
-    /// The answers so far.
+    /// The responses so far.
     fn hear(&mut self) {
         for cqe in self.world.completions.drain(..) {
             let asked = self.sent.get_mut(&cqe.cid).map(|(count, _)| count);
@@ -179,7 +179,7 @@ impl Host {
             true => sqe.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0,
             false => sqe.flags.fuse() == Flags::FUSED_FIRST,
         };
-        // An id that is used again while its answer is under way is one twice.
+        // An id that is reused before its response has arrived counts twice.
         if self.world.deliver(&mut self.queue, &capsule) {
             let (count, waits) = self.sent.entry(cid).or_default();
             *count += 1;
@@ -204,7 +204,7 @@ impl Host {
         }
     }
 
-    /// The administrator changes what is served.
+    /// The administrator changes the configuration.
     fn change(&mut self, bytes: &mut Bytes<'_>) {
         let mut subsystem = support::subsystem();
         let first = &mut subsystem.namespaces[0];

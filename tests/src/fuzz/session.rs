@@ -16,15 +16,15 @@ mod support;
 
 use support::Lab;
 
-/// Whatever the target does: each request comes home once, and at the end every buffer is back and
-/// nothing is left exposed.
+/// With any behaviour of the target: each request completes once, and at the end every buffer is
+/// returned and no remote region is left.
 pub fn session(data: &[u8]) -> bool {
     let mut bytes = Bytes::new(data);
     let mut lab = Lab::new(support::options(), support::controller());
     lab.wire.invalidates = bytes.bool();
     let (mut sent, mut home, mut ready) = (0, BTreeSet::new(), false);
     if bytes.bool() {
-        // The first lies are told to a host that is at work.
+        // The first invalid messages reach a host with outstanding requests.
         lab.start();
     } else {
         lab.with(|session, io| session.start(io));
@@ -87,7 +87,7 @@ fn end(lab: &mut Lab, bytes: &mut Bytes<'_>) {
     }
 }
 
-/// A message that the target should not send, or should not send so.
+/// A message that the target should not send.
 fn lie(lab: &mut Lab, bytes: &mut Bytes<'_>) {
     lab.deliver();
     let status = if bytes.bool() { Status::SUCCESS } else { Status::from_field(bytes.u16()) };
@@ -122,7 +122,7 @@ fn lie(lab: &mut Lab, bytes: &mut Bytes<'_>) {
         _ => lab.wire.answer(qid, sqe.cid, status, result),
     }
     if kind >= 2 {
-        // It has been answered, in some way.
+        // It has a result, of any kind.
         lab.wire.capsules.remove(at);
     }
 }

@@ -9,8 +9,8 @@ use rdma::soft::wire::icrc::{Checker, Flow, Icrc, Verdict};
 
 use super::bytes::Bytes;
 
-/// A datagram: taken apart and put together it is the same, and the check of its CRC finds the
-/// right one and sees a change.
+/// A datagram: parsed and emitted it is the same, and the check of its CRC accepts the correct one
+/// and detects a change.
 pub fn datagram(data: &[u8]) -> bool {
     let mut checker = Checker::new();
     let flows = [("10.0.0.1:4791", "10.0.0.2:4791"), ("[fd00::1]:4791", "[fd00::2]:4791")];
@@ -46,7 +46,7 @@ pub fn datagram(data: &[u8]) -> bool {
     true
 }
 
-/// A message of connection management: what is understood survives being written again.
+/// A message of connection management: a parsed message survives emission.
 pub fn message(data: &[u8]) -> bool {
     let mad: [u8; MAD_BYTES] = Bytes::new(data).array();
     let Some((header, message)) = CmMessage::parse(&mad) else { return false };
@@ -61,7 +61,7 @@ pub fn message(data: &[u8]) -> bool {
     true
 }
 
-/// Gives a datagram the CRC that it should have. False when it is too short to have one.
+/// Adds the CRC to a datagram. Returns false if it is too short for one.
 pub(super) fn seal(flow: &Flow, identification: u16, datagram: &mut [u8]) -> bool {
     let len = datagram.len();
     let Some((body, crc)) = datagram.split_last_chunk_mut::<ICRC_BYTES>() else { return false };

@@ -1,21 +1,21 @@
-//! Acknowledged durable writes, recorded as marks in the log of the device: a mark is written after the
-//! completion, so it follows everything that it covers. It makes nothing durable itself, as a record that is
-//! written and synchronised would.
+//! Acknowledged durable writes, recorded as marks in the log of the device: a mark is written after
+//! the completion, so it follows everything that it covers. The mark itself makes nothing durable,
+//! unlike a record that is written and synced.
 //!
-//! `x=LBA+BLOCKS@SEQUENCE,..` for writes, `n=NUMBER` for anything else.
+//! `x=LBA+BLOCKS@SEQUENCE,..` for writes, `n=NUMBER` for other events.
 
 use std::io;
 use std::process::Command;
 
-/// A mark is a text in one sector, behind the 32 bytes of its entry.
+/// A mark is a text in one sector, after the 32 bytes of its entry.
 const MARK_BYTES: usize = 480;
 
-/// Blocks that hold at least this write from now on.
+/// Blocks that contain at least this write from now on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Extent {
     /// The first one.
     pub(crate) lba: u64,
-    /// How many.
+    /// Number of blocks.
     pub(crate) blocks: u32,
     /// The number of the write; a later one has a larger number.
     pub(crate) sequence: u64,
@@ -26,11 +26,11 @@ pub(crate) struct Extent {
 pub(crate) enum Ack {
     /// These writes are durable.
     Extents(Vec<Extent>),
-    /// Whatever has this number was done.
+    /// The event with this number has happened.
     Note(u64),
 }
 
-/// Marks that say of these writes that they are durable.
+/// Marks that record these writes as durable.
 fn encode(extents: &[Extent]) -> Vec<String> {
     let mut marks: Vec<String> = Vec::new();
     for Extent { lba, blocks, sequence } in extents {
@@ -46,7 +46,7 @@ fn encode(extents: &[Extent]) -> Vec<String> {
     marks
 }
 
-/// What a mark says, if it is one of ours.
+/// Parses a mark, if it is one of ours.
 pub(crate) fn decode(mark: &str) -> Option<Ack> {
     match mark.split_once('=')? {
         ("x", extents) => extents.split(',').map(extent).collect::<Option<_>>().map(Ack::Extents),
@@ -67,18 +67,18 @@ fn extent(text: &str) -> Option<Extent> {
 pub(crate) struct Writer(pub(crate) String);
 
 impl Writer {
-    /// These writes are durable.
+    /// Records these writes as durable.
     ///
     /// # Errors
-    /// The device takes no marks.
+    /// The device accepts no marks.
     pub(crate) fn extents(&self, extents: &[Extent]) -> io::Result<()> {
         encode(extents).iter().try_for_each(|mark| self.mark(mark))
     }
 
-    /// What has this number was done.
+    /// Records the event with this number.
     ///
     /// # Errors
-    /// The device takes no marks.
+    /// The device accepts no marks.
     pub(crate) fn note(&self, number: u64) -> io::Result<()> {
         self.mark(&format!("n={number}"))
     }

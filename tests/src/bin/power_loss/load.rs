@@ -1,5 +1,5 @@
-//! The load: stamped writes over an association, some with Force Unit Access, and flushes between them. What
-//! an answer promises is written down as soon as the answer is there.
+//! The load: stamped writes over an association, some with Force Unit Access, and flushes between
+//! them. The guarantee of each completion is recorded as soon as it has arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -23,17 +23,17 @@ const BLOCKS_LIMIT: u64 = 8;
 pub(crate) struct Plan {
     /// Namespace.
     pub(crate) nsid: u32,
-    /// Its blocks that are used.
+    /// Number of blocks used.
     pub(crate) blocks: u64,
-    /// Writes in all.
+    /// Total number of writes.
     pub(crate) writes: u64,
     /// Commands outstanding.
     pub(crate) depth: usize,
     /// Percentage of writes with Force Unit Access.
     pub(crate) fua: u8,
-    /// A flush after so many writes.
+    /// Number of writes between flushes.
     pub(crate) flush_every: u64,
-    /// The run that stamps tell.
+    /// Run number in the stamps.
     pub(crate) run: u64,
 }
 
@@ -42,7 +42,7 @@ enum Flight {
         extent: Extent,
         fua: bool,
     },
-    /// What had been answered when it was sent.
+    /// Writes that had completed when it was sent.
     Flush(Vec<Extent>),
 }
 
@@ -55,15 +55,15 @@ struct Load<'a> {
     tag: u64,
     busy: BTreeSet<u64>,
     flights: BTreeMap<u64, Flight>,
-    /// Answered, and not yet promised to be durable.
+    /// Completed, and not yet durable.
     answered: Vec<Extent>,
     unflushed: u64,
 }
 
-/// Writes, and returns how many flushes there were.
+/// Writes, and returns the number of flushes.
 ///
 /// # Errors
-/// A command failed, or what it promised cannot be written down.
+/// A command failed, or its guarantee cannot be recorded.
 pub(crate) fn run(
     plan: Plan,
     host: &mut Host,
@@ -175,11 +175,11 @@ impl Load<'_> {
     }
 }
 
-/// Files in a directory of a file system, replaced one after the other as careful programs do it: written
-/// beside, synchronised, renamed, and the directory synchronised.
+/// Replaces files in a directory of a file system, one after the other, durably: written beside,
+/// synced, renamed, and the directory synced.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the system.
 pub(crate) fn files(
     directory: &Path,
     count: u64,

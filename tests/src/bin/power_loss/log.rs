@@ -1,14 +1,15 @@
-//! The log of `dm-log-writes`: every write of a block device in the order in which it became durable.
+//! The log of `dm-log-writes`: every write of a block device in the order in which it became
+//! durable.
 //!
 //! ```text
 //! sector 0   magic u64 | version u64 | entries u64 | sector_bytes u32
-//! then each  sector u64 | sectors u64 | flags u64 | mark_bytes u64 | text of a mark, filled up to a sector,
+//! then each  sector u64 | sectors u64 | flags u64 | mark_bytes u64 | text of a mark, padded to a sector,
 //!            then its data
 //! ```
 //!
-//! Little-endian (Linux, `drivers/md/dm-log-writes.c`). A write without Force Unit Access is logged when
-//! the next flush completes, one with it when it completes itself. So what the log holds before an entry
-//! is what a power cut leaves there, whatever the device below had in a cache.
+//! Little-endian (Linux, `drivers/md/dm-log-writes.c`). A write without Force Unit Access is logged
+//! when the next flush completes, one with it when it completes itself. So the entries before any
+//! entry are the state after a power failure at that point, whatever the cache of the device below.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -17,7 +18,7 @@ use std::path::Path;
 const MAGIC: u64 = 0x006a_7366_7773_6872;
 const VERSION: u64 = 1;
 const ENTRY_BYTES: usize = 32;
-/// Larger ones the kernel does not make: a bio is at most this long.
+/// The kernel's limit for a bio.
 const DATA_LIMIT_BYTES: u64 = 64 << 20;
 
 const FLUSH: u64 = 1;
@@ -28,11 +29,11 @@ const MARK: u64 = 8;
 /// One entry of the log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Entry {
-    /// Where its data belong on the device.
+    /// Offset of its data on the device.
     pub(crate) at_bytes: u64,
-    /// What was written; nothing for a bare flush.
+    /// Data written; empty for a flush.
     pub(crate) data: Vec<u8>,
-    /// How many bytes were discarded from there on.
+    /// Number of bytes discarded from there on.
     pub(crate) discarded_bytes: u64,
     /// Everything before it is durable.
     pub(crate) flush: bool,
@@ -43,7 +44,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// A place where a power cut is looked at: something became durable.
+    /// Whether a power failure is simulated here: something became durable.
     pub(crate) fn is_barrier(&self) -> bool {
         self.flush || self.fua
     }
@@ -61,17 +62,17 @@ impl Log<BufReader<File>> {
     /// Opens the device or file that `dm-log-writes` has written.
     ///
     /// # Errors
-    /// It cannot be read, or is no such log.
+    /// It cannot be read, or has another format.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         Log::new(BufReader::with_capacity(1 << 20, File::open(path)?))
     }
 }
 
 impl<R: Read + Seek> Log<R> {
-    /// From the first byte of the device on.
+    /// Reads from the first byte of the device on.
     ///
     /// # Errors
-    /// It is no such log.
+    /// It has another format.
     pub(crate) fn new(mut from: R) -> io::Result<Self> {
         let mut head = [0; ENTRY_BYTES];
         from.read_exact(&mut head)?;
@@ -88,7 +89,7 @@ impl<R: Read + Seek> Log<R> {
     /// The next entry.
     ///
     /// # Errors
-    /// The log is cut off or damaged.
+    /// The log is truncated or damaged.
     pub(crate) fn next_entry(&mut self) -> io::Result<Option<Entry>> {
         if self.left == 0 {
             return Ok(None);
@@ -138,7 +139,7 @@ pub(crate) mod tests {
 
     use crate::log::*;
 
-    /// What is logged: place in sectors, data, flags.
+    /// A log with these entries: sector, data, flags.
     pub(crate) fn log_of(entries: &[(u64, Vec<u8>, u64)]) -> Log<Cursor<Vec<u8>>> {
         let mut bytes = Vec::new();
         for field in [MAGIC, VERSION, entries.len() as u64, 512] {

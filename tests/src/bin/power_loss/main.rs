@@ -1,8 +1,8 @@
-//! Power loss: writes through a target whose backing store is on `dm-log-writes`, and checks every state
-//! that the log can be replayed to. Run by `tests/vm/guest/flow-power`.
+//! Power loss: writes through a target whose backing store is on `dm-log-writes`, and checks every
+//! state that the log can be replayed to. Run by `tests/vm/guest/flow-power`.
 //!
-//! What was acknowledged is marked in that log when the answer has come; so whatever lies before a mark
-//! must hold what it says.
+//! Acknowledgements are recorded as marks in that log when the response has arrived; so the state
+//! before a mark must contain what the mark records.
 
 mod acks;
 mod load;
@@ -31,44 +31,44 @@ struct Cli {
     /// Seed of the random numbers
     #[arg(long, global = true, default_value_t = 1)]
     seed: u64,
-    /// The run that stamps tell
+    /// Run number in the stamps
     #[arg(long, global = true, default_value_t = 77)]
     run: u64,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write to a namespace, and mark what was acknowledged
+    /// Write to a namespace, and record acknowledgements as marks
     Load(LoadArgs),
-    /// Replace files in a directory, and mark which are durable
+    /// Replace files in a directory, and record durable ones as marks
     Files {
-        /// Where the files are
+        /// The directory
         #[arg(long)]
         directory: PathBuf,
-        /// The device of dm-log-writes that is marked
+        /// Device of dm-log-writes for the marks
         #[arg(long)]
         marks: String,
-        /// How many are written
+        /// Number of files
         #[arg(long, default_value_t = 50)]
         count: u64,
     },
-    /// Mark that something was acknowledged that has a number
+    /// Record an event with a number as a mark
     Note {
-        /// The device of dm-log-writes that is marked
+        /// Device of dm-log-writes for the marks
         #[arg(long)]
         marks: String,
-        /// Its number
+        /// Number of the event
         number: u64,
     },
-    /// Replay the log of a device that is itself the backing store, and compare after every entry
+    /// Replay the log of a device that is the backing store, and compare after every entry
     Replay {
         /// The log
         #[arg(long)]
         log: PathBuf,
-        /// Bytes of the device
+        /// Size of the device in bytes
         #[arg(long)]
         store_bytes: u64,
-        /// A power cut before each so manieth flush; 0 for none
+        /// Simulate a power failure before every n-th flush; 0: none
         #[arg(long, default_value_t = 1)]
         cut_every: u64,
     },
@@ -78,11 +78,11 @@ enum Command {
         #[arg(long)]
         log: PathBuf,
     },
-    /// Apply entries of the log to an image, as a power cut leaves them there
+    /// Apply entries of the log to an image, as after a power failure
     Restore(RestoreArgs),
-    /// Compare a backing store with what had been acknowledged by then
+    /// Compare a backing store with the acknowledgements
     Compare {
-        /// What was acknowledged, as restored
+        /// Acknowledgements, as written by `restore`
         #[arg(long)]
         acks: PathBuf,
         /// The backing store, or a directory of `files`
@@ -98,10 +98,10 @@ struct LoadArgs {
     /// Namespace
     #[arg(long, default_value_t = 1)]
     namespace_id: u32,
-    /// Blocks of it that are used
+    /// Number of blocks used
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(64..))]
     blocks: u64,
-    /// Writes in all
+    /// Total number of writes
     #[arg(long, default_value_t = 500)]
     writes: u64,
     /// Commands outstanding
@@ -110,10 +110,10 @@ struct LoadArgs {
     /// Percentage of writes with Force Unit Access
     #[arg(long, default_value_t = 20)]
     fua: u8,
-    /// A flush after so many writes
+    /// Number of writes between flushes
     #[arg(long, default_value_t = 12)]
     flush_every: u64,
-    /// The device of dm-log-writes that is marked
+    /// Device of dm-log-writes for the marks
     #[arg(long)]
     marks: String,
 }
@@ -126,16 +126,16 @@ struct RestoreArgs {
     /// The image
     #[arg(long)]
     image: PathBuf,
-    /// Entries that it has already
+    /// Entries already applied
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// Entries that it has afterwards
+    /// Entries to apply
     #[arg(long)]
     to: u64,
-    /// Where the marks up to there are written, a line each
+    /// Output of the acknowledgements up to there, one per line
     #[arg(long)]
     acks: PathBuf,
-    /// Of the entries after the last flush, each block without Force Unit Access is lost or not
+    /// Drop each block without Force Unit Access after the last flush at random
     #[arg(long)]
     lose: bool,
 }
@@ -185,7 +185,7 @@ fn run(cli: &Cli) -> Result<bool, Error> {
                 found.dropped,
                 found.lost
             );
-            // A log without anything promised shows nothing.
+            // A log without acknowledgements proves nothing.
             Ok(found.lost == 0 && found.acknowledged_writes > 0)
         }
         Command::Marks { log } => {

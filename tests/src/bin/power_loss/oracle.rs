@@ -11,15 +11,15 @@ use crate::log::{Entry, Log};
 
 /// Bytes of a block that is stamped.
 pub(crate) const BLOCK_BYTES: usize = 4096;
-/// Losses that are told in full.
+/// Maximum of losses that are reported in full.
 const TOLD: usize = 10;
 
 /// Layout of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
-    /// Bytes of the device.
+    /// Size of the device in bytes.
     pub(crate) store_bytes: u64,
-    /// The run of the load.
+    /// Run number of the load.
     pub(crate) run: u64,
 }
 
@@ -32,22 +32,23 @@ pub(crate) struct Found {
     pub(crate) flushes: u64,
     /// Writes with Force Unit Access among them.
     pub(crate) fua_writes: u64,
-    /// Acknowledgements: marks.
+    /// Number of marks.
     pub(crate) acks: u64,
-    /// Writes that these name.
+    /// Number of writes acknowledged by them.
     pub(crate) acknowledged_writes: u64,
-    /// Power cuts with part of the volatile writes lost.
+    /// Simulated power failures with a part of the volatile writes lost.
     pub(crate) cuts: u64,
-    /// Writes lost in these cuts.
+    /// Writes lost in these.
     pub(crate) dropped: u64,
-    /// Blocks that did not hold what had been acknowledged, and where that was seen.
+    /// Blocks that did not contain what was acknowledged.
     pub(crate) lost: u64,
-    /// The first of them, in words.
+    /// Description of the first of them.
     pub(crate) told: Vec<String>,
 }
 
-/// Puts the data of an entry into an image. A chunk that the device has taken before another one of the same
-/// block, but logs later because that one was written with Force Unit Access, does not replace it.
+/// Applies the data of an entry to an image. Data that the device took before those of another
+/// entry for the same block, but logs later because the other one was written with Force Unit
+/// Access, do not replace them.
 pub(crate) fn apply(
     image: &mut [u8],
     entry: &Entry,
@@ -83,7 +84,7 @@ fn is_older(new: &[u8], old: &[u8], run: u64) -> bool {
 }
 
 fn stamp(block: &[u8], run: u64) -> Option<Stamp> {
-    // The magic is looked for first: most blocks of a file system have none.
+    // The magic number first: most blocks of a file system have none.
     if !block.starts_with(&initiator::verify::block_stamp::MAGIC) {
         return None;
     }
@@ -98,7 +99,7 @@ fn stamp(block: &[u8], run: u64) -> Option<Stamp> {
 pub(crate) struct Floors(BTreeMap<u64, u64>);
 
 impl Floors {
-    /// Takes what a mark says, and returns which blocks have to be looked at.
+    /// Applies a mark, and returns the blocks to check.
     pub(crate) fn raise(&mut self, ack: &Ack) -> Vec<u64> {
         let Ack::Extents(extents) = ack else { return Vec::new() };
         let mut raised = Vec::new();
@@ -114,12 +115,12 @@ impl Floors {
         raised
     }
 
-    /// Which blocks have something to hold.
+    /// Blocks with an acknowledged write.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = u64> {
         self.0.keys().copied()
     }
 
-    /// What is wrong with a block.
+    /// Describes an invalid block.
     pub(crate) fn wrong(&self, lba: u64, block: &[u8], run: u64) -> Option<String> {
         let floor = *self.0.get(&lba)?;
         match Stamp::read(block, run) {
@@ -190,7 +191,7 @@ impl Replay {
         }
     }
 
-    /// The power goes in the moment before a flush completes: each volatile block is lost or not.
+    /// Simulates a power failure before a flush completes: each volatile block is lost or not.
     fn cut(&mut self, durable: &[u8], volatile: &[Entry], random: &mut Random) {
         let now = std::mem::replace(&mut self.image, durable.to_vec());
         let mut dropped = 0;
@@ -210,7 +211,7 @@ impl Replay {
     }
 }
 
-/// Replays a log of a block device. `cut_every`: a power cut before each so manieth flush; 0 for none.
+/// Replays a log of a block device. `cut_every`: a power failure before every n-th flush; 0: none.
 ///
 /// # Errors
 /// The log is damaged.

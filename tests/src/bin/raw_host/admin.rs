@@ -1,4 +1,4 @@
-//! Commands on the admin queue: properties, what may come when, fields, descriptors.
+//! Commands on the admin queue: properties, allowed sequences, fields, descriptors.
 
 use nvme::fabrics::{Disconnect, FabricsType, PropertyGet, PropertySet};
 use nvme::feature::{FeatureId, GetFeatures, Select, SetFeatures};
@@ -18,11 +18,11 @@ pub(crate) const SEQUENCE: Want = Want::Refused(&[0x00C]);
 pub(crate) const LENGTH: Want = Want::Refused(&[0x00F]);
 pub(crate) const TYPE: Want = Want::Refused(&[0x011]);
 
-/// A last segment whose descriptors are not there. Who takes no segments says that it is of a wrong
+/// A last segment whose descriptors are missing. A target without segments rejects the descriptor
 /// type.
 pub(crate) const SEGMENT: Want = Want::Refused(&[0x00D, 0x00E, 0x011, 0x016]);
 
-/// Descriptor types that RDMA capsules cannot have: the last byte of the descriptor.
+/// Descriptor types that are not allowed in RDMA capsules: the last byte of the descriptor.
 pub(crate) const TYPES: [(&str, u8); 8] = [
     ("an address that is no key", 0x00),
     ("a bit bucket", 0x10),
@@ -40,7 +40,7 @@ pub(crate) fn properties(world: &mut World) -> Outcome {
     let set = |attrib, property, value| {
         PropertySet { attrib, property: Property(property), value }.emit()
     };
-    // `nvme show-regs` takes nothing but a bare 002 for "not there".
+    // `nvme show-regs` accepts only a plain 002 for a missing property.
     let absent = Want::Code(0x002);
     let cases = [
         ("get VS", get(0, 0x08), Want::Value(0x1_0400)),
@@ -147,7 +147,7 @@ pub(crate) fn commands(world: &mut World) -> Outcome {
             FIELD,
         ),
         ("unknown fabrics command", Sqe::fabrics(FabricsType(0x77)), OPCODE),
-        // The reference and the specification name two codes of "wrong queue".
+        // The reference and the specification use two status codes for a wrong queue.
         ("Disconnect", Disconnect { recfmt: 0 }.emit(), Want::Refused(&[0x185, 0x10C])),
         ("Identify, unknown page", Identify { cns: Cns(0xEE), ..identify }.emit(page), FIELD),
         ("Identify, namespace FFFFFFFF", namespace(u32::MAX), NAMESPACE),
@@ -254,7 +254,7 @@ pub(crate) fn commands(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// A longer buffer is accepted, and nothing is written behind what was asked for.
+/// A longer buffer is accepted, and nothing is written beyond the requested length.
 fn longer_buffer(world: &mut World, queue: &mut super::fixture::Queue) {
     world.host.fill(0, &[0xA5; 12288]);
     let sqe = Identify::new(Cns::CONTROLLER, 0).emit(world.keyed(12288));
@@ -303,7 +303,7 @@ pub(crate) fn events(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// MDTS as Identify Controller says; leaves the page in the window.
+/// MDTS of Identify Controller; leaves the page in the window.
 pub(crate) fn mdts_bytes(
     world: &mut World,
     queue: &mut super::fixture::Queue,

@@ -13,13 +13,13 @@ use rdma::Reason;
 use crate::fixture::{Attempt, CC_ENABLED, Got, Outcome, Want, World};
 use crate::host::PATIENCE;
 
-/// Reject reason of the InfiniBand connection manager: the application refuses.
+/// Reject reason of the InfiniBand connection manager: rejected by the application.
 const CONSUMER_REJECT: i32 = 28;
 
-/// Reject reason of the InfiniBand connection manager: nobody listens.
+/// Reject reason of the InfiniBand connection manager: no listener.
 const INVALID_SERVICE: i32 = 8;
 
-/// RDMA Reads offered by a request that is in order.
+/// RDMA Reads offered by a valid request.
 const READS: u8 = 16;
 
 pub(crate) fn requests(world: &mut World) -> Outcome {
@@ -44,7 +44,7 @@ pub(crate) fn requests(world: &mut World) -> Outcome {
     let got = world.host.connect_beside(&good.emit());
     let refused = match &got {
         Err(Reason::Rejected { code, .. }) => world.iwarp || *code == INVALID_SERVICE,
-        // There TCP refuses, before there is anything of RDMA.
+        // There TCP refuses, before any RDMA.
         Err(Reason::NotEstablished) => world.iwarp,
         _ => false,
     };
@@ -112,7 +112,7 @@ fn endless() -> NqnField {
     NqnField(field)
 }
 
-/// A name that ends at its terminator.
+/// A terminated name.
 fn name(text: &[u8]) -> NqnField {
     let mut field = [0; 256];
     field[..text.len()].copy_from_slice(text);
@@ -149,7 +149,7 @@ const ADMIN: [Edit; 30] = [
     ("subsystem name without terminator", |a| a.data.subnqn_field = endless(), SUBNQN),
     ("empty subsystem name", |a| a.data.subnqn_field = name(b""), SUBNQN),
     ("host name without terminator", |a| a.data.hostnqn_field = endless(), HOSTNQN),
-    // Some hosts have none: it is one that is not in the list.
+    // Some hosts have none: it is not in the list of hosts.
     ("empty host name", |a| a.data.hostnqn_field = name(b""), Want::Host(0x1_0200)),
     ("host name that is no NQN", |a| a.data.hostnqn_field = name(b"iqn.2026-11.io.x:y"), HOSTNQN),
     (
@@ -263,7 +263,7 @@ pub(crate) fn connect_io(world: &mut World) -> Outcome {
     let got = world.ask_sqe(&mut first, &Sqe::io(IoOpcode::FLUSH, 1));
     world.expect("and the queue that has it goes on", &got, &Want::Done);
     world.close([first, second]);
-    // The target may read the new request before it has dealt with the end of the connection.
+    // The target may read the new request before it has processed the end of the connection.
     let start = Instant::now();
     let got = loop {
         let (queue, got) = world.attempt(&attempt)?;
@@ -297,7 +297,7 @@ fn discovery(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// The result of a command that must have succeeded.
+/// The result of a command that must succeed.
 pub(crate) fn value(got: &Got) -> Option<u64> {
     match got {
         Got::Answer { status, result } if status.is_success() => Some(*result),

@@ -11,32 +11,32 @@ use rdma::Reason;
 
 use crate::host::{Host, Link, PATIENCE};
 
-/// Where in the window Connect data lie, out of the way of everything else.
+/// Offset of Connect data in the window, after everything else.
 const CONNECT_AT: u32 = 0x18_0000;
 
-/// Enabled, with the entry sizes that there are.
+/// Enabled, with the supported entry sizes.
 pub(crate) const CC_ENABLED: u64 = 0x46_0001;
 
-/// How long we listen for an answer that must not come.
+/// Time to wait for an answer that must not arrive.
 pub(crate) const SILENCE: Duration = Duration::from_millis(300);
 
 /// Result of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Got {
-    /// A completion that is in order: whose it is, and that nothing else is in it.
+    /// A valid completion.
     Answer { status: Status, result: u64 },
     /// The connection has ended instead.
     Dropped,
-    /// Nothing.
+    /// No answer.
     Silence,
-    /// A completion that no command deserves, and what is wrong with it.
+    /// An invalid completion, with the reason.
     Wrong(String),
 }
 
 /// Expected result of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Want {
-    /// Success, with whatever result.
+    /// Success, with any result.
     Done,
     /// Success with this result.
     Value(u64),
@@ -50,7 +50,7 @@ pub(crate) enum Want {
     Host(u32),
     /// The connection ends.
     Dropped,
-    /// No answer, and the connection lives.
+    /// No answer, and the connection stays.
     Silence,
 }
 
@@ -98,7 +98,7 @@ impl Tally {
         }
     }
 
-    /// Prints the sum; true when nothing failed.
+    /// Prints the sum; returns true if nothing failed.
     pub(crate) fn close(&self) -> bool {
         println!("{} passed, {} failed", self.passed, self.failed);
         self.failed == 0 && self.passed > 0
@@ -109,13 +109,13 @@ impl Tally {
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     pub(crate) subnqn: Nqn,
-    /// A host that is allowed.
+    /// An allowed host.
     pub(crate) host: Nqn,
-    /// Another that is allowed.
+    /// Another allowed host.
     pub(crate) other: Nqn,
 }
 
-/// The host identifier of all that is in order.
+/// The host identifier of all valid commands.
 pub(crate) const HOST_ID: [u8; 16] = *b"raw host number1";
 
 /// An NVMe queue as the host sees it.
@@ -123,25 +123,25 @@ pub(crate) const HOST_ID: [u8; 16] = *b"raw host number1";
 pub(crate) struct Queue {
     pub(crate) link: Link,
     pub(crate) qid: u16,
-    /// Entries; 0 before Connect.
+    /// Number of entries; 0 before Connect.
     size: u16,
     head: u16,
-    /// Submission queue flow control is off.
+    /// Submission queue flow control is disabled.
     off: bool,
     next_cid: u16,
     /// What Connect returned.
     pub(crate) cntlid: u16,
 }
 
-/// One Connect command, to be edited before it is sent.
+/// A Connect command, to be modified before it is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
     pub(crate) request: cm::Request,
     pub(crate) connect: Connect,
     pub(crate) data: ConnectData,
-    /// Length that the descriptor says.
+    /// Length in the descriptor.
     pub(crate) len: u32,
-    /// In the capsule, of which so many bytes are sent.
+    /// In the capsule, of which this number of bytes is sent.
     pub(crate) inline: Option<u32>,
 }
 
@@ -166,7 +166,7 @@ impl World {
         Ok(Queue { link, qid, size: 0, head: 0, off: false, next_cid: 0x1234, cntlid: 0 })
     }
 
-    /// What a well-behaved host would send to connect an admin queue.
+    /// A valid Connect command for an admin queue.
     pub(crate) fn admin_attempt(&self) -> Attempt {
         Attempt {
             request: cm::Request { recfmt: 0, qid: 0, hrqsize: 32, hsqsize_z: 31, cntlid: 0 },
@@ -177,7 +177,7 @@ impl World {
         }
     }
 
-    /// And an I/O queue.
+    /// A valid Connect command for an I/O queue.
     pub(crate) fn io_attempt(&self, cntlid: u16, qid: u16) -> Attempt {
         let admin = self.admin_attempt();
         Attempt {
@@ -204,7 +204,7 @@ impl World {
         let off = attempt.connect.cattr.disable_sq_flow_control();
         let was = (queue.size, queue.off);
         if queue.size == 0 {
-            // The answer to Connect itself may say either; see `ask`.
+            // The response to Connect itself may have either; see `ask`.
             (queue.size, queue.off) = (attempt.connect.sqsize_z.wrapping_add(1), off);
             queue.head = 0;
         }
@@ -234,12 +234,12 @@ impl World {
         }
     }
 
-    /// An admin queue that is connected and not enabled.
+    /// A connected admin queue that is not enabled.
     pub(crate) fn disabled(&mut self) -> Result<Queue, String> {
         self.connected(&self.admin_attempt())
     }
 
-    /// An admin queue that is enabled, with as many I/O queues granted.
+    /// An enabled admin queue, with as many I/O queues granted.
     pub(crate) fn admin(&mut self, io_queues: u16) -> Result<Queue, String> {
         let mut queue = self.disabled()?;
         self.enable(&mut queue)?;
@@ -278,7 +278,7 @@ impl World {
         }
     }
 
-    /// A keyed descriptor for the start of the window.
+    /// A keyed descriptor of this length for the start of the window.
     pub(crate) fn keyed(&self, len: u32) -> Sgl {
         let window = self.host.window();
         Sgl::keyed(window.addr, len, window.key, false).unwrap_or(Sgl::NONE)
@@ -288,13 +288,13 @@ impl World {
         self.ask(queue, &sqe.emit())
     }
 
-    /// Sends a capsule under a command id of its own, and waits for what comes of it.
+    /// Sends a capsule with a new command id, and waits for the result.
     pub(crate) fn ask(&mut self, queue: &mut Queue, capsule: &[u8]) -> Got {
         let cid = self.tell(queue, capsule);
         self.hear(queue, cid, PATIENCE)
     }
 
-    /// Sends a capsule under a command id of its own, which is returned.
+    /// Sends a capsule with a new command id, which is returned.
     pub(crate) fn tell(&mut self, queue: &mut Queue, capsule: &[u8]) -> u16 {
         let cid = queue.next_cid;
         queue.next_cid = cid.wrapping_add(0x0101);
@@ -307,13 +307,13 @@ impl World {
         cid
     }
 
-    /// Sends a capsule as it is, command id and all.
+    /// Sends a capsule unchanged, with its command id.
     pub(crate) fn repeat(&mut self, queue: &mut Queue, capsule: &[u8]) {
         queue.advance();
         self.host.send(queue.link, capsule);
     }
 
-    /// The answer to a command that was sent, when no other is outstanding.
+    /// The response to a command, while no other is outstanding.
     pub(crate) fn hear(&mut self, queue: &Queue, cid: u16, limit: Duration) -> Got {
         match self.host.message(queue.link, limit) {
             None if self.host.end(queue.link).is_some() => Got::Dropped,
@@ -327,14 +327,14 @@ impl World {
             return Got::Wrong(format!("{} bytes: {message:02x?}", message.len()));
         };
         let cqe = Cqe::parse(&bytes);
-        // Before Connect has told the size there is no head to speak of.
+        // Before Connect there is no queue size, so no valid head.
         let head = match (queue.size, queue.off) {
             (0, _) => cqe.sqhd,
             (_, true) => 0xFFFF,
             (_, false) => queue.head,
         };
         let good = cqe.cid == cid && cqe.sqid == queue.qid && bytes[14] & 1 == 0;
-        // A refused Connect leaves no queue behind whose head could be told.
+        // A rejected Connect leaves no queue whose head could be reported.
         let refused_connect = queue.head <= 1 && !cqe.status.is_success();
         match good && (cqe.sqhd == head || refused_connect) {
             true => Got::Answer { status: cqe.status, result: cqe.result },
@@ -355,7 +355,7 @@ impl Queue {
     }
 }
 
-/// What hosts write and read back: no two blocks are alike.
+/// Data of hosts: all blocks differ.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random(seed);
     let mut bytes: Vec<u8> = Vec::with_capacity(len + 8);
@@ -366,7 +366,7 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// SplitMix64: small, and the same everywhere for the same seed.
+/// SplitMix64: small, and deterministic for a seed.
 #[derive(Debug)]
 pub(crate) struct Random(pub(crate) u64);
 

@@ -21,23 +21,23 @@ const PLAN: PoolPlan = PoolPlan {
     largest_bytes: 4 << 20,
 };
 
-/// Receives of a connection: more than any queue here has commands outstanding.
+/// Receives of a connection: more than the outstanding commands of any queue here.
 const RECEIVES: u32 = 160;
 const SENDS: u32 = 160;
 
-/// Connections of a storm that are under way at once.
+/// Connections of a storm that are being established at once.
 const STORMERS: u32 = 16;
 
-/// RDMA Reads that the target may have at us.
+/// Outstanding RDMA Reads that we allow the target.
 const READS: u8 = 16;
 
-/// How long anything may take. Generous: a guest has one CPU, and it may be busy.
+/// Timeout of every step. Generous: a guest has one CPU, which may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Bytes of the window that the target may access.
 pub(crate) const WINDOW_BYTES: u32 = 2 << 20;
 
-/// One connection, for as long as the host lives.
+/// A connection, identified for the lifetime of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Link(usize);
 
@@ -49,7 +49,7 @@ struct State {
     end: Option<Reason>,
 }
 
-/// Memory, a device, and connections. Sleeps whenever there is nothing to do.
+/// Memory, a device, and connections. Sleeps when idle.
 pub(crate) struct Host {
     to: SocketAddr,
     pool: Pool,
@@ -75,12 +75,12 @@ impl Host {
         })
     }
 
-    /// Connects with these private data; `reads` is what the target may have outstanding at us.
+    /// Connects with these private data; `reads`: outstanding reads that we allow the target.
     pub(crate) fn connect_with(&mut self, private_data: &[u8], reads: u8) -> Result<Link, Reason> {
         self.connect_to(self.to, private_data, reads)
     }
 
-    /// Connects to a port of the target's address that nobody listens on.
+    /// Connects to a port of the target without a listener.
     pub(crate) fn connect_beside(&mut self, private_data: &[u8]) -> Result<Link, Reason> {
         let mut to = self.to;
         to.set_port(to.port().wrapping_add(1));
@@ -139,7 +139,7 @@ impl Host {
         self.fabric.register_remote(qp, buf).map_err(|(_, e)| e).expect("memory can be exposed")
     }
 
-    /// Memory that the target had access to, and has no more.
+    /// Memory to which the target has no access any more.
     pub(crate) fn stale(&mut self, link: Link) -> Remote {
         let exposed = self.expose(link, 4096);
         let remote = exposed.remote();
@@ -148,7 +148,7 @@ impl Host {
         remote
     }
 
-    /// The same window under a key of its own: for commands that ask to have it invalidated.
+    /// The same window under another key: for commands that request its invalidation.
     pub(crate) fn spare(&mut self, link: Link) -> (RemoteRegion, Remote) {
         let exposed = self.expose(link, 4096);
         let remote = exposed.remote();
@@ -177,7 +177,7 @@ impl Host {
         bytes
     }
 
-    /// Sends one message, which leaves with the next wait.
+    /// Queues one message, which is sent with the next wait.
     pub(crate) fn send(&mut self, link: Link, message: &[u8]) {
         let Some(qp) = self.state(link).qp else { return };
         let len = message.len() as u32;
@@ -187,8 +187,8 @@ impl Host {
         self.fabric.post(qp, 0, Work::Send { from, invalidate: None });
     }
 
-    /// The next message of the target. `None` when the connection is over, or nothing came in
-    /// time; [`Host::end`] tells which.
+    /// The next message of the target. `None` if the connection has ended, or none arrived in time;
+    /// [`Host::end`] tells which.
     pub(crate) fn message(&mut self, link: Link, limit: Duration) -> Option<Vec<u8>> {
         let something = |host: &Host| {
             let state = host.state(link);
@@ -198,7 +198,7 @@ impl Host {
         self.states[link.0].inbox.pop_front()
     }
 
-    /// Why the connection is over, if it is.
+    /// Why the connection has ended, if it has.
     pub(crate) fn end(&self, link: Link) -> Option<&Reason> {
         self.state(link).end.as_ref()
     }
@@ -208,7 +208,7 @@ impl Host {
         self.wait(limit, |host| host.state(link).end.is_some())
     }
 
-    /// Ends a connection, and waits until it has ended.
+    /// Ends a connection, and waits for its end.
     pub(crate) fn close(&mut self, link: Link) {
         if let Some(qp) = self.state(link).qp {
             self.fabric.disconnect(qp);
@@ -216,8 +216,8 @@ impl Host {
         }
     }
 
-    /// Opens connections as fast as it can, some at a time, and leaves each as soon as it is up. How
-    /// many came up, and how many did not.
+    /// Opens connections as fast as possible, some at a time, and closes each when it is
+    /// established. Returns how many were established, and how many were not.
     pub(crate) fn storm(&mut self, private_data: &[u8], limit: Duration) -> (u64, u64) {
         let limits = QpLimits { receives: 2, sends: 2, reads: 1 };
         let until = Instant::now() + limit;
@@ -247,7 +247,7 @@ impl Host {
         (up, in_vain)
     }
 
-    /// What has happened, or happens within a moment.
+    /// Events, now or within a moment.
     fn happened(&mut self) -> Vec<Event> {
         self.fabric.flush();
         let mut batch = Vec::with_capacity(64);
@@ -263,15 +263,15 @@ impl Host {
         batch
     }
 
-    /// Whether every buffer has been returned: at the end, when no connection is needed any more.
+    /// Checks that every buffer was returned: at the end, when all connections are closed.
     ///
     /// # Errors
-    /// What is free after all patience.
+    /// The free buffers after the timeout.
     pub(crate) fn is_whole(&mut self) -> Result<(), String> {
         if let Some(window) = self.window.take() {
             self.take_back(window);
         }
-        // What the target has just closed may still flush its work requests.
+        // Connections that the target has just closed may still flush work requests.
         match self.wait(PATIENCE, |host| host.pool.is_full()) {
             true => Ok(()),
             false => Err(format!("free are only {:?}", self.pool.free())),

@@ -18,7 +18,7 @@ const SMALL: u32 = 2;
 
 const RANGE: Want = Want::Refused(&[0x080]);
 
-/// A key that nobody has: a target that reads where it must not loses the connection.
+/// An invalid key: a target that reads with it loses the connection.
 fn poisoned(len: u32) -> Sgl {
     Sgl::keyed(0xDEAD_0000, len, 0xDEAD_BEEF, false).unwrap_or(Sgl::NONE)
 }
@@ -47,7 +47,7 @@ pub(crate) fn commands(world: &mut World) -> Outcome {
         ("PRPs".into(), read.with_flags(Flags(0)), FIELD),
         ("a metadata SGL".into(), read.with_flags(Flags(0x80)), FIELD),
         ("reserved PSDT".into(), read.with_flags(Flags(0xC0)), FIELD),
-        // Who fuses commands says that there is none before or behind, who does not refuses them.
+        // A target with fused commands reports a missing half, one without rejects the flag.
         ("fused, second alone".into(), write.with_flags(Flags(0x42)), FUSED),
         ("fused, reserved".into(), write.with_flags(Flags(0x43)), FIELD),
         ("fused, first no Compare".into(), read.with_flags(Flags(0x41)), FIELD),
@@ -115,8 +115,7 @@ pub(crate) fn commands(world: &mut World) -> Outcome {
     let last = read.with_nsid(SMALL).with_sgl(page);
     cases.push(("Read, the last small block".into(), last.with_range(small - 1, 0), Want::Done));
     cases.push(("Read, after the last small block".into(), last.with_range(small, 0), RANGE));
-    // Verify, Copy and those about reservations are not there: newer kernels may have them, as we
-    // do.
+    // Without Verify, Copy and reservations: newer kernels may have them, as we do.
     for opcode in [0x03, 0x12, 0x1D, 0x79, 0x7A, 0x7D, 0x80, 0xFF] {
         cases.push((format!("opcode {opcode:#04x}"), Sqe { opcode, ..read }, OPCODE));
     }
@@ -156,7 +155,7 @@ fn in_capsule(world: &mut World, queue: &mut Queue) {
         ("of which all but a byte came", with_data(at(0, 512), &data[..511]), LENGTH),
         ("behind 100 bytes, cut", with_data(at(100, 512), &data[..611]), LENGTH),
         ("that reach over the promised size", with_data(at(3585, 512), &data), LENGTH),
-        // Nothing was received there, but capsules may be that long: both are true.
+        // Nothing was received there, but capsules may be that long: both are valid.
         (
             "that begin behind what came",
             with_data(at(2048, 512), &data[..1024]),
@@ -175,7 +174,7 @@ fn in_capsule(world: &mut World, queue: &mut Queue) {
         let got = world.ask(queue, &capsule);
         world.expect(&format!("I/O, data in the capsule {name}"), &got, &want);
     }
-    // What the last one that was accepted wrote.
+    // Data of the last accepted write.
     let read = Sqe::io(IoOpcode::READ, SMALL).with_range(8, 0).with_sgl(world.keyed(512));
     world.ask_sqe(queue, &read);
     let found = world.host.look(0, 512);
@@ -186,14 +185,14 @@ fn in_capsule(world: &mut World, queue: &mut Queue) {
     world.expect("I/O, a capsule with bytes that nobody needs", &got, &Want::Done);
 }
 
-/// How many descriptors a command may have (MSDBD).
+/// Maximum number of descriptors of a command (MSDBD).
 fn most_descriptors(world: &mut World, admin: &mut Queue) -> u8 {
     let sqe = Identify::new(Cns::CONTROLLER, 0).emit(world.keyed(4096));
     world.ask_sqe(admin, &sqe);
     world.host.look(1803, 1)[0]
 }
 
-/// Data in several places, whose descriptors stand in the capsule.
+/// Data in several places, with their descriptors in the capsule.
 fn scattered(world: &mut World, queue: &mut Queue) {
     let window = world.host.window();
     let places: [(u32, u32); 3] = [(5000, 512), (100, 3000), (9001, 584)];
@@ -324,7 +323,7 @@ fn not_ready(world: &mut World, admin: &mut Queue, queue: &mut Queue) -> Outcome
     Ok(())
 }
 
-/// How many blocks a namespace has.
+/// Number of blocks of a namespace.
 fn blocks(world: &mut World, admin: &mut Queue, nsid: u32) -> Result<u64, String> {
     use nvme::identify::{Cns, Identify};
     let sqe = Identify::new(Cns::NAMESPACE, nsid).emit(world.keyed(4096));

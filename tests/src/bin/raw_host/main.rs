@@ -83,7 +83,7 @@ fn run(arguments: Arguments) -> bool {
         println!("{up} connections came up, {in_vain} did not");
         return world.host.is_whole().is_ok();
     }
-    // The first connection also brings the window that all commands use.
+    // The first connection also registers the window of all commands.
     let request = world.admin_attempt().request;
     match world.open(request) {
         Ok(queue) => world.close([queue]),

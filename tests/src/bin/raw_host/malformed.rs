@@ -12,17 +12,18 @@ use rdma::Remote;
 use crate::fixture::{Got, Outcome, Queue, Random, SILENCE, Want, World, pattern};
 use crate::host::PATIENCE;
 
-/// The bystander's blocks, in the namespace that nothing else here writes there, and its place in
-/// the window, which no other command reaches.
+/// The namespace and the blocks of the bystander, and its place in the window, which no other
+/// command uses.
 const NSID: u32 = 2;
 const SLBA: u64 = 1024;
 const BYTES: u32 = 4096;
 const AT: u32 = 0x1C_0000;
 
-/// Addresses of random commands lie below; with the longest transfer they end below Connect data.
+/// Random commands use addresses below this; with the longest transfer they end before Connect
+/// data.
 const RANDOM_BYTES: u64 = 0x8_0000;
 
-/// Another host of the same target, which must not notice anything.
+/// Another host of the same target, which must be served unaffected.
 struct Bystander {
     admin: Queue,
     io: Queue,
@@ -45,7 +46,7 @@ impl Bystander {
         }
     }
 
-    /// Reads its blocks; an error when they are not what was written.
+    /// Reads its blocks; an error if the data differ from those written.
     fn look(&mut self, world: &mut World) -> Outcome {
         world.host.fill(AT, &[0xEE; BYTES as usize]);
         let got = world.ask_sqe(&mut self.io, &command(world, IoOpcode::READ));
@@ -126,7 +127,7 @@ fn alone(world: &mut World, cntlid: u16, name: &str, capsule: &[u8], want: &Want
     Ok(())
 }
 
-/// An I/O queue whose id may still belong to one that has just ended.
+/// Connects an I/O queue whose id may still belong to one that has just ended.
 fn again(world: &mut World, cntlid: u16, qid: u16) -> Result<Queue, String> {
     let mut result = Err(String::new());
     for _ in 0..20 {
@@ -164,7 +165,7 @@ fn keys(world: &mut World, admin: &Queue, bystander: &mut Bystander) -> Outcome 
     Ok(())
 }
 
-/// An admin queue that is lost takes its I/O queues along.
+/// The end of an admin queue ends its I/O queues.
 fn orphans(world: &mut World) -> Outcome {
     let mut admin = world.admin(1)?;
     let io = world.io(admin.cntlid, 1)?;
@@ -177,8 +178,8 @@ fn orphans(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// A key is invalidated when that was asked for. That it is not otherwise, every other command
-/// shows, all of which use one key.
+/// A key is invalidated if requested. All other commands show that it is not otherwise, because
+/// they use one key.
 fn invalidation(world: &mut World) -> Outcome {
     let mut admin = world.admin(1)?;
     let (exposed, remote) = world.host.spare(admin.link);
@@ -189,10 +190,10 @@ fn invalidation(world: &mut World) -> Outcome {
     world.expect("invalidation, not asked for", &got, &Want::Done);
     let first = world.ask_sqe(&mut admin, &identify.emit(sgl(true)));
     if world.iwarp {
-        // siw's library posts no Send with Invalidate, and a plain one is in order.
+        // siw's library posts no Send with Invalidate, and a plain one is valid.
         world.expect("invalidation, asked for: answered", &first, &Want::Done);
     } else {
-        // Devices that cannot invalidate this kind of memory end the connection at once.
+        // A device that cannot invalidate this kind of memory ends the connection immediately.
         let second = match first {
             Got::Answer { .. } => world.ask_sqe(&mut admin, &identify.emit(sgl(false))),
             _ => first,
@@ -205,7 +206,8 @@ fn invalidation(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// More commands at once than the queue has entries: served or cut off, never mixed up.
+/// More commands at once than the queue has entries: they are served or the connection ends,
+/// without a wrong response.
 fn flood(world: &mut World, cntlid: u16, bystander: &mut Bystander) -> Outcome {
     for sqsize_z in [1, 3, 31] {
         let mut attempt = world.io_attempt(cntlid, 3);
@@ -224,7 +226,8 @@ fn flood(world: &mut World, cntlid: u16, bystander: &mut Bystander) -> Outcome {
     Ok(())
 }
 
-/// The id of an event request that waits: the new command takes its place, as SPDK's hosts rely on.
+/// The id of a pending Asynchronous Event Request: the new command replaces it, as SPDK's hosts
+/// require.
 fn same_id(world: &mut World) -> Outcome {
     let mut admin = world.admin(1)?;
     let cid = world.tell(&mut admin, &Sqe::admin(AdminOpcode::ASYNC_EVENT_REQUEST).emit());
@@ -236,9 +239,9 @@ fn same_id(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// Takes answers until every command of `owed` has one, or the connection is over. Each answer
-/// must be to a command of `owed` or of `held`, once. How many were answered, and whether the
-/// connection lives.
+/// Takes responses until every command of `owed` has one, or the connection has ended. Each must be
+/// for a command of `owed` or of `held`, once. Returns the number of responses, and whether the
+/// connection is alive.
 fn collect(
     world: &mut World,
     queue: &Queue,
@@ -248,7 +251,7 @@ fn collect(
     let mut held = held.clone();
     let mut answered = 0;
     loop {
-        // A little longer than needed: for answers that there should not be.
+        // A little longer than needed: for unexpected responses.
         let limit = if owed.is_empty() { SILENCE / 100 } else { PATIENCE };
         let Some(message) = world.host.message(queue.link, limit) else {
             let ended = world.host.end(queue.link).is_some();
@@ -271,7 +274,7 @@ fn collect(
     }
 }
 
-/// Random capsules on admin and I/O queues, each answered once at most, with a bystander that is
+/// Random capsules on admin and I/O queues, each answered at most once, with a bystander that is
 /// served in between.
 pub(crate) fn random(world: &mut World, seed: u64, capsules: u32) -> Outcome {
     println!("     seed {seed}, {capsules} capsules");
@@ -337,7 +340,7 @@ fn capsule(random: &mut Random, window: Remote, on_admin: bool) -> Vec<u8> {
         sqe[1] = 0x40;
     }
     if sqe[1] & 3 == 1 {
-        // A first half is answered no sooner than its second is there: only the latter, then.
+        // A first half is not answered before its second has arrived: so only second halves.
         sqe[1] ^= 3;
     }
     let nsid = match random.below(8) {
@@ -345,7 +348,7 @@ fn capsule(random: &mut Random, window: Remote, on_admin: bool) -> Vec<u8> {
         1 => random.pick(&[0, 3, u32::MAX - 1, u32::MAX]),
         _ => 1,
     };
-    // The bystander's namespace is not for this.
+    // The bystander's namespace is excluded.
     let nsid = if nsid == NSID { 1 } else { nsid };
     sqe[4..8].copy_from_slice(&nsid.to_le_bytes());
     if sqe[0] == 0x7F {
@@ -381,7 +384,7 @@ fn capsule(random: &mut Random, window: Remote, on_admin: bool) -> Vec<u8> {
             sqe[24..40].copy_from_slice(&sgl.emit());
         }
     }
-    // To invalidate the key of the window would end the test rather than the connection.
+    // Invalidation of the key of the window would end the test, not only the connection.
     if sqe[39] == 0x4F {
         sqe[35..39].copy_from_slice(&(window.key ^ 0x0F0F_0F00).to_le_bytes());
     }

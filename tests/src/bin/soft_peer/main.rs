@@ -69,7 +69,7 @@ impl World {
     }
 }
 
-/// Whom a connection serves.
+/// Role of a connection.
 enum Role {
     RpingServer(rping::Server),
     RpingClient(rping::Client),
@@ -80,7 +80,7 @@ enum Role {
 struct Peer {
     world: World,
     connections: HashMap<Qp, (IpAddr, Role)>,
-    /// The connection of our own has ended, so have we: how.
+    /// Our own connection has ended, with this result.
     ended: Option<Result<(), String>>,
 }
 
@@ -109,7 +109,7 @@ impl Peer {
         self.world.fabric.accept(qp, &[]);
     }
 
-    /// perftest connects twice: first to agree on things, then for the test.
+    /// perftest connects twice: first to exchange parameters, then for the test.
     fn awaits_load(&self, from: IpAddr) -> bool {
         let of = |is: fn(&Role) -> bool| {
             self.connections.values().filter(|(peer, role)| *peer == from && is(role)).count()
@@ -181,7 +181,7 @@ impl Peer {
         self.ended = Some(if right { Ok(()) } else { Err(what) });
     }
 
-    /// Serves; ends with the connection of our own, where there is one.
+    /// Serves; ends with our own connection, if there is one.
     fn run(&mut self, serve: bool) -> Result<(), Box<dyn Error>> {
         let (mut batch, mut deadline, mut armed) = (Vec::with_capacity(64), None, false);
         while serve || self.ended.is_none() {
@@ -200,7 +200,7 @@ impl Peer {
     }
 }
 
-/// Until something can be polled, or the fabric's own deadline.
+/// Sleeps until there is something to poll, or the fabric's deadline.
 fn sleep(fabric: &Soft, until: Option<Instant>) -> nix::Result<()> {
     use std::os::fd::AsFd;
     let left = until.map(|at| at.saturating_duration_since(Instant::now()).as_millis() + 1);
@@ -245,7 +245,7 @@ fn main() -> ExitCode {
     )
 }
 
-/// The memory that 16 bytes of a message name: address, key and length, big-endian.
+/// Parses 16 bytes of a message: address, key and length of memory, big-endian.
 fn named(message: &[u8]) -> Option<Remote> {
     Some(Remote {
         addr: u64::from_be_bytes(message.get(..8)?.try_into().ok()?),
@@ -254,7 +254,7 @@ fn named(message: &[u8]) -> Option<Remote> {
     })
 }
 
-/// The message that names memory so.
+/// The message with these.
 fn name(remote: Remote) -> [u8; 16] {
     let mut message = [0; 16];
     message[..8].copy_from_slice(&remote.addr.to_be_bytes());

@@ -1,30 +1,30 @@
-//! The server side of perftest's bandwidth tests with `-R` (perftest 4.5 and later; over IPv4, as
-//! it knows nothing else with `-R`).
+//! The server side of perftest's bandwidth tests with `-R` (perftest 4.5 and later; over IPv4, the
+//! only one supported with `-R`).
 //!
-//! The client connects once to agree on things and then, to the same port, for the test. On the
+//! The client connects once to exchange parameters and then, to the same port, for the test. On the
 //! first connection it sends a message, waits for one of the same length, and so on: its version
 //! (16 bytes), its sizes of a page and a cache line (4 bytes each), its MTU (2 bytes), all of which
-//! may come back as they are; and, at every point where both must have arrived, 56 bytes that say
-//! where the memory for the test is. `ib_send_bw` then sends, `ib_write_bw` writes to that memory,
-//! `ib_read_bw` reads from it; none expects anything of the server but acknowledgements.
+//! may be echoed; and, at every synchronisation point, 56 bytes with the memory for the test.
+//! `ib_send_bw` then sends, `ib_write_bw` writes to that memory, `ib_read_bw` reads from it; none
+//! expects anything of the server but acknowledgements.
 
 use rdma::{Fabric, Qp, QpLimits, RemoteRegion, Work};
 
 use crate::{World, message_of};
 
-/// Where perftest connects to.
+/// Port of perftest.
 pub(crate) const PORT: u16 = 18515;
-/// The longest message of `ib_send_bw`, and the memory for the others is as much.
+/// The longest message of `ib_send_bw`, and the size of the memory for the others.
 pub(crate) const MESSAGE_BYTES: u32 = 1 << 18;
-/// perftest has 128 messages under way, unless told otherwise.
+/// perftest has 128 outstanding messages by default.
 pub(crate) const LOAD_LIMITS: QpLimits = QpLimits { receives: 64, sends: 4, reads: 1 };
 
 /// Length of the message with an address.
 const ADDRESS_BYTES: usize = 56;
-/// What is in the memory before a client writes there.
+/// Initial content of the memory.
 const BLANK: u8 = 0xa5;
 
-/// The connection where things are agreed upon.
+/// The connection for the exchange of parameters.
 #[derive(Default)]
 pub(crate) struct Control {
     memory: Option<RemoteRegion>,
@@ -51,7 +51,7 @@ impl Control {
             world.pool.give(work.into_buf());
             return Ok(());
         };
-        // It may speak before we hear that the connection is up.
+        // Its message may arrive before our event that the connection is established.
         self.begin(world, qp);
         let mut message = message_of(world, buf, n);
         world.receive(qp);

@@ -1,21 +1,21 @@
 //! Both sides of `rping`. One round: the client sends {address, key, length} of its source; the
-//! server reads it and answers; the client sends the same of its sink; the server writes what it
-//! has read, and answers. Every message has 16 bytes.
+//! server reads it and answers; the client sends the same of its sink; the server writes the data
+//! it has read, and answers. Every message has 16 bytes.
 
 use rdma::{Buf, Fabric, Qp, RemoteRegion, Work};
 
 use crate::{World, message_of, name, named};
 
-/// Where `rping` connects to.
+/// Port of `rping`.
 pub(crate) const PORT: u16 = 7174;
 
-/// What has become of one step: nothing more to say, or why the connection must end.
+/// Result of one step; an error ends the connection.
 type Step = Result<(), String>;
 
 /// Answers `rping -c`.
 #[derive(Default)]
 pub(crate) struct Server {
-    /// The data of a round that is half done.
+    /// Data read in the first half of a round.
     data: Option<Buf>,
     rounds: u32,
     bytes: u64,
@@ -29,7 +29,7 @@ impl Server {
                 world.receive(qp);
                 let remote = named(&message).ok_or("a message that names no memory")?;
                 if let Some(from) = self.data.take() {
-                    // Written and answered in one go.
+                    // The write and the answer share one doorbell.
                     world.fabric.post(qp, 0, Work::Write { from, to: remote });
                     world.send(qp, &[0; 16]);
                     return Ok(());
@@ -61,7 +61,7 @@ impl Server {
     }
 }
 
-/// Plays `rping -c -V` to `rping -s`.
+/// The client: behaves as `rping -c -V` towards `rping -s`.
 pub(crate) struct Client {
     rounds: u32,
     bytes: u32,
@@ -92,8 +92,8 @@ impl Client {
         }
     }
 
-    /// Bytes that no other round has at the same place. A text with a NUL at its end: the server
-    /// writes back what it takes for a string.
+    /// Data that differ from those of other rounds at every position. A text with a terminating
+    /// NUL, because the server writes back a string.
     fn pattern(&self) -> Vec<u8> {
         let message = |at: u32| {
             b'A' + ((at.wrapping_mul(7)).wrapping_add(self.finished.wrapping_mul(31)) % 26) as u8
