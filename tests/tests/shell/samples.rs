@@ -35,8 +35,8 @@ pub(crate) const SAMPLES: &[Sample] = &[
     Sample {
         script: "tests/bench/cost",
         variables: &["few=2", "many=5"],
-        input: "1,000 rdma::soft::send\n2,500 nvmfd_core::queue::turn\n",
-        output: "    1166.7 instructions a command, 833.3 of them in nvmfd, 333.3 in rdma\n     833.3 nvmfd_core::queue::turn\n     333.3 rdma::soft::send\n",
+        input: "1,000 /a/rdma/src/soft/qp/mod.rs:nvmfd_core::queue::turn\n500 /rustc/1/ptr/mod.rs:rdma::soft::send\n2,500 /a/target/core/src/queue.rs:nvmfd_core::queue::turn\n300 /a/crc32fast-1.5/src/lib.rs:rdma::soft::send\n60 /rustc/1/ptr/mod.rs:crc32fast::update\n90 ./string/memmove.S:__memcpy_avx\n120 /a/rdma/src/soft/sim/network.rs:rdma::soft::send\n30 /rustc/1/ptr/mod.rs:rdma::soft::sim::enter\n150 /a/tests/src/bin/b.rs:b::turn\n",
+        output: "    1583.3 instructions a command: 833.3 nvmfd, 500.0 rdma, 120.0 CRC, 30.0 copies, 50.0 simulated network\n    1166.7 nvmfd_core::queue::turn\n     306.7 rdma::soft::send\n      50.0 b::turn\n      30.0 __memcpy_avx\n      20.0 crc32fast::update\n      10.0 rdma::soft::sim::enter\n",
         status: 0,
     },
     Sample {
