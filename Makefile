@@ -23,8 +23,8 @@ ifeq ($(origin LIBCLANG_PATH),undefined)
 endif
 
 PACKAGES := gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev
-# What tests ask besides: tshark for what is on the wire; jq and fio for measuring; scripts run under each awk.
-TEST_PACKAGES := tshark jq fio util-linux iproute2 shellcheck gawk mawk busybox
+# What tests ask besides: tshark for what is on the wire; jq, fio and valgrind for measuring; scripts run under each awk.
+TEST_PACKAGES := tshark jq fio valgrind util-linux iproute2 shellcheck gawk mawk busybox
 
 # Installs those of some Debian packages that are missing.
 define install
@@ -40,7 +40,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc native guests mutants some-mutants sim demo demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build test format lint unit doc budgets native guests mutants some-mutants sim demo demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -60,7 +60,7 @@ build: packages ## Build the daemon: build/release/nvmfd
 	$(CARGO) build --release --workspace
 	@echo "built $(NVMFD)"
 
-test: packages format lint unit some-mutants doc build native guests ## Everything that has to pass before a change is merged
+test: packages format lint unit some-mutants doc build budgets native guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -80,6 +80,9 @@ unit: test-packages # Tests on this machine
 
 doc: packages # The documentation builds, every link leads somewhere
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+budgets: build test-packages # A command costs no more instructions than it may
+	COST="$(BUILD)"/release/instruction_count tests/bench/budgets
 
 native: build # Target and host on this machine, by a user without any right
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/demo/unprivileged
@@ -117,8 +120,7 @@ scale: build test-packages ## Measure what a thousand subsystems or namespaces c
 qos: build test-packages ## See that limits hold and are shared equally
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/bench/qos
 
-cost: build ## Count the instructions that a command costs, which are the same each time
-	@$(call install,valgrind)
+cost: build test-packages ## Count the instructions that a command costs, which are the same each time
 	COST="$(BUILD)"/release/instruction_count tests/bench/cost
 
 structure: packages ## Measure the structure of the sources: import cycles, layers, sizes
