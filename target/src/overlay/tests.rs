@@ -123,7 +123,7 @@ fn every_change_does_what_it_says_and_leaves_the_rest_as_it_was() {
         ),
         (
             Change::SetSubsystem { nqn: named(b), settings: settings(json!({"queue_depth": 8})) },
-            "b queue_depth none becomes 8",
+            "b queue_depth none becomes 8 (for hosts that connect from now on; others when they",
         ),
         (
             Change::AddListener { id: 7, settings: settings(json!({"address": "127.0.0.2"})) },
