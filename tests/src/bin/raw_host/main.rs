@@ -4,6 +4,7 @@
 mod admin;
 mod connecting;
 mod fixture;
+mod fused;
 mod host;
 mod io;
 mod malformed;
@@ -17,7 +18,7 @@ use crate::host::Host;
 use nvme::Nqn;
 
 const USAGE: &str = "usage: raw_host ADDRESS:PORT SUBSYSTEM-NQN HOST-NQN OTHER-HOST-NQN \
-                     [--iwarp] [--seed N] [--capsules N] [--only PART]
+                     [--iwarp] [--seed N] [--capsules N] [--pairs N] [--only PART]
                      [--storm SECONDS]
 The subsystem serves namespace 1 with blocks of 4096 bytes and namespace 2 with blocks of 512, to
 these two hosts and to no other. What is on them is lost.";
@@ -30,6 +31,7 @@ struct Arguments {
     iwarp: bool,
     seed: u64,
     capsules: u32,
+    pairs: u32,
     only: Option<String>,
     storm: Option<u64>,
 }
@@ -39,13 +41,14 @@ fn arguments() -> Option<Arguments> {
     let to = words.next()?.parse().ok()?;
     let mut nqn = || words.next()?.parse::<Nqn>().ok();
     let names = Names { subnqn: nqn()?, host: nqn()?, other: nqn()? };
-    let (seed, capsules, only, storm) = (1, 4000, None, None);
-    let mut found = Arguments { to, names, iwarp: false, seed, capsules, only, storm };
+    let (seed, capsules, pairs, only, storm) = (1, 4000, 400, None, None);
+    let mut found = Arguments { to, names, iwarp: false, seed, capsules, pairs, only, storm };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--iwarp" => found.iwarp = true,
             "--seed" => found.seed = words.next()?.parse().ok()?,
             "--capsules" => found.capsules = words.next()?.parse().ok()?,
+            "--pairs" => found.pairs = words.next()?.parse().ok()?,
             "--storm" => found.storm = Some(words.next()?.parse().ok()?),
             "--only" => found.only = Some(words.next()?),
             _ => return None,
@@ -66,7 +69,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> bool {
-    let Arguments { to, names, iwarp, seed, capsules, only, storm } = arguments;
+    let Arguments { to, names, iwarp, seed, capsules, pairs, only, storm } = arguments;
     let mut tally = Tally::default();
     let host = match Host::new(to) {
         Ok(host) => host,
@@ -111,9 +114,12 @@ fn run(arguments: Arguments) -> bool {
             outcome.err().unwrap_or_default()
         });
     }
-    if wanted("random") {
-        let outcome = malformed::random(&mut world, seed, capsules);
-        world.tally.check("part random ran to its end", outcome.is_ok(), || {
+    type Seeded = fn(&mut World, u64, u32) -> Outcome;
+    let seeded: [(&str, Seeded, u32); 2] =
+        [("fused", fused::ordering, pairs), ("random", malformed::random, capsules)];
+    for (name, part, count) in seeded.into_iter().filter(|(name, ..)| wanted(name)) {
+        let outcome = part(&mut world, seed, count);
+        world.tally.check(&format!("part {name} ran to its end"), outcome.is_ok(), || {
             outcome.err().unwrap_or_default()
         });
     }
