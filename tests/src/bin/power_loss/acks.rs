@@ -1,10 +1,14 @@
 //! Acknowledged durable writes, recorded as marks in the log of the device: a mark is written after
 //! the completion, so it follows everything that it covers. The mark itself makes nothing durable,
-//! unlike a record that is written and synced.
+//! unlike a record that is written and synced. If the machine of the device loses its power, the
+//! acknowledgements are recorded in a file of another machine.
 //!
-//! `x=LBA+BLOCKS@SEQUENCE,..` for writes, `n=NUMBER` for other events.
+//! `x=LBA+BLOCKS@SEQUENCE,..` for writes, `a=..` for completed writes that may be volatile,
+//! `n=NUMBER` for other events.
 
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
 use std::process::Command;
 
 /// A mark is a text in one sector, after the 32 bytes of its entry.
@@ -26,6 +30,8 @@ pub(crate) struct Extent {
 pub(crate) enum Ack {
     /// These writes are durable.
     Extents(Vec<Extent>),
+    /// These writes were completed, and may be volatile.
+    Completed(Vec<Extent>),
     /// The event with this number has happened.
     Note(u64),
 }
@@ -49,10 +55,15 @@ fn encode(extents: &[Extent]) -> Vec<String> {
 /// Parses a mark, if it is one of ours.
 pub(crate) fn decode(mark: &str) -> Option<Ack> {
     match mark.split_once('=')? {
-        ("x", extents) => extents.split(',').map(extent).collect::<Option<_>>().map(Ack::Extents),
+        ("x", extents) => list(extents).map(Ack::Extents),
+        ("a", extents) => list(extents).map(Ack::Completed),
         ("n", number) => number.parse().ok().map(Ack::Note),
         _ => None,
     }
+}
+
+fn list(text: &str) -> Option<Vec<Extent>> {
+    text.split(',').map(extent).collect()
 }
 
 fn extent(text: &str) -> Option<Extent> {
@@ -62,30 +73,58 @@ fn extent(text: &str) -> Option<Extent> {
     Some(Extent { lba, blocks, sequence: sequence.parse().ok()? })
 }
 
-/// A device of `dm-log-writes`, by its name.
-#[derive(Clone, Debug)]
-pub(crate) struct Writer(pub(crate) String);
+/// Where acknowledgements are recorded.
+#[derive(Debug)]
+pub(crate) enum Writer {
+    /// A device of `dm-log-writes`, by its name.
+    Device(String),
+    /// A file, to whose end they are appended.
+    File(File),
+}
 
 impl Writer {
+    /// Opens a file that the power failure does not affect.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(crate) fn file(path: &Path) -> io::Result<Writer> {
+        OpenOptions::new().create(true).append(true).open(path).map(Writer::File)
+    }
+
     /// Records these writes as durable.
     ///
     /// # Errors
-    /// The device accepts no marks.
+    /// The acknowledgement cannot be recorded.
     pub(crate) fn extents(&self, extents: &[Extent]) -> io::Result<()> {
         encode(extents).iter().try_for_each(|mark| self.mark(mark))
+    }
+
+    /// Records a completed write that may be volatile. The log of a device needs no such record: it
+    /// contains the write itself.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub(crate) fn completed(&self, Extent { lba, blocks, sequence }: &Extent) -> io::Result<()> {
+        match self {
+            Writer::Device(_) => Ok(()),
+            Writer::File(_) => self.mark(&format!("a={lba}+{blocks}@{sequence}")),
+        }
     }
 
     /// Records the event with this number.
     ///
     /// # Errors
-    /// The device accepts no marks.
+    /// The record cannot be written.
     pub(crate) fn note(&self, number: u64) -> io::Result<()> {
         self.mark(&format!("n={number}"))
     }
 
     fn mark(&self, text: &str) -> io::Result<()> {
-        let status =
-            Command::new("dmsetup").args(["message", &self.0, "0", "mark", text]).status()?;
+        let name = match self {
+            Writer::Device(name) => name,
+            Writer::File(file) => return writeln!(&mut &*file, "{text}"),
+        };
+        let status = Command::new("dmsetup").args(["message", name, "0", "mark", text]).status()?;
         let failed = || io::Error::other(format!("dmsetup message: {status}"));
         if status.success() { Ok(()) } else { Err(failed()) }
     }
@@ -113,8 +152,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_holds_what_is_durable_and_what_was_completed_a_line_each() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("acks");
+        let extent = Extent { lba: 3, blocks: 2, sequence: 9 };
+        for _ in 0..2 {
+            let acks = Writer::file(&path).expect("a file");
+            acks.completed(&extent).expect("recorded");
+            acks.extents(&[extent]).expect("recorded");
+        }
+        let text = std::fs::read_to_string(&path).expect("a file");
+        let found: Vec<_> = text.lines().map(decode).collect();
+        let pair = [Some(Ack::Completed(vec![extent])), Some(Ack::Extents(vec![extent]))];
+        assert_eq!(found, [pair.clone(), pair].concat());
+    }
+
+    #[test]
     fn other_texts_say_nothing() {
-        for text in ["", "dm-log-writes-end", "x=", "x=1+2", "x=1+2@", "n=", "y=1"] {
+        for text in ["", "dm-log-writes-end", "x=", "x=1+2", "x=1+2@", "a=", "n=", "y=1"] {
             assert_eq!(decode(text), None, "{text}");
         }
     }

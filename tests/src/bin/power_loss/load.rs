@@ -7,6 +7,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use initiator::host::Range;
 use initiator::rng::Random;
 use initiator::verify::block_stamp::Stamp;
 use initiator::{Data, Done, Error, Host, Request};
@@ -18,13 +19,18 @@ use crate::oracle::BLOCK_BYTES;
 /// Largest write in blocks.
 const BLOCKS_LIMIT: u64 = 8;
 
+/// Bits of an LBA; above them a stamp and an acknowledgement have the index of the namespace.
+const LBA_BITS: u32 = 32;
+
 /// Range and pattern of the writes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Namespace.
-    pub(crate) nsid: u32,
-    /// Number of blocks used.
+    /// Namespaces.
+    pub(crate) nsids: Vec<u32>,
+    /// Number of blocks used in each of them.
     pub(crate) blocks: u64,
+    /// Number of the first write.
+    pub(crate) first: u64,
     /// Total number of writes.
     pub(crate) writes: u64,
     /// Commands outstanding.
@@ -70,16 +76,16 @@ pub(crate) fn run(
     acks: &Writer,
     random: &mut Random,
 ) -> Result<u64, Error> {
-    let (sequence, tag, unflushed) = (0, 0, 0);
+    let (sequence, tag, unflushed) = (plan.first - 1, 0, 0);
+    let last = sequence + plan.writes;
     let (busy, flights, answered) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
     let mut load =
         Load { plan, host, acks, random, sequence, tag, busy, flights, answered, unflushed };
     let mut flushes = 0;
     loop {
-        while load.flights.len() < plan.depth && load.sequence < plan.writes {
-            if load.unflushed >= plan.flush_every {
-                load.flush()?;
-                flushes += 1;
+        while load.flights.len() < load.plan.depth && load.sequence < last {
+            if load.unflushed >= load.plan.flush_every {
+                flushes += load.flush()?;
             } else {
                 load.write()?;
             }
@@ -88,8 +94,7 @@ pub(crate) fn run(
             if load.answered.is_empty() {
                 return Ok(flushes);
             }
-            load.flush()?;
-            flushes += 1;
+            flushes += load.flush()?;
         }
         load.host.wait(Instant::now() + Duration::from_secs(1));
         while let Some(done) = load.host.next_done() {
@@ -104,7 +109,9 @@ pub(crate) fn run(
 impl Load<'_> {
     fn write(&mut self) -> Result<(), Error> {
         let blocks = 1 + self.random.below(BLOCKS_LIMIT);
-        let lba = self.random.below(self.plan.blocks - blocks);
+        let index = self.random.below(self.plan.nsids.len() as u64);
+        let slba = self.random.below(self.plan.blocks - blocks);
+        let lba = index << LBA_BITS | slba;
         if self.busy.range(lba..lba + blocks).next().is_some() {
             return Ok(()); // two writes of one block at once have no order
         }
@@ -122,17 +129,22 @@ impl Load<'_> {
             Stamp { run, sequence, lba, client: 0, generation: 1 }.fill(block);
         }
         let fua = self.random.percent(self.plan.fua);
-        let sqe = Sqe::io(IoOpcode::WRITE, self.plan.nsid);
-        let sqe = sqe.with_range(lba, (blocks - 1) as u16).with_fua(fua);
+        let sqe = Sqe::io(IoOpcode::WRITE, self.plan.nsids[index as usize]);
+        let sqe = sqe.with_range(slba, (blocks - 1) as u16).with_fua(fua);
         let extent = Extent { lba, blocks: blocks as u32, sequence: self.sequence };
         self.send(sqe, Data::Buf(buf), Flight::Write { extent, fua })
     }
 
-    fn flush(&mut self) -> Result<(), Error> {
+    /// Flushes each namespace, and returns their number.
+    fn flush(&mut self) -> Result<u64, Error> {
         self.unflushed = 0;
-        let answered = std::mem::take(&mut self.answered);
-        let sqe = Sqe::io(IoOpcode::FLUSH, self.plan.nsid);
-        self.send(sqe, Data::None, Flight::Flush(answered))
+        for index in 0..self.plan.nsids.len() {
+            let of_it = |extent: &mut Extent| extent.lba >> LBA_BITS == index as u64;
+            let answered = self.answered.extract_if(.., of_it).collect();
+            let sqe = Sqe::io(IoOpcode::FLUSH, self.plan.nsids[index]);
+            self.send(sqe, Data::None, Flight::Flush(answered))?;
+        }
+        Ok(self.plan.nsids.len() as u64)
     }
 
     fn send(&mut self, sqe: Sqe, data: Data, flight: Flight) -> Result<(), Error> {
@@ -162,7 +174,10 @@ impl Load<'_> {
                 }
                 match fua {
                     true => self.promised(&[extent])?,
-                    false => self.answered.push(extent),
+                    false => {
+                        recorded(self.acks.completed(&extent))?;
+                        self.answered.push(extent);
+                    }
                 }
             }
         }
@@ -170,9 +185,37 @@ impl Load<'_> {
     }
 
     fn promised(&mut self, extents: &[Extent]) -> Result<(), Error> {
-        let written = self.acks.extents(extents);
-        written.map_err(|error| Error::Local(format!("the acknowledgements: {error}")))
+        recorded(self.acks.extents(extents))
     }
+}
+
+fn recorded(result: std::io::Result<()>) -> Result<(), Error> {
+    result.map_err(|error| Error::Local(format!("the acknowledgements: {error}")))
+}
+
+/// Reads the blocks that a load uses; `each` gets the LBA of their stamps.
+///
+/// # Errors
+/// A Read failed.
+pub(crate) fn read(
+    host: &mut Host,
+    nsids: &[u32],
+    blocks: u64,
+    mut each: impl FnMut(u64, &[u8]),
+) -> Result<(), Error> {
+    let block_bytes = BLOCK_BYTES as u32;
+    let mut bytes = vec![0; 64 * BLOCK_BYTES];
+    for (index, nsid) in (0u64..).zip(nsids) {
+        for slba in (0..blocks).step_by(64) {
+            let count = (blocks - slba).min(64) as usize;
+            let bytes = &mut bytes[..count * BLOCK_BYTES];
+            host.read(Range { nsid: *nsid, slba, block_bytes }, bytes)?;
+            for (slba, block) in (slba..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+                each(index << LBA_BITS | slba, block);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Replaces files in a directory of a file system, one after the other, durably: written beside,

@@ -3,12 +3,16 @@
 //!
 //! Acknowledgements are recorded as marks in that log when the response has arrived; so the state
 //! before a mark must contain what the mark records.
+//!
+//! `tests/vm/power-cuts` kills the target's machine instead: acknowledgements are recorded in a file of
+//! the host, which reads everything back (`verify`) after the target has restarted.
 
 mod acks;
 mod load;
 mod log;
 mod oracle;
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -20,7 +24,7 @@ use initiator::Error;
 use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::rng::Random;
 
-use crate::acks::Writer;
+use crate::acks::{Ack, Extent, Writer};
 use crate::log::{Entry, Log};
 use crate::oracle::{BLOCK_BYTES, Floors, Layout};
 
@@ -80,6 +84,8 @@ enum Command {
     },
     /// Apply entries of the log to an image, as after a power failure
     Restore(RestoreArgs),
+    /// Read the blocks of a target after a power failure, and compare them with the acknowledgements
+    Verify(VerifyArgs),
     /// Compare a backing store with the acknowledgements
     Compare {
         /// Acknowledgements, as written by `restore`
@@ -95,12 +101,11 @@ enum Command {
 struct LoadArgs {
     #[command(flatten)]
     target: TargetArgs,
-    /// Namespace
-    #[arg(long, default_value_t = 1)]
-    namespace_id: u32,
-    /// Number of blocks used
-    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(64..))]
-    blocks: u64,
+    #[command(flatten)]
+    range: RangeArgs,
+    /// Number of the first write
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    first: u64,
     /// Total number of writes
     #[arg(long, default_value_t = 500)]
     writes: u64,
@@ -114,8 +119,35 @@ struct LoadArgs {
     #[arg(long, default_value_t = 12)]
     flush_every: u64,
     /// Device of dm-log-writes for the marks
+    #[arg(long, required_unless_present = "acks")]
+    marks: Option<String>,
+    /// Instead: file to which acknowledgements are appended
+    #[arg(long, conflicts_with = "marks")]
+    acks: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct RangeArgs {
+    /// Namespaces
+    #[arg(long = "namespace-id", default_values_t = [1], value_delimiter = ',')]
+    nsids: Vec<u32>,
+    /// Number of blocks used in each of them
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(64..))]
+    blocks: u64,
+}
+
+#[derive(Args)]
+struct VerifyArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    range: RangeArgs,
+    /// Acknowledgements, including those before earlier power failures
     #[arg(long)]
-    marks: String,
+    acks: PathBuf,
+    /// Number of the first write since the previous power failure
+    #[arg(long, default_value_t = 1)]
+    first: u64,
 }
 
 #[derive(Args)]
@@ -157,14 +189,14 @@ fn run(cli: &Cli) -> Result<bool, Error> {
     match &cli.command {
         Command::Load(args) => load(args, cli.run, &mut random),
         Command::Files { directory, marks, count } => {
-            let marks = Writer(marks.clone());
+            let marks = Writer::Device(marks.clone());
             let written = load::files(directory, *count, cli.run, &marks, &mut random);
             local(directory, written)?;
             println!("{count} files are durable");
             Ok(true)
         }
         Command::Note { marks, number } => {
-            local(Path::new(marks), Writer(marks.clone()).note(*number))?;
+            local(Path::new(marks), Writer::Device(marks.clone()).note(*number))?;
             Ok(true)
         }
         Command::Replay { log, store_bytes, cut_every } => {
@@ -199,11 +231,11 @@ fn run(cli: &Cli) -> Result<bool, Error> {
             }
             Ok(true)
         }
+        Command::Verify(args) => verify(args, cli.run),
         Command::Restore(args) => local(&args.image, restore(args, cli.run, &mut random)),
         Command::Compare { acks, store } => {
-            let text = local(acks, std::fs::read_to_string(acks))?;
             let mut floors = Floors::default();
-            for ack in text.lines().filter_map(acks::decode) {
+            for ack in acknowledged(acks)? {
                 drop(floors.raise(&ack));
             }
             local(store, compare(store, &floors, cli.run))
@@ -215,12 +247,21 @@ fn local<T>(path: &Path, result: io::Result<T>) -> Result<T, Error> {
     result.map_err(|error| Error::Local(format!("{}: {error}", path.display())))
 }
 
+fn acknowledged(path: &Path) -> Result<Vec<Ack>, Error> {
+    let text = local(path, std::fs::read_to_string(path))?;
+    Ok(text.lines().filter_map(acks::decode).collect())
+}
+
 fn load(args: &LoadArgs, run: u64, random: &mut Random) -> Result<bool, Error> {
-    let acks = Writer(args.marks.clone());
+    let acks = match (&args.acks, &args.marks) {
+        (Some(path), _) => local(path, Writer::file(path))?,
+        (None, marks) => Writer::Device(marks.clone().unwrap_or_default()),
+    };
     let mut host = args.target.connect(OptionDefaults::default())?;
     let plan = load::Plan {
-        nsid: args.namespace_id,
-        blocks: args.blocks,
+        nsids: args.range.nsids.clone(),
+        blocks: args.range.blocks,
+        first: args.first,
         writes: args.writes,
         depth: args.iodepth,
         fua: args.fua,
@@ -231,6 +272,39 @@ fn load(args: &LoadArgs, run: u64, random: &mut Random) -> Result<bool, Error> {
     host.disconnect();
     println!("{} writes and {flushes} flushes were answered", args.writes);
     Ok(true)
+}
+
+/// A block is lost if it is older than what was acknowledged as durable, and dropped if it is only older
+/// than what was completed: then the cache below the target was volatile.
+fn verify(args: &VerifyArgs, run: u64) -> Result<bool, Error> {
+    let (mut floors, mut volatile) = (Floors::default(), BTreeMap::new());
+    for ack in acknowledged(&args.acks)? {
+        drop(floors.raise(&ack));
+        let Ack::Completed(extents) = ack else { continue };
+        for Extent { lba, blocks, sequence } in extents {
+            volatile.extend((lba..lba + u64::from(blocks)).map(|lba| (lba, sequence)));
+        }
+    }
+    volatile.retain(|lba, sequence| *sequence >= args.first && !floors.reach(*lba, *sequence));
+    let RangeArgs { nsids, blocks } = &args.range;
+    let mut host = args.target.connect(OptionDefaults::default())?;
+    let (mut looked, mut lost, mut dropped) = (0, 0, 0);
+    load::read(&mut host, nsids, *blocks, |lba, block| {
+        if let Some(wrong) = floors.wrong(lba, block, run) {
+            lost += 1;
+            println!("{wrong}");
+        }
+        looked += u64::from(floors.reach(lba, 0));
+        let is_older =
+            |sequence: &u64| oracle::stamp(block, run).is_none_or(|now| now.sequence < *sequence);
+        dropped += u64::from(volatile.get(&lba).is_some_and(is_older));
+    })?;
+    host.disconnect();
+    println!(
+        "{looked} compared, {lost} lost; {dropped} of {} volatile blocks dropped",
+        volatile.len()
+    );
+    Ok(lost == 0 && looked > 0)
 }
 
 fn restore(args: &RestoreArgs, run: u64, random: &mut Random) -> io::Result<bool> {

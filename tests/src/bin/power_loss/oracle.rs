@@ -83,7 +83,8 @@ fn is_older(new: &[u8], old: &[u8], run: u64) -> bool {
     }
 }
 
-fn stamp(block: &[u8], run: u64) -> Option<Stamp> {
+/// Returns the stamp of a complete block of this run.
+pub(crate) fn stamp(block: &[u8], run: u64) -> Option<Stamp> {
     // The magic number first: most blocks of a file system have none.
     if !block.starts_with(&initiator::verify::block_stamp::MAGIC) {
         return None;
@@ -113,6 +114,11 @@ impl Floors {
             }
         }
         raised
+    }
+
+    /// Whether this write of a block, or a later one, was acknowledged.
+    pub(crate) fn reach(&self, lba: u64, sequence: u64) -> bool {
+        self.0.get(&lba).is_some_and(|floor| *floor >= sequence)
     }
 
     /// Blocks with an acknowledged write.
