@@ -90,227 +90,237 @@ macro_rules! causes {
 
 causes! {
     NotNvme, "not-nvme", Request,
-        "connection request rejected: it is none of NVMe over RDMA",
-        "connect with an NVMe over RDMA host; see what else uses this port on the peer";
+        "not an NVMe over RDMA connection request",
+        "connect with an NVMe over RDMA host; check which other program on the peer uses this port";
     EmptyQueue, "empty-queue", Request,
         "connection request rejected: its queue has no entries",
-        "update the host's driver: it asks for a queue that nothing fits into";
+        "update the host's driver: it requests a queue without entries";
     TooManyQueues, "too-many-queues", Request,
         "connection request rejected: its queue number is above limits.io_queues",
         "connect with fewer queues (nvme connect -i), or raise limits.io_queues and restart";
     NoReads, "no-reads", Request,
-        "connection request rejected: the host answers no RDMA Read",
+        "connection request rejected: the host supports no RDMA Read",
         "check the host's RDMA device and driver: without RDMA Read no data can be fetched";
     NoReceives, "no-receives", Request,
         "connection request rejected: no receive buffers are left",
         "raise memory.receives and restart, or have hosts connect with fewer or shorter queues \
          (nvme connect -i, -Q)";
     NoQueuePair, "no-queue-pair", Request,
-        "no queue pair for a connection request",
-        "look at the limits of the RDMA device and of locked memory (LimitMEMLOCK); run \
-         `nvmfctl doctor`";
+        "connection request rejected: no queue pair is left",
+        "check the limits of the RDMA device and of locked memory (LimitMEMLOCK); run `nvmfctl \
+         doctor`";
     NoRoom, "no-room", Request,
-        "too many connections without a Connect",
-        "look who opens connections and sends nothing; if they are hosts that start together, \
-         raise memory.receives and restart";
+        "too many connections without a Connect command",
+        "check which hosts open connections and send nothing; if hosts start together, raise \
+         memory.receives and restart";
     Displaced, "displaced", Request,
-        "closed before its Connect to make room for the next one",
-        "look who opens connections and sends nothing; if they are hosts that start together, \
-         raise memory.receives and restart";
+        "closed before its Connect command, to free its resources for a newer connection",
+        "check which hosts open connections and send nothing; if hosts start together, raise \
+         memory.receives and restart";
     NoListener, "no-listener", Request,
-        "connection request refused: no listener is in force at this address",
-        "nothing while listeners are changed; if a change was refused, or takes long, its answer and the \
-         log say why";
+        "connection request rejected: no listener is active at this address",
+        "nothing while listeners are changed; if a change was refused or takes long, its response \
+         and the log have the reason";
     Overloaded, "overloaded", Request,
-        "a reactor's mailbox is full",
-        "if it lasts, give the target more reactors (reactor.threads) and restart";
+        "a reactor's message queue is full",
+        "if this persists, configure more reactors (reactor.threads) and restart";
     Stopping, "stopping", Request,
         "the target is stopping",
-        "nothing: the host connects again when the target is back";
+        "nothing: the host reconnects when the target is running again";
     NotEstablished, "not-established", Request,
-        "the connection never came up: the host did not confirm it",
-        "check the way back to the host: routes, its firewall (UDP port 4791 for RoCE), and one \
-         MTU along the whole path";
+        "the connection was not established: the host did not confirm it",
+        "check the route to the host, its firewall (UDP port 4791 for RoCE), and for one MTU along \
+         the whole path";
     ClosedBeforeConnect, "closed-before-connect", Request,
-        "the host closed the connection before its Connect",
-        "see the host's kernel log; often another of its queues was refused, and that has a record \
+        "the host closed the connection before its Connect command",
+        "check the host's kernel log; often another of its queues was refused, which has a record \
          of its own";
     NoConnect, "no-connect", Request,
-        "no Connect within its deadline of 30 s",
-        "see the host's kernel log: it opened a connection and then said nothing";
+        "no Connect command within 30 s",
+        "check the host's kernel log: it opened a connection and sent nothing";
 
     BadConnect, "bad-connect", Connect,
-        "the first command was no Connect in good order",
-        "update the host's driver, or look whether something else than an NVMe host connects here";
+        "the first command was not a valid Connect",
+        "update the host's driver, or check whether something other than an NVMe host connects \
+         here";
     BadSubsystemName, "bad-subsystem-name", Connect,
-        "the name of the subsystem is no valid NQN",
-        "correct the name that the host asks for (nvme connect -n)";
+        "the subsystem name is not a valid NQN",
+        "correct the name that the host requests (nvme connect -n)";
     BadHostName, "bad-host-name", Connect,
-        "the host's name is no valid NQN",
-        "make a new one on the host: nvme gen-hostnqn > /etc/nvme/hostnqn";
+        "the host's name is not a valid NQN",
+        "generate a new one on the host: nvme gen-hostnqn > /etc/nvme/hostnqn";
     UnknownSubsystem, "unknown-subsystem", Connect,
-        "there is no subsystem of this name",
-        "correct the name that the host asks for (nvme connect -n), or add a [[subsystem]] and \
-         reload; `nvme discover` lists what there is";
+        "no subsystem has this name",
+        "correct the name that the host requests (nvme connect -n), or add a [[subsystem]] and \
+         reload; `nvme discover` lists the subsystems";
     NotExported, "not-exported", Connect,
         "the subsystem is not exported at this listener",
         "connect to another address, or add this listener's id to the subsystem's `listeners` and \
          reload";
     HostNotAllowed, "host-not-allowed", Connect,
-        "the host is not among those that the subsystem admits",
-        "add its NQN to the subsystem's `hosts` and reload, or have the host use the NQN that is \
-         there (nvme connect -q)";
+        "the host's NQN is not in the subsystem's `hosts` list",
+        "add its NQN to the subsystem's `hosts` and reload, or configure a listed NQN on the host \
+         (nvme connect -q)";
     NoKey, "no-key", Connect,
         "the host must authenticate, and no key is configured for it",
-        "add a [[host]] with a dhchap_key_file for its NQN and reload; if it had a key and shall need \
-         none: nvmfctl host unkey; if no host shall need one: authentication.required = false";
+        "add a [[host]] with a dhchap_key_file for its NQN and reload; to exempt a host that had a \
+         key: nvmfctl host unkey; to exempt all hosts: authentication.required = false";
     TooManyControllers, "too-many-controllers", Connect,
         "all controllers of the target are in use",
-        "raise limits.controllers and restart, or disconnect hosts that need none; see who is \
-         connected";
+        "raise limits.controllers and restart, or disconnect hosts that need none; `nvmfctl \
+         controllers` lists them";
     SubsystemFull, "subsystem-full", Connect,
         "all controllers of the subsystem are in use",
         "raise the subsystem's `controllers` and reload, or disconnect hosts that need none";
     TooManyUnauthenticated, "too-many-unauthenticated", Connect,
-        "too many hosts have yet to prove who they are",
-        "look who connects and does not authenticate; hosts try again by themselves";
+        "too many hosts have not authenticated yet",
+        "check which hosts connect and do not authenticate; hosts retry automatically";
     DuplicateHost, "duplicate-host", Connect,
-        "the host has a controller by this address already, and duplicate_hosts is \"refuse\"",
+        "the host already has a controller from this address, and duplicate_hosts is \"refuse\"",
         "disconnect the other one; if two machines have one host NQN and id, give each its own \
          (nvme gen-hostnqn); or set duplicate_hosts to another value and reload";
     NoControllerId, "no-controller-id", Connect,
         "all controller ids of the subsystem are in use",
-        "widen the subsystem's `cntlids` and reload";
+        "extend the subsystem's `cntlids` and reload";
     BadControllerId, "bad-controller-id", Connect,
-        "the host asks for a controller of its own choice, and this target gives them out itself",
-        "have the host ask for a dynamic controller (FFFFh), as stock hosts do";
+        "the host requests a specific controller id, and this target assigns ids dynamically",
+        "have the host request a dynamic controller (FFFFh), as stock hosts do";
     UnknownController, "unknown-controller", Connect,
-        "an I/O queue names a controller that this host does not have here",
-        "nothing if the host was just reset: it tries again; else check that it reaches one target \
-         by one address";
+        "an I/O queue names a controller that this host does not have",
+        "nothing if the host was just reset: it retries; otherwise check that it reaches only one \
+         target at this address";
     OtherHostId, "other-host-id", Connect,
         "an I/O queue has another host identifier than its admin queue",
-        "give the host one /etc/nvme/hostid and connect again";
+        "give the host one /etc/nvme/hostid and reconnect";
     BadQueueId, "bad-queue-id", Connect,
-        "a queue number that the host was not granted, or not the one of its connection request",
-        "connect with fewer queues (nvme connect -i), or raise limits.io_queues; if that is no \
+        "a queue number that was not granted to the host, or differs from its connection request",
+        "connect with fewer queues (nvme connect -i), or raise limits.io_queues; if that does not \
          help, update the host's driver";
     BadQueueSize, "bad-queue-size", Connect,
-        "a queue longer than allowed or than its connection request said, or of one entry",
+        "a queue longer than allowed or than in its connection request, or with one entry",
         "connect with shorter queues (nvme connect -Q), or raise limits.queue_depth";
     KeepAliveTooLong, "keep-alive-too-long", Connect,
-        "the host asks for a keep alive timeout of more than two hours, or ten minutes for discovery",
-        "connect with a shorter one (nvme connect -k, in seconds; hosts use 5, and 30 for discovery)";
+        "the host requests a keep alive timeout of more than two hours, or ten minutes for \
+         discovery",
+        "connect with a shorter one (nvme connect -k, in seconds; hosts use 5, and 30 for \
+         discovery)";
     QueueInUse, "queue-in-use", Connect,
-        "the host has a queue of this number already",
-        "nothing if the host was just reset: it tries again; else update its driver";
+        "the host already has a queue with this number",
+        "nothing if the host was just reset: it retries; otherwise update its driver";
 
     Throttled, "throttled", Authentication,
         "too many failed authentications",
         "correct the host's secret (nvme connect -S), then wait ten seconds";
     WrongSecret, "wrong-secret", Authentication,
-        "authentication failed: the host's secret is not the one of its dhchap_key_file",
+        "authentication failed: the host's secret differs from its dhchap_key_file",
         "give host and target the same secret: nvme connect -S, and the dhchap_key_file of the \
-         [[host]]; a secret holds for one host NQN only";
+         [[host]]; a secret is valid for one host NQN only";
     TargetNotTrusted, "target-not-trusted", Authentication,
         "authentication failed: the host does not accept the target's proof",
         "give host and target the same controller secret: nvme connect -C, and the \
          dhchap_ctrl_key_file of the [[host]]";
     NoControllerKey, "no-controller-key", Authentication,
-        "authentication failed: the host wants the target to prove itself, and there is no secret for that",
-        "add a dhchap_ctrl_key_file to the [[host]] and reload, or have the host ask for no proof \
-         (nvme connect without -C)";
+        "authentication failed: the host requests authentication of the target, which has no \
+         secret for that",
+        "add a dhchap_ctrl_key_file to the [[host]] and reload, or connect without it (nvme \
+         connect without -C)";
     NoCommonAlgorithm, "no-common-algorithm", Authentication,
-        "authentication failed: host and target have no hash or group in common that both can use",
-        "add one that the host has to `hashes` or `groups` of its [[host]] or of [authentication] \
-         (nvmfctl host set), and take out what the host only offers (see its kernel log)";
+        "authentication failed: host and target have no usable hash or group in common",
+        "add one that the host supports to `hashes` or `groups` of its [[host]] or of \
+         [authentication] (nvmfctl host set), and remove those that its kernel log reports as \
+         missing";
     BadAuthentication, "bad-authentication", Authentication,
-        "authentication failed: the host does not keep to the protocol",
-        "update the host's driver, or look whether somebody tries to get in";
+        "authentication failed: the host violates the protocol",
+        "update the host's driver, or check whether an attacker connects here";
     LateAuthentication, "late-authentication", Authentication,
-        "the host has not proved who it is within 30 s",
-        "see the host's kernel log; a slow host needs a smaller group (authentication.groups)";
+        "the host has not authenticated within 30 s",
+        "check the host's kernel log; a slow host needs a smaller group (authentication.groups)";
     NotAuthenticated, "not-authenticated", Authentication,
-        "the host left without proving who it is",
-        "give it its secret (nvme connect -S); if it has one, see its kernel log";
+        "the host disconnected without authenticating",
+        "give it its secret (nvme connect -S); if it has one, check its kernel log";
 
     KeepAlive, "keep-alive", Running,
-        "keep alive expired: nothing was heard from the host for its timeout",
-        "see whether the host is alive and the network whole; hosts that are slow at times need a \
-         longer timeout (nvme connect -k)";
+        "keep alive expired: nothing was received from the host for its timeout",
+        "check the host and the network; hosts that are slow at times need a longer timeout (nvme \
+         connect -k)";
     Unreachable, "unreachable", Running,
-        "connection lost: the host no longer answers",
-        "check cable, switch and the host's address; the host comes again by itself when the way \
-         is back";
+        "connection lost: the host does not respond any more",
+        "check cable, switch and the host's address; the host reconnects automatically when it is \
+         reachable again";
     NotReady, "not-ready", Running,
         "connection lost: the host has no receive buffers",
-        "see the host's kernel log: its driver or its RDMA device hangs";
+        "check the host's kernel log: its driver or its RDMA device hangs";
     AccessRefused, "access-refused", Running,
-        "connection lost: the host refused access to its memory",
-        "see the host's kernel log; usually it had given up the command before, after a timeout";
+        "connection lost: the host rejected access to its memory",
+        "check the host's kernel log; usually it had aborted the command before, after a timeout";
     OperationRefused, "operation-refused", Running,
-        "connection lost: the host refused or failed an RDMA operation",
-        "see the kernel log of the host and the counters of both RDMA devices";
+        "connection lost: the host rejected or failed an RDMA operation",
+        "check the kernel log of the host and the counters of both RDMA devices";
     TooLong, "too-long", Running,
-        "connection lost: a message is longer than what it was agreed to be",
-        "update the host's driver; check that one MTU holds along the whole path";
+        "connection lost: a message is longer than negotiated",
+        "update the host's driver; check for one MTU along the whole path";
     LocalFault, "local-fault", Running,
         "connection lost: the RDMA device of this machine failed the operation",
-        "see this machine's kernel log, and report it if the device is sound";
+        "check this machine's kernel log; report a bug if the device works";
     DeviceGone, "device-gone", Running,
         "the RDMA device of this machine failed or was removed",
-        "see this machine's kernel log; when the device is back, so is the target within a second";
+        "check this machine's kernel log; service resumes within a second after the device is \
+         available again";
     HostLeft, "host-left", Running,
         "the host closed the connection without a shutdown",
-        "nothing if it was reset or rebooted; else see its kernel log";
+        "nothing if it was reset or rebooted; otherwise check its kernel log";
     HostReset, "host-reset", Running,
         "the host reset its controller",
-        "nothing if somebody ordered it (nvme reset); else see the host's kernel log for what \
-         timed out";
+        "nothing if an administrator did it (nvme reset); otherwise check the host's kernel log \
+         for timeouts";
     UnflushedShutdown, "unflushed-shutdown", Running,
-        "the host shut its controller down and a flush failed: what it has written may be lost, and \
-         it is told so (CSTS.CFS, never \"complete\")",
-        "see this machine's kernel log and nvmfctl namespace list, and look at that disk; what the \
-         host wrote last may have to be restored";
+        "the host shut its controller down and a flush failed: data that it has written may be \
+         lost, which is reported to it (CSTS.CFS, never \"complete\")",
+        "check this machine's kernel log, `nvmfctl namespace list` and the device; the data \
+         written last may have to be restored";
     SharedHostId, "shared-host-id", Running,
-        "two hosts with different names have one host identifier: reservations take them for one",
-        "give each host an /etc/nvme/hostid of its own (uuidgen makes one) and connect both again";
+        "two hosts with different names have the same host identifier: reservations cannot \
+         distinguish them",
+        "give each host an /etc/nvme/hostid of its own (uuidgen) and reconnect both";
     BadSettings, "bad-settings", Running,
-        "the host enabled its controller with settings that it does not have (CSTS.CFS)",
+        "the host enabled its controller with unsupported settings (CSTS.CFS)",
         "update the host's driver; this target has 64-byte commands, 16-byte completions and 4 KiB \
          pages";
     ShortCapsule, "short-capsule", Running,
-        "a message too short for a command",
-        "update the host's driver, or look whether something else than an NVMe host connects here";
+        "a message shorter than a command",
+        "update the host's driver, or check whether something other than an NVMe host connects \
+         here";
     CommandIdInUse, "command-id-in-use", Running,
-        "a command id that is in use",
-        "update the host's driver: two commands under one name cannot be told apart";
+        "a command has an id that is in use",
+        "update the host's driver: two commands with one id cannot be distinguished";
     Disconnected, "disconnected", Running,
-        "an administrator had it disconnected (nvmfctl controller disconnect)",
-        "nothing: a host that wants to stay connects again by itself; to keep it out, take it from \
-         those that the subsystem admits (nvmfctl host deny)";
+        "disconnected by an administrator (nvmfctl controller disconnect)",
+        "nothing: a host may reconnect automatically; to exclude it, remove it from the subsystem \
+         (nvmfctl host deny)";
     FailedOnPurpose, "failed-on-purpose", Running,
-        "an administrator had the controller fail (nvmfctl controller fail)",
-        "nothing: the host resets its controller, or connects again";
+        "failed by an administrator (nvmfctl controller fail)",
+        "nothing: the host resets its controller, or reconnects";
     SubsystemRemoved, "subsystem-removed", Running,
         "its subsystem was removed from the configuration",
         "disconnect it on the host (nvme disconnect -n), or add the subsystem again and reload";
     HostRemoved, "host-removed", Running,
-        "the host was taken from those that the subsystem admits",
-        "disconnect it on the host (nvme disconnect -n), or add its NQN to `hosts` again and reload";
+        "the host's NQN was removed from the subsystem's `hosts` list",
+        "disconnect it on the host (nvme disconnect -n), or add its NQN to `hosts` again and \
+         reload";
     ListenerRemoved, "listener-removed", Running,
-        "the listener that it came by was removed, or no longer offers the subsystem",
-        "connect the host by another address, or add the listener again and reload";
+        "its listener was removed, or no longer offers the subsystem",
+        "connect the host to another address, or add the listener again and reload";
     KeyChanged, "key-changed", Running,
-        "the host must authenticate now, has lost its key, or has not used its new one in time",
-        "give the host its secret (nvme connect -S) and connect again";
+        "the host has to authenticate now, its key was removed, or it has not used its new key in \
+         time",
+        "give the host its secret (nvme connect -S) and reconnect";
     Crowded, "crowded", Running,
-        "disconnected to make room: it had no I/O queues, nobody has named its host, and its address \
-         held the most of that kind",
-        "nothing for discovery: the host connects again; a host that is to stay needs its NQN among \
+        "disconnected in favour of another host: it had no I/O queues, its NQN is in no `hosts` \
+         list, and its address had the most such controllers",
+        "nothing for discovery: the host reconnects; a host that should stay needs its NQN in \
          `hosts` of the subsystem";
     Replaced, "replaced", Running,
-        "the host came again, and duplicate_hosts is \"replace\"",
+        "the host connected again, and duplicate_hosts is \"replace\"",
         "nothing if it was restarted; if two machines have one host NQN and id, give each its own \
          (nvme gen-hostnqn)";
 }
@@ -420,8 +430,8 @@ mod tests {
             }
             // It begins with an action, or says that none is needed.
             let verb = remedy.split([' ', ':']).next().unwrap();
-            let verbs = "add check connect correct disconnect give have if look make nothing raise \
-                         see update widen";
+            let verbs = "add check connect correct disconnect extend generate give have if nothing \
+                         raise update";
             assert!(verbs.split_whitespace().any(|each| each == verb), "{remedy}");
         }
         let stages: Vec<_> = Cause::ALL.iter().map(|cause| cause.stage() as u8).collect();
