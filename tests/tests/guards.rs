@@ -207,12 +207,15 @@ fn dependencies_point_one_way() {
 fn every_dependency_is_justified_and_used() {
     let manifest = table("Cargo.toml");
     let shared = manifest["workspace"]["dependencies"].as_table().expect("a table");
-    let book = text("ARCHITECTURE.md");
+    let reasons = text("Cargo.toml");
+    let lines: Vec<&str> = reasons.lines().collect();
     let used: Vec<String> = MEMBERS.iter().flat_map(|member| dependencies(member)).collect();
     let own = ["nvme", "rdma", "nvmfd-blockdev", "nvmfd-core", "nvmfd", "initiator"];
     for name in shared.keys().filter(|name| !own.contains(&name.as_str())) {
-        let listed = book.lines().any(|line| line.starts_with(&format!("| `{name}` |")));
-        assert!(listed, "ARCHITECTURE.md does not say why `{name}` is a dependency");
+        let at = lines.iter().position(|line| line.starts_with(&format!("{name} = ")));
+        let reason = at.and_then(|at| lines.get(at.checked_sub(1)?));
+        let is_justified = reason.is_some_and(|line| line.starts_with("# "));
+        assert!(is_justified, "Cargo.toml has no comment with the reason above `{name}`");
         assert!(used.contains(name), "no crate uses `{name}`: remove it from Cargo.toml");
     }
 }
