@@ -51,6 +51,18 @@ pub enum Kind {
     Null,
 }
 
+impl Kind {
+    /// Whether it is outside of this process: operations may block and need the kernel's workers,
+    /// and written data are durable only after a sync.
+    #[must_use]
+    pub(crate) fn is_external(self) -> bool {
+        match self {
+            Kind::File | Kind::Device => true,
+            Kind::Ram | Kind::Null => false,
+        }
+    }
+}
+
 /// I/O hints of a backing store, for Identify. Zero: not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Geometry {

@@ -2,7 +2,7 @@
 //!
 //! The caller of a task with a path ([`BlockingPool::begin`]) waits for it until a deadline. At
 //! most one such task runs per path, so a path that does not answer occupies one thread, whatever
-//! the number of callers. At most `MOST_AT_WORK` tasks run whose callers still wait; further ones
+//! the number of callers. At most `RUNNING_MAX` tasks run whose callers still wait; further ones
 //! are queued. Tasks without a caller that waits ([`BlockingPool::spawn`]) start immediately. All
 //! tasks together use at most `THREADS_MAX` threads.
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Maximum of concurrent tasks with a path, not counting those that have timed out.
-const MOST_AT_WORK: usize = 32;
+const RUNNING_MAX: usize = 32;
 /// Maximum of threads, including those of tasks that have timed out.
 const THREADS_MAX: usize = 1024;
 /// Maximum of idle threads,
@@ -338,7 +338,7 @@ impl PoolState {
     fn first_to_start(&self) -> Option<usize> {
         let is_free = |path: &PathBuf| {
             let is_another = |(_, other): &(u64, PathBuf)| other != path;
-            self.running.len() < MOST_AT_WORK && self.running.iter().all(is_another)
+            self.running.len() < RUNNING_MAX && self.running.iter().all(is_another)
         };
         self.queue.iter().position(|job| job.path.as_ref().is_none_or(is_free))
     }
@@ -413,19 +413,19 @@ mod tests {
                 hangs.lock().unwrap().recv().map_err(|_| "too late".to_owned())
             })
         };
-        let mut all: Vec<_> = (0..MOST_AT_WORK + 5).map(begin).collect();
-        let mut first: Vec<usize> = (0..MOST_AT_WORK).map(|_| begun.recv().unwrap()).collect();
+        let mut all: Vec<_> = (0..RUNNING_MAX + 5).map(begin).collect();
+        let mut first: Vec<usize> = (0..RUNNING_MAX).map(|_| begun.recv().unwrap()).collect();
         first.sort_unstable();
-        assert!(first.iter().copied().eq(0..MOST_AT_WORK), "{first:?}");
+        assert!(first.iter().copied().eq(0..RUNNING_MAX), "{first:?}");
         {
             let state = opening.shared.lock();
-            assert_eq!((state.running.len(), state.queue.len()), (MOST_AT_WORK, 5));
+            assert_eq!((state.running.len(), state.queue.len()), (RUNNING_MAX, 5));
         }
         // One times out, so one more starts. One that never started is not counted as blocked.
         assert!(all.remove(0).by(Instant::now()).is_err());
-        assert_eq!(begun.recv().unwrap(), MOST_AT_WORK);
+        assert_eq!(begun.recv().unwrap(), RUNNING_MAX);
         assert!(all.pop().unwrap().by(Instant::now()).is_err());
-        assert!(!opening.hangs_at(Path::new(&format!("/hangs/{}", MOST_AT_WORK + 4))));
+        assert!(!opening.hangs_at(Path::new(&format!("/hangs/{}", RUNNING_MAX + 4))));
         let good = opening.begin(Path::new("/good"), || Ok(1));
         drop(go_on);
         assert_eq!(good.by(Instant::now() + LONG), Ok(1));
@@ -479,7 +479,7 @@ mod tests {
             let hangs = Arc::clone(&hangs);
             move || hangs.lock().unwrap().recv().unwrap_or_default()
         };
-        let all: Vec<_> = (0..MOST_AT_WORK)
+        let all: Vec<_> = (0..RUNNING_MAX)
             .map(|at| {
                 let hang = hang();
                 pool.begin(Path::new(&format!("/hangs/{at}")), move || {
@@ -488,7 +488,7 @@ mod tests {
                 })
             })
             .collect();
-        let hanging: Vec<_> = (0..MOST_AT_WORK).map(|_| pool.spawn(hang()).unwrap()).collect();
+        let hanging: Vec<_> = (0..RUNNING_MAX).map(|_| pool.spawn(hang()).unwrap()).collect();
         assert_eq!(pool.spawn(|| 5).unwrap().recv(), Ok(5));
         drop(go_on);
         all.into_iter().for_each(|task| task.by(Instant::now() + LONG).unwrap());

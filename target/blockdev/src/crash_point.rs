@@ -26,15 +26,15 @@ pub mod testing {
     /// Crash points left before the process is killed; 0: disabled.
     static LEFT: AtomicU32 = AtomicU32::new(0);
 
-    type Hindrance = Box<dyn FnOnce()>;
+    type Action = Box<dyn FnOnce()>;
 
     thread_local! {
         /// What runs in this thread, and after how many crash points.
-        static NEXT: RefCell<Option<(u32, Hindrance)>> = const { RefCell::new(None) };
+        static NEXT: RefCell<Option<(u32, Action)>> = const { RefCell::new(None) };
     }
 
     /// Runs `how` at crash point number `step` of this thread, counted from 1.
-    pub fn hinder_before(step: u32, how: impl FnOnce() + 'static) {
+    pub fn run_before(step: u32, how: impl FnOnce() + 'static) {
         NEXT.set(Some((step, Box::new(how))));
     }
 
@@ -45,7 +45,7 @@ pub mod testing {
 
     /// In a process started by [`run_killed`]: its directory, and the crash point at which it is
     /// killed.
-    pub fn doomed() -> (PathBuf, u32) {
+    pub fn killed_process() -> (PathBuf, u32) {
         let directory = env::var_os(FOLDER).expect("run by another test");
         let steps = env::var(STEPS).expect("run by another test");
         (directory.into(), steps.parse().unwrap())

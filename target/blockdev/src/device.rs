@@ -255,7 +255,7 @@ impl BackingDevice {
     /// The kernel omits flushes that a device does not need, with current information.
     #[must_use]
     pub fn has_volatile_cache(&self) -> bool {
-        matches!(self.kind, Kind::File | Kind::Device)
+        self.kind.is_external()
     }
 
     /// Whether Deallocate frees space. If so, the range reads as zeros afterwards; otherwise the

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nvme::status::Status;
 
-use super::backing::{Kind, Space};
+use super::backing::Space;
 use super::block_sizes::BlockSizes;
 use super::crash_point::crash_point;
 use super::device::BackingDevice;
@@ -135,7 +135,7 @@ impl BackingDevice {
     }
 
     fn sync(&self, stop: &impl Fn() -> bool) -> Result<(), Status> {
-        if !matches!(self.kind, Kind::File | Kind::Device) {
+        if !self.kind.is_external() {
             return Ok(());
         }
         self.health.begin_sync();
@@ -168,7 +168,7 @@ impl BackingDevice {
             if stop() {
                 return Err(Status::COMMAND_INTERRUPTED);
             }
-            if let Some(status) = self.health.bars(true) {
+            if let Some(status) = self.health.rejects(true) {
                 return Err(status);
             }
             match self.health.fault().verdict(step, waited) {

@@ -75,7 +75,7 @@ impl Health {
     /// `durable`: its success promises stable storage.
     #[inline]
     #[must_use]
-    pub fn bars(&self, durable: bool) -> Option<Status> {
+    pub fn rejects(&self, durable: bool) -> Option<Status> {
         let standing = self.standing.load(Ordering::Relaxed);
         if standing == 0 {
             return None;
@@ -329,20 +329,23 @@ mod tests {
     #[test]
     fn down_bars_everything_and_a_failed_sync_bars_promises() {
         let health = Health::default();
-        assert_eq!((health.bars(false), health.bars(true)), (None, None));
+        assert_eq!((health.rejects(false), health.rejects(true)), (None, None));
         assert!(health.fail_sync(Status::WRITE_FAULT));
         assert!(!health.fail_sync(Status::INTERNAL_ERROR), "the first one stays");
-        assert_eq!((health.bars(false), health.bars(true)), (None, Some(Status::WRITE_FAULT)));
+        assert_eq!(
+            (health.rejects(false), health.rejects(true)),
+            (None, Some(Status::WRITE_FAULT))
+        );
         assert!(health.set_down() && !health.set_down());
         let not_ready = Some(Status::NAMESPACE_NOT_READY.with_crd(1));
-        assert_eq!((health.bars(false), health.bars(true)), (not_ready, not_ready));
+        assert_eq!((health.rejects(false), health.rejects(true)), (not_ready, not_ready));
         assert!(health.set_up() && !health.set_up());
         assert_eq!(health.sync_failure(), Some(Status::WRITE_FAULT), "coming back heals nothing");
         assert!(health.is_degraded());
         health.trust();
         assert!(!health.is_degraded());
         health.set_fault(InjectedFault::Sync);
-        assert_eq!((health.fault(), health.bars(true)), (InjectedFault::Sync, None));
+        assert_eq!((health.fault(), health.rejects(true)), (InjectedFault::Sync, None));
         health.set_down();
         assert_eq!((health.set_up(), health.fault()), (true, InjectedFault::Sync));
         health.set_fault(InjectedFault::None);

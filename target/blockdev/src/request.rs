@@ -96,7 +96,7 @@ impl PendingIo {
 
     /// The host has been told that cancellation failed: if the kernel reports it as cancelled all
     /// the same, it is submitted again.
-    pub fn insist(&mut self) {
+    pub fn not_cancelled(&mut self) {
         self.insists = true;
     }
 
@@ -138,7 +138,7 @@ impl PendingIo {
 
     /// The result of an operation that the kernel does not need to, or must not, execute.
     #[must_use]
-    pub fn shortcut(&self, backing: &BackingDevice) -> Option<Result<(), Status>> {
+    pub fn immediate_result(&self, backing: &BackingDevice) -> Option<Result<(), Status>> {
         if !backing.contains(self.at, self.len) {
             return Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
         }
@@ -146,7 +146,7 @@ impl PendingIo {
         if changes && backing.is_read_only() {
             return Some(Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()));
         }
-        if let Some(status) = backing.health().bars(self.is_durable()) {
+        if let Some(status) = backing.health().rejects(self.is_durable()) {
             return Some(Err(status));
         }
         let nothing = match self.task {
@@ -275,7 +275,7 @@ impl PendingIo {
     }
 
     fn is_file(&self, backing: &BackingDevice) -> bool {
-        matches!(backing.kind(), Kind::File | Kind::Device)
+        backing.kind().is_external()
     }
 
     /// Whether this failure may be the only report of a lost writeback. A write with FUA includes

@@ -295,17 +295,17 @@ fn nonsense_is_an_internal_error() {
 fn the_end_of_the_store_inside_the_namespace_takes_it_out_of_service() {
     let (_dir, mut stage) = Stage::new();
     let not_ready = Some(Err(Status::NAMESPACE_NOT_READY.with_crd(1)));
-    assert_eq!(stage.read(0, 4096).shortcut(&stage.backing), None);
+    assert_eq!(stage.read(0, 4096).immediate_result(&stage.backing), None);
     assert_eq!(stage.read(0, 4096).advance(0, &stage.backing), not_ready);
     assert!(stage.backing.health().is_down() && stage.backing.health().is_suspect());
     // In particular no write, which would extend it again.
-    assert_eq!(stage.write(0, 4096, false).shortcut(&stage.backing), not_ready);
+    assert_eq!(stage.write(0, 4096, false).immediate_result(&stage.backing), not_ready);
     for op in [
         IoRequest::Flush,
         IoRequest::Discard { at: 0, len: 512 },
         IoRequest::Zero { at: 0, len: 512, deallocate: true },
     ] {
-        assert_eq!(flight(op).shortcut(&stage.backing), not_ready);
+        assert_eq!(flight(op).immediate_result(&stage.backing), not_ready);
     }
 }
 
@@ -373,7 +373,7 @@ fn zeros_find_their_way() {
     }
     // A refused mode stays refused, and Deallocate is advisory.
     assert!(!backing.can_discard());
-    assert_eq!(flight(IoRequest::Discard { at: 0, len }).shortcut(backing), Some(Ok(())));
+    assert_eq!(flight(IoRequest::Discard { at: 0, len }).immediate_result(backing), Some(Ok(())));
     let mut other = flight(IoRequest::Zero { at: 0, len: 512, deallocate: true });
     assert_eq!(other.step(backing), Step::Zeros { at: 0, len: 512 });
 }
@@ -399,14 +399,14 @@ fn a_failed_flush_sticks() {
         let (_dir, mut stage) = Stage::new();
         // In progress at that time: it may succeed in the kernel, but does not confirm anything.
         let mut beside = flight(IoRequest::Flush);
-        assert_eq!(beside.shortcut(&stage.backing), None);
+        assert_eq!(beside.immediate_result(&stage.backing), None);
         assert_eq!(flight(IoRequest::Flush).advance(-errno, &stage.backing), Some(Err(status)));
         assert_eq!(beside.advance(0, &stage.backing), Some(Err(status)));
-        assert_eq!(flight(IoRequest::Flush).shortcut(&stage.backing), Some(Err(status)));
+        assert_eq!(flight(IoRequest::Flush).immediate_result(&stage.backing), Some(Err(status)));
         let fua = stage.write(0, 512, true);
-        assert_eq!(fua.shortcut(&stage.backing), Some(Err(status)));
+        assert_eq!(fua.immediate_result(&stage.backing), Some(Err(status)));
         let plain = stage.write(0, 512, false);
-        assert_eq!(plain.shortcut(&stage.backing), None);
+        assert_eq!(plain.immediate_result(&stage.backing), None);
         // The first failure is the one that is reported.
         stage.backing.fail_sync(Status::INTERNAL_ERROR);
         assert_eq!(stage.backing.sync_failure(), Some(status));
@@ -431,12 +431,12 @@ fn operations_outside_the_namespace_never_reach_the_kernel() {
     let (_dir, mut stage) = Stage::new();
     let size = stage.backing.size_bytes();
     let outside = Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
-    assert_eq!(stage.read(size, 512).shortcut(&stage.backing), outside);
-    assert_eq!(stage.read(size - 512, 1024).shortcut(&stage.backing), outside);
-    assert_eq!(stage.write(u64::MAX, 512, false).shortcut(&stage.backing), outside);
+    assert_eq!(stage.read(size, 512).immediate_result(&stage.backing), outside);
+    assert_eq!(stage.read(size - 512, 1024).immediate_result(&stage.backing), outside);
+    assert_eq!(stage.write(u64::MAX, 512, false).immediate_result(&stage.backing), outside);
     let discard = flight(IoRequest::Discard { at: 512, len: u64::MAX });
-    assert_eq!(discard.shortcut(&stage.backing), outside);
-    assert_eq!(stage.read(size - 512, 512).shortcut(&stage.backing), None);
+    assert_eq!(discard.immediate_result(&stage.backing), outside);
+    assert_eq!(stage.read(size - 512, 512).immediate_result(&stage.backing), None);
 }
 
 #[test]
@@ -445,11 +445,11 @@ fn what_is_under_way_beyond_a_new_end_is_out_of_range() {
     let size = stage.backing.size_bytes();
     let outside = Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
     let mut waits = stage.read(size - 512, 512);
-    assert_eq!(waits.shortcut(&stage.backing), None);
+    assert_eq!(waits.immediate_result(&stage.backing), None);
     stage.backing.resize(size - 512);
     // Shortened by the namespace as well, so the kernel found its end.
     assert_eq!(waits.advance(0, &stage.backing), outside);
-    assert_eq!(stage.read(size - 512, 512).shortcut(&stage.backing), outside);
+    assert_eq!(stage.read(size - 512, 512).immediate_result(&stage.backing), outside);
     // Not shortened: what the kernel has done is done.
     let mut done = stage.read(size - 512, 512);
     assert_eq!(done.advance(512, &stage.backing), Some(Ok(())));

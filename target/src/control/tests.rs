@@ -492,7 +492,7 @@ fn two_daemons_never_share_a_state_directory() {
 
 #[test]
 fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
-    use crate::blockdev::crash_point::testing::hinder_before;
+    use crate::blockdev::crash_point::testing::run_before;
 
     let stage = stage(|_| ());
     let file = stage.directory.path().join("nvmfd.toml");
@@ -514,9 +514,9 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
     let (served, answer) = remove(served, 2);
     answer.unwrap();
     // After the rename the directory cannot be synced once; then it can.
-    hinder_before(5, move || {
+    run_before(5, move || {
         std::fs::rename(&state, &aside).unwrap();
-        hinder_before(1, move || std::fs::rename(&aside, &state).unwrap());
+        run_before(1, move || std::fs::rename(&aside, &state).unwrap());
     });
     let (_, answer) = remove(served, 1);
     assert!(matches!(answer, Err(handle::ChangeError::Unkept(_))), "{answer:?}");

@@ -6,7 +6,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::diff::differences;
 use crate::api::Settings;
-use crate::blockdev::crash_point::testing::{doomed, hinder_before, kill_before, run_killed};
+use crate::blockdev::crash_point::testing::{kill_before, killed_process, run_before, run_killed};
 use crate::config::{NamespaceKind, Saving};
 use crate::overlay::*;
 
@@ -499,7 +499,7 @@ fn life() -> Vec<Change> {
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let (directory, steps) = doomed();
+    let (directory, steps) = killed_process();
     let mut declared = EffectiveConfig::load_with(&directory.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
     for (index, change) in life().into_iter().enumerate() {

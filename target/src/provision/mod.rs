@@ -634,12 +634,12 @@ impl Provisioner {
             }
         }
         info!(store = name, blocks = backing.blocks(), "backing store opened");
-        self.monitor.tend(Arc::clone(&store.monitored));
+        self.monitor.add(Arc::clone(&store.monitored));
         Ok(())
     }
 
     fn detach(&self, store: &ServedDevice) {
-        self.monitor.forget(&store.monitored);
+        self.monitor.remove(&store.monitored);
         for reactor in self.registry.reactors() {
             reactor.send(Message::Detach(store.monitored.id));
         }

@@ -32,15 +32,15 @@ use crate::{
 pub use trust::{Distrust, TrustRecord, TrustRecords};
 
 /// Interval of examinations after a failure.
-const TICK: Duration = Duration::from_millis(250);
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Interval of examinations without a failure: truncation of a file is not reported.
-const PATROL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest interval of attempts to reopen a failed store.
-const PATIENCE: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL_MAX: Duration = Duration::from_secs(2);
 /// Poll interval while a store is being closed.
-const HURRY: Duration = Duration::from_millis(2);
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Time for an answer of a reactor, and for a request of the administrator.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum of tasks, each at a file system or device of its own.
 const TASKS_MAX: usize = 64;
 /// Stands for the file system of the state directory.
@@ -56,24 +56,24 @@ pub struct MonitoredDevice {
     config: BackingConfig,
     health: Arc<Health>,
     current: Mutex<Arc<BackingDevice>>,
-    care: Mutex<CheckState>,
+    check: Mutex<CheckState>,
     /// See [`BackingDevice::place`]. (A copy, because the store may be locked for some time.)
-    whereabouts: AtomicU64,
+    place_now: AtomicU64,
     /// The record of its trust, and its namespace.
     record: Option<((Nqn, u32), TrustRecord)>,
     /// It is being reopened for the administrator.
-    renewing: AtomicBool,
+    reopening: AtomicBool,
     /// No longer served.
     retired: AtomicBool,
 }
 
 #[derive(Debug)]
 struct CheckState {
-    next_look: Instant,
+    next_check: Instant,
     next_record: Instant,
     pause: Duration,
     /// Why it could not be reopened, as last logged.
-    told: String,
+    last_reason: String,
 }
 
 impl MonitoredDevice {
@@ -90,15 +90,15 @@ impl MonitoredDevice {
             place,
             config,
             health: Arc::clone(backing.health()),
-            whereabouts: AtomicU64::new(backing.place()),
+            place_now: AtomicU64::new(backing.place()),
             record: None,
-            renewing: AtomicBool::new(false),
+            reopening: AtomicBool::new(false),
             current: Mutex::new(Arc::new(backing)),
-            care: Mutex::new(CheckState {
-                next_look: Instant::now() + PATROL,
+            check: Mutex::new(CheckState {
+                next_check: Instant::now() + CHECK_INTERVAL,
                 next_record: Instant::now(),
-                pause: TICK,
-                told: String::new(),
+                pause: RETRY_INTERVAL,
+                last_reason: String::new(),
             }),
             retired: AtomicBool::new(false),
         }
@@ -131,16 +131,16 @@ impl MonitoredDevice {
 
     /// Logs why it cannot be served, unless that was logged last.
     fn log_once(&self, why: &str) {
-        let mut care = lock(&self.care);
-        if care.told != why {
+        let mut check = lock(&self.check);
+        if check.last_reason != why {
             warn!("{}: {why}", self.place);
-            why.clone_into(&mut care.told);
+            why.clone_into(&mut check.last_reason);
         }
     }
 
     /// Checks whether its path still leads to it. It is served in any case, because hosts use the
     /// open file and not its name. But the next start would serve what is at the path.
-    fn look_at_path(&self, backing: &BackingDevice) {
+    fn check_path(&self, backing: &BackingDevice) {
         let Some(detached) = backing.detached(&self.config) else { return };
         if !self.health.set_detached(detached) {
             return;
@@ -166,7 +166,7 @@ impl MonitoredDevice {
     }
 
     /// Whether it is untrusted and that is not persisted yet.
-    fn owes_a_record(&self) -> bool {
+    fn lacks_record(&self) -> bool {
         let distrust = self.distrust();
         let kept = |(_, record): &(_, TrustRecord)| record.distrust() == distrust;
         distrust != Distrust::default() && !self.record.as_ref().is_none_or(kept)
@@ -176,24 +176,24 @@ impl MonitoredDevice {
     fn keep_record(&self) {
         let Some((_, record)) = &self.record else { return };
         // The request to trust it removes the record first.
-        let is_settled = || !self.renewing.load(Ordering::Relaxed);
+        let is_settled = || !self.reopening.load(Ordering::Relaxed);
         let kept = record.update(|| is_settled().then(|| self.distrust()));
         // A failure that cannot be persisted is reported without delay.
-        if kept.is_err() || !self.owes_a_record() {
+        if kept.is_err() || !self.lacks_record() {
             self.health.note_recorded();
         }
-        let told = match kept {
+        let last_reason = match kept {
             Ok(()) if record.is_durable() => return,
             Ok(()) => "without a `state_directory` nobody knows of the failed flush after a \
                        restart of the daemon: trust the store before that, or tell the hosts"
                 .to_owned(),
             Err(error) => format!("its failed flush cannot be kept: {error}"),
         };
-        let mut care = lock(&self.care);
-        care.next_record = Instant::now() + PATIENCE;
-        if care.told != told {
-            error!("{}: {told}", self.place);
-            care.told = told;
+        let mut check = lock(&self.check);
+        check.next_record = Instant::now() + RETRY_INTERVAL_MAX;
+        if check.last_reason != last_reason {
+            error!("{}: {last_reason}", self.place);
+            check.last_reason = last_reason;
         }
     }
 
@@ -260,23 +260,23 @@ impl MonitoredDevice {
     }
 
     fn is_record_due(&self, now: Instant) -> bool {
-        let renewing = self.renewing.load(Ordering::Relaxed);
-        let is_due = self.owes_a_record() || self.health.is_unrecorded();
-        is_due && !renewing && lock(&self.care).next_record <= now
+        let reopening = self.reopening.load(Ordering::Relaxed);
+        let is_due = self.lacks_record() || self.health.is_unrecorded();
+        is_due && !reopening && lock(&self.check).next_record <= now
     }
 
     fn is_due(&self, now: Instant) -> bool {
         let watched = matches!(self.config.kind, BackingKind::File { .. });
-        watched && lock(&self.care).next_look <= now
+        watched && lock(&self.check).next_check <= now
     }
 
     /// Schedules the next examination: soon after a failure, then at increasing intervals.
     fn reschedule(&self) {
-        let mut care = lock(&self.care);
+        let mut check = lock(&self.check);
         let wrong = self.health.is_suspect() || self.health.is_down();
-        let pause = if wrong { care.pause } else { PATROL };
-        care.pause = if wrong { (pause * 2).min(PATIENCE) } else { TICK };
-        care.next_look = Instant::now() + pause;
+        let pause = if wrong { check.pause } else { CHECK_INTERVAL };
+        check.pause = if wrong { (pause * 2).min(RETRY_INTERVAL_MAX) } else { RETRY_INTERVAL };
+        check.next_check = Instant::now() + pause;
     }
 }
 
@@ -284,9 +284,9 @@ impl MonitoredDevice {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Untrusted {
     /// The store is trusted already.
-    Needless,
+    AlreadyTrusted,
     /// The store does not answer.
-    Silent,
+    NoAnswer,
     /// The store fails, with this reason.
     Failing(String),
 }
@@ -326,9 +326,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Book {
-    tended: Vec<Arc<MonitoredDevice>>,
+    devices: Vec<Arc<MonitoredDevice>>,
     /// Stores to be closed. Closing may block, so no ring may hold the last reference.
-    parting: Vec<Arc<BackingDevice>>,
+    closing: Vec<Arc<BackingDevice>>,
     /// File systems and devices that a task is working on.
     busy: Vec<u64>,
     /// Number of tasks, and of those that are idle.
@@ -357,25 +357,25 @@ impl DeviceMonitor {
     }
 
     /// Starts to monitor a store that every ring has.
-    pub fn tend(&self, tended: Arc<MonitoredDevice>) {
-        if tended.record.is_some() {
-            tended.health.record_by(Some(Arc::clone(&self.shared.wake)));
+    pub fn add(&self, device: Arc<MonitoredDevice>) {
+        if device.record.is_some() {
+            device.health.record_by(Some(Arc::clone(&self.shared.wake)));
         }
-        lock(&self.shared.book).tended.push(tended);
+        lock(&self.shared.book).devices.push(device);
     }
 
     /// Stops to monitor a store, and closes it when the last ring has released it.
-    pub fn forget(&self, tended: &Arc<MonitoredDevice>) {
-        tended.retired.store(true, Ordering::Relaxed);
-        if tended.owes_a_record() {
-            tended.keep_record();
+    pub fn remove(&self, device: &Arc<MonitoredDevice>) {
+        device.retired.store(true, Ordering::Relaxed);
+        if device.lacks_record() {
+            device.keep_record();
         }
-        self.shared.record_no_more(tended);
+        self.shared.stop_recording(device);
         // After a task that attaches it to rings at the moment.
-        let backing = tended.backing();
+        let backing = device.backing();
         let mut book = lock(&self.shared.book);
-        book.tended.retain(|other| !Arc::ptr_eq(other, tended));
-        book.parting.push(backing);
+        book.devices.retain(|other| !Arc::ptr_eq(other, device));
+        book.closing.push(backing);
         drop(book);
         self.shared.wake.notify_all();
     }
@@ -385,8 +385,8 @@ impl DeviceMonitor {
     pub fn find(&self, subsystem: &Nqn, nsid: u32) -> Option<Arc<MonitoredDevice>> {
         let of = Some((*subsystem, nsid));
         let book = lock(&self.shared.book);
-        let mut tended = book.tended.iter();
-        tended.find(|tended| tended.record.as_ref().map(|(of, _)| *of) == of).cloned()
+        let mut devices = book.devices.iter();
+        devices.find(|device| device.record.as_ref().map(|(of, _)| *of) == of).cloned()
     }
 
     /// Trusts a store again whose fsync has failed, or whose file was truncated or replaced: opens
@@ -397,52 +397,52 @@ impl DeviceMonitor {
     /// Why it is not trusted.
     pub fn trust(
         &self,
-        tended: &Arc<MonitoredDevice>,
+        device: &Arc<MonitoredDevice>,
         tell: impl FnOnce() + Send + 'static,
     ) -> Result<(), Untrusted> {
-        if tended.is_trusted() {
-            return Err(Untrusted::Needless);
+        if device.is_trusted() {
+            return Err(Untrusted::AlreadyTrusted);
         }
-        if tended.renewing.swap(true, Ordering::Relaxed) {
-            return Err(Untrusted::Silent);
+        if device.reopening.swap(true, Ordering::Relaxed) {
+            return Err(Untrusted::NoAnswer);
         }
-        let (own, store) = (Arc::clone(&self.shared), Arc::clone(tended));
+        let (own, store) = (Arc::clone(&self.shared), Arc::clone(device));
         let waits = Arc::new(AtomicBool::new(true));
         let waited = Arc::clone(&waits);
         let spawned = self.shared.pool.spawn(move || {
             // The caller has timed out and has reported that it is not trusted.
             let is_wanted = || waited.swap(false, Ordering::Relaxed);
             let outcome = own.trust(&store, is_wanted, tell);
-            store.renewing.store(false, Ordering::Relaxed);
+            store.reopening.store(false, Ordering::Relaxed);
             outcome
         });
         let said = spawned.map_err(|error| {
-            tended.renewing.store(false, Ordering::Relaxed);
+            device.reopening.store(false, Ordering::Relaxed);
             Untrusted::Failing(format!("no thread to open it: {error}"))
         })?;
-        let outcome = said.recv_timeout(ANSWER);
+        let outcome = said.recv_timeout(ANSWER_TIMEOUT);
         let outcome = match outcome {
-            Err(_) if waits.swap(false, Ordering::Relaxed) => return Err(Untrusted::Silent),
+            Err(_) if waits.swap(false, Ordering::Relaxed) => return Err(Untrusted::NoAnswer),
             // The result was decided meanwhile.
-            Err(_) => said.recv().map_err(|_| Untrusted::Silent)?,
+            Err(_) => said.recv().map_err(|_| Untrusted::NoAnswer)?,
             Ok(outcome) => outcome,
         };
         outcome.map_err(Untrusted::Failing)?;
-        warn!("{}: trusted again by the administrator: flushes succeed", tended.place);
+        warn!("{}: trusted again by the administrator: flushes succeed", device.place);
         Ok(())
     }
 
     /// Logs the stores that the next start will not find. Waits until the deadline at most.
     pub fn report_detached(&self, deadline: Instant) {
-        let tended = lock(&self.shared.book).tended.clone();
+        let devices = lock(&self.shared.book).devices.clone();
         let detached = |it: &Arc<MonitoredDevice>| it.health.detached().is_some();
-        let telling: Vec<_> = tended.into_iter().filter(detached).collect();
+        let telling: Vec<_> = devices.into_iter().filter(detached).collect();
         if telling.is_empty() {
             return;
         }
         let tell = move || telling.iter().for_each(|it| it.report_detached());
-        if let Ok(told) = self.shared.pool.spawn(tell) {
-            let _ = told.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        if let Ok(last_reason) = self.shared.pool.spawn(tell) {
+            let _ = last_reason.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -450,19 +450,19 @@ impl DeviceMonitor {
     pub fn stop(&self, deadline: Instant) {
         let mut book = lock(&self.shared.book);
         // A failure of the last moment is still persisted.
-        while book.tended.iter().any(|it| it.owes_a_record()) && Instant::now() < deadline {
+        while book.devices.iter().any(|it| it.lacks_record()) && Instant::now() < deadline {
             drop(book);
             self.shared.wake.notify_all();
-            std::thread::sleep(HURRY);
+            std::thread::sleep(CLOSE_POLL_INTERVAL);
             book = lock(&self.shared.book);
         }
         book.stopping = true;
         // The last task must not keep the stores open.
-        let (tended, parting) = (take(&mut book.tended), take(&mut book.parting));
+        let (devices, closing) = (take(&mut book.devices), take(&mut book.closing));
         drop(book);
         self.shared.wake.notify_all();
-        tended.iter().for_each(|tended| self.shared.record_no_more(tended));
-        drop((tended, parting));
+        devices.iter().for_each(|device| self.shared.stop_recording(device));
+        drop((devices, closing));
         let left = deadline.saturating_duration_since(Instant::now());
         let _ = lock(&self.ended).recv_timeout(left);
     }
@@ -470,7 +470,7 @@ impl DeviceMonitor {
 
 /// Work for a task.
 #[derive(Debug)]
-enum Chore {
+enum Work {
     Look(Arc<MonitoredDevice>),
     Record(Arc<MonitoredDevice>),
     Close(Arc<BackingDevice>),
@@ -479,13 +479,17 @@ enum Chore {
 /// One task of the pool: does what is due, one item at a time. If no other task is idle, one more
 /// is started before the work begins, so that a store that blocks does not delay the others.
 fn work(shared: &Arc<Shared>) {
-    let mut wait = TICK;
+    let mut wait = RETRY_INTERVAL;
     let mut book = lock(&shared.book);
     book.idle += 1;
     while !book.stopping {
-        let Some((place, chore)) = book.due() else {
+        let Some((place, work)) = book.next_due() else {
             // A store that is being closed may have to be opened again.
-            wait = if book.parting.is_empty() { TICK } else { (wait / 2).max(HURRY) };
+            wait = if book.closing.is_empty() {
+                RETRY_INTERVAL
+            } else {
+                (wait / 2).max(CLOSE_POLL_INTERVAL)
+            };
             let waited = shared.wake.wait_timeout(book, wait);
             (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
             continue;
@@ -496,7 +500,7 @@ fn work(shared: &Arc<Shared>) {
             book.tasks += 1;
         }
         drop(book);
-        shared.see_to(chore);
+        shared.execute(work);
         book = lock(&shared.book);
         book.busy.retain(|busy| *busy != place);
         book.idle += 1;
@@ -511,77 +515,77 @@ fn begin_work(shared: &Arc<Shared>) -> std::io::Result<mpsc::Receiver<()>> {
 
 impl Book {
     /// The next item that is due, if its device is free, which is then marked as busy.
-    fn due(&mut self) -> Option<(u64, Chore)> {
+    fn next_due(&mut self) -> Option<(u64, Work)> {
         let now = Instant::now();
         let is_free = |place: u64| !self.busy.contains(&place);
         let is_let_go = |it: &Arc<BackingDevice>| Arc::strong_count(it) == 1;
-        let unrecorded = self.tended.iter().find(|it| it.is_record_due(now));
-        if let Some(tended) = unrecorded.filter(|_| is_free(RECORDS)) {
-            let chore = Chore::Record(Arc::clone(tended));
+        let unrecorded = self.devices.iter().find(|it| it.is_record_due(now));
+        if let Some(device) = unrecorded.filter(|_| is_free(RECORDS)) {
+            let work = Work::Record(Arc::clone(device));
             self.busy.push(RECORDS);
-            return Some((RECORDS, chore));
+            return Some((RECORDS, work));
         }
-        let closed = self.parting.iter().position(|it| is_let_go(it) && is_free(it.place()));
-        let (place, chore) = match closed {
+        let closed = self.closing.iter().position(|it| is_let_go(it) && is_free(it.place()));
+        let (place, work) = match closed {
             Some(at) => {
-                let backing = self.parting.swap_remove(at);
-                (backing.place(), Chore::Close(backing))
+                let backing = self.closing.swap_remove(at);
+                (backing.place(), Work::Close(backing))
             }
             None => {
-                let place = |it: &MonitoredDevice| it.whereabouts.load(Ordering::Relaxed);
-                let due = self.tended.iter().find(|it| is_free(place(it)) && it.is_due(now))?;
-                (place(due), Chore::Look(Arc::clone(due)))
+                let place = |it: &MonitoredDevice| it.place_now.load(Ordering::Relaxed);
+                let due = self.devices.iter().find(|it| is_free(place(it)) && it.is_due(now))?;
+                (place(due), Work::Look(Arc::clone(due)))
             }
         };
         self.busy.push(place);
-        Some((place, chore))
+        Some((place, work))
     }
 }
 
 impl Shared {
-    fn see_to(&self, chore: Chore) {
-        match chore {
-            Chore::Close(backing) => drop(backing),
-            Chore::Record(tended) => {
-                tended.keep_record();
+    fn execute(&self, work: Work) {
+        match work {
+            Work::Close(backing) => drop(backing),
+            Work::Record(device) => {
+                device.keep_record();
                 self.rings.wake();
             }
-            Chore::Look(tended) => {
-                if !tended.retired.load(Ordering::Relaxed) {
-                    self.look(&tended);
+            Work::Look(device) => {
+                if !device.retired.load(Ordering::Relaxed) {
+                    self.look(&device);
                 }
-                tended.reschedule();
+                device.reschedule();
             }
         }
     }
 
     /// Failures of this store are not persisted any more, so reports do not wait for that.
-    fn record_no_more(&self, tended: &MonitoredDevice) {
-        tended.health.record_by(None);
+    fn stop_recording(&self, device: &MonitoredDevice) {
+        device.health.record_by(None);
         self.rings.wake();
     }
 
     /// Examines a store and acts on the result.
-    fn look(&self, tended: &MonitoredDevice) {
-        let (backing, health) = (tended.backing(), &tended.health);
+    fn look(&self, device: &MonitoredDevice) {
+        let (backing, health) = (device.backing(), &device.health);
         let thorough = health.is_suspect() || health.is_down();
         health.clear_suspicion();
-        tended.look_at_path(&backing);
-        let moved = || backing.has_moved(&tended.config);
+        device.check_path(&backing);
+        let moved = || backing.has_moved(&device.config);
         match backing.inspect(thorough) {
             Condition::Sound if health.is_shortened() => {
-                return tended.log_once(
+                return device.log_once(
                     "is whole again, and waits for `nvmfctl namespace trust`: it was shortened \
                      meanwhile, so what hosts find there may not be what they have written",
                 );
             }
             Condition::Sound => {
-                if health.is_down() && owes_a_sync(&backing, health) {
+                if health.is_down() && has_unsynced_data(&backing, health) {
                     // The volatile cache of a device may have been lost while it was away.
                     backing.fail_sync(Status::WRITE_FAULT);
                 }
                 if health.set_up() {
-                    info!("{}: {} is available again, I/O resumed", tended.place, backing.name());
+                    info!("{}: {} is available again, I/O resumed", device.place, backing.name());
                 }
                 return;
             }
@@ -605,37 +609,37 @@ impl Shared {
             return;
         }
         let elsewhere = backing.kind() == Kind::Device || moved() && !health.is_shortened();
-        if elsewhere && let Err(why) = self.replace(tended, &backing) {
-            tended.log_once(&why);
+        if elsewhere && let Err(why) = self.replace(device, &backing) {
+            device.log_once(&why);
         }
     }
 
     /// Replaces a removed store by what is at its path now.
-    fn replace(&self, tended: &MonitoredDevice, gone: &Arc<BackingDevice>) -> Result<(), String> {
-        let fresh = gone.open_again(&tended.config(), false).map_err(|error| error.to_string())?;
-        self.exchange(tended, gone, fresh)?;
-        tended.health.clear_suspicion();
-        tended.health.set_up();
-        info!("{}: {} is available again, I/O resumed", tended.place, gone.name());
+    fn replace(&self, device: &MonitoredDevice, gone: &Arc<BackingDevice>) -> Result<(), String> {
+        let fresh = gone.open_again(&device.config(), false).map_err(|error| error.to_string())?;
+        self.exchange(device, gone, fresh)?;
+        device.health.clear_suspicion();
+        device.health.set_up();
+        info!("{}: {} is available again, I/O resumed", device.place, gone.name());
         Ok(())
     }
 
     /// Replaces a removed store by another one, and records unsynced data as lost.
     fn exchange(
         &self,
-        tended: &MonitoredDevice,
+        device: &MonitoredDevice,
         gone: &Arc<BackingDevice>,
         fresh: BackingDevice,
     ) -> Result<(), String> {
-        if owes_a_sync(gone, &tended.health) {
+        if has_unsynced_data(gone, &device.health) {
             fresh.fail_sync(Status::WRITE_FAULT);
         }
         // What a ring completes before it has the new store counts as unsynced; what it completes
         // later fails.
         gone.set_lost(true);
-        self.put(tended, gone, fresh).inspect_err(|_| gone.set_lost(false))?;
-        if owes_a_sync(gone, &tended.health) {
-            tended.backing().fail_sync(Status::WRITE_FAULT);
+        self.put(device, gone, fresh).inspect_err(|_| gone.set_lost(false))?;
+        if has_unsynced_data(gone, &device.health) {
+            device.backing().fail_sync(Status::WRITE_FAULT);
         }
         Ok(())
     }
@@ -643,15 +647,15 @@ impl Shared {
     /// See [`DeviceMonitor::trust`]. All checks precede the first change.
     fn trust(
         &self,
-        tended: &MonitoredDevice,
+        device: &MonitoredDevice,
         is_wanted: impl FnOnce() -> bool,
         tell: impl FnOnce(),
     ) -> Result<(), String> {
-        let old = tended.backing();
-        let elsewhere = tended.health.is_down() && old.has_moved(&tended.config);
+        let old = device.backing();
+        let elsewhere = device.health.is_down() && old.has_moved(&device.config);
         let fresh = match elsewhere {
-            true => old.open_again(&tended.config(), true),
-            false => old.renewed(&tended.config()),
+            true => old.open_again(&device.config(), true),
+            false => old.renewed(&device.config()),
         };
         let fresh = fresh.map_err(|error| error.to_string())?;
         match fresh.inspect(true) {
@@ -663,23 +667,23 @@ impl Shared {
         if !is_wanted() {
             return Err("it took too long".to_owned());
         }
-        let distrust = tended.distrust();
-        if let Some((_, record)) = &tended.record {
+        let distrust = device.distrust();
+        if let Some((_, record)) = &device.record {
             let kept = record.set(Distrust::default());
             kept.map_err(|error| format!("its record cannot be removed: {error}"))?;
         }
         // What a ring completes from now on is not in the store that is served.
         old.set_lost(elsewhere);
-        self.put(tended, &old, fresh).inspect_err(|_| {
+        self.put(device, &old, fresh).inspect_err(|_| {
             old.set_lost(false);
-            if let Some(Err(error)) = tended.record.as_ref().map(|(_, it)| it.set(distrust)) {
-                error!("{}: cannot persist that the device is not trusted: {error}", tended.place);
+            if let Some(Err(error)) = device.record.as_ref().map(|(_, it)| it.set(distrust)) {
+                error!("{}: cannot persist that the device is not trusted: {error}", device.place);
             }
         })?;
         tell();
-        tended.health.trust();
-        tended.health.clear_suspicion();
-        tended.health.set_up();
+        device.health.trust();
+        device.health.clear_suspicion();
+        device.health.set_up();
         Ok(())
     }
 
@@ -687,45 +691,45 @@ impl Shared {
     /// meanwhile.
     fn put(
         &self,
-        tended: &MonitoredDevice,
+        device: &MonitoredDevice,
         old: &Arc<BackingDevice>,
         fresh: BackingDevice,
     ) -> Result<(), String> {
         fresh.prepare(self.rings.count()).map_err(|error| error.to_string())?;
         let fresh = Arc::new(fresh);
-        let mut current = lock(&tended.current);
+        let mut current = lock(&device.current);
         // Size or block size may have changed since the store was opened.
         fresh.resize(current.size_bytes());
         fresh.reformat(current.block_size_bytes());
-        if tended.retired.load(Ordering::Relaxed) {
+        if device.retired.load(Ordering::Relaxed) {
             return Err("it is no longer served".to_owned());
         }
         if !Arc::ptr_eq(&current, old) {
             return Err("it was opened again meanwhile".to_owned());
         }
         let given = (0..self.rings.count()).try_for_each(|ring| {
-            let attached = self.rings.attach(ring, tended.id, &fresh);
-            match attached.recv_timeout(ANSWER) {
+            let attached = self.rings.attach(ring, device.id, &fresh);
+            match attached.recv_timeout(ANSWER_TIMEOUT) {
                 Ok(outcome) => outcome.map_err(|error| error.to_string()),
                 Err(_) => Err("a reactor does not answer".to_owned()),
             }
         });
         let parts = match &given {
             Ok(()) => {
-                tended.whereabouts.store(fresh.place(), Ordering::Relaxed);
+                device.place_now.store(fresh.place(), Ordering::Relaxed);
                 std::mem::replace(&mut *current, fresh)
             }
             // Some rings have it, or will: all get the old one again, or it could not be opened
             // again.
             Err(_) => {
                 for ring in 0..self.rings.count() {
-                    drop(self.rings.attach(ring, tended.id, &current));
+                    drop(self.rings.attach(ring, device.id, &current));
                 }
                 fresh
             }
         };
         drop(current);
-        lock(&self.book).parting.push(parts);
+        lock(&self.book).closing.push(parts);
         given
     }
 }
@@ -745,7 +749,7 @@ fn detachment(backing: &BackingDevice, detached: Detached) -> String {
 }
 
 /// Whether data were written that a host still expects a flush to make durable.
-fn owes_a_sync(backing: &BackingDevice, health: &Health) -> bool {
+fn has_unsynced_data(backing: &BackingDevice, health: &Health) -> bool {
     backing.has_volatile_cache() && health.has_unsynced()
 }
 

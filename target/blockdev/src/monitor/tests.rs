@@ -71,8 +71,8 @@ struct Bench {
     ring: Ring,
     pool: Pool,
     answers: mpsc::Receiver<Mail>,
-    tender: DeviceMonitor,
-    tended: Arc<MonitoredDevice>,
+    monitor: DeviceMonitor,
+    device: Arc<MonitoredDevice>,
     dir: tempfile::TempDir,
     /// A write completes just before its store is replaced.
     late: bool,
@@ -100,12 +100,12 @@ impl Bench {
             shared: false,
         };
         let backing = BackingDevice::open(&config).unwrap();
-        let tended =
+        let device =
             Arc::new(MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing));
-        ring.attach(STORE, tended.backing()).unwrap();
-        let tender = DeviceMonitor::start(OneRing(sender), Arc::default()).unwrap();
-        tender.tend(Arc::clone(&tended));
-        Bench { ring, pool, answers, tender, tended, dir, late: false }
+        ring.attach(STORE, device.backing()).unwrap();
+        let monitor = DeviceMonitor::start(OneRing(sender), Arc::default()).unwrap();
+        monitor.add(Arc::clone(&device));
+        Bench { ring, pool, answers, monitor, device, dir, late: false }
     }
 
     fn path(&self) -> PathBuf {
@@ -124,7 +124,7 @@ impl Bench {
     fn turn(&mut self) -> Vec<IoCompletion> {
         if let Ok((id, backing, answer)) = self.answers.try_recv() {
             if self.late {
-                self.tended.health.note_write();
+                self.device.health.note_write();
             }
             let _ = answer.send(self.ring.attach(id, backing));
         }
@@ -181,11 +181,11 @@ impl Bench {
     /// Replaces the served file by another file, as a device replaces itself.
     fn replace(&mut self) {
         self.exchange(SIZE, 0x77);
-        let (shared, tended) = (Arc::clone(&self.tender.shared), Arc::clone(&self.tended));
+        let (shared, device) = (Arc::clone(&self.monitor.shared), Arc::clone(&self.device));
         let replacing = std::thread::spawn(move || {
-            let gone = tended.backing();
-            let fresh = gone.open_again(&tended.config, true).unwrap();
-            shared.exchange(&tended, &gone, fresh)
+            let gone = device.backing();
+            let fresh = gone.open_again(&device.config, true).unwrap();
+            shared.exchange(&device, &gone, fresh)
         });
         self.until("it is replaced", |_| replacing.is_finished());
         assert_eq!(replacing.join().unwrap(), Ok(()));
@@ -193,16 +193,16 @@ impl Bench {
 
     /// Result of the request to trust the store, and whether hosts saw a failure before.
     fn trust(&mut self) -> (Result<(), Untrusted>, bool) {
-        let told = Arc::new(AtomicBool::new(false));
-        let tell = Arc::clone(&told);
+        let last_reason = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&last_reason);
         let (say, said) = mpsc::channel();
-        let (tender, tended) = (&self.tender, Arc::clone(&self.tended));
+        let (monitor, device) = (&self.monitor, Arc::clone(&self.device));
         let (answers, ring) = (&self.answers, &mut self.ring);
         let outcome = std::thread::scope(|scope| {
             scope.spawn(move || {
-                let health = Arc::clone(tended.health());
+                let health = Arc::clone(device.health());
                 let is_bad = move || health.sync_failure().is_some() || health.is_down();
-                say.send(tender.trust(&tended, move || tell.store(is_bad(), Ordering::Relaxed)))
+                say.send(monitor.trust(&device, move || tell.store(is_bad(), Ordering::Relaxed)))
             });
             loop {
                 if let Ok((id, backing, answer)) = answers.try_recv() {
@@ -213,7 +213,7 @@ impl Bench {
                 }
             }
         });
-        (outcome, told.load(Ordering::Relaxed))
+        (outcome, last_reason.load(Ordering::Relaxed))
     }
 }
 
@@ -226,7 +226,7 @@ fn a_file_that_was_shortened_is_noticed_without_io_and_waits_for_trust_when_it_i
     assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
     assert_eq!(bench.flush(), Ok(()));
     bench.shorten();
-    bench.until("it is down", |bench| bench.tended.health().is_down());
+    bench.until("it is down", |bench| bench.device.health().is_down());
     assert_eq!((bench.read(0), bench.read(SIZE / 2)), (NOT_READY, NOT_READY));
     assert_eq!(bench.write(SIZE - 4096, 0x33), Err(Health::NOT_READY));
     assert_eq!(bench.flush(), Err(Health::NOT_READY));
@@ -235,8 +235,10 @@ fn a_file_that_was_shortened_is_noticed_without_io_and_waits_for_trust_when_it_i
     let short = bench.trust();
     assert_eq!(short, (Err(Untrusted::Failing("it ends at byte 8192".to_owned())), false));
     file.set_len(SIZE).unwrap();
-    bench.until("it was seen", |bench| lock(&bench.tended.care).told.contains("is whole again"));
-    assert!(bench.tended.health().is_untrusted());
+    bench.until("it was seen", |bench| {
+        lock(&bench.device.check).last_reason.contains("is whole again")
+    });
+    assert!(bench.device.health().is_untrusted());
     assert_eq!((bench.read(0), bench.flush()), (NOT_READY, Err(Health::NOT_READY)));
     assert_eq!(bench.trust(), (Ok(()), true));
     assert_eq!((bench.read(0), bench.read(SIZE - 4096)), (Ok(0x11), Ok(0)));
@@ -252,10 +254,10 @@ fn a_store_that_comes_back_in_place_says_that_something_was_not_synchronised() {
         if unsynced {
             assert_eq!(bench.write(SIZE - 4096, 0x22), Ok(()));
         }
-        bench.tended.backing().set_down("is gone for a while");
-        bench.until("it is up", |bench| !bench.tended.health().is_down());
-        let told = if unsynced { Err(Status::WRITE_FAULT) } else { Ok(()) };
-        assert_eq!((bench.flush(), bench.flush()), (told, told));
+        bench.device.backing().set_down("is gone for a while");
+        bench.until("it is up", |bench| !bench.device.health().is_down());
+        let last_reason = if unsynced { Err(Status::WRITE_FAULT) } else { Ok(()) };
+        assert_eq!((bench.flush(), bench.flush()), (last_reason, last_reason));
     }
 }
 
@@ -272,15 +274,15 @@ fn what_comes_home_while_a_lost_store_is_replaced_is_lost_with_it() {
 fn what_a_lost_store_does_late_is_not_done() {
     let mut bench = Bench::new();
     assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
-    bench.tended.health().set_fault(crate::InjectedFault::Stall);
+    bench.device.health().set_fault(crate::InjectedFault::Stall);
     let from = bench.pool.take_data(4096).unwrap();
     BlockDevice::submit(&mut bench.ring, STORE, 0, IoRequest::Write { from, at: 0, fua: false });
     bench.turn();
     bench.shorten();
-    bench.until("it is down", |bench| bench.tended.health().is_down());
+    bench.until("it is down", |bench| bench.device.health().is_down());
     bench.exchange(SIZE, 0x77);
     assert_eq!(bench.trust(), (Ok(()), true));
-    bench.tended.health().set_fault(crate::InjectedFault::None);
+    bench.device.health().set_fault(crate::InjectedFault::None);
     let late = loop {
         if let Some(done) = bench.turn().pop() {
             break done;
@@ -295,7 +297,7 @@ fn what_a_lost_store_does_late_is_not_done() {
 fn a_flush_that_is_under_way_when_its_store_is_lost_has_made_nothing_durable() {
     let mut bench = Bench::new();
     assert_eq!(bench.write(0, 0x11), Ok(()));
-    bench.tended.health().begin_sync();
+    bench.device.health().begin_sync();
     bench.replace();
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
 }
@@ -305,18 +307,20 @@ fn what_takes_the_place_of_a_lost_file_is_served_when_it_is_trusted() {
     let mut bench = Bench::new();
     assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
     bench.shorten();
-    bench.until("it is down", |bench| bench.tended.health().is_down());
-    let old = bench.tended.backing();
+    bench.until("it is down", |bench| bench.device.health().is_down());
+    let old = bench.device.backing();
     // A store of another size is not a replacement.
     bench.exchange(SIZE * 2, 0x55);
-    let (refused, told) = bench.trust();
-    assert!(matches!(refused, Err(Untrusted::Failing(why)) if why.contains("2097152")) && !told);
+    let (refused, last_reason) = bench.trust();
+    assert!(
+        matches!(refused, Err(Untrusted::Failing(why)) if why.contains("2097152")) && !last_reason
+    );
     bench.exchange(SIZE, 0x77);
     for _ in 0..3 {
-        bench.tender.shared.look(&bench.tended);
-        assert!(bench.tended.health().is_down() && bench.tended.health().is_untrusted());
+        bench.monitor.shared.look(&bench.device);
+        assert!(bench.device.health().is_down() && bench.device.health().is_untrusted());
     }
-    assert_eq!((bench.read(0), bench.tended.is_trusted()), (NOT_READY, false));
+    assert_eq!((bench.read(0), bench.device.is_trusted()), (NOT_READY, false));
     assert_eq!(bench.trust(), (Ok(()), true));
     assert_eq!((bench.read(0), bench.write(0, 0x78), bench.flush()), (Ok(0x77), Ok(()), Ok(())));
     assert_eq!(Arc::strong_count(&old), 2, "we and the list of those that part");
@@ -325,9 +329,9 @@ fn what_takes_the_place_of_a_lost_file_is_served_when_it_is_trusted() {
 #[test]
 fn no_other_file_takes_the_place_of_a_lost_one_by_itself() {
     let bench = Bench::new();
-    let gone = bench.tended.backing();
+    let gone = bench.device.backing();
     bench.exchange(SIZE, 0x77);
-    let refused = gone.open_again(&bench.tended.config, false).unwrap_err().to_string();
+    let refused = gone.open_again(&bench.device.config, false).unwrap_err().to_string();
     assert!(
         refused.contains("is another file") && refused.contains("namespace trust"),
         "{refused}"
@@ -339,9 +343,9 @@ fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
     let mut bench = Bench::new();
     let (path, aside) = (bench.path(), bench.dir.path().join("aside"));
     let detached = |bench: &mut Bench, expected| {
-        bench.until("it was seen", |bench| bench.tended.health().detached() == expected);
+        bench.until("it was seen", |bench| bench.device.health().detached() == expected);
         assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
-        assert!(bench.tended.is_trusted() && !bench.tended.health().is_degraded());
+        assert!(bench.device.is_trusted() && !bench.device.health().is_degraded());
     };
     fs::rename(&path, &aside).unwrap();
     detached(&mut bench, Some(Detached::Removed));
@@ -353,9 +357,12 @@ fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
     fs::remove_file(&path).unwrap();
     detached(&mut bench, Some(Detached::Removed));
     // Data that no path leads to can still be flushed.
-    let own_path = bench.tended.backing().own_path();
-    let told = detachment(&bench.tended.backing(), Detached::Removed);
-    assert!(told.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11, "{told}");
+    let own_path = bench.device.backing().own_path();
+    let last_reason = detachment(&bench.device.backing(), Detached::Removed);
+    assert!(
+        last_reason.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11,
+        "{last_reason}"
+    );
 }
 
 #[test]
@@ -364,13 +371,15 @@ fn what_was_shortened_is_not_served_after_a_restart_either() {
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
     book.set(uuid, Distrust { failed_sync: None, shortened: true }).unwrap();
     let mut bench = Bench::new();
-    bench.tender.forget(&bench.tended);
-    let config = bench.tended.config.clone();
-    let backing = bench.tended.backing().renewed(&config).unwrap();
-    let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
-    bench.tended = Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)));
-    bench.tender.tend(Arc::clone(&bench.tended));
-    bench.until("it was seen", |bench| lock(&bench.tended.care).told.contains("is whole again"));
+    bench.monitor.remove(&bench.device);
+    let config = bench.device.config.clone();
+    let backing = bench.device.backing().renewed(&config).unwrap();
+    let device = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
+    bench.device = Arc::new(device.recorded(place, TrustRecord::new(&book, uuid)));
+    bench.monitor.add(Arc::clone(&bench.device));
+    bench.until("it was seen", |bench| {
+        lock(&bench.device.check).last_reason.contains("is whole again")
+    });
     assert_eq!(bench.read(0), NOT_READY);
     assert_eq!(bench.trust(), (Ok(()), true));
     assert_eq!((bench.read(0), book.of(uuid)), (Ok(0), Distrust::default()));
@@ -379,9 +388,10 @@ fn what_was_shortened_is_not_served_after_a_restart_either() {
 #[test]
 fn a_trust_that_nobody_waits_for_any_more_forgives_nothing() {
     let mut bench = Bench::new();
-    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
-    let (shared, tended) = (Arc::clone(&bench.tender.shared), Arc::clone(&bench.tended));
-    let late = std::thread::spawn(move || shared.trust(&tended, || false, || unreachable!("told")));
+    bench.device.backing().fail_sync(Status::WRITE_FAULT);
+    let (shared, device) = (Arc::clone(&bench.monitor.shared), Arc::clone(&bench.device));
+    let late =
+        std::thread::spawn(move || shared.trust(&device, || false, || unreachable!("last_reason")));
     bench.until("it has come to nothing", |_| late.is_finished());
     assert_eq!(late.join().unwrap(), Err("it took too long".to_owned()));
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
@@ -393,16 +403,16 @@ fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
     let mut bench = Bench::new();
     let recorded = |bench: &Bench| {
-        let config = bench.tended.config.clone();
-        let backing = bench.tended.backing().renewed(&config).unwrap();
+        let config = bench.device.config.clone();
+        let backing = bench.device.backing().renewed(&config).unwrap();
         backing.health().trust();
-        let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
-        Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)))
+        let device = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
+        Arc::new(device.recorded(place, TrustRecord::new(&book, uuid)))
     };
-    bench.tender.forget(&bench.tended);
-    bench.tended = recorded(&bench);
-    bench.tender.tend(Arc::clone(&bench.tended));
-    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.monitor.remove(&bench.device);
+    bench.device = recorded(&bench);
+    bench.monitor.add(Arc::clone(&bench.device));
+    bench.device.backing().fail_sync(Status::WRITE_FAULT);
     bench.until("it is kept", |_| book.of(uuid).failed_sync.is_some());
     let again = recorded(&bench);
     assert_eq!(again.health().sync_failure(), Some(Status::WRITE_FAULT));
@@ -411,25 +421,25 @@ fn a_failed_sync_is_kept_and_its_record_goes_with_the_trust() {
     let again = recorded(&bench);
     assert_eq!((again.health().sync_failure(), bench.flush()), (None, Ok(())));
     // A failure just before the end, or before the store is removed.
-    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
-    bench.tender.forget(&bench.tended);
+    bench.device.backing().fail_sync(Status::WRITE_FAULT);
+    bench.monitor.remove(&bench.device);
     assert!(book.of(uuid).failed_sync.is_some());
 }
 
-/// A host that is told of the failure, and kills the daemon then, finds it recorded after the
+/// A host that is last_reason of the failure, and kills the daemon then, finds it recorded after the
 /// restart.
 #[test]
 fn a_failed_sync_is_kept_before_anybody_is_told() {
     let book = Arc::new(MemoryTrust::default());
     let (uuid, place) = (uuid::Uuid::from_u128(1), place());
     let mut bench = Bench::new();
-    let config = bench.tended.config.clone();
-    let backing = bench.tended.backing().renewed(&config).unwrap();
-    bench.tender.forget(&bench.tended);
-    let tended = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
-    bench.tended = Arc::new(tended.recorded(place, TrustRecord::new(&book, uuid)));
-    bench.tender.tend(Arc::clone(&bench.tended));
-    bench.tended.health().set_fault(crate::InjectedFault::Sync);
+    let config = bench.device.config.clone();
+    let backing = bench.device.backing().renewed(&config).unwrap();
+    bench.monitor.remove(&bench.device);
+    let device = MonitoredDevice::new(STORE, "namespace 1".to_owned(), config, backing);
+    bench.device = Arc::new(device.recorded(place, TrustRecord::new(&book, uuid)));
+    bench.monitor.add(Arc::clone(&bench.device));
+    bench.device.health().set_fault(crate::InjectedFault::Sync);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
     assert_eq!(book.of(uuid).failed_sync, Some(Status::WRITE_FAULT));
 
@@ -444,31 +454,31 @@ fn a_failed_sync_is_kept_before_anybody_is_told() {
 fn a_failed_sync_stays_until_the_administrator_trusts_the_store() {
     let mut bench = Bench::new();
     assert_eq!(bench.write(0, 0x11), Ok(()));
-    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.device.backing().fail_sync(Status::WRITE_FAULT);
     assert_eq!(bench.flush(), Err(Status::WRITE_FAULT));
-    let before = bench.tended.backing();
+    let before = bench.device.backing();
     assert_eq!(bench.trust(), (Ok(()), true));
-    assert_eq!(bench.trust(), (Err(Untrusted::Needless), false));
-    assert!(!Arc::ptr_eq(&before, &bench.tended.backing()));
+    assert_eq!(bench.trust(), (Err(Untrusted::AlreadyTrusted), false));
+    assert!(!Arc::ptr_eq(&before, &bench.device.backing()));
     assert_eq!((bench.flush(), bench.read(0)), (Ok(()), Ok(0x11)));
     // Not while it is down.
-    bench.tended.backing().fail_sync(Status::WRITE_FAULT);
+    bench.device.backing().fail_sync(Status::WRITE_FAULT);
     bench.shorten();
-    bench.until("it is down", |bench| bench.tended.health().is_down());
+    bench.until("it is down", |bench| bench.device.health().is_down());
     let down = Untrusted::Failing("it ends at byte 8192".to_owned());
     assert_eq!(bench.trust(), (Err(down), false));
-    assert!(bench.tended.health().sync_failure().is_some());
+    assert!(bench.device.health().sync_failure().is_some());
 }
 
 #[test]
 fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
     let mut bench = Bench::new();
-    assert!(BackingDevice::open(&bench.tended.config).is_err(), "it is in use");
-    bench.tender.forget(&bench.tended);
-    let weak = Arc::downgrade(&bench.tended.backing());
-    bench.tended = {
+    assert!(BackingDevice::open(&bench.device.config).is_err(), "it is in use");
+    bench.monitor.remove(&bench.device);
+    let weak = Arc::downgrade(&bench.device.backing());
+    bench.device = {
         let config =
-            BackingConfig { kind: BackingKind::Null { size: SIZE }, ..bench.tended.config.clone() };
+            BackingConfig { kind: BackingKind::Null { size: SIZE }, ..bench.device.config.clone() };
         let backing = BackingDevice::open(&config).unwrap();
         Arc::new(MonitoredDevice::new(STORE, String::new(), config, backing))
     };
@@ -488,57 +498,59 @@ fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
 /// A server that does not answer, with many images on it.
 #[test]
 fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
-    let Bench { tender, tended, dir, .. } = Bench::new();
+    let Bench { monitor, device, dir, .. } = Bench::new();
     let mut book = Book::default();
     let add = |book: &mut Book, name: &str, place: u64| {
         let kind = BackingKind::File { path: dir.path().join(name), size: Some(SIZE) };
-        let config = BackingConfig { kind, ..tended.config.clone() };
+        let config = BackingConfig { kind, ..device.config.clone() };
         let backing = BackingDevice::open(&config).unwrap();
         let store = MonitoredDevice::new(STORE, name.to_owned(), config, backing);
-        store.whereabouts.store(place, Ordering::Relaxed);
-        lock(&store.care).next_look = Instant::now();
-        book.tended.push(Arc::new(store));
+        store.place_now.store(place, Ordering::Relaxed);
+        lock(&store.check).next_check = Instant::now();
+        book.devices.push(Arc::new(store));
     };
     (0..20).for_each(|n| add(&mut book, &format!("hangs {n}"), 7));
     add(&mut book, "sound", 8);
-    let whose = |due: Option<(u64, Chore)>| match due {
-        Some((place, Chore::Look(store))) => format!("{place}: {}", store.place),
+    let whose = |due: Option<(u64, Work)>| match due {
+        Some((place, Work::Look(store))) => format!("{place}: {}", store.place),
         other => format!("{other:?}"),
     };
-    assert_eq!(whose(book.due()), "7: hangs 0");
-    assert_eq!(whose(book.due()), "8: sound");
-    assert_eq!(whose(book.due()), "None");
+    assert_eq!(whose(book.next_due()), "7: hangs 0");
+    assert_eq!(whose(book.next_due()), "8: sound");
+    assert_eq!(whose(book.next_due()), "None");
     // A store that is to be closed waits as well, and no other.
-    let away = book.tended.remove(3);
-    book.parting.push(Arc::into_inner(away).unwrap().current.into_inner().unwrap());
-    assert!(book.due().is_some_and(|(place, chore)| matches!(chore, Chore::Close(_)) && place > 8));
+    let away = book.devices.remove(3);
+    book.closing.push(Arc::into_inner(away).unwrap().current.into_inner().unwrap());
+    assert!(
+        book.next_due().is_some_and(|(place, work)| matches!(work, Work::Close(_)) && place > 8)
+    );
     book.busy.retain(|place| *place != 7);
-    assert_eq!(whose(book.due()), "7: hangs 0");
-    tender.stop(Instant::now() + Duration::from_secs(20));
+    assert_eq!(whose(book.next_due()), "7: hangs 0");
+    monitor.stop(Instant::now() + Duration::from_secs(20));
 }
 
 /// The device was slow, so the request of the administrator is older than the state of the store.
 #[test]
 fn a_late_renewal_takes_no_other_store_away() {
     let mut bench = Bench::new();
-    let before = bench.tended.backing();
-    let late = before.renewed(&bench.tended.config).unwrap();
+    let before = bench.device.backing();
+    let late = before.renewed(&bench.device.config).unwrap();
     before.fail_sync(Status::WRITE_FAULT);
     assert_eq!(bench.trust(), (Ok(()), true));
-    let now = bench.tended.backing();
-    let refused = bench.tender.shared.put(&bench.tended, &before, late);
+    let now = bench.device.backing();
+    let refused = bench.monitor.shared.put(&bench.device, &before, late);
     assert_eq!(refused, Err("it was opened again meanwhile".to_owned()));
-    assert!(Arc::ptr_eq(&now, &bench.tended.backing()) && bench.answers.try_recv().is_err());
+    assert!(Arc::ptr_eq(&now, &bench.device.backing()) && bench.answers.try_recv().is_err());
 }
 
 #[test]
 fn one_trust_of_a_store_waits_for_it() {
     let mut bench = Bench::new();
     for _ in 0..2 {
-        bench.tended.backing().fail_sync(Status::WRITE_FAULT);
-        bench.tended.renewing.store(true, Ordering::Relaxed);
-        assert_eq!(bench.trust(), (Err(Untrusted::Silent), false));
-        bench.tended.renewing.store(false, Ordering::Relaxed);
+        bench.device.backing().fail_sync(Status::WRITE_FAULT);
+        bench.device.reopening.store(true, Ordering::Relaxed);
+        assert_eq!(bench.trust(), (Err(Untrusted::NoAnswer), false));
+        bench.device.reopening.store(false, Ordering::Relaxed);
         assert_eq!(bench.trust(), (Ok(()), true), "as often as it fails");
     }
 }

@@ -58,7 +58,7 @@ impl Cancellations {
 
     /// An operation has completed, aborted: its cancellation succeeds, whatever the kernel reports
     /// later.
-    pub(crate) fn came_home_aborted(&mut self, of: Tag) {
+    pub(crate) fn on_aborted(&mut self, of: Tag) {
         let Some(index) = self.by_operation.get(&of) else { return };
         if let Some(Some(recall)) = self.entries.get_mut(*index) {
             recall.aborted = true;
@@ -113,7 +113,7 @@ mod tests {
         recalls.submitted();
         push(&mut recalls, 30, 3);
         assert_eq!((recalls.len(), recalls.next_request()), (2, Some((0, recall(30, 3)))));
-        recalls.came_home_aborted(2);
+        recalls.on_aborted(2);
         let aborted = Cancellation { aborted: true, ..recall(20, 2) };
         assert_eq!((recalls.answered(1), recalls.answered(7)), (Some(aborted), None));
     }

@@ -22,7 +22,7 @@ impl Flights {
             && let Some(flight) = self.slots[slot as usize].as_mut()
             && flight.tag() == of
         {
-            flight.insist();
+            flight.not_cancelled();
         }
         let outcome = if granted { Ok(()) } else { Err(Status::INTERNAL_ERROR) };
         done.push(IoCompletion { tag, buf: None, outcome });
@@ -37,7 +37,7 @@ impl Flights {
             return self.again.push_back(slot);
         }
         if answer == -libc::ECANCELED {
-            self.recalls.came_home_aborted(flight.tag());
+            self.recalls.on_aborted(flight.tag());
         }
         let attached = self.attachments[flight.attachment as usize].as_ref();
         let outcome = match attached {
@@ -55,7 +55,7 @@ impl Flights {
                 self.repeated += 1;
                 self.again.push_back(slot);
             }
-            Some(outcome) => done.extend(self.land(slot, outcome)),
+            Some(outcome) => done.extend(self.complete(slot, outcome)),
         }
     }
 
@@ -64,7 +64,7 @@ impl Flights {
     /// hosts of a store that blocks time out at about the same time, with thousands of operations,
     /// so all operations of a queue are searched for together, in as many steps as there are
     /// operations.
-    pub fn take_back(&mut self, wishes: &[CancelRequest]) {
+    pub fn cancel_all(&mut self, wishes: &[CancelRequest]) {
         let aborted = Err(Status::ABORT_REQUESTED);
         let mut left: Vec<Option<CancelRequest>> = wishes.iter().copied().map(Some).collect();
         let at = |of: Tag| wishes.binary_search_by_key(&of, |wish| wish.of).ok();
@@ -75,7 +75,7 @@ impl Flights {
         };
         for flight in self.take_waiting(|of| at(of).is_some()) {
             let wish = at(flight.tag()).and_then(|at| left[at].take());
-            let done = self.dismiss(flight, aborted);
+            let done = self.finish(flight, aborted);
             self.ready.extend(done);
             self.ready.extend(wish.map(|wish| answer(wish, Ok(()))));
         }
@@ -90,7 +90,7 @@ impl Flights {
                 self.recalls.push(wish.tag, wish.of, slot);
                 continue;
             }
-            let done = self.land(slot, aborted);
+            let done = self.complete(slot, aborted);
             self.ready.extend(done);
             self.ready.push_back(answer(wish, Ok(())));
         }
@@ -100,7 +100,11 @@ impl Flights {
 
     /// Completes the operation in a slot and frees the slot; also completes those that share its
     /// fsync.
-    pub(super) fn land(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<IoCompletion> {
+    pub(super) fn complete(
+        &mut self,
+        slot: u32,
+        outcome: Result<(), Status>,
+    ) -> Option<IoCompletion> {
         let index = self.slots[slot as usize].as_ref()?.attachment;
         if let Some(attachment) = &mut self.attachments[index as usize] {
             let alone = outcome.is_err_and(|status| status.is(Status::ABORT_REQUESTED));
@@ -121,11 +125,11 @@ impl Flights {
     fn land_one(&mut self, slot: u32, outcome: Result<(), Status>) -> Option<IoCompletion> {
         let flight = self.slots[slot as usize].take()?;
         self.leave_slot(slot, &flight);
-        self.dismiss(flight, outcome)
+        self.finish(flight, outcome)
     }
 
     /// Completes an operation that has no slot (any more).
-    pub(super) fn dismiss(
+    pub(super) fn finish(
         &mut self,
         flight: PendingIo,
         outcome: Result<(), Status>,

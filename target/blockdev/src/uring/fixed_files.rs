@@ -43,7 +43,7 @@ impl Flights {
             }
         };
         *entry = u32::try_from(index).ok();
-        self.share_anew();
+        self.recompute_shares();
         true
     }
 
@@ -69,6 +69,6 @@ impl Flights {
         if attachment.fixed {
             self.vacated.push(attachment.id);
         }
-        self.share_anew();
+        self.recompute_shares();
     }
 }

@@ -72,14 +72,14 @@ use pending::{Flights, Submission};
 /// Maximum of operations in flight on one io_uring.
 const MAX_OPS: u32 = 32768;
 /// How long drop waits for devices before it leaks the memory.
-const FAREWELL: Duration = Duration::from_secs(30);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Flag in the user data of a poll; the rest is its index. Other user data are slots.
 const WATCH: u64 = 1 << 63;
 /// Flag in the user data of a cancellation; the rest is its index.
 const RECALL: u64 = 1 << 62;
 /// User data of entries whose completion is ignored.
-const NOBODY: u64 = u64::MAX;
+const IGNORED: u64 = u64::MAX;
 
 /// Sizes of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -273,7 +273,7 @@ impl Ring {
         done: &mut Vec<IoCompletion>,
         woken: &mut Vec<u32>,
     ) {
-        if user_data == NOBODY {
+        if user_data == IGNORED {
         } else if user_data & WATCH != 0 {
             woken.extend(self.watches.on_completion((user_data & !WATCH) as usize));
         } else if user_data & RECALL != 0 {
@@ -304,7 +304,7 @@ impl Ring {
                     opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build().user_data(user_data)
                 }
                 PollRequest::Cancel => {
-                    opcode::AsyncCancel::new(user_data).build().user_data(NOBODY)
+                    opcode::AsyncCancel::new(user_data).build().user_data(IGNORED)
                 }
             };
             // SAFETY: these entries name no memory; a descriptor that has been closed meanwhile
@@ -329,7 +329,7 @@ impl Ring {
                 Submission::Step(slot, step) => self.entry(slot, step),
             };
             let Some(entry) = entry else {
-                self.flights.astray(ask.slot());
+                self.flights.fail_invalid(ask.slot());
                 continue;
             };
             let plain =
@@ -414,7 +414,7 @@ impl BlockDevice for Ring {
     }
 
     fn recall_all(&mut self, wishes: &[crate::CancelRequest]) {
-        self.flights.take_back(wishes);
+        self.flights.cancel_all(wishes);
         self.vacate();
     }
 }
@@ -422,12 +422,12 @@ impl BlockDevice for Ring {
 impl Drop for Ring {
     /// Waits for or cancels everything that the kernel has before the memory is released.
     fn drop(&mut self) {
-        self.flights.begin_nothing();
+        self.flights.drop_waiting();
         self.watches.unwatch_all();
         let (mut done, mut woken) = (Vec::new(), Vec::new());
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
         loop {
-            self.flights.begin_nothing();
+            self.flights.drop_waiting();
             let now = Instant::now();
             if self.flights.in_kernel() == 0 && self.watches.is_empty() {
                 return;
@@ -439,7 +439,7 @@ impl Drop for Ring {
             self.reap(&mut done, &mut woken);
         }
         tracing::error!(
-            "{} device operations did not complete within {FAREWELL:?}: their buffers stay allocated",
+            "{} device operations did not complete within {DRAIN_TIMEOUT:?}: their buffers stay allocated",
             self.flights.in_kernel()
         );
         std::mem::forget((Arc::clone(&self.memory.region), Arc::clone(&self.memory.zeros)));

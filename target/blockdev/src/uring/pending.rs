@@ -109,7 +109,7 @@ impl Flights {
     /// Sets the maximum of one store in the kernel, alone and with others.
     pub fn set_shares(&mut self, alone: u32, beside_others: u32) {
         self.shares = [alone, beside_others];
-        self.share_anew();
+        self.recompute_shares();
     }
 
     /// Takes an operation. `at_once` executes one of RAM without the kernel, or returns none.
@@ -130,7 +130,7 @@ impl Flights {
         };
         let mut flight = PendingIo::new(index, tag, op);
         let backing = &attachment.backing;
-        let outcome = match (flight.shortcut(backing), backing.kind()) {
+        let outcome = match (flight.immediate_result(backing), backing.kind()) {
             (None, Kind::Ram) => at_once(&mut flight, backing),
             (Some(outcome), Kind::Null) => at_once(&mut flight, backing).or(Some(outcome)),
             (outcome, _) => outcome,
@@ -216,7 +216,7 @@ impl Flights {
     }
 
     /// Drops everything that has not started.
-    pub(super) fn begin_nothing(&mut self) {
+    pub(super) fn drop_waiting(&mut self) {
         self.queue.clear();
         self.again.clear();
         self.attachments.iter_mut().flatten().for_each(|it| it.parked.clear());
@@ -228,12 +228,12 @@ impl Flights {
     }
 
     /// Fails an operation for which no entry can be built.
-    pub(super) fn astray(&mut self, slot: u32) {
+    pub(super) fn fail_invalid(&mut self, slot: u32) {
         tracing::error!(
             "invalid request: buffer outside the registered region or unknown device (bug)"
         );
         self.take_sync_back(slot);
-        let done = self.land(slot, Err(Status::INTERNAL_ERROR.with_dnr()));
+        let done = self.complete(slot, Err(Status::INTERNAL_ERROR.with_dnr()));
         self.ready.extend(done);
     }
 
@@ -295,7 +295,7 @@ impl Flights {
         let Some(flight) = self.slots[slot as usize].as_mut() else { return };
         let attachment = self.attachments[flight.attachment as usize].as_ref();
         let outcome = attachment.and_then(|it| flight.advance(-errno, &it.backing));
-        let done = self.land(slot, outcome.unwrap_or(Err(Status::INTERNAL_ERROR.with_dnr())));
+        let done = self.complete(slot, outcome.unwrap_or(Err(Status::INTERNAL_ERROR.with_dnr())));
         self.ready.extend(done);
     }
 }

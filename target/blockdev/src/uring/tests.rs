@@ -1242,7 +1242,7 @@ fn the_kernel_is_told_that_a_write_with_fua_is_durable_and_no_other() {
                 let backing = &bench.ring.flights.attachments[0].as_ref().unwrap().backing;
                 assert_eq!(flight.advance(4096, backing).is_some(), len == 4096);
             }
-            let done = bench.ring.flights.land(slot, Ok(())).unwrap();
+            let done = bench.ring.flights.complete(slot, Ok(())).unwrap();
             bench.pool.give(done.buf.unwrap());
         }
         bench.ring.flights.attachments[0].as_mut().unwrap().fixed = true;

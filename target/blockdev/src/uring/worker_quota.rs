@@ -10,7 +10,6 @@ use std::iter::once;
 use rdma::Tag;
 
 use super::pending::Flights;
-use crate::Kind;
 use crate::request::PendingIo;
 use crate::uring::setup::MOST_WORKERS;
 use crate::uring::sqe::Attachment;
@@ -27,8 +26,8 @@ pub(super) const SHARES: [u32; 2] = [ALONE, BESIDE_OTHERS];
 
 impl Flights {
     /// Recomputes the shares: stores were attached or detached.
-    pub(super) fn share_anew(&mut self) {
-        let has_workers = |it: &&Attachment| matches!(it.backing.kind(), Kind::File | Kind::Device);
+    pub(super) fn recompute_shares(&mut self) {
+        let has_workers = |it: &&Attachment| it.backing.kind().is_external();
         let stores = self.attachments.iter().flatten().filter(has_workers).count();
         self.share = self.shares[usize::from(stores > 1)];
         (0..self.attachments.len()).for_each(|index| self.resume(index as u32));
@@ -91,8 +90,8 @@ impl Flights {
                 continue;
             };
             // The store may have failed, or become smaller, since the submission.
-            let Some(outcome) = flight.shortcut(backing) else { return Some(flight) };
-            let done = self.dismiss(flight, outcome);
+            let Some(outcome) = flight.immediate_result(backing) else { return Some(flight) };
+            let done = self.finish(flight, outcome);
             self.ready.extend(done);
         }
         None

@@ -54,13 +54,13 @@ async fn trust(
     let store = monitor.find(&name, nsid).ok_or_else(missing)?;
     let differences = vec![format!("~ {place}: its store is trusted again")];
     if wanted.dry_run && store.is_trusted() {
-        return Err(refused(&place, Untrusted::Needless));
+        return Err(refused(&place, Untrusted::AlreadyTrusted));
     }
     if !wanted.dry_run {
         let registry = Arc::clone(&managed.view().registry);
         let tell = move || registry.report_lost_writes(&name, nsid);
         let trusted = spawn_blocking(move || monitor.trust(&store, tell)).await;
-        let trusted = trusted.unwrap_or(Err(Untrusted::Silent));
+        let trusted = trusted.unwrap_or(Err(Untrusted::NoAnswer));
         trusted.map_err(|why| refused(&place, why))?;
     }
     Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
@@ -68,7 +68,7 @@ async fn trust(
 
 fn refused(place: &str, why: Untrusted) -> ApiError {
     match why {
-        Untrusted::Needless => ApiError::new(
+        Untrusted::AlreadyTrusted => ApiError::new(
             StatusCode::CONFLICT,
             format!(
                 "{place} is trusted: no flush has failed, and its file was not shortened or \
@@ -81,7 +81,7 @@ fn refused(place: &str, why: Untrusted) -> ApiError {
             format!("{place} cannot be trusted: {why}"),
             "repair the device first; see the kernel's log",
         ),
-        Untrusted::Silent => ApiError::new(
+        Untrusted::NoAnswer => ApiError::new(
             StatusCode::GATEWAY_TIMEOUT,
             format!("{place} is not trusted: its store does not answer"),
             "look at the store, then try again",

@@ -81,7 +81,7 @@ fn a_save_that_fails_anywhere_has_saved_all_or_nothing_and_says_which() {
         let saving = begin(&declared);
         let (here, away) = (home.to_owned(), elsewhere.path().join("away"));
         let back = away.clone();
-        hinder_before(step, move || fs::rename(here, away).unwrap());
+        run_before(step, move || fs::rename(here, away).unwrap());
         let Err(said) = saving.write(&declared.sources, &new) else { break };
         fs::rename(back, home).unwrap();
         let found = ConfigFiles::read(declared.file()).unwrap();

@@ -94,7 +94,7 @@ fn save(changed: &EffectiveConfig) -> usize {
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps_of_saving() {
-    let (directory, steps) = doomed();
+    let (directory, steps) = killed_process();
     let declared = EffectiveConfig::load_with(&directory.join("nvmfd.toml"), None).unwrap();
     kill_before(steps);
     let saving = begin(&declared);

@@ -6,7 +6,7 @@ use tempfile::{TempDir, tempdir};
 
 use super::super::Transition;
 use crate::blockdev::BlockSizes;
-use crate::blockdev::crash_point::testing::{doomed, kill_before, run_killed};
+use crate::blockdev::crash_point::testing::{kill_before, killed_process, run_killed};
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::Config;
 use crate::core::message::ReactorRings;
@@ -474,7 +474,7 @@ fn size_after(orders: usize) -> u32 {
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let (directory, steps) = doomed();
+    let (directory, steps) = killed_process();
     let (provisioner, _) = provisioner(&config(&directory, 4096, "allow_format = true\n"));
     for index in 0..ORDERS {
         fill(&directory, size_mark(size_after(index as usize)));

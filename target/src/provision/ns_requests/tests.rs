@@ -9,7 +9,7 @@ use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
 use nvme::feature::WriteProtectState;
 use tempfile::tempdir;
 
-use crate::blockdev::crash_point::testing::{doomed, hinder_before, kill_before, run_killed};
+use crate::blockdev::crash_point::testing::{kill_before, killed_process, run_before, run_killed};
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, NamespaceConfig, NamespaceKind};
 use crate::core::message::ReactorRings;
@@ -554,7 +554,7 @@ fn a_delete_that_was_refused_is_not_carried_out_by_the_next_start() {
     // Steps of a record: open, write, sync, rename, and the sync of the directory.
     let (path, aside) = (directory.path().to_owned(), directory.path().with_extension("aside"));
     let (from, to) = (path.clone(), aside.clone());
-    hinder_before(5, move || fs::rename(from, to).unwrap());
+    run_before(5, move || fs::rename(from, to).unwrap());
     let refused = execute(&mut provisioner, &order(host(1), NamespaceRequest::Delete { nsid: 1 }));
     assert_eq!((refused, found(&provisioner).len()), (Err(FAILED), 1));
     fs::rename(&aside, &path).unwrap();
@@ -613,7 +613,7 @@ const OWN: &str = "provision::ns_requests::tests::killed_between_two_steps";
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let (directory, steps) = doomed();
+    let (directory, steps) = killed_process();
     let mut provisioner = provisioner(&config(&directory));
     kill_before(steps);
     for (index, what) in orders().into_iter().enumerate() {

@@ -9,7 +9,7 @@ use nvme::reservation::{
 use proptest::prelude::*;
 use tempfile::tempdir;
 
-use crate::blockdev::crash_point::testing::{doomed, hinder_before, kill_before, run_killed};
+use crate::blockdev::crash_point::testing::{kill_before, killed_process, run_before, run_killed};
 use crate::blockdev::durable::testing::calls;
 use crate::blockdev::monitor::{Distrust, TrustRecords};
 use crate::core::subsystem::bad_blocks::{BadBlocks, Change};
@@ -162,10 +162,10 @@ fn what_cannot_be_persisted_is_as_before() {
     for comes_back in [true, false] {
         // After the rename: the directory cannot be synced.
         let (here, there) = (path.clone(), away.clone());
-        hinder_before(5, move || {
+        run_before(5, move || {
             fs::rename(&here, &there).unwrap();
             if comes_back {
-                hinder_before(1, move || fs::rename(there, here).unwrap());
+                run_before(1, move || fs::rename(there, here).unwrap());
             }
         });
         assert!(file.replace(Some(&after), Some(&before)).is_err());
@@ -288,7 +288,7 @@ const CONVERTING: &str = "state::namespace_state::tests::killed_while_it_convert
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_while_it_converts() {
-    let (directory, steps) = doomed();
+    let (directory, steps) = killed_process();
     kill_before(steps);
     file(&directory).replace(Some(&WriteProtectState::PROTECTED), None).unwrap();
     println!("done");
@@ -365,7 +365,7 @@ const OWN: &str = "state::namespace_state::tests::killed_between_two_steps";
 #[test]
 #[ignore = "run by another test, in a process that is killed"]
 fn killed_between_two_steps() {
-    let (directory, steps) = doomed();
+    let (directory, steps) = killed_process();
     let reservation = reservation(&directory).unwrap();
     kill_before(steps);
     for (index, (host, order)) in orders().iter().enumerate() {

@@ -554,7 +554,7 @@ impl BlockDevice for SimRing<'_> {
     }
 
     fn recall_all(&mut self, wishes: &[CancelRequest]) {
-        self.disk.rings[self.ring].take_back(wishes);
+        self.disk.rings[self.ring].cancel_all(wishes);
     }
 }
 
