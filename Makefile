@@ -115,7 +115,7 @@ loss: build test-packages ## Measure what the soft fabric keeps of that in a bad
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" RELAY="$(BUILD)"/release/lossy_relay tests/bench/loss
 
 scale: build test-packages ## Measure what a thousand subsystems or namespaces cost, and 64 hosts with 16 queues each
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" CROWD="$(BUILD)"/release/many_hosts tests/bench/scale
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" MANY_HOSTS="$(BUILD)"/release/many_hosts tests/bench/scale
 
 qos: build test-packages ## See that limits hold and are shared equally
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/bench/qos
@@ -135,7 +135,7 @@ SECONDS_OF_FLOOD ?= 60
 hostile: build test-packages ## Twenty million mutated packets, five million messages, and floods, in memory and on sockets: some minutes
 	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
 	  --test soft_malformed -- --nocapture --test-threads 1
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ENEMY="$(BUILD)"/release/flood SLOW="$(BUILD)"/release/slow_hosts FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ATTACKER="$(BUILD)"/release/flood SLOW="$(BUILD)"/release/slow_hosts FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
 
 HOURS ?= 2
 torture: build test-packages ## Every guarantee of docs/reliability.md at full size, then a soak: make torture HOURS=12

@@ -20,9 +20,9 @@ const NQN: &str = "nqn.2026-11.io.nvmfd:memory";
 type Shape = (u16, u16, u16);
 
 /// Ends with this.
-struct Crowd(Child);
+struct HostsProcess(Child);
 
-impl Drop for Crowd {
+impl Drop for HostsProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -41,23 +41,23 @@ fn taken((hosts, queues, entries): Shape) -> u64 {
     );
     let target = RunningTarget::start(Config::parse(&text).unwrap()).unwrap();
     let before = dhat::HeapStats::get().curr_bytes;
-    let mut crowd = Command::new(env!("CARGO_BIN_EXE_many_hosts"));
-    crowd.args(["--target", "127.62.0.1:4420", "--nqn", NQN, "--seconds", "3600", "--busy", "0"]);
+    let mut process = Command::new(env!("CARGO_BIN_EXE_many_hosts"));
+    process.args(["--target", "127.62.0.1:4420", "--nqn", NQN, "--seconds", "3600", "--busy", "0"]);
     for (option, value) in [
         ("--pid", std::process::id()),
         ("--hosts", hosts.into()),
         ("--queues", queues.into()),
         ("--entries", entries.into()),
     ] {
-        crowd.arg(option).arg(value.to_string());
+        process.arg(option).arg(value.to_string());
     }
-    let mut crowd = Crowd(crowd.stdout(Stdio::piped()).spawn().unwrap());
+    let mut process = HostsProcess(process.stdout(Stdio::piped()).spawn().unwrap());
     let mut said = String::new();
-    let stdout = crowd.0.stdout.take().unwrap();
+    let stdout = process.0.stdout.take().unwrap();
     BufReader::new(stdout).read_line(&mut said).unwrap();
     assert!(said.starts_with("connected"), "{said:?}");
     let after = dhat::HeapStats::get().curr_bytes;
-    drop(crowd);
+    drop(process);
     target.stop(Instant::now() + Duration::from_secs(5));
     (after - before) as u64
 }
@@ -91,11 +91,20 @@ fn hosts_that_come_and_go_leave_nothing_behind() {
     );
     let target = RunningTarget::start(Config::parse(&text).unwrap()).unwrap();
     let cycle = || {
-        let mut crowd = Command::new(env!("CARGO_BIN_EXE_many_hosts"));
-        crowd.args(["--target", "127.62.0.2:4420", "--nqn", NQN, "--seconds", "0", "--busy", "4"]);
-        crowd.args(["--hosts", "4", "--queues", "4", "--entries", "32"]);
-        let crowd = crowd.arg("--pid").arg(std::process::id().to_string()).output().unwrap();
-        assert!(crowd.status.success(), "{crowd:?}");
+        let mut process = Command::new(env!("CARGO_BIN_EXE_many_hosts"));
+        process.args([
+            "--target",
+            "127.62.0.2:4420",
+            "--nqn",
+            NQN,
+            "--seconds",
+            "0",
+            "--busy",
+            "4",
+        ]);
+        process.args(["--hosts", "4", "--queues", "4", "--entries", "32"]);
+        let process = process.arg("--pid").arg(std::process::id().to_string()).output().unwrap();
+        assert!(process.status.success(), "{process:?}");
     };
     let live = || dhat::HeapStats::get().curr_bytes as u64;
     (0..CYCLES).for_each(|_| cycle());

@@ -9,6 +9,6 @@ use tempfile::TempDir;
 /// It cannot be created.
 #[must_use]
 pub fn directory() -> TempDir {
-    let place = std::env::var_os("NVMFD_TEST_FOLDER");
+    let place = std::env::var_os("NVMFD_TEST_DIRECTORY");
     tempfile::tempdir_in(place.unwrap_or(env!("CARGO_MANIFEST_DIR").into())).unwrap()
 }

@@ -55,9 +55,9 @@ struct Arguments {
 
 /// A device that completes everything by the next iteration.
 #[derive(Default)]
-struct Quick(Vec<IoCompletion>);
+struct ImmediateDevice(Vec<IoCompletion>);
 
-impl BlockDevice for Quick {
+impl BlockDevice for ImmediateDevice {
     fn submit(&mut self, _: DeviceId, tag: Tag, op: IoRequest) {
         self.0.push(IoCompletion { tag, buf: op.into_buf(), outcome: Ok(()) });
     }
@@ -71,14 +71,14 @@ struct Target {
     queues: PollGroup,
     fabric: Soft,
     pool: Pool,
-    disk: Quick,
+    disk: ImmediateDevice,
     done: VecDeque<IoCompletion>,
     shared: Shared,
     events: Vec<Event>,
 }
 
 impl Target {
-    fn new(at: SocketAddr, air: &Arc<Mutex<Network>>, now: Instant) -> Target {
+    fn new(at: SocketAddr, network: &Arc<Mutex<Network>>, now: Instant) -> Target {
         let plan = PoolPlan {
             cells: 1024,
             receives: 512,
@@ -96,13 +96,13 @@ impl Target {
         registry.set_listeners(vec![listener]);
         let limits =
             Limits { queue_depth: 128, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 17 };
-        let mut fabric = fabric(at, air, &pool, 1, now);
+        let mut fabric = fabric(at, network, &pool, 1, now);
         fabric.listen(at).expect("a listener");
         Target {
             queues: PollGroup::new(0, limits, now),
             fabric,
             pool,
-            disk: Quick::default(),
+            disk: ImmediateDevice::default(),
             done: VecDeque::new(),
             shared: Shared::new(Arc::new(registry), Workers::default(), SystemTime::now),
             events: Vec::with_capacity(64),
@@ -132,16 +132,16 @@ fn target_turn(target: &mut Target, now: Instant) {
 fn main() {
     let arguments = Arguments::parse();
     let mut now = Instant::now();
-    let air = Arc::new(Mutex::new(Network::new(1, Faults::NONE)));
+    let network = Arc::new(Mutex::new(Network::new(1, Faults::NONE)));
     let (at, from) = ("192.0.2.1:4420", "192.0.2.2:0");
     let (at, from): (SocketAddr, SocketAddr) =
         (at.parse().expect("an address"), from.parse().expect("an address"));
-    let mut target = Target::new(at, &air, now);
+    let mut target = Target::new(at, &network, now);
 
     let (nqn, host) = (NQN.parse().expect("a name"), HOST.parse::<Nqn>().expect("a name"));
     let options = session::Options { kato_ms: 0, ..session::Options::new(at, nqn, host, [7; 16]) };
     let mut pool = Pool::new(options.plan(1 << 20, 1 << 17)).expect("memory");
-    let mut fabric = fabric(from, &air, &pool, 2, now);
+    let mut fabric = fabric(from, &network, &pool, 2, now);
     let mut session = Session::new(options);
     let mut events = Vec::with_capacity(64);
     session.start(&mut session::Io { pool: &mut pool, fabric: &mut fabric, now });
@@ -150,10 +150,10 @@ fn main() {
     let (mut exposed, mut sent, mut done) = (false, 0, 0);
     while done < arguments.commands {
         now += TURN;
-        while air.lock().unwrap_or_else(PoisonError::into_inner).arrive(now).is_some() {}
+        while network.lock().unwrap_or_else(PoisonError::into_inner).arrive(now).is_some() {}
         target_turn(&mut target, now);
         now += TURN;
-        while air.lock().unwrap_or_else(PoisonError::into_inner).arrive(now).is_some() {}
+        while network.lock().unwrap_or_else(PoisonError::into_inner).arrive(now).is_some() {}
         fabric.poll(now, &mut events);
         let mut io = session::Io { pool: &mut pool, fabric: &mut fabric, now };
         for event in events.drain(..) {
@@ -197,8 +197,14 @@ fn main() {
     println!("{done} commands done, {counted} of them counted so far");
 }
 
-fn fabric(at: SocketAddr, air: &Arc<Mutex<Network>>, pool: &Pool, seed: u64, now: Instant) -> Soft {
-    let port = NetworkPort::new(air, at.ip(), (1, 0));
+fn fabric(
+    at: SocketAddr,
+    network: &Arc<Mutex<Network>>,
+    pool: &Pool,
+    seed: u64,
+    now: Instant,
+) -> Soft {
+    let port = NetworkPort::new(network, at.ip(), (1, 0));
     let mut dice = Rng::new(seed);
     let config = Options::default().config;
     let entropy = Box::new(move || dice.roll());

@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("crowd: {error}");
+            eprintln!("many_hosts: {error}");
             ExitCode::FAILURE
         }
     }
@@ -132,7 +132,7 @@ fn spawn(number: u8, args: &Args, signals: &Arc<Signals>) -> JoinHandle<Result<V
     let (to, nqn) = (args.target, args.nqn);
     let (io_queues, queue_entries) = (args.queues, args.entries);
     std::thread::spawn(move || {
-        let name = format!("nqn.2026-11.io.nvmfd:crowd{number}");
+        let name = format!("nqn.2026-11.io.nvmfd:host{number}");
         let hostnqn = Nqn::new(&name).map_err(|error| local(&error.to_string()))?;
         let options = Options::new(to.into(), nqn, hostnqn, [number + 1; 16]);
         let options = Options { io_queues, queue_entries, in_capsule: false, ..options };

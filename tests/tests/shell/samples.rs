@@ -50,7 +50,7 @@ pub(crate) const SAMPLES: &[Sample] = &[
         script: "tests/bench/hostile",
         variables: &["share=95"],
         input: "packets from anybody\t900\t1000\t1000\t12\npackets from anybody\t800\t1000\t1000\t2300\npackets from anybody\t950\t1000\t1000\t5\nconnections\t10\t100\t100\t9000\n",
-        output: "\nenemy                           reads/s    of calm   beside decoy    longest connect\npackets from anybody                900       90 %           90 %            2300 ms\nconnections                          10       10 %           10 %            9000 ms\n\npackets from anybody: the bystander keeps 90 %, not 95 %\npackets from anybody: a connect took 2300 ms\nconnections: the bystander keeps 10 %, not 95 %\nconnections: a connect took 9000 ms\n",
+        output: "\nattacker                        reads/s    of calm   beside decoy    longest connect\npackets from anybody                900       90 %           90 %            2300 ms\nconnections                          10       10 %           10 %            9000 ms\n\npackets from anybody: the bystander keeps 90 %, not 95 %\npackets from anybody: a connect took 2300 ms\nconnections: the bystander keeps 10 %, not 95 %\nconnections: a connect took 9000 ms\n",
         status: 1,
     },
     Sample {

@@ -4,7 +4,7 @@
 # After lib.sh.
 
 NVMFCTL=${NVMFCTL:-${NVMFD%/*}/nvmfctl}
-FOLDER=/run/changes # of the configuration, the state and the socket: the daemon's user may write there
+DIR=/run/changes # of the configuration, the state and the socket: the daemon's user may write there
 POOL=({1..5})       # hosts that come and go are known by number
 declare -A SUBSYSTEM # NAME: its hosts, by number; 0 is ours
 declare -A SPACE     # "NAME NSID": kind, MiB, block size, number of its file
@@ -15,13 +15,13 @@ FILES=0
 HOST_NAMES=()
 
 managed_directory() { # where everything is; sets STATE and SOCKET
-  if beside_guest; then FOLDER=/vm/changes; fi
-  rm -rf $FOLDER
-  mkdir -p $FOLDER/state "$BACK/changes"
-  chmod 777 $FOLDER $FOLDER/state "$BACK/changes"
-  CONFIG=$FOLDER/nvmfd.toml
-  STATE=$(target_path $FOLDER/state)
-  SOCKET=$(target_path $FOLDER/socket)
+  if beside_guest; then DIR=/vm/changes; fi
+  rm -rf $DIR
+  mkdir -p $DIR/state "$BACK/changes"
+  chmod 777 $DIR $DIR/state "$BACK/changes"
+  CONFIG=$DIR/nvmfd.toml
+  STATE=$(target_path $DIR/state)
+  SOCKET=$(target_path $DIR/socket)
   if beside_guest; then
     lend "$NVMFCTL"
     NVMFCTL=$MACHINE_DIR/bin/nvmfctl
