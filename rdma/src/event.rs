@@ -90,7 +90,7 @@ impl Incoming {
 
     /// Takes the handle of the provider out of the request.
     #[must_use]
-    pub fn into_handle(self) -> Box<dyn Any + Send> {
+    pub(crate) fn into_handle(self) -> Box<dyn Any + Send> {
         self.handle
     }
 }

@@ -27,7 +27,7 @@ const WAKING: Duration = Duration::from_micros(100);
 /// Whether polling can pay: on a machine with one CPU it only delays the thread that is waited for.
 /// (For a driver that is pinned to one CPU of several, the others can work.)
 #[must_use]
-pub fn is_worth_it() -> bool {
+pub(crate) fn is_worth_it() -> bool {
     matches!(sysconf(SysconfVar::_NPROCESSORS_ONLN), Ok(Some(cpus)) if cpus > 1)
 }
 

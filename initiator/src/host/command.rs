@@ -2,7 +2,7 @@
 
 use nvme::copy::{Copy, CopyRange};
 use nvme::fabrics::{PropertyGet, PropertySet};
-use nvme::feature::{FeatureId, GetFeatures, Select, SetFeatures};
+use nvme::feature::{GetFeatures, SetFeatures};
 use nvme::identify::{
     Cns, Csi, Identify, IdentifyController, IdentifyNamespace, NAMESPACES_PER_PAGE, namespaces,
 };
@@ -198,7 +198,12 @@ impl Host {
     /// Returns an error for the user if another host has formatted a namespace that had blocks of
     /// `block_bytes`: the reason why commands were rejected, or why data were not found. `refused`:
     /// commands were completed with Format In Progress.
-    pub fn was_formatted(&mut self, nsid: u32, block_bytes: u32, refused: bool) -> Option<Error> {
+    pub(crate) fn was_formatted(
+        &mut self,
+        nsid: u32,
+        block_bytes: u32,
+        refused: bool,
+    ) -> Option<Error> {
         let now = self.identify_namespace(nsid).ok().and_then(|found| found.block_bytes());
         let what = match now {
             Some(now) if now != block_bytes => {
@@ -277,14 +282,6 @@ impl Host {
             false => self.command_in(0, what, sqe, into)?,
         };
         Ok(result as u32)
-    }
-
-    /// Gets the current value of a controller feature that is one dword.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn feature_dword(&mut self, fid: FeatureId) -> Result<u32, Error> {
-        self.feature(GetFeatures { fid, sel: Select::CURRENT, ..GetFeatures::default() }, &mut [])
     }
 
     /// Sets a feature, with `data` if it has any. `cdw12` is for the few features that use it.

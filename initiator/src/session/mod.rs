@@ -170,7 +170,7 @@ impl Session {
 
     /// Whether a request is done.
     #[must_use]
-    pub fn has_done(&self) -> bool {
+    pub(crate) fn has_done(&self) -> bool {
         !self.done.is_empty()
     }
 

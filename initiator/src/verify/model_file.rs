@@ -106,7 +106,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Model, String), Unusable> {
 ///
 /// # Errors
 /// The I/O error.
-pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let fresh = path.with_file_name(name);

@@ -40,7 +40,7 @@ pub use remote_region::RemoteRegion;
 /// The unit of the data section and of every alignment, in bytes.
 pub const PAGE_BYTES: u32 = 4096;
 /// The size of a cell, in bytes.
-pub const CELL_BYTES: u32 = 64;
+pub(crate) const CELL_BYTES: u32 = 64;
 
 /// Bytes that a data buffer of `len` bytes occupies in its pool: a power of two of pages. For
 /// lengths that a pool supports, up to 2 GiB.

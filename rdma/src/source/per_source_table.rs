@@ -85,7 +85,7 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
 
     /// Number of entries of the source with the most.
     #[must_use]
-    pub fn largest_share(&self) -> usize {
+    pub(crate) fn largest_share(&self) -> usize {
         self.ranks.last().map_or(0, |(count, ..)| *count)
     }
 
@@ -146,12 +146,12 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
 
     /// Whether there are entries with a time of expiry.
     #[must_use]
-    pub fn has_expiring(&self) -> bool {
+    pub(crate) fn has_expiring(&self) -> bool {
         !self.expiry.is_empty()
     }
 
     /// The entries with a time of expiry.
-    pub fn expiring(&self) -> impl Iterator<Item = (K, &V)> {
+    pub(crate) fn expiring(&self) -> impl Iterator<Item = (K, &V)> {
         self.expiry.iter().filter_map(|(_, key)| Some((*key, self.get(key)?)))
     }
 
@@ -176,7 +176,7 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     }
 
     /// Removes one expired entry.
-    pub fn expire(&mut self, now: Instant) -> Option<(K, V)> {
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<(K, V)> {
         if self.next()? > now {
             return None;
         }
@@ -189,7 +189,7 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     }
 
     /// Removes the entry that expires first.
-    pub fn remove_next(&mut self) -> Option<(K, V)> {
+    pub(crate) fn remove_next(&mut self) -> Option<(K, V)> {
         let (_, key) = *self.expiry.first()?;
         self.remove(&key).map(|value| (key, value))
     }

@@ -123,7 +123,7 @@ impl BackingDevice {
 
     /// Whether its path leads to something else now, or to nothing. May block on the device.
     #[must_use]
-    pub fn has_moved(&self, config: &BackingConfig) -> bool {
+    pub(crate) fn has_moved(&self, config: &BackingConfig) -> bool {
         match (&self.hold, &config.kind) {
             (Some(hold), BackingKind::File { path, .. }) => !hold.is_at(path),
             _ => false,
@@ -260,8 +260,8 @@ impl BackingDevice {
 
     /// Whether Deallocate frees space. If so, the range reads as zeros afterwards; otherwise the
     /// data stay as they were.
-    #[must_use]
-    pub fn can_discard(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn can_discard(&self) -> bool {
         !self.read_only && self.kind != Kind::Null && self.allows(Space::Punch)
     }
 

@@ -41,7 +41,7 @@ impl OpKind {
 /// which asks for a retry. A removed store may return: Namespace Not Ready, with the first retry
 /// delay.
 #[must_use]
-pub fn status_of(doing: OpKind, errno: i32) -> Status {
+pub(crate) fn status_of(doing: OpKind, errno: i32) -> Status {
     match Errno::from_raw(errno) {
         Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG => Status::CAPACITY_EXCEEDED.with_dnr(),
         // The block layer returns ENODATA for a medium error and EILSEQ for a failed integrity

@@ -187,7 +187,7 @@ impl Health {
 
     /// Whether an operation has failed in a way that the monitor has to examine.
     #[must_use]
-    pub fn is_suspect(&self) -> bool {
+    pub(crate) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
     }
 

@@ -33,7 +33,7 @@ pub use backing::{BackingConfig, BackingKind, Condition, Geometry, Kind, Space};
 pub use block_sizes::{BlockSizes, SHIFTS};
 pub use created_file::CreatedFile;
 pub use device::BackingDevice;
-pub use errno::{OpKind, status_of};
+pub use errno::OpKind;
 pub use fault_injection::InjectedFault;
 pub use health::{Detached, Health};
 pub use media_properties::Below;

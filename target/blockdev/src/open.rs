@@ -75,7 +75,7 @@ impl BackingDevice {
     ///
     /// # Errors
     /// One sentence: what was tried, what the system answered, what to do.
-    pub fn open_again(
+    pub(crate) fn open_again(
         &self,
         config: &BackingConfig,
         trusted: bool,

@@ -16,7 +16,7 @@ pub use super::step::Step;
 use super::{IoCompletion, IoRequest};
 
 /// Maximum of one write of zeros: the size of the zeroed buffer of the ring.
-pub const ZEROS_BYTES: u32 = 256 * 1024;
+pub(crate) const ZEROS_BYTES: u32 = 256 * 1024;
 /// Maximum of consecutive EAGAIN and EINTR before the operation fails.
 const TRIES: u8 = 32;
 
@@ -96,7 +96,7 @@ impl PendingIo {
 
     /// The host has been told that cancellation failed: if the kernel reports it as cancelled all
     /// the same, it is submitted again.
-    pub fn not_cancelled(&mut self) {
+    pub(crate) fn not_cancelled(&mut self) {
         self.insists = true;
     }
 
@@ -138,7 +138,7 @@ impl PendingIo {
 
     /// The result of an operation that the kernel does not need to, or must not, execute.
     #[must_use]
-    pub fn immediate_result(&self, backing: &BackingDevice) -> Option<Result<(), Status>> {
+    pub(crate) fn immediate_result(&self, backing: &BackingDevice) -> Option<Result<(), Status>> {
         if !backing.contains(self.at, self.len) {
             return Some(Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
         }

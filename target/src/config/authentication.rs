@@ -48,7 +48,7 @@ pub struct HostConfig {
 impl HostConfig {
     /// Whether its hashes or groups differ from those of all hosts.
     #[must_use]
-    pub fn has_own_policy(&self) -> bool {
+    pub(crate) fn has_own_policy(&self) -> bool {
         self.hashes.is_some() || self.groups.is_some()
     }
 

@@ -49,7 +49,7 @@ impl AuthenticationConfig {
     /// Returns the errors of the key files, one sentence each, and warnings about access by the
     /// daemon if it runs as another user and root checks.
     #[must_use]
-    pub fn examine_keys(&self, reader: KeyReader) -> (Vec<String>, Vec<String>) {
+    pub(crate) fn examine_keys(&self, reader: KeyReader) -> (Vec<String>, Vec<String>) {
         let (mut mistakes, mut doubts) = (Vec::new(), Vec::new());
         let hosts = self.hosts.iter();
         for path in hosts.flat_map(|h| [Some(&h.key_file), h.controller_key_file.as_ref()]) {

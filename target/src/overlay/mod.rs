@@ -25,7 +25,7 @@ use tracing::error;
 pub use edit::{EditError, edit};
 
 /// The longest text of a configuration, in bytes.
-pub const MOST_TEXT_BYTES: usize = 512 << 10;
+pub(crate) const MOST_TEXT_BYTES: usize = 512 << 10;
 
 /// The texts in use, and their origins.
 #[derive(Clone, Debug)]
@@ -209,7 +209,7 @@ impl EffectiveConfig {
 
     /// Drops the changes that no longer apply.
     #[must_use]
-    pub fn without_set_aside(&self) -> EffectiveConfig {
+    pub(crate) fn without_set_aside(&self) -> EffectiveConfig {
         let mut next = self.clone();
         next.changes.set_aside.clear();
         next

@@ -151,7 +151,7 @@ impl DeviceTable {
     ///
     /// # Errors
     /// One sentence about the first store that cannot be served, and cannot be pending.
-    pub fn next_or_wait(
+    pub(crate) fn next_or_wait(
         &self,
         subsystems: &[SubsystemConfig],
         missing: Missing,
@@ -165,7 +165,7 @@ impl DeviceTable {
     ///
     /// # Errors
     /// One sentence about the first new store that cannot be served, and cannot be pending.
-    pub fn next_for_order(
+    pub(crate) fn next_for_order(
         &self,
         subsystems: &[SubsystemConfig],
         missing: Missing,
@@ -232,7 +232,7 @@ impl DeviceTable {
     }
 
     /// Takes over the pending devices of another table.
-    pub fn replace_pending(&mut self, other: DeviceTable) {
+    pub(crate) fn replace_pending(&mut self, other: DeviceTable) {
         self.pending = other.pending;
     }
 
@@ -248,7 +248,7 @@ impl DeviceTable {
 
     /// Why a namespace is pending, if it is.
     #[must_use]
-    pub fn why_pending(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
+    pub(crate) fn why_pending(&self, nqn: Nqn, nsid: u32) -> Option<&str> {
         let pending = self.pending.iter().find(|each| each.key() == (nqn, nsid));
         pending.map(|each| each.why.as_str())
     }
@@ -419,7 +419,7 @@ impl DeviceTable {
     }
 
     /// Removes the persisted state of namespaces that are deleted, by UUID.
-    pub fn forget_kept(&self, gone: &[Uuid]) {
+    pub(crate) fn forget_kept(&self, gone: &[Uuid]) {
         let Some(directory) = &self.state_directory else { return };
         for uuid in gone {
             self.marked.forget(*uuid);
@@ -458,7 +458,7 @@ impl DeviceTable {
     }
 
     /// Injects the configured faults.
-    pub fn set_faults(&self, subsystems: &[SubsystemConfig]) {
+    pub(crate) fn set_faults(&self, subsystems: &[SubsystemConfig]) {
         for (subsystem, namespace) in namespaces(subsystems) {
             if let Some(store) = self.by_namespace.get(&(subsystem.nqn, namespace.nsid)) {
                 store.monitored.health().set_fault(namespace.fault);

@@ -138,7 +138,11 @@ impl Catalog {
 
     /// Adds its namespaces to the configured ones of a subsystem; configured ones take precedence.
     /// Adds only those whose file `is_there`.
-    pub fn merge_into(&self, config: &mut SubsystemConfig, is_there: impl Fn(u32, &Path) -> bool) {
+    pub(crate) fn merge_into(
+        &self,
+        config: &mut SubsystemConfig,
+        is_there: impl Fn(u32, &Path) -> bool,
+    ) {
         for (&nsid, entry) in &self.record.entries {
             let declared = config.namespaces.iter().any(|n| n.nsid == nsid);
             if declared || nsid > config.offer.max_nsid {
@@ -175,7 +179,7 @@ impl Catalog {
     }
 
     /// Sentences about its namespaces that are not served because of `config`.
-    pub fn eclipsed<'a>(
+    pub(crate) fn eclipsed<'a>(
         &'a self,
         config: &'a SubsystemConfig,
         is_there: impl Fn(u32, &Path) -> bool + 'a,

@@ -112,7 +112,7 @@ impl NamespaceDirectory {
 
     /// Whether a record has to be written again. Does not wait for an operation in progress.
     #[must_use]
-    pub fn has_unwritten_record(&self) -> bool {
+    pub(crate) fn has_unwritten_record(&self) -> bool {
         match self.unwritten.try_lock() {
             Ok(unwritten) => unwritten.is_some(),
             Err(TryLockError::Poisoned(unwritten)) => unwritten.into_inner().is_some(),
@@ -121,7 +121,7 @@ impl NamespaceDirectory {
     }
 
     /// Writes the record again, if that is needed.
-    pub fn rewrite_record(&self) {
+    pub(crate) fn rewrite_record(&self) {
         let mut unwritten = self.lock();
         if let Some(record) = unwritten.clone() {
             self.put_back(&mut unwritten, &record);
@@ -142,7 +142,7 @@ impl NamespaceDirectory {
     ///
     /// # Errors
     /// A sentence about that, or the I/O error.
-    pub fn is_in_place(&self) -> io::Result<()> {
+    pub(crate) fn is_in_place(&self) -> io::Result<()> {
         self.identity.is_at(&self.path)
     }
 

@@ -112,7 +112,7 @@ impl UsageStore {
     }
 
     /// Adds the power-on event of a subsystem that is served from now on.
-    pub fn switched_on(&self, subsystem: &Nqn) {
+    pub(crate) fn switched_on(&self, subsystem: &Nqn) {
         let (usage, power) = (self.usage(subsystem), self.power.at(Instant::now()));
         if let Some(history) = usage.history() {
             let (firmware, cntlid) = (Text::lossy(FIRMWARE), NO_CONTROLLER);

@@ -61,7 +61,7 @@ impl Pending {
     }
 
     /// Logs an error of available devices, once.
-    pub fn report_failure(&self, why: String) {
+    pub(crate) fn report_failure(&self, why: String) {
         let mut state = self.lock();
         if state.failure != why {
             warn!("still pending: {why}");

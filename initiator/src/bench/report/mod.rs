@@ -36,7 +36,7 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
 const LONGEST_NS: u64 = 1_000_000_000_000;
 
 /// The percentiles that fio reports.
-pub const PERCENTILES: [f64; 17] = [
+pub(crate) const PERCENTILES: [f64; 17] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
     99.99,
 ];
@@ -160,7 +160,7 @@ impl Side {
 
     /// Returns the distribution of latencies in nanoseconds.
     #[must_use]
-    pub fn latency_ns(&self) -> Spread {
+    pub(crate) fn latency_ns(&self) -> Spread {
         let count = self.ios();
         if count == 0 {
             return Spread::default();
@@ -211,7 +211,7 @@ pub struct Cpu {
 impl Cpu {
     /// Returns the usage of the calling thread so far.
     #[must_use]
-    pub fn of_thread() -> Cpu {
+    pub(crate) fn of_thread() -> Cpu {
         let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return Cpu::default() };
         let time = |time: nix::sys::time::TimeVal| {
             Duration::new(time.tv_sec().unsigned_abs(), time.tv_usec() as u32 * 1000)
@@ -340,7 +340,7 @@ impl Report {
 
     /// Returns the CPU time of this host per command, in nanoseconds.
     #[must_use]
-    pub fn cpu_ns_per_io(&self) -> f64 {
+    pub(crate) fn cpu_ns_per_io(&self) -> f64 {
         (self.cpu.user + self.cpu.system).as_nanos() as f64 / self.ios().max(1) as f64
     }
 

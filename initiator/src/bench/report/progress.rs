@@ -63,7 +63,7 @@ impl Progress {
 
     /// Whether progress is displayed: otherwise rates need not be computed.
     #[must_use]
-    pub fn is_seen(&self) -> bool {
+    pub(crate) fn is_seen(&self) -> bool {
         self.json || self.bar.is_some()
     }
 

@@ -12,7 +12,7 @@ impl Flights {
     /// Whether the slot with this number in the kernel's table of files is vacant. If it still
     /// belongs to a store that is being released, the new one has none.
     #[must_use]
-    pub fn is_file_vacant(&self, id: DeviceId) -> bool {
+    pub(crate) fn is_file_vacant(&self, id: DeviceId) -> bool {
         !self.attachments.iter().flatten().any(|other| other.fixed && other.id == id.0)
     }
 
@@ -58,7 +58,7 @@ impl Flights {
     }
 
     /// The next id of a store that was released and had a slot in the kernel's table of files.
-    pub fn next_vacated(&mut self) -> Option<u32> {
+    pub(crate) fn next_vacated(&mut self) -> Option<u32> {
         self.vacated.pop()
     }
 

@@ -168,7 +168,7 @@ impl Flights {
 
     /// Entries that the kernel has, cancellations not counted.
     #[must_use]
-    pub fn in_kernel(&self) -> usize {
+    pub(crate) fn in_kernel(&self) -> usize {
         self.in_kernel
     }
 

@@ -93,7 +93,7 @@ impl Round {
 
     /// Whether there is a secret to prove ourselves with.
     #[must_use]
-    pub fn has_controller_key(&self) -> bool {
+    pub(crate) fn has_controller_key(&self) -> bool {
         self.keys.controller.is_some()
     }
 
@@ -195,7 +195,7 @@ impl DhComputation {
 
     /// Whether it takes microseconds only, so that it can be done by the reactor.
     #[must_use]
-    pub fn is_light(&self) -> bool {
+    pub(crate) fn is_light(&self) -> bool {
         let (DhComputation::Challenge(round) | DhComputation::Verify(round, _)) = self;
         round.group == GroupId::NULL
     }

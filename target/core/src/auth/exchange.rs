@@ -119,7 +119,7 @@ impl Exchange {
 
     /// Whether other commands may run.
     #[must_use]
-    pub fn is_authenticated(&self) -> bool {
+    pub(crate) fn is_authenticated(&self) -> bool {
         self.authenticated
     }
 
@@ -143,7 +143,7 @@ impl Exchange {
 
     /// Whether it was ever admitted.
     #[must_use]
-    pub fn was_admitted(&self) -> bool {
+    pub(crate) fn was_admitted(&self) -> bool {
         self.admitted
     }
 
@@ -155,26 +155,26 @@ impl Exchange {
 
     /// Whether a job is under way.
     #[must_use]
-    pub fn is_working(&self) -> bool {
+    pub(crate) fn is_working(&self) -> bool {
         matches!(self.stage, ExchangeState::Working { .. })
     }
 
     /// Whether the queue must close: the host took too long, or the exchange has failed.
     #[must_use]
-    pub fn is_overdue(&self, now: Instant) -> bool {
+    pub(crate) fn is_overdue(&self, now: Instant) -> bool {
         !self.is_working() && self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
     /// Whether an exchange has started that has neither succeeded nor failed: its computation may
     /// have been useless.
     #[must_use]
-    pub fn is_unfinished(&self) -> bool {
+    pub(crate) fn is_unfinished(&self) -> bool {
         let told = matches!(self.stage, ExchangeState::Failed { .. } | ExchangeState::Over { .. });
         self.attempts > 0 && !told
     }
 
     /// Whether an exchange has succeeded since the last call, the first one or a later one.
-    pub fn take_success(&mut self) -> bool {
+    pub(crate) fn take_success(&mut self) -> bool {
         std::mem::take(&mut self.succeeded)
     }
 
@@ -191,7 +191,7 @@ impl Exchange {
     }
 
     /// Whether the host has not authenticated with its key of this number in time.
-    pub fn has_outlived_key(&mut self, key: u32, now: Instant) -> bool {
+    pub(crate) fn has_outlived_key(&mut self, key: u32, now: Instant) -> bool {
         if !self.authenticated || self.proved == Some(key) {
             self.key_until = None;
             return false;
@@ -200,7 +200,7 @@ impl Exchange {
     }
 
     /// A failure since the last call, to be noted.
-    pub fn take_failure(&mut self) -> Option<Failure> {
+    pub(crate) fn take_failure(&mut self) -> Option<Failure> {
         self.news.take()
     }
 
@@ -211,7 +211,7 @@ impl Exchange {
     }
 
     /// Further details: names of what was offered and what is allowed.
-    pub fn take_detail(&mut self) -> Option<String> {
+    pub(crate) fn take_detail(&mut self) -> Option<String> {
         self.detail.take()
     }
 
@@ -280,7 +280,7 @@ impl Exchange {
     ///
     /// # Errors
     /// Invalid Field if the host requests fewer bytes than the message has; it can request again.
-    pub fn fetch(
+    pub(crate) fn fetch(
         &mut self,
         room_bytes: u32,
         to: &mut [u8; MESSAGE_MAX_BYTES],

@@ -143,7 +143,7 @@ impl Keyring {
 
     /// Whether the secret of a host has changed or was removed.
     #[must_use]
-    pub fn differs_for(&self, host: &Nqn, old: &Keyring) -> bool {
+    pub(crate) fn differs_for(&self, host: &Nqn, old: &Keyring) -> bool {
         match (self.hosts.get(host), old.hosts.get(host)) {
             (Some(new), Some(old)) => !new.host.is(&old.host),
             (new, old) => new.is_some() != old.is_some(),
@@ -164,7 +164,7 @@ impl Keyring {
 
     /// What may be agreed on with this host.
     #[must_use]
-    pub fn policy_of(&self, host: &Nqn) -> Arc<Policy> {
+    pub(crate) fn policy_of(&self, host: &Nqn) -> Arc<Policy> {
         Arc::clone(self.rules.policies.get(host).unwrap_or(&self.policy))
     }
 

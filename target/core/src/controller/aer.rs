@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use nvme::feature::AsyncEvent;
 
 /// How many requests a host may leave outstanding: AERL + 1.
-pub const REQUESTS: usize = 4;
+pub(crate) const REQUESTS: usize = 4;
 
 /// Maximum of ids in the Changed Namespace List; above that, it reports "all".
 const CHANGED_MAX: usize = 1024;
@@ -35,7 +35,7 @@ impl Event {
     /// Its bit in Asynchronous Event Configuration (and OAES); 0 for an event that is always
     /// enabled, because it has a mask of its own (feature 82h) or none.
     #[must_use]
-    pub fn enable_bit(self) -> u32 {
+    pub(crate) fn enable_bit(self) -> u32 {
         match self {
             // The critical warning of the same bit.
             Event::Reliability => 1 << 2,
@@ -82,12 +82,12 @@ impl AsyncEvents {
     }
 
     /// Removes all outstanding requests: their slots, oldest first.
-    pub fn take_parked(&mut self) -> impl Iterator<Item = u16> {
+    pub(crate) fn take_parked(&mut self) -> impl Iterator<Item = u16> {
         std::mem::take(&mut self.parked).into_iter()
     }
 
     /// Keeps a request until there is an event; false when the host has too many outstanding.
-    pub fn park(&mut self, slot: u16) -> bool {
+    pub(crate) fn park(&mut self, slot: u16) -> bool {
         if self.parked.len() == REQUESTS {
             return false;
         }
@@ -96,14 +96,14 @@ impl AsyncEvents {
     }
 
     /// Takes back a request that ends without an event (aborted); false when it is not parked.
-    pub fn unpark(&mut self, slot: u16) -> bool {
+    pub(crate) fn unpark(&mut self, slot: u16) -> bool {
         let before = self.parked.len();
         self.parked.retain(|s| *s != slot);
         self.parked.len() != before
     }
 
     /// Notes changed namespaces and raises the event.
-    pub fn namespaces_changed(&mut self, nsids: impl IntoIterator<Item = u32>) {
+    pub(crate) fn namespaces_changed(&mut self, nsids: impl IntoIterator<Item = u32>) {
         let before = self.changed.len();
         self.changed.extend(nsids);
         if self.changed.len() != before || self.masked.contains(&Event::NamespaceAttribute) {
@@ -112,12 +112,12 @@ impl AsyncEvents {
     }
 
     /// Raises the event of groups of namespaces.
-    pub fn ana_changed(&mut self) {
+    pub(crate) fn ana_changed(&mut self) {
         self.pending.insert(Event::Ana);
     }
 
     /// Raises the event that a store is no longer as it should be.
-    pub fn reliability_degraded(&mut self) {
+    pub(crate) fn reliability_degraded(&mut self) {
         self.pending.insert(Event::Reliability);
     }
 
@@ -127,12 +127,12 @@ impl AsyncEvents {
     }
 
     /// Raises the discovery event.
-    pub fn discovery_changed(&mut self) {
+    pub(crate) fn discovery_changed(&mut self) {
         self.pending.insert(Event::DiscoveryLog);
     }
 
     /// Raises the event of the reservation log.
-    pub fn reservation_noticed(&mut self) {
+    pub(crate) fn reservation_noticed(&mut self) {
         self.pending.insert(Event::ReservationLog);
     }
 

@@ -15,7 +15,7 @@ use crate::subsystem::unflushed::Unflushed;
 use crate::subsystem::usage::{SharedCounters, Usage};
 
 /// Entries of the Error Information log (ELPE + 1).
-pub const ERROR_LOG_ENTRIES: usize = 64;
+pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
 
 /// The association of a host with a controller.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl Association {
 
     /// The same, of a host that reached us at `local`, with the states of that path.
     #[must_use]
-    pub fn via(self, local: SocketAddr, states: &AnaStates) -> Association {
+    pub(crate) fn via(self, local: SocketAddr, states: &AnaStates) -> Association {
         self.reach.set(states);
         Association { local, ..self }
     }
@@ -138,13 +138,13 @@ impl Association {
     }
 
     /// The key by which the host has proved itself is no longer valid.
-    pub fn note_key_change(&self) {
+    pub(crate) fn note_key_change(&self) {
         self.key_changes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// How many times the key of its host was replaced: a queue that has authenticated before the
     /// last time has to authenticate with the new one.
-    pub fn key_changes(&self) -> u32 {
+    pub(crate) fn key_changes(&self) -> u32 {
         self.key_changes.load(Ordering::Relaxed)
     }
 
@@ -159,12 +159,12 @@ impl Association {
     }
 
     /// Whether the host supports retry delays.
-    pub fn heeds_retry_delays(&self) -> bool {
+    pub(crate) fn heeds_retry_delays(&self) -> bool {
         self.retry_delays.load(Ordering::Relaxed)
     }
 
     /// Sets whether the host supports retry delays.
-    pub fn allow_retry_delays(&self, heeded: bool) {
+    pub(crate) fn allow_retry_delays(&self, heeded: bool) {
         self.retry_delays.store(heeded, Ordering::Relaxed);
     }
 
@@ -194,22 +194,22 @@ impl Association {
     }
 
     /// Its own host brings its end about; before that.
-    pub fn blame(&self) {
+    pub(crate) fn blame(&self) {
         self.blamed.store(true, Ordering::Relaxed);
     }
 
     /// Whether its own host has brought its end about.
-    pub fn is_blamed(&self) -> bool {
+    pub(crate) fn is_blamed(&self) -> bool {
         self.blamed.load(Ordering::Relaxed)
     }
 
     /// Orders a fatal error (CSTS.CFS), to be reported at the next check of its admin queue.
-    pub fn order_fatal_error(&self) {
+    pub(crate) fn order_fatal_error(&self) {
         self.fatal.store(true, Ordering::Relaxed);
     }
 
     /// Takes an ordered fatal error that was not reported yet.
-    pub fn take_fatal_error(&self) -> bool {
+    pub(crate) fn take_fatal_error(&self) -> bool {
         self.fatal.load(Ordering::Relaxed) && self.fatal.swap(false, Ordering::Relaxed)
     }
 
@@ -219,7 +219,7 @@ impl Association {
     }
 
     /// A controller reset: the I/O queues of before must close.
-    pub fn next_epoch(&self) {
+    pub(crate) fn next_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -248,29 +248,29 @@ impl Association {
 
     /// Notes that the host is alive. A load first: the line stays shared while I/O flows.
     #[inline]
-    pub fn note_traffic(&self) {
+    pub(crate) fn note_traffic(&self) {
         if !self.traffic.load(Ordering::Relaxed) {
             self.traffic.store(true, Ordering::Relaxed);
         }
     }
 
     /// Whether a command has arrived since the last call.
-    pub fn take_traffic(&self) -> bool {
+    pub(crate) fn take_traffic(&self) -> bool {
         self.traffic.swap(false, Ordering::Relaxed)
     }
 
     /// Notes that the host has just proved itself on a queue.
-    pub fn note_proof(&self) {
+    pub(crate) fn note_proof(&self) {
         self.proof.store(true, Ordering::Relaxed);
     }
 
     /// Whether the host has proved itself on a queue since the last call.
-    pub fn take_proof(&self) -> bool {
+    pub(crate) fn take_proof(&self) -> bool {
         self.proof.swap(false, Ordering::Relaxed)
     }
 
     /// Records a failed command. Locks: failures are not the hot path.
-    pub fn log_error(&self, entry: ErrorRecord) {
+    pub(crate) fn log_error(&self, entry: ErrorRecord) {
         let mut log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         // Numbers are unique in the subsystem, also across restarts.
         log.push(self.subsystem_usage.count_error(), entry);

@@ -36,14 +36,14 @@ pub use features::Features;
 pub use reservation_view::ReservationView;
 
 /// Maximum of outstanding Abort commands: ACL + 1.
-pub const ABORTS: usize = 4;
+pub(crate) const ABORTS: usize = 4;
 
 /// Command retry delays (CRDT1 to CRDT3) in units of 100 ms: what passes soon, what takes the time
 /// of a person or another machine; the third is not used.
-pub const RETRY_DELAYS_100MS: [u16; 3] = [10, 50, 0];
+pub(crate) const RETRY_DELAYS_100MS: [u16; 3] = [10, 50, 0];
 
 /// Keep Alive granularity (KAS), in units of 100 ms.
-pub const KAS_100MS: u16 = 10;
+pub(crate) const KAS_100MS: u16 = 10;
 
 /// Tolerance for a late Keep Alive. Traffic is seen up to a tick after its arrival, and so is the
 /// timeout: with two ticks of 250 ms it is a second at most.
@@ -51,10 +51,10 @@ const KEEP_ALIVE_MARGIN: Duration = Duration::from_millis(400);
 
 /// Maximum of the keep alive timeout, in milliseconds: a host that has failed keeps its memory for
 /// as long. Equal to the silence that is tolerated without keep alive; hosts use 5 s.
-pub const KEEP_ALIVE_MAX_MS: u32 = 2 * 3600 * 1000;
+pub(crate) const KEEP_ALIVE_MAX_MS: u32 = 2 * 3600 * 1000;
 
 /// The same of a discovery controller, which anybody may have; hosts use 30 s.
-pub const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 600 * 1000;
+pub(crate) const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 600 * 1000;
 
 /// How long a discovery controller without keep alive may be silent.
 const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
@@ -274,7 +274,7 @@ impl Controller {
     }
 
     /// The flushes of a shutdown are done; `durable`: all have succeeded.
-    pub fn shut_down_complete(&mut self, durable: bool) {
+    pub(crate) fn shut_down_complete(&mut self, durable: bool) {
         if self.life == ControllerState::ShuttingDown {
             self.life =
                 if durable { ControllerState::ShutDown } else { ControllerState::Unflushed };
@@ -284,7 +284,7 @@ impl Controller {
     /// Fatal error: CSTS.CFS is set, the host gets an event, and the I/O queues close, until the
     /// host resets the controller ("Controller Status", "Asynchronous Event Information - Error
     /// Status"). Returns false if it serves nothing that could fail.
-    pub fn fail_fatally(&mut self) -> bool {
+    pub(crate) fn fail_fatally(&mut self) -> bool {
         if self.life != ControllerState::Ready {
             return false;
         }
@@ -303,7 +303,7 @@ impl Controller {
 
     /// Maximum of the keep alive timeout for its host, in milliseconds.
     #[must_use]
-    pub fn keep_alive_max_ms(&self) -> u32 {
+    pub(crate) fn keep_alive_max_ms(&self) -> u32 {
         if self.is_discovery() { KEEP_ALIVE_DISCOVERY_MAX_MS } else { KEEP_ALIVE_MAX_MS }
     }
 
@@ -315,7 +315,7 @@ impl Controller {
 
     /// Sets the keep alive timeout: at least what the listener grants, rounded up to the
     /// granularity. 0 stays none.
-    pub fn set_kato_ms(&mut self, kato_ms: u32, now: Instant) {
+    pub(crate) fn set_kato_ms(&mut self, kato_ms: u32, now: Instant) {
         let step = u32::from(KAS_100MS) * 100;
         let asked = if kato_ms == 0 { 0 } else { kato_ms.max(self.association.keep_alive_min_ms) };
         let granted = asked.min(self.keep_alive_max_ms()).next_multiple_of(step);
@@ -337,7 +337,7 @@ impl Controller {
     }
 
     /// Takes a new snapshot of the subsystem and raises the event for what differs.
-    pub fn replace_subsystem(&mut self, new: Arc<Subsystem>) {
+    pub(crate) fn replace_subsystem(&mut self, new: Arc<Subsystem>) {
         let ControllerKind::Nvm(old) = &mut self.role else { return };
         let differing = |a: &Subsystem, b: &Subsystem| {
             let unlike = |n: &&Namespace| {
@@ -361,7 +361,7 @@ impl Controller {
     }
 
     /// Checks the health of backing stores, and raises the event if one has become degraded.
-    pub fn look_at_stores(&mut self) {
+    pub(crate) fn look_at_stores(&mut self) {
         let degraded = self.subsystem().is_some_and(|subsystem| subsystem.is_degraded());
         if degraded && !self.degraded {
             self.events.reliability_degraded();
@@ -370,7 +370,7 @@ impl Controller {
     }
 
     /// Checks the ANA states of groups, and raises the event if they have changed.
-    pub fn look_at_paths(&mut self) {
+    pub(crate) fn look_at_paths(&mut self) {
         if self.association.reach.states() != self.ana.states() {
             self.note_ana();
         }

@@ -71,7 +71,7 @@ impl ReservationView {
     }
 
     /// Sets feature 82h of a namespace.
-    pub fn set_mask(&self, nsid: u32, mask: NotificationMask) {
+    pub(crate) fn set_mask(&self, nsid: u32, mask: NotificationMask) {
         if let Some(marks) = self.namespaces.get(nsid as usize) {
             marks.mask.store(mask.0 as u8, Ordering::Relaxed);
         }
@@ -96,7 +96,7 @@ impl ReservationView {
     }
 
     /// Whether there are pages without an event so far; clears that.
-    pub fn take_news(&self) -> bool {
+    pub(crate) fn take_news(&self) -> bool {
         // A load first: usually there are none, and the line stays shared.
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)
     }

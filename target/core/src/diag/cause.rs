@@ -328,7 +328,7 @@ causes! {
 impl Cause {
     /// Why a connection request with this refusal was rejected.
     #[must_use]
-    pub fn of_request(status: RejectStatus) -> Cause {
+    pub(crate) fn of_request(status: RejectStatus) -> Cause {
         match status {
             RejectStatus::INVALID_HSQSIZE | RejectStatus::INVALID_HRQSIZE => Cause::EmptyQueue,
             RejectStatus::INVALID_QID => Cause::TooManyQueues,
@@ -340,7 +340,7 @@ impl Cause {
 
     /// Cause of a failed exchange; `by_host`: the host reported the failure.
     #[must_use]
-    pub fn of_exchange(failure: Failure, by_host: bool) -> Cause {
+    pub(crate) fn of_exchange(failure: Failure, by_host: bool) -> Cause {
         match failure {
             // Linux finds only then that it has no code for what it offers.
             Failure::HASH_UNUSABLE | Failure::GROUP_UNUSABLE => Cause::NoCommonAlgorithm,
@@ -352,7 +352,7 @@ impl Cause {
 
     /// Cause of a failed completion; none if it only follows from another failure.
     #[must_use]
-    pub fn of_fault(fault: Fault) -> Option<Cause> {
+    pub(crate) fn of_fault(fault: Fault) -> Option<Cause> {
         Some(match fault {
             Fault::Flushed => return None,
             Fault::RemoteAccess => Cause::AccessRefused,

@@ -276,7 +276,7 @@ impl Registry {
 
     /// The number of this key among those that the host had during its association, as counted by
     /// [`Association::key_changes`]; none for an earlier one.
-    pub fn key_number(&self, association: &Association, keys: &Keys) -> Option<u32> {
+    pub(crate) fn key_number(&self, association: &Association, keys: &Keys) -> Option<u32> {
         // No key is replaced meanwhile, because the lock is held.
         let book = self.lock();
         let current = book.keyring.keys(&association.host)?;
@@ -362,7 +362,7 @@ impl Registry {
     /// were reserved for it before, so it is reported only now. None if it had authenticated
     /// before.
     #[must_use]
-    pub fn promise_again(&self, association: &Association, now: Instant) -> Option<u16> {
+    pub(crate) fn promise_again(&self, association: &Association, now: Instant) -> Option<u16> {
         let mut book = self.lock();
         if association.is_proved() {
             return None;

@@ -45,7 +45,7 @@ impl Registry {
 
     /// The name of this target's discovery subsystem.
     #[must_use]
-    pub fn discovery_nqn(&self) -> Nqn {
+    pub(crate) fn discovery_nqn(&self) -> Nqn {
         self.lock().discovery.nqn
     }
 }

@@ -133,7 +133,7 @@ impl Registry {
     }
 
     /// An I/O queue has closed and all its work has completed.
-    pub fn io_closed(&self, association: &Association, qid: u16) {
+    pub(crate) fn io_closed(&self, association: &Association, qid: u16) {
         association.count_io_queue(false);
         if let Some(entry) = self.lock().associations.get_mut(&association.id) {
             entry.qids.remove(&qid);
@@ -358,7 +358,7 @@ impl Registry {
 
     /// Sends the token to every reactor, because the registry does not know which has the queue. A
     /// reactor whose channel is full does not get it, so its commands are not aborted.
-    pub fn send_abort(&self, token: AbortToken) {
+    pub(crate) fn send_abort(&self, token: AbortToken) {
         for reactor in &self.reactors {
             drop(reactor.try_send(Message::Errand(token.clone())));
         }
@@ -372,7 +372,7 @@ impl Registry {
     }
 
     /// Counts a queue of `depth` receives on a reactor, which is not admitted yet.
-    pub fn queue_opened(&self, held: OpenQueue) {
+    pub(crate) fn queue_opened(&self, held: OpenQueue) {
         self.loads[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
         self.unadmitted[held.reactor].fetch_add(held.receives.into(), Ordering::Relaxed);
     }
@@ -383,7 +383,7 @@ impl Registry {
     }
 
     /// Returns receives to those available for the next queue.
-    pub fn receives_returned(&self, held: OpenQueue) {
+    pub(crate) fn receives_returned(&self, held: OpenQueue) {
         self.loads[held.reactor].fetch_sub(held.receives.into(), Ordering::Relaxed);
     }
 

@@ -30,7 +30,7 @@ const _: () = assert!(ANA_LOG_BYTES <= 8192);
 pub const ANATT_S: u8 = 10;
 
 /// All five states are reported (ANACAP); the group of a namespace may change.
-pub const ANACAP: u8 = 0x1F;
+pub(crate) const ANACAP: u8 = 0x1F;
 
 /// LSP of log 0Ch: return groups only.
 const RGO: u8 = 1;
@@ -154,7 +154,7 @@ impl AnaStateTable {
     /// # Errors
     /// As [`AnaStateTable::check`].
     #[inline]
-    pub fn check_io(&self, sqe: &Sqe, subsystem: &Subsystem) -> Result<(), Status> {
+    pub(crate) fn check_io(&self, sqe: &Sqe, subsystem: &Subsystem) -> Result<(), Status> {
         match subsystem.namespace(sqe.nsid) {
             Ok(namespace) => self.check(namespace.ana_group),
             Err(_) => Ok(()),

@@ -23,7 +23,7 @@ use crate::subsystem::persistence::{Persist, Section};
 
 /// Maximum of marked blocks in a namespace: as many as one command can name. This bounds the memory
 /// and the file, however the blocks are scattered.
-pub const MOST_MARKED_BLOCKS: u64 = 1 << 16;
+pub(crate) const MOST_MARKED_BLOCKS: u64 = 1 << 16;
 
 /// The marks of one namespace, as everybody shares them. Two of them are equal when they are the
 /// same one.

@@ -35,7 +35,7 @@ use crate::subsystem::power::Power;
 use nvmfd_blockdev::record::Record;
 
 /// PELS: the maximum size of the log, in units of 64 KiB.
-pub const PELS_64K: u32 = 1;
+pub(crate) const PELS_64K: u32 = 1;
 
 /// Controller id in events of the subsystem itself.
 pub const NO_CONTROLLER: u16 = u16::MAX;

@@ -203,7 +203,7 @@ impl Subsystem {
 
     /// Whether all hosts see the same of it.
     #[must_use]
-    pub fn is_the_same_for_all(&self) -> bool {
+    pub(crate) fn is_the_same_for_all(&self) -> bool {
         self.offer.masks.is_empty() && self.management.is_none()
     }
 
@@ -243,13 +243,13 @@ impl Subsystem {
 
     /// Whether any namespace may be formatted by hosts.
     #[must_use]
-    pub fn allows_format(&self) -> bool {
+    pub(crate) fn allows_format(&self) -> bool {
         self.namespaces.iter().any(|n| n.allow_format)
     }
 
     /// Whether blocks of any namespace may be made unreadable by hosts.
     #[must_use]
-    pub fn takes_write_uncorrectable(&self) -> bool {
+    pub(crate) fn takes_write_uncorrectable(&self) -> bool {
         self.namespaces.iter().any(|n| n.write_uncorrectable)
     }
 }

@@ -30,7 +30,7 @@ pub struct Limit {
 
 impl Limit {
     /// Default of [`Limit::burst_ms`].
-    pub const BURST_MS: u32 = 100;
+    pub(crate) const BURST_MS: u32 = 100;
 
     /// Whether it limits nothing.
     #[must_use]
@@ -85,7 +85,7 @@ impl Limiter {
     }
 
     /// Books bytes of a command in progress: later ones wait for it.
-    pub fn charge(&self, now: Instant, bytes: u64) {
+    pub(crate) fn charge(&self, now: Instant, bytes: u64) {
         let _ = self.book_as(now, 0, bytes);
     }
 
@@ -140,7 +140,7 @@ impl Eq for Limiter {}
 
 /// Books a command at all limits that it is under; none: it is under no limit.
 #[must_use]
-pub fn book_all<'a>(
+pub(crate) fn book_all<'a>(
     limiters: impl Iterator<Item = &'a Arc<Limiter>>,
     now: Instant,
     bytes: u64,

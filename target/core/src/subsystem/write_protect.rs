@@ -25,7 +25,7 @@ use tracing::info;
 use crate::subsystem::persistence::{Persist, Section};
 
 /// NWPC: all four states, where there is a directory to keep them in.
-pub const NWPC: u8 = 0b111;
+pub(crate) const NWPC: u8 = 0b111;
 
 /// The write protection of one namespace, as everybody shares it. Two of them are equal when they
 /// are the same one.

@@ -21,7 +21,7 @@ use nvme::{IoOpcode, Sqe, Status};
 pub type HostId = [u8; 16];
 
 /// Most registrants of a namespace. The documents name no limit; memory does.
-pub const REGISTRANTS_MAX: usize = 1024;
+pub(crate) const REGISTRANTS_MAX: usize = 1024;
 
 /// Controller id in a report for an unknown controller: ours are assigned dynamically.
 const CNTLID_UNKNOWN: u16 = 0xFFFF;
