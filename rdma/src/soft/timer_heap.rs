@@ -55,7 +55,7 @@ impl TimerHeap {
         let (_, number) = self.heap.swap_remove(at);
         self.places[number as usize] = NOWHERE;
         if at < self.heap.len() {
-            // It comes from the end, possibly from below another parent.
+            // The entry from the end may belong below another parent.
             self.rise(at);
             self.sink(at);
         }

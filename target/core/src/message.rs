@@ -29,13 +29,13 @@ pub enum Message {
     Detach(DeviceId),
     /// A new or changed subsystem.
     Subsystem(Arc<Subsystem>),
-    /// What discovery answers has changed.
+    /// The discovery log has changed.
     DiscoveryChanged,
     /// Result of a reservation command.
     Answer(IoCompletion),
     /// Commands of preempted hosts shall end.
     Fence(Arc<DrainBarrier>),
-    /// A command shall end at its host's wish.
+    /// A host requests that a command is aborted.
     Errand(AbortToken),
     /// The arithmetic of an authentication is done.
     Authenticated {
@@ -84,7 +84,7 @@ impl Sender {
         result
     }
 
-    /// Wakes the reactor without a letter: something that it shares has changed.
+    /// Wakes the reactor without a message: shared state has changed.
     pub fn ring(&self) {
         self.eventfd.wake();
     }
@@ -136,19 +136,19 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Readable when somebody has rung.
+    /// Readable after a wake-up.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.eventfd.as_raw_fd()
     }
 
-    /// Silences the bell; before reading the letters, so that none is missed. Whether somebody had
-    /// rung.
+    /// Clears the wake-up; before messages are read, so that none is missed. Returns whether there
+    /// was one.
     pub fn hush(&self) -> bool {
         self.eventfd.read().is_ok()
     }
 
-    /// The next letter.
+    /// The next message.
     pub fn take(&self) -> Option<Message> {
         self.messages.try_recv().ok()
     }

@@ -28,8 +28,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// What the poll groups of `registry` share, with power counters of a first start. `clock` is
-    /// the machine's clock, which dates the records of disconnects.
+    /// State shared by the poll groups of `registry`, with power counters of a first start. `clock`
+    /// is the machine's clock, for the records of disconnects.
     #[must_use]
     pub fn new(
         registry: Arc<Registry>,
@@ -53,13 +53,13 @@ impl Shared {
         Shared { power, ..self }
     }
 
-    /// What a reactor counts.
+    /// Counters of a reactor.
     #[must_use]
     pub fn observer(&self, reactor: usize) -> Option<&Arc<ReactorStats>> {
         self.stats.get(reactor)
     }
 
-    /// What all reactors count.
+    /// Counters of all reactors.
     #[must_use]
     pub fn observers(&self) -> &[Arc<ReactorStats>] {
         &self.stats

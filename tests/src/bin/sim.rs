@@ -3,7 +3,7 @@
 //! ```text
 //! sim --seeds 10000                all seeds from 0 on, 1,000 commands each
 //! sim --seed 17 --trace            one seed, a line for every change of state
-//! sim --plant missing-flush        seeds from 0 on until the planted fault is found
+//! sim --plant missing-flush        seeds from 0 on until the seeded bug is found
 //! ```
 
 use std::process::ExitCode;

@@ -15,7 +15,7 @@ use super::{Keys, Policy};
 pub struct Start {
     /// The secrets of the host.
     pub keys: Arc<Keys>,
-    /// What may be agreed on.
+    /// Negotiable parameters.
     pub policy: Arc<Policy>,
     /// Random bytes, for C1.
     pub challenge: [u8; Digest::MAX_BYTES],
@@ -139,7 +139,7 @@ impl Round {
     }
 }
 
-/// A Reply, kept.
+/// A received Reply.
 #[derive(Debug)]
 pub struct DhchapReply {
     response: Digest,

@@ -44,12 +44,12 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Exchanges that may be begun before one succeeds: each may cost us milliseconds.
 const MOST_ATTEMPTS: u8 = 3;
 
-/// Where the exchange of a queue is.
+/// State of the exchange of a queue.
 #[derive(Debug)]
 enum ExchangeState {
     /// No exchange is in progress; a Negotiate may arrive.
     Idle,
-    /// A job is under way, or waits for others.
+    /// A computation is in progress, or queued.
     Working { since: Instant },
     /// The challenge may be fetched.
     Challenge(Box<Round>),
@@ -84,7 +84,7 @@ pub struct Exchange {
     cause: Option<Cause>,
     /// Further details to record.
     detail: Option<String>,
-    /// What the last exchange has agreed on.
+    /// Negotiated parameters of the last exchange.
     agreed: Option<(HashId, GroupId)>,
     /// The secrets that the last exchange is about.
     keys: Option<Arc<Keys>>,
@@ -136,7 +136,7 @@ impl Exchange {
         self.deadline = Some(now);
     }
 
-    /// What is not finished is not the host's failure.
+    /// Ends an unfinished exchange without counting a failure of the host.
     pub fn excuse(&mut self) {
         self.attempts = 0;
     }
@@ -153,7 +153,7 @@ impl Exchange {
         &self.host
     }
 
-    /// Whether a job is under way.
+    /// Whether a computation is in progress.
     #[must_use]
     pub(crate) fn is_working(&self) -> bool {
         matches!(self.stage, ExchangeState::Working { .. })
@@ -321,7 +321,7 @@ impl Exchange {
         Ok(len)
     }
 
-    /// The message that was due is on its way.
+    /// The pending message was sent.
     fn fetched(&mut self) {
         self.stage = match std::mem::replace(&mut self.stage, ExchangeState::Idle) {
             ExchangeState::Challenge(round) => ExchangeState::Challenged(round),

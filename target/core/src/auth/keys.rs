@@ -12,9 +12,9 @@ use super::exchange::GRACE;
 /// The secrets of one host.
 #[derive(Debug)]
 pub struct Keys {
-    /// By which it proves itself.
+    /// Secret of the host.
     pub host: Secret,
-    /// By which controllers prove themselves to it.
+    /// Secret of controllers for this host.
     pub controller: Option<Secret>,
 }
 
@@ -38,7 +38,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// What a host offers and what is allowed, where that is why its offer has failed.
+    /// Describes what the host offers and what is allowed, if its offer has failed.
     pub(super) fn lacks(&self, offer: &Negotiate, why: Failure) -> Option<String> {
         let (kind, offered, allowed) = match why {
             Failure::HASH_UNUSABLE => ("hashes", listed(offer.hashes()), listed(&self.hashes)),
@@ -65,11 +65,11 @@ fn listed<T: fmt::Display>(all: impl IntoIterator<Item = T>) -> String {
 /// Authentication requirement of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Requirement {
-    /// It need not.
+    /// Not required.
     Nothing,
-    /// It must, and can.
+    /// Required, and possible.
     Proof,
-    /// It would have to and cannot: there is no key.
+    /// Required, and not possible: there is no key.
     Impossible,
 }
 
@@ -93,7 +93,7 @@ pub struct Rules {
     pub discovery: bool,
     /// Hosts that are configured to need no key.
     pub exempt: HashSet<Nqn>,
-    /// What may be agreed on with hosts that have something of their own.
+    /// What is negotiable with hosts with settings of their own.
     pub policies: HashMap<Nqn, Arc<Policy>>,
 }
 
@@ -105,7 +105,7 @@ impl Keyring {
         Keyring { hosts, policy: Arc::new(policy), ..Keyring::default() }
     }
 
-    /// The same, with rules.
+    /// Sets the rules.
     #[must_use]
     pub fn with_rules(self, rules: Rules) -> Keyring {
         Keyring { rules, ..self }
@@ -162,13 +162,13 @@ impl Keyring {
         Arc::clone(&self.policy)
     }
 
-    /// What may be agreed on with this host.
+    /// What is negotiable with this host.
     #[must_use]
     pub(crate) fn policy_of(&self, host: &Nqn) -> Arc<Policy> {
         Arc::clone(self.rules.policies.get(host).unwrap_or(&self.policy))
     }
 
-    /// How many hosts have keys.
+    /// Number of hosts with keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.hosts.len()
@@ -180,7 +180,7 @@ impl Keyring {
         self.hosts.is_empty()
     }
 
-    /// What is different from `old`, one line each, without secrets.
+    /// The differences to `old`, one line each, without secrets.
     #[must_use]
     pub fn differences(&self, old: &Keyring) -> Vec<String> {
         let mut lines = Vec::new();

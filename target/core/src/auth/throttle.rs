@@ -45,7 +45,7 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// Notes a failure.
+    /// Counts a failure.
     pub fn note(&mut self, from: IpAddr, host: Nqn, now: Instant) {
         self.failures.expire_all(now);
         let key = Claimant { from, host };

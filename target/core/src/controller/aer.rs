@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use nvme::feature::AsyncEvent;
 
-/// How many requests a host may leave outstanding: AERL + 1.
+/// Maximum of outstanding requests: AERL + 1.
 pub(crate) const REQUESTS: usize = 4;
 
 /// Maximum of ids in the Changed Namespace List; above that, it reports "all".
@@ -25,7 +25,7 @@ pub enum Event {
     NamespaceAttribute,
     /// Groups of namespaces are reached in another way: log page 0Ch.
     Ana,
-    /// What discovery answers has changed: log page 70h.
+    /// The discovery log has changed: log page 70h.
     DiscoveryLog,
     /// The log of reservations has a page: log page 80h.
     ReservationLog,
@@ -102,7 +102,7 @@ impl AsyncEvents {
         self.parked.len() != before
     }
 
-    /// Notes changed namespaces and raises the event.
+    /// Records changed namespaces and raises the event.
     pub(crate) fn namespaces_changed(&mut self, nsids: impl IntoIterator<Item = u32>) {
         let before = self.changed.len();
         self.changed.extend(nsids);

@@ -46,7 +46,7 @@ pub struct Association {
     closed: AtomicBool,
     /// Why others have ended it, as the place in [`Cause::ALL`] plus one; 0: they have not.
     ended_for: AtomicU8,
-    /// Its own host has brought its end about.
+    /// It was ended by its own host.
     blamed: AtomicBool,
     /// A fatal error was ordered, which its admin queue has not reported yet.
     fatal: AtomicBool,
@@ -64,17 +64,17 @@ pub struct Association {
     /// The host has authenticated on a queue since the last check.
     proof: AtomicBool,
     errors: Mutex<ErrorLog>,
-    /// What its host has done with it.
+    /// Counters of its commands.
     pub usage: SharedCounters,
-    /// What all hosts have done with its subsystem.
+    /// Counters of its subsystem.
     pub subsystem_usage: Arc<Usage>,
     /// Restrictions by reservations, and reservation notifications.
     pub reservations: ReservationView,
-    /// What its host has written and not flushed, by whichever controller.
+    /// Unflushed writes of its host, by any controller.
     pub unflushed: Arc<Unflushed>,
     /// Namespaces that are not what they were.
     pub changes: Changes,
-    /// How well it reaches the groups of namespaces.
+    /// ANA states of its path.
     pub reach: AnaStateTable,
 }
 
@@ -118,7 +118,7 @@ impl Association {
         }
     }
 
-    /// The same, of a host that reached us at `local`, with the states of that path.
+    /// Sets the path of the host, which reached us at `local`, and its ANA states.
     #[must_use]
     pub(crate) fn via(self, local: SocketAddr, states: &AnaStates) -> Association {
         self.reach.set(states);
@@ -193,7 +193,7 @@ impl Association {
         Cause::ALL.get(usize::from(number)).copied()
     }
 
-    /// Its own host brings its end about; before that.
+    /// Marks that its own host ends it; before the end.
     pub(crate) fn blame(&self) {
         self.blamed.store(true, Ordering::Relaxed);
     }
@@ -213,7 +213,7 @@ impl Association {
         self.fatal.load(Ordering::Relaxed) && self.fatal.swap(false, Ordering::Relaxed)
     }
 
-    /// How many controller resets there were.
+    /// Number of controller resets.
     pub fn epoch(&self) -> u16 {
         self.epoch.load(Ordering::Relaxed)
     }
@@ -246,7 +246,7 @@ impl Association {
         };
     }
 
-    /// Notes that the host is alive. A load first: the line stays shared while I/O flows.
+    /// Records that the host is alive. Loads first: the line stays shared while I/O flows.
     #[inline]
     pub(crate) fn note_traffic(&self) {
         if !self.traffic.load(Ordering::Relaxed) {
@@ -259,7 +259,7 @@ impl Association {
         self.traffic.swap(false, Ordering::Relaxed)
     }
 
-    /// Notes that the host has just proved itself on a queue.
+    /// Records an authentication of the host on a queue.
     pub(crate) fn note_proof(&self) {
         self.proof.store(true, Ordering::Relaxed);
     }
@@ -276,7 +276,7 @@ impl Association {
         log.push(self.subsystem_usage.count_error(), entry);
     }
 
-    /// How many errors this controller had, and the latest ones with their numbers, newest first.
+    /// Number of errors of this controller, and the latest ones with their numbers, newest first.
     pub fn errors(&self) -> (u64, Vec<(u64, ErrorRecord)>) {
         let log = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         (log.count, log.entries.iter().rev().copied().collect())
@@ -291,7 +291,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Notes a namespace.
+    /// Adds a namespace.
     pub fn insert(&self, nsid: u32) {
         self.nsids.lock().unwrap_or_else(PoisonError::into_inner).insert(nsid);
         self.news.store(true, Ordering::Release);
@@ -314,7 +314,7 @@ pub struct ErrorRecord {
     pub sqid: u16,
     /// Command id.
     pub cid: u16,
-    /// What it was answered with.
+    /// Its status.
     pub status: Status,
     /// Namespace id of the command.
     pub nsid: u32,

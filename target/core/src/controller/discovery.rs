@@ -12,7 +12,7 @@ use nvme::log::{
 };
 use nvme::{Nqn, Text};
 
-/// What a record leads to ("Discovery Log Page Entry", SUBTYPE).
+/// Kind of the subsystem of a record ("Discovery Log Page Entry", SUBTYPE).
 pub use nvme::log::SubsystemType as Subtype;
 
 /// Entries of an admin queue that every host may count on.
@@ -76,7 +76,7 @@ pub struct DiscoveryLog {
 }
 
 impl DiscoveryLog {
-    /// Of a host that sees these records.
+    /// For a host that sees these records.
     #[must_use]
     pub fn new(nqn: Nqn, records: &[Record]) -> DiscoveryLog {
         DiscoveryLog { nqn, snapshot: Vec::new(), known: digest(records) }

@@ -38,8 +38,8 @@ pub use reservation_view::ReservationView;
 /// Maximum of outstanding Abort commands: ACL + 1.
 pub(crate) const ABORTS: usize = 4;
 
-/// Command retry delays (CRDT1 to CRDT3) in units of 100 ms: what passes soon, what takes the time
-/// of a person or another machine; the third is not used.
+/// Command retry delays (CRDT1 to CRDT3) in units of 100 ms: for short conditions, and for those
+/// that end by an administrator or another machine; the third is not used.
 pub(crate) const RETRY_DELAYS_100MS: [u16; 3] = [10, 50, 0];
 
 /// Keep Alive granularity (KAS), in units of 100 ms.
@@ -53,10 +53,10 @@ const KEEP_ALIVE_MARGIN: Duration = Duration::from_millis(400);
 /// as long. Equal to the silence that is tolerated without keep alive; hosts use 5 s.
 pub(crate) const KEEP_ALIVE_MAX_MS: u32 = 2 * 3600 * 1000;
 
-/// The same of a discovery controller, which anybody may have; hosts use 30 s.
+/// As [`KEEP_ALIVE_MAX_MS`], for a discovery controller, which any host may create; hosts use 30 s.
 pub(crate) const KEEP_ALIVE_DISCOVERY_MAX_MS: u32 = 600 * 1000;
 
-/// How long a discovery controller without keep alive may be silent.
+/// Maximum silence of a discovery controller without keep alive.
 const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
 
 /// Maximum silence of an I/O controller without keep alive: a host that lost power sends no
@@ -80,7 +80,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The same, or less where a subsystem offers less.
+    /// Reduced to those of a subsystem.
     #[must_use]
     pub fn within(self, offer: &AccessPolicy) -> Limits {
         Limits {
@@ -134,11 +134,11 @@ pub enum CcEffect {
 /// The controller of one association.
 #[derive(Debug)]
 pub struct Controller {
-    /// What its queues share.
+    /// State shared with its queues.
     pub association: Arc<Association>,
-    /// What it serves.
+    /// The subsystem, or the discovery service.
     pub role: ControllerKind,
-    /// What it promises.
+    /// Limits granted to its host.
     pub limits: Limits,
     /// The address by which the host reached us.
     pub local: SocketAddr,
@@ -150,7 +150,7 @@ pub struct Controller {
     pub aborts: Vec<(u16, AbortRequest)>,
     /// ANA states of groups as reported to the host; empty for a discovery controller.
     pub ana: AnaLog,
-    /// What its host reads of the Persistent Event log: its reporting context.
+    /// Persistent Event log as frozen by the reporting context of its host.
     pub reporting: Option<Arc<[u8]>>,
     /// A backing store was degraded at the last check.
     degraded: bool,
@@ -161,7 +161,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller as Connect makes it. `kato_ms` 0 means no keep alive.
+    /// A new controller. `kato_ms` 0 means no keep alive.
     #[must_use]
     pub fn new(
         association: Arc<Association>,
@@ -207,7 +207,7 @@ impl Controller {
         }
     }
 
-    /// Where in its life it is.
+    /// Its state.
     #[must_use]
     pub fn life(&self) -> ControllerState {
         self.life

@@ -11,7 +11,7 @@ use crate::subsystem::MAX_NSID;
 
 use crate::subsystem::reservation::Barred;
 
-/// Notification pages that are kept. The log can count 255 that wait behind the first.
+/// Maximum of notification pages. The log can count 255 after the first.
 const PAGES: usize = 256;
 
 /// Reservation state shared by a controller's queues and the registry.

@@ -45,7 +45,7 @@ struct Told {
     last: Option<Instant>,
     /// Refusals since then that were not logged.
     more: u64,
-    /// All that there ever were.
+    /// Total count.
     total: u64,
 }
 

@@ -8,18 +8,18 @@ use nvme::Nqn;
 
 use super::cause::{Cause, DisconnectRecord};
 
-/// Different records that are kept.
+/// Maximum of records.
 const LATEST: usize = 256;
 
-/// Hosts of which the last record is kept, however much happens elsewhere.
+/// Maximum of hosts whose last record is kept in addition.
 const HOSTS: usize = 256;
 
 /// A cause, its count, and its times.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// What happened the last time.
+    /// The last occurrence.
     pub why: DisconnectRecord,
-    /// How often the same has happened, as long as it was remembered.
+    /// Number of occurrences while it is recorded.
     pub count: u64,
     /// The first of these times.
     pub first: SystemTime,
@@ -29,12 +29,12 @@ pub struct Record {
     pub number: u64,
 }
 
-/// Why hosts were refused or disconnected of late.
+/// Recent causes of refusals and disconnects.
 #[derive(Debug)]
 pub struct RecentDisconnects {
     recent: Mutex<Recent>,
     clock: fn() -> SystemTime,
-    /// By cause, all that ever happened.
+    /// Total count by cause.
     counts: Vec<AtomicU64>,
 }
 
@@ -47,7 +47,7 @@ struct Recent {
 }
 
 impl RecentDisconnects {
-    /// No records yet. `clock` is the machine's clock, which records of disconnects read.
+    /// No records yet. `clock` is the machine's clock for the records.
     #[must_use]
     pub fn new(clock: fn() -> SystemTime) -> RecentDisconnects {
         let counts = Cause::ALL.iter().map(|_| AtomicU64::new(0)).collect();
@@ -82,7 +82,7 @@ impl RecentDisconnects {
         }
     }
 
-    /// What is remembered, the latest first; of one host, or of all.
+    /// The records, the latest first; of one host, or of all.
     #[must_use]
     pub fn list(&self, host: Option<&Nqn>) -> Vec<Record> {
         let recent = self.lock();
@@ -96,7 +96,7 @@ impl RecentDisconnects {
         records
     }
 
-    /// How often a cause has occurred since the start.
+    /// Number of occurrences of a cause since the start.
     #[must_use]
     pub fn count(&self, cause: Cause) -> u64 {
         self.counts[cause as usize].load(Ordering::Relaxed)
@@ -108,7 +108,7 @@ impl RecentDisconnects {
 }
 
 impl Record {
-    /// The same once more.
+    /// Another occurrence.
     fn again(&mut self, latest: Record) {
         *self = Record { count: self.count + 1, first: self.first, ..latest };
     }

@@ -29,7 +29,7 @@ use nvmfd_blockdev::{BlockDevice, IoCompletion};
 
 use self::pending::DECISION_LIMIT;
 
-/// How often queues check their deadlines.
+/// Interval at which queues check their deadlines.
 const TICK: Duration = Duration::from_millis(250);
 /// Connections of one source that may end without an admitted host: more than a rejected host opens
 /// for several controllers at a time, and far less than a flood.

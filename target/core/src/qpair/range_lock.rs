@@ -17,7 +17,7 @@ pub(super) enum LockState {
     None,
     /// It changes blocks, by byte offset and length, and holds no lock.
     Unclaimed(u64, u64),
-    /// The same, and a fused command waits until it has completed.
+    /// As [`LockState::Unclaimed`], and a fused command waits until it has completed.
     Awaited(u64, u64),
     /// It has requested a lock, with this ticket.
     Claimed(u64),

@@ -16,7 +16,7 @@ use crate::subsystem::usage::{IoCounters, Work};
 /// Statistics of a queue pair's commands.
 #[derive(Debug, Default)]
 pub(super) struct QueueStats {
-    /// For the SMART log, until they are handed in.
+    /// For the SMART log, until they are flushed.
     counters: IoCounters,
     /// The rows in which commands are counted, once it is an I/O queue.
     rows: Option<Rows>,

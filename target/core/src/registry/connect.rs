@@ -22,11 +22,11 @@ use crate::controller::association::{Association, next_id};
 use crate::diag::cause::Cause;
 use crate::subsystem::Subsystem;
 
-/// How long receives are kept for the I/O queues that a controller was promised: as long as a
-/// connection may take to its Connect.
+/// Time for which receives are reserved for promised I/O queues: as long as a connection may take
+/// to its Connect.
 const KEPT: Duration = Duration::from_secs(30);
 
-/// How long a host may take to prove itself before others are given its room: far longer than the
+/// Time of a host to authenticate before its resources are given to others: far longer than the
 /// exchange takes.
 const PROOF: Duration = Duration::from_secs(5);
 
@@ -35,11 +35,11 @@ const PROOF: Duration = Duration::from_secs(5);
 pub struct ConnectContext {
     /// The address by which it reached us.
     pub local: SocketAddr,
-    /// Where it is.
+    /// Its source address.
     pub source: IpAddr,
-    /// What the target allows everybody.
+    /// Limits of the target.
     pub limits: Limits,
-    /// What its connection holds, as [`Registry::queue_opened`] has counted it.
+    /// Resources of its connection, as counted by [`Registry::queue_opened`].
     pub held: Option<OpenQueue>,
     /// The time.
     pub now: Instant,
@@ -50,7 +50,7 @@ pub struct ConnectContext {
 pub struct OpenQueue {
     /// The reactor that has it.
     pub reactor: usize,
-    /// How many.
+    /// Number of receives.
     pub receives: u16,
 }
 
@@ -61,19 +61,19 @@ pub struct Admitted {
     pub association: Arc<Association>,
     /// The name by which the host called the subsystem; of discovery there may be two.
     pub name: Nqn,
-    /// What it connects to, as its host sees it; none for discovery.
+    /// The subsystem as its host sees it; none for discovery.
     pub subsystem: Option<Arc<Subsystem>>,
-    /// What its controller may promise.
+    /// Limits of its controller.
     pub limits: Limits,
     /// The host must prove itself before anything else.
     pub authenticate: bool,
-    /// How many controller resets there were before it.
+    /// Number of controller resets before it.
     pub epoch: u16,
 }
 
 /// Associations to be evicted for a new one.
 struct Evictions {
-    /// Of the same host, which ends them once it has proved itself.
+    /// Those of the same host, which end once it has authenticated.
     replaced: Vec<Arc<Association>>,
     /// Those whose hosts have not authenticated in time.
     displaced: Vec<Arc<Association>>,
@@ -102,7 +102,7 @@ impl Evictions {
     }
 }
 
-/// How many associations there may be of some kind.
+/// A limit for associations of some kind.
 struct AssociationLimit {
     most: usize,
     /// Maximum of associations whose hosts have yet to authenticate.
@@ -346,8 +346,8 @@ impl Registry {
         promised
     }
 
-    /// How many I/O queues one more controller may have: no more than there is memory for; the host
-    /// takes what it gets.
+    /// Number of I/O queues of one more controller: limited by the available memory; the host
+    /// accepts fewer.
     fn promise(
         &self,
         book: &ControllerTable,
@@ -424,7 +424,7 @@ impl AssociationLimit {
 }
 
 impl AssociationEntry {
-    /// Where its host is, as far as shares go.
+    /// Its source, for fair shares.
     pub(super) fn source(&self) -> Source {
         self.source.into()
     }
@@ -644,7 +644,7 @@ impl ControllerTable {
         })
     }
 
-    /// What a host sees of a subsystem; one for all of its controllers.
+    /// The subsystem as a host sees it; one for all of its controllers.
     fn view(&self, subsystem: &Arc<Subsystem>, host: &Nqn) -> Arc<Subsystem> {
         if subsystem.is_the_same_for_all() {
             return Arc::clone(subsystem);

@@ -15,12 +15,12 @@ const MOST_AWAY: usize = 1024;
 /// A subsystem, the name of a host, and the identifier that it gave.
 type Key = (Nqn, Nqn, [u8; 16]);
 
-/// By host, what its controllers share.
+/// State shared by all controllers of a host.
 #[derive(Debug, Default)]
 pub(super) struct Hosts(BTreeMap<Key, Arc<Unflushed>>);
 
 impl Hosts {
-    /// What a new association shares with others of its host, now or before.
+    /// The state that a new association shares with others of its host, present or past.
     pub(super) fn unflushed(
         &mut self,
         association: &Association,

@@ -12,9 +12,9 @@ use crate::subsystem::Subsystem;
 /// State of one controller, and so of one association.
 #[derive(Clone, Debug)]
 pub struct Controller {
-    /// What its queues share.
+    /// State shared with its queues.
     pub association: Arc<Association>,
-    /// Where its host is.
+    /// Its source address.
     pub source: IpAddr,
     /// When it was admitted.
     pub since: Instant,

@@ -50,7 +50,7 @@ pub struct Registry {
     receives: u32,
     /// Maximum of associations.
     controllers: usize,
-    /// What takes long shall end.
+    /// Long operations shall end.
     halting: AtomicBool,
 }
 
@@ -74,7 +74,7 @@ struct ControllerTable {
     subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
     /// The listeners. None before they are set: then there are no connections.
     listeners: Option<Vec<ListenerConfig>>,
-    /// Where somebody listens already, for a change that is not in force.
+    /// Listeners of a change that is not committed.
     prepared: Vec<ListenerConfig>,
     discovery: DiscoveryConfig,
     generation: u64,
@@ -97,19 +97,19 @@ struct AssociationEntry {
     qids: BTreeSet<u16>,
     /// Its host must prove itself.
     authenticate: bool,
-    /// What its host sees of the subsystem; none for discovery.
+    /// The subsystem as its host sees it; none for discovery.
     view: Option<Arc<Subsystem>>,
-    /// What it was promised.
+    /// Granted limits.
     limits: Limits,
     /// I/O queues that the target and its subsystem allow it, where there is memory for them.
     most_io_queues: u16,
-    /// Where its host is.
+    /// Its source address.
     source: IpAddr,
     /// When it was admitted.
     since: Instant,
     /// Since when hosts at its address have claimed names without proving any.
     claimed: Instant,
-    /// Until when receives are kept for the I/O queues that it has not opened yet.
+    /// Until when receives are reserved for I/O queues that are not connected.
     kept_until: Instant,
 }
 
@@ -213,14 +213,13 @@ impl Registry {
         changes
     }
 
-    /// The hosts that have or have had keys, as they are to be kept.
+    /// Hosts that have or have had keys, to be persisted.
     #[must_use]
     pub fn keyed_hosts(&self) -> BTreeSet<Nqn> {
         self.lock().keyring.known()
     }
 
-    /// What a new exchange with `host` needs; none when it has no key, or there are no random
-    /// numbers to be had.
+    /// Inputs of a new exchange with `host`; none if it has no key, or there are no random numbers.
     #[must_use]
     pub fn start_exchange(&self, host: &Nqn) -> Option<Start> {
         let mut random = Zeroizing::new([0; 64 + PrivateKey::BYTES + 4]);
@@ -242,7 +241,7 @@ impl Registry {
         })
     }
 
-    /// Notes that a host at an address has not proved itself.
+    /// Records a failed authentication of a host at an address.
     pub fn note_failed_proof(&self, from: IpAddr, host: Nqn, now: Instant) {
         self.lock().throttle.note(from, host, now);
     }
@@ -259,13 +258,13 @@ impl Registry {
         self.lock().subsystems.get(nqn).cloned()
     }
 
-    /// What the host of an association sees of its subsystem; none for discovery.
+    /// The subsystem of an association as its host sees it; none for discovery.
     #[must_use]
     pub fn view(&self, association: &Association) -> Option<Arc<Subsystem>> {
         self.lock().associations.get(&association.id)?.view.clone()
     }
 
-    /// How many associations there are.
+    /// Number of associations.
     #[must_use]
     pub fn associations(&self) -> usize {
         self.lock().associations.len()
@@ -337,14 +336,14 @@ impl Registry {
         self.wake_reactors();
     }
 
-    /// Has every reactor end the commands of preempted hosts.
+    /// Passes a drain barrier to every reactor.
     pub fn fence(&self, fence: &Arc<DrainBarrier>) {
         for reactor in &self.reactors {
             reactor.send(Message::Fence(Arc::clone(fence)));
         }
     }
 
-    /// The wish of an association's Abort command on this reactor, with its first errand.
+    /// Creates the request of an Abort command on this reactor, and its first token.
     #[must_use]
     pub fn recall(
         &self,
@@ -497,7 +496,7 @@ impl ControllerTable {
     }
 }
 
-/// Has a controller heed the reservations of namespaces.
+/// Applies the reservations of namespaces to a controller.
 fn bar(association: &Association, namespaces: &[Namespace]) {
     for namespace in namespaces {
         let barred = namespace.reservation.barred(&association.host_id);

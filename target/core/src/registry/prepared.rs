@@ -50,7 +50,7 @@ impl Registry {
 }
 
 impl ControllerTable {
-    /// What is among the listeners is in force, and prepared no more.
+    /// Removes prepared listeners that are active now.
     pub(super) fn settle_prepared(&mut self, listeners: &[ListenerConfig]) {
         let is_in_force = |at| listeners.iter().any(|listener| listener.address == at);
         self.prepared.retain(|listener| !is_in_force(listener.address));

@@ -127,7 +127,7 @@ fn controllers_of_strangers_at_one_address_keep_nobody_away() {
         let ended: Vec<_> = strangers.iter().map(|a| a.ended_for()).collect();
         assert_eq!(ended, [Some(Cause::Crowded), None, None], "{subsystem}");
         registry.admin_closed(&strangers[0]);
-        // One that has I/O queues stays, as does one that somebody has named.
+        // One with I/O queues stays, as does one of an identified host.
         strangers[1..].iter().for_each(|a| a.count_io_queue(true));
         if ask([192, 0, 2, 3]).is_ok() {
             assert!(other.is_closed() && subsystem == discovery);
@@ -542,7 +542,7 @@ fn hosts_with_a_name_that_come_together_are_promised_all_there_is() {
     }
 }
 
-/// The same over their connections: what is connected and not yet admitted is what was promised.
+/// As above over connections: connected and not admitted ones are the promised ones.
 #[test]
 fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
     const HOSTS: usize = 4;

@@ -71,7 +71,7 @@ pub struct RangeLocks {
     watching: AtomicU8,
     /// Devices with operations of closed connections: a bit each.
     left: [AtomicU64; (DeviceId::COUNT / u64::BITS) as usize],
-    /// How often the flag of fused commands was set.
+    /// Number of times that the flag of fused commands was set.
     round: AtomicU32,
     reactors: Vec<Arc<dyn Waker>>,
     table: Mutex<Table>,
@@ -188,7 +188,7 @@ impl RangeLocks {
         self.note_left(claim.backing, &table);
     }
 
-    /// Gives a lock up, granted or not.
+    /// Releases a lock, granted or not.
     pub fn give_up(&self, ticket: u64) {
         let mut table = self.lock();
         let Some(LockEntry { claim, granted, left }) = table.entries.remove(&ticket) else {

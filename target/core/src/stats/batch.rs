@@ -27,7 +27,7 @@ pub struct CompletionBatch {
     end_ns: u64,
     whose: BatchKey,
     alike: Batch,
-    /// They are to be noted one by one.
+    /// They are recorded one by one.
     slow: bool,
     /// The row of the commands of `whose`.
     counted_in: Option<(Arc<IoStats>, Kind)>,
@@ -96,7 +96,7 @@ impl CompletionBatch {
         self.slow
     }
 
-    /// The same of one that has failed.
+    /// As [`CompletionBatch::add`], for a failed one.
     #[cold]
     #[must_use]
     pub fn add_failure(&mut self) -> bool {

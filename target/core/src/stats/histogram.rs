@@ -32,7 +32,7 @@ pub const fn bound_ns(bucket: usize) -> Option<u64> {
     }
 }
 
-/// Counts of one reactor: it alone adds, anybody reads.
+/// Counts of one reactor, its only writer; any thread may read.
 #[derive(Debug)]
 pub struct Histogram([AtomicU64; BUCKETS]);
 

@@ -100,7 +100,7 @@ impl ReactorStats {
         total_ns >= self.slow_ns.load(Ordering::Relaxed)
     }
 
-    /// Notes a slow command.
+    /// Records a slow command.
     #[cold]
     pub fn note_slow(&self, command: SlowCommand) {
         lock(&self.slow).note(command);

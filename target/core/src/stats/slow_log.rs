@@ -32,7 +32,7 @@ pub struct SlowCommand {
     pub slba: u64,
     /// Bytes that it read or wrote.
     pub bytes: u64,
-    /// What it was answered.
+    /// Its status.
     pub status: Status,
     /// Time in each stage, in the order of [`Stage::ALL`].
     pub stages_ns: [u64; Stage::ALL.len()],
@@ -44,7 +44,7 @@ pub struct SlowCommand {
 #[derive(Debug)]
 pub struct SlowLog {
     last: VecDeque<SlowCommand>,
-    /// All that there were.
+    /// Total number.
     count: u64,
 }
 
@@ -55,7 +55,7 @@ impl Default for SlowLog {
 }
 
 impl SlowLog {
-    /// Notes a command; the oldest makes room.
+    /// Records a command; the oldest is removed if there is no room.
     pub fn note(&mut self, command: SlowCommand) {
         self.count += 1;
         if self.last.len() == KEPT {

@@ -50,11 +50,10 @@ const NEVER: u64 = u64::MAX;
 /// Stands for the last stage while a command is in an earlier one again.
 const BACK: u8 = u8::MAX;
 
-/// The clock of one command. Times are nanoseconds since any one moment.
+/// The timer of one command. Times are nanoseconds since any one moment.
 ///
-/// It only notes when each stage began, which is all that most commands cost; how long they were is
-/// computed when somebody wants to know. A stage lasts until the next one begins that has begun at
-/// all.
+/// It only records when each stage began, which is the cost for most commands; durations are
+/// computed when they are read. A stage lasts until the next one that has begun.
 #[derive(Clone, Copy, Debug)]
 pub struct StageTimer {
     began_ns: [u64; Stage::ALL.len()],
@@ -99,7 +98,7 @@ impl StageTimer {
         &self.began_ns
     }
 
-    /// How long a command that was answered, and is over at `end_ns`, was in each stage, in the
+    /// Duration of each stage of a command that was answered, and has ended at `end_ns`, in the
     /// order of [`Stage::ALL`].
     #[must_use]
     pub fn stages_ns(&self, end_ns: u64) -> [u64; Stage::ALL.len()] {
@@ -108,8 +107,8 @@ impl StageTimer {
         stages_ns
     }
 
-    /// How long the host of a command that is over at `end_ns` has taken to send its data, and to
-    /// acknowledge what was sent to it.
+    /// Time that the host of a command that has ended at `end_ns` took to send its data, and to
+    /// acknowledge data and response.
     #[inline]
     #[must_use]
     pub fn at_host_ns(&self, end_ns: u64) -> u64 {
@@ -118,7 +117,7 @@ impl StageTimer {
         pulled_ns.saturating_add(end_ns.saturating_sub(push_ns.min(reply_ns)))
     }
 
-    /// The same in all.
+    /// Total duration.
     #[inline]
     #[must_use]
     pub fn total_ns(&self, end_ns: u64) -> u64 {

@@ -25,11 +25,10 @@ use crate::subsystem::persistence::{Persist, Section};
 /// and the file, however the blocks are scattered.
 pub(crate) const MOST_MARKED_BLOCKS: u64 = 1 << 16;
 
-/// The marks of one namespace, as everybody shares them. Two of them are equal when they are the
-/// same one.
+/// The bad-block list of a namespace, shared by all its users. Compared by identity.
 #[derive(Debug)]
 pub struct BadBlocks {
-    /// How many bytes are marked.
+    /// Number of marked bytes.
     bytes: AtomicU64,
     ranges: Mutex<Ranges>,
     file: Option<Box<dyn Persist>>,
@@ -52,19 +51,19 @@ pub enum Change {
     },
     /// They were written, durably.
     Mend {
-        /// What was written, each by byte offset and bytes.
+        /// Written ranges, each by byte offset and length.
         ranges: Vec<(u64, u64)>,
-        /// How many orders to mark blocks were carried out when that began ([`BadBlocks::orders`]):
-        /// what later ones have marked stays so.
+        /// Number of mark requests executed before the write began ([`BadBlocks::orders`]): ranges
+        /// marked later stay marked.
         until: u64,
     },
 }
 
-/// What is marked, each range by its first byte. They are disjoint.
+/// Marked ranges by their first byte, disjoint.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Ranges {
     marked: BTreeMap<u64, Marked>,
-    /// How many orders to mark blocks were carried out since the daemon has begun.
+    /// Number of mark requests executed since the start.
     orders: u64,
 }
 
@@ -118,18 +117,17 @@ impl BadBlocks {
         self.lock().first(at, len)
     }
 
-    /// How many orders to mark blocks were carried out: a write that begins now is of later data
-    /// than what they have marked.
+    /// Number of mark requests executed so far: a write that begins now is newer than their marks.
     #[must_use]
     pub fn orders(&self) -> u64 {
         self.lock().orders
     }
 
-    /// Carries out a change: keeps it, and only then makes it so. For the state worker alone.
+    /// Executes a change: persists it, and then makes it effective. For the state worker alone.
     ///
     /// # Errors
-    /// Capacity Exceeded for more marks than may be; Internal Error when it cannot be kept, or they
-    /// have ended. All is as before.
+    /// Capacity Exceeded for too many marks; Internal Error if it cannot be persisted, or the list
+    /// has ended. Nothing has changed then.
     pub fn change(&self, change: &Change) -> Result<(), Status> {
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if *ended {
@@ -335,7 +333,7 @@ mod tests {
             steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..24, 0u64..8), 0..40),
             at in 0u64..80, len in 0u64..80
         ) {
-            // Of each byte the order that has marked it.
+            // For each byte the request that has marked it.
             let (mut ranges, mut plain) = (Ranges::default(), [None; 200]);
             for (marks, at, len, ago) in steps {
                 let bytes = &mut plain[at as usize..(at + len) as usize];

@@ -71,7 +71,7 @@ pub enum PersistentEvent<'a> {
         cntlid: u16,
         /// The namespace of the command.
         nsid: u32,
-        /// What the command is answered with.
+        /// Status of the command.
         status: Status,
     },
 }
@@ -102,7 +102,7 @@ struct Events {
     /// The oldest first.
     all: VecDeque<LogEntry>,
     generation: u16,
-    /// Not all of them are in the file.
+    /// The file is not up to date.
     unsaved: bool,
 }
 
@@ -138,7 +138,7 @@ impl PersistentEventLog {
         &self.subsystem
     }
 
-    /// Notes what happens.
+    /// Adds an event.
     pub fn note(&self, happening: PersistentEvent<'_>, power: &Power) {
         let (kind, cntlid, data) = describe(happening, power);
         let mut events = self.lock();
@@ -238,7 +238,7 @@ impl LogEntry {
     }
 }
 
-/// All that may be kept fits: twice the starts and resets.
+/// The maximum of all kinds fits: twice the starts and resets.
 const _: () = {
     let mut bytes = PersistentEventHeader::BYTES;
     let mut i = 0;
@@ -371,7 +371,7 @@ mod tests {
     /// Kind, controller, time and data of an event.
     type Told = (EventType, u16, u64, Vec<u8>);
 
-    /// As nvme-cli walks over a log.
+    /// Reads a log as nvme-cli does.
     fn walk(page: &[u8]) -> (PersistentEventHeader, Vec<Told>) {
         let (header, mut rest) = page.split_first_chunk().unwrap();
         let header = PersistentEventHeader::parse(header);

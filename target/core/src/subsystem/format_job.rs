@@ -23,7 +23,8 @@ use crate::subsystem::write_protect::{self, Protection};
 pub struct FormatJob {
     block_size_bytes: u32,
     old_block_size_bytes: u32,
-    /// What is served of the store, and erased: the rest of it keeps its data, and its marks.
+    /// Served size of the backing store, which is erased: the rest of it keeps its data and bad
+    /// blocks.
     bytes: u64,
     format: Arc<Format>,
     protection: Arc<Protection>,
@@ -71,7 +72,7 @@ impl FormatJob {
         })
     }
 
-    /// How far it is.
+    /// Its progress.
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress

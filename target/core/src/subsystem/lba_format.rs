@@ -32,7 +32,7 @@ use nvmfd_blockdev::SHIFTS;
 pub struct Progress {
     left_percent: AtomicU8,
     stopped: AtomicBool,
-    /// Somebody erases.
+    /// Whether an erase is in progress.
     busy: Mutex<bool>,
     idle: Condvar,
 }
@@ -74,7 +74,7 @@ impl Progress {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Somebody erases, until this is dropped.
+    /// Marks an erase in progress, until this is dropped.
     pub fn erasing(&self) -> Erasing<'_> {
         *self.busy() = true;
         Erasing(self)
@@ -94,7 +94,7 @@ impl Progress {
     }
 }
 
-/// Somebody erases.
+/// An erase in progress.
 #[derive(Debug)]
 pub struct Erasing<'a>(&'a Progress);
 
@@ -129,19 +129,19 @@ struct FormatState {
     under_way: Option<Arc<Progress>>,
 }
 
-/// Where the size is kept.
+/// Persistence of the block size.
 #[derive(Debug)]
 enum Persistence {
     /// Nowhere: it cannot change.
     Nowhere,
-    /// As long as the store itself, which is memory.
+    /// That of the backing store, which is memory.
     Memory,
-    /// In a section of this file; and which store it is about.
+    /// In a section of this file, with the path of the backing store.
     File { file: Box<dyn Persist>, store: String },
 }
 
 impl Format {
-    /// One that cannot change the size, because there is no place to keep it.
+    /// One that cannot be changed, because it could not be persisted.
     #[must_use]
     pub fn fixed(subsystem: Nqn, nsid: u32) -> Arc<Format> {
         Arc::new(Format { subsystem, nsid, kept: Persistence::Nowhere, state: Mutex::default() })
@@ -183,7 +183,7 @@ impl Format {
         self.lock().block_size_bytes
     }
 
-    /// How far a host is with it, if one is about it.
+    /// Progress of a format, if one is in progress.
     #[must_use]
     pub fn under_way(&self) -> Option<Arc<Progress>> {
         self.lock().under_way.clone()
@@ -251,7 +251,7 @@ impl Format {
     }
 }
 
-/// What a host has chosen.
+/// The format chosen by a host.
 pub struct ChosenFormat {
     /// Bytes of a block.
     pub block_size_bytes: u32,

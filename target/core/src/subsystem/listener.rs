@@ -13,7 +13,7 @@ pub struct ListenerConfig {
     pub id: u16,
     /// Address and port; the address may be a wildcard.
     pub address: SocketAddr,
-    /// How well the groups of namespaces are reached through it.
+    /// ANA states of its path.
     pub ana: AnaStates,
     /// Minimum of the keep alive timeout of its hosts, in milliseconds; 0: none.
     pub keep_alive_min_ms: u32,

@@ -43,7 +43,7 @@ pub const MAX_NSID: u32 = 1024;
 pub struct Namespace {
     /// Namespace id, from 1.
     pub nsid: u32,
-    /// Where its blocks are.
+    /// Its backing store.
     pub backing: DeviceId,
     /// Health of its backing store.
     pub health: Arc<Health>,
@@ -59,15 +59,15 @@ pub struct Namespace {
     pub protection: Arc<Protection>,
     /// Hosts may format it, which erases all of it (Format NVM).
     pub allow_format: bool,
-    /// What it can be formatted as; only what it is, where hosts may not.
+    /// Supported LBA formats; only the present one, if hosts may not change it.
     pub formats: BlockSizes,
-    /// How far a host is that formats it just now: there is no I/O meanwhile.
+    /// Progress of a format, during which there is no I/O.
     pub formatting: Option<Arc<Progress>>,
     /// Hosts may make blocks unreadable (Write Uncorrectable).
     pub write_uncorrectable: bool,
     /// The blocks that they have made so.
     pub marks: Arc<BadBlocks>,
-    /// What limits commands for it.
+    /// Its rate limits.
     pub limiters: Vec<Arc<Limiter>>,
     /// Its ANA group, 1 to [`ana::ANA_GROUPS`].
     pub ana_group: u32,
@@ -104,14 +104,14 @@ impl Namespace {
         1 << self.block_shift
     }
 
-    /// What is written whole or not at all when the power fails, where that is known.
+    /// Power-fail write unit, if known.
     #[must_use]
     pub fn power_fail_atomic_bytes(&self) -> Option<u32> {
         Some(self.geometry.power_fail_atomic_bytes).filter(|bytes| *bytes > 0)
     }
 
-    /// Where its blocks are, without its names: what a command may carry along, so that a reload
-    /// which puts another store under the same id cannot lead it there.
+    /// Location of its blocks: carried by commands, so that a reload which puts another backing
+    /// store under the same id cannot redirect them.
     #[must_use]
     pub fn extent(&self) -> Extent {
         Extent { backing: self.backing, blocks: self.blocks, block_shift: self.block_shift }
@@ -129,9 +129,9 @@ impl Namespace {
 /// The blocks of a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Where they are.
+    /// Backing store.
     pub backing: DeviceId,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
     /// log2 of the logical block size in bytes.
     pub block_shift: u8,
@@ -165,15 +165,15 @@ pub struct Subsystem {
     pub allow_any_host: bool,
     /// Hosts that may connect.
     pub hosts: BTreeSet<Nqn>,
-    /// Where and how it is offered.
+    /// Access policy.
     pub offer: Arc<AccessPolicy>,
     /// Namespaces, by ascending nsid.
     pub namespaces: Vec<Namespace>,
-    /// What hosts may do that manage namespaces. In what a host sees: none, if it may not.
+    /// Namespace management by hosts. As seen by a host: none, if it may not.
     pub management: Option<Arc<Management>>,
-    /// What limits commands of hosts.
+    /// Rate limits of hosts.
     pub host_limiters: Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>>,
-    /// What its hosts have done, kept across snapshots.
+    /// Counters of its commands, kept across snapshots.
     pub usage: Arc<Usage>,
 }
 

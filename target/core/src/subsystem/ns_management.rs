@@ -28,9 +28,9 @@ pub struct Management {
 pub struct UnavailableNamespace {
     /// Namespace id.
     pub nsid: u32,
-    /// What it was made as.
+    /// Its properties.
     pub entry: Entry,
-    /// It is served as soon as its file is there; without that, when somebody reloads.
+    /// It is served as soon as its file is available; otherwise after a reload.
     pub is_pending: bool,
 }
 

@@ -88,5 +88,5 @@ impl PartialEq for CreatedNsid {
 
 impl Eq for CreatedNsid {}
 
-/// The status of what could not be kept, or not be made, for a reason that the log has.
+/// Status of a request that could not be executed or persisted, with the reason in the log.
 pub const FAILED: Status = Status::INTERNAL_ERROR;

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::io;
 use std::path::PathBuf;
 
-/// What can be a section.
+/// A type that can be persisted as a section.
 pub trait Section: Sized {
     /// Its name.
     const NAME: &'static str;

@@ -57,7 +57,7 @@ pub struct Limiter {
 /// Start time of a command, and its share of the rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// Not before.
+    /// The earliest start.
     pub start: Instant,
     /// The time that it takes at the limited rate.
     pub takes: Duration,
@@ -72,7 +72,7 @@ impl Limiter {
         Limiter { limit, began: now, ops: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
-    /// What it limits.
+    /// Its rates.
     #[must_use]
     pub fn limit(&self) -> Limit {
         self.limit
@@ -251,7 +251,7 @@ mod tests {
                 let mut taken = 0;
                 for &(start, takes) in &begun[first..] {
                     prop_assert!(start >= from, "in the order in which they were booked");
-                    // What begins within this stretch but its last one.
+                    // Commands that begin in this interval, without its last one.
                     prop_assert!(taken <= start - from + burst_ns);
                     taken += takes;
                 }

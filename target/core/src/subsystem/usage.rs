@@ -12,7 +12,7 @@ use nvmfd_blockdev::Health;
 /// Namespaces that a queue counts apart at a time.
 const APART: usize = 8;
 
-/// How exactly the time is measured in which commands are under way. Queues hand in as often.
+/// Resolution of the busy time, and interval at which queues flush their counters.
 const BUSY_GRAIN: Duration = Duration::from_millis(250);
 
 /// Work done.
@@ -35,8 +35,8 @@ pub struct Work {
 pub struct IoCounters([(u32, Work); APART]);
 
 impl IoCounters {
-    /// Where the work of a namespace is counted, and what has to be handed in for another one that
-    /// made room.
+    /// Returns the counters of a namespace, and those of another one to be flushed because it was
+    /// evicted.
     pub fn of(&mut self, nsid: u32) -> (&mut Work, Option<(u32, Work)>) {
         let entry = &mut self.0[nsid as usize % APART];
         let evicted = match entry.0 == nsid {
@@ -46,18 +46,18 @@ impl IoCounters {
         (&mut entry.1, evicted.filter(|(_, work)| *work != Work::default()))
     }
 
-    /// Takes what is to be handed in.
+    /// Takes all counters, to be flushed.
     pub fn take(&mut self) -> impl Iterator<Item = (u32, Work)> + '_ {
         let taken = self.0.iter_mut().map(|entry| (entry.0, std::mem::take(&mut entry.1)));
         taken.filter(|(_, work)| *work != Work::default())
     }
 }
 
-/// Sums that all queues hand in to.
+/// Sums of the counters of all queues.
 #[derive(Debug, Default)]
 pub struct SharedCounters {
     sums: [AtomicU64; 5],
-    /// Grains of time in which commands were under way.
+    /// Busy time in grains: with commands in flight.
     busy_grains: AtomicU64,
     /// The last of them.
     last_grain: AtomicU64,
@@ -76,7 +76,7 @@ impl SharedCounters {
         }
     }
 
-    /// Notes that commands are under way now, or were just before.
+    /// Records that commands are in flight now, or were just before.
     pub fn note_busy(&self, now: Instant) {
         let since = *self.since.get_or_init(|| now);
         let grains = now.saturating_duration_since(since).as_millis() / BUSY_GRAIN.as_millis();
@@ -95,32 +95,32 @@ impl SharedCounters {
         Work { reads, writes, units_read, units_written, media_errors }
     }
 
-    /// How long commands were under way, in grains of a quarter of a second.
+    /// Busy time, in grains of a quarter of a second.
     #[must_use]
     pub fn busy(&self) -> Duration {
         let grains = self.busy_grains.load(Ordering::Relaxed);
         BUSY_GRAIN.saturating_mul(grains.try_into().unwrap_or(u32::MAX))
     }
 
-    /// All that is worth keeping.
+    /// The counters to be persisted.
     #[must_use]
     pub fn account(&self) -> SavedCounters {
         SavedCounters { work: self.total(), busy_grains: self.busy_grains.load(Ordering::Relaxed) }
     }
 
-    /// Adds what was kept of earlier times.
+    /// Adds persisted counters of earlier runs.
     pub fn carry(&self, kept: &SavedCounters) {
         self.add(&kept.work);
         self.busy_grains.fetch_add(kept.busy_grains, Ordering::Relaxed);
     }
 }
 
-/// Counters as they are kept.
+/// Persisted counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SavedCounters {
     /// Work done.
     pub work: Work,
-    /// Quarters of a second in which commands were under way.
+    /// Busy time in quarters of a second.
     pub busy_grains: u64,
 }
 
@@ -146,7 +146,7 @@ impl Usage {
         Usage { history: Some(history), ..Usage::default() }
     }
 
-    /// What has happened to the subsystem, where that is kept.
+    /// The Persistent Event log, if there is one.
     #[must_use]
     pub fn history(&self) -> Option<&PersistentEventLog> {
         self.history.as_ref()
@@ -183,7 +183,7 @@ impl Usage {
         self.of(nsid).add(work);
     }
 
-    /// Notes that commands for a namespace are under way now, or were just before.
+    /// Records that commands for a namespace are in flight now, or were just before.
     pub fn note_busy(&self, nsid: u32, now: Instant) {
         self.whole.note_busy(now);
         self.of(nsid).note_busy(now);
@@ -200,8 +200,7 @@ impl Usage {
         self.errors.load(Ordering::Relaxed)
     }
 
-    /// All that is worth keeping: errors, the whole, and each namespace with which anything was
-    /// done.
+    /// Counters to be persisted: errors, the sum, and each namespace with commands.
     #[must_use]
     pub fn accounts(&self) -> (u64, SavedCounters, Vec<(u32, SavedCounters)>) {
         let namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
@@ -210,7 +209,7 @@ impl Usage {
         (self.errors(), self.whole.account(), used)
     }
 
-    /// Adds what was kept of earlier times.
+    /// Adds persisted counters of earlier runs.
     pub fn carry(&self, errors: u64, whole: &SavedCounters, namespaces: &[(u32, SavedCounters)]) {
         self.errors.fetch_add(errors, Ordering::Relaxed);
         self.whole.carry(whole);

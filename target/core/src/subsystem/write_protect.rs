@@ -24,11 +24,10 @@ use tracing::info;
 
 use crate::subsystem::persistence::{Persist, Section};
 
-/// NWPC: all four states, where there is a directory to keep them in.
+/// NWPC: all four states, if they can be persisted.
 pub(crate) const NWPC: u8 = 0b111;
 
-/// The write protection of one namespace, as everybody shares it. Two of them are equal when they
-/// are the same one.
+/// The write protection of one namespace, shared by all its users. Compared by identity.
 #[derive(Debug)]
 pub struct Protection {
     /// The subsystem.
@@ -36,12 +35,12 @@ pub struct Protection {
     /// The namespace in it.
     pub nsid: u32,
     state: AtomicU8,
-    /// Somebody changes everything that is protected here: the state stays.
+    /// Whether the namespace is being formatted: the state stays.
     held: Mutex<bool>,
     kept: StatePersistence,
 }
 
-/// Where a state is kept.
+/// Persistence of a state.
 #[derive(Debug)]
 enum StatePersistence {
     /// Nowhere: there is only one.
@@ -53,7 +52,7 @@ enum StatePersistence {
 }
 
 impl Protection {
-    /// One that no host can change, because it is kept nowhere.
+    /// One that hosts cannot change, because it could not be persisted.
     #[must_use]
     pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
@@ -129,12 +128,12 @@ impl Protection {
         }
     }
 
-    /// Sets a state: keeps it, and only then makes it the state. For the state worker alone. True
-    /// when it is another one now.
+    /// Sets a state: persists it, and then makes it effective. For the state worker alone. Returns
+    /// true if it has changed.
     ///
     /// # Errors
-    /// As [`Protection::check`]; Format in Progress while it is held; Internal Error when it cannot
-    /// be kept, and is as before.
+    /// As [`Protection::check`]; Format in Progress while it is held; Internal Error if it cannot
+    /// be persisted: it is unchanged then.
     pub fn change(&self, new: WriteProtectState) -> Result<bool, Status> {
         self.check(new)?;
         let old = self.state();

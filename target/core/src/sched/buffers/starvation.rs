@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use super::{PoolState, QueuedCommand};
 
-/// How long others wait for a command that lacks buffers.
+/// Time for which others wait for a command that lacks buffers.
 const HOLD: Duration = Duration::from_millis(250);
 /// Time without a hold after one that ended without the buffers.
 const AFTER_HOLD: Duration = Duration::from_secs(10);
-/// How long a part of the pool is set aside at first; doubled after a round of all parts.
+/// Time for which a part of the pool is set aside at first; doubled after a round of all parts.
 const ASIDE: Duration = Duration::from_millis(250);
-/// The same, at most.
+/// Maximum of that time.
 const LONGEST_ASIDE: Duration = Duration::from_secs(8);
 
 /// Part of the pool to reserve.
@@ -43,7 +43,7 @@ pub(super) struct StarvationGuard {
     claimant: Option<Claimant>,
     /// Until when that part is set aside.
     aside_until: Option<Instant>,
-    /// How long a part is set aside at present.
+    /// Present time for which a part is set aside.
     patience: Duration,
     /// The share of the last claimant.
     last: Option<u32>,

@@ -21,8 +21,8 @@ use nvme::reservation::Rescap;
 use nvme::{Nqn, Status};
 use tracing::info;
 
-/// The reservation of one namespace, as everybody shares it: queues report it, the state worker
-/// changes it. Two of them are equal when they are the same one.
+/// The reservation of one namespace, shared by all its users: queues report it, the state worker
+/// changes it. Compared by identity.
 #[derive(Debug)]
 pub struct Reservation {
     /// The subsystem.
@@ -47,7 +47,7 @@ impl Reservation {
         Arc::new(Reservation { subsystem, nsid, is_supported, file: None, state, held })
     }
 
-    /// None: other daemons serve the same blocks, and would not heed it.
+    /// None: other daemons serve the same blocks, and would not respect it.
     #[must_use]
     pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Reservation> {
         let (state, held) = (Mutex::default(), Mutex::default());
@@ -76,7 +76,7 @@ impl Reservation {
         Ok(Arc::new(Reservation { subsystem, nsid, is_supported, file, state, held }))
     }
 
-    /// What the namespace can do (RESCAP).
+    /// Supported reservation capabilities (RESCAP).
     #[must_use]
     pub fn rescap(&self) -> Rescap {
         match self.is_supported {
@@ -97,13 +97,13 @@ impl Reservation {
         self.lock().report()
     }
 
-    /// Whether it is kept through power loss.
+    /// Whether it persists through power loss.
     #[must_use]
     pub fn persists(&self) -> bool {
         self.lock().persists
     }
 
-    /// What `host` may not do now.
+    /// Commands of `host` that are not allowed now.
     #[must_use]
     pub fn barred(&self, host: &HostId) -> Barred {
         self.lock().barred(host)
@@ -148,7 +148,7 @@ impl Reservation {
         Ok(effect)
     }
 
-    /// Locked by whoever changes the state, never by I/O.
+    /// Locked to change the state, never by I/O.
     fn held(&self) -> MutexGuard<'_, Option<HostId>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -34,7 +34,7 @@ impl Section for State {
                 _ => return None,
             }
         }
-        // A state that requests cannot produce is invalid, whoever wrote it.
+        // A state that requests cannot produce is invalid.
         is_possible(&state).then_some(state)
     }
 }

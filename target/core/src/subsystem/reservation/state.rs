@@ -120,7 +120,8 @@ impl Barred {
 }
 
 impl State {
-    /// What `host` may not do ("Command Behavior in the Presence of a Reservation").
+    /// Commands of `host` that are not allowed ("Command Behavior in the Presence of a
+    /// Reservation").
     #[must_use]
     pub fn barred(&self, host: &HostId) -> Barred {
         let admitted = self.rtype == ReservationType::NONE

@@ -228,7 +228,7 @@ fn corners_of_preemption() {
     let shared = ReservationType::WRITE_EXCLUSIVE;
     let preempt = |rtype, key| acquire(AcquireAction::PREEMPT, rtype, KEY_A, key);
     assert_eq!(refused(&held(shared), &A, &preempt(shared, 0)), 0x002, "0 is for all registrants");
-    // The holder preempts itself: the type changes, everybody stays.
+    // The holder preempts itself: the type changes, all registrants stay.
     let mut state = held(shared);
     let effect = done(&mut state, &A, &preempt(ReservationType::EXCLUSIVE_ACCESS, KEY_A));
     assert_eq!((state.rtype, state.registrants.len()), (ReservationType::EXCLUSIVE_ACCESS, 2));
