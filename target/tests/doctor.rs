@@ -44,7 +44,7 @@ fn the_doctor_finds_what_a_configuration_lacks_and_says_so_by_its_exit_code() {
     let told = String::from_utf8(doctor(&config, &[]).stdout).unwrap();
     assert!(told.contains("-> make the directory, attach the device"), "{told}");
     assert!(!told.contains("No configuration was looked at"), "{told}");
-    // What is not made has to be there; a directory that bears direct I/O is not enough.
+    // A file that is not created must exist; a directory that supports direct I/O is not enough.
     let disk = directory.path().join("disk.img");
     let text = fs::read_to_string(&config).unwrap();
     let text = text.replace("\"/nvmfd-no-such-directory/disk.img\"", &format!("{disk:?}"));

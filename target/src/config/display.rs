@@ -50,8 +50,8 @@ impl fmt::Display for Config {
             Some(path) => writeln!(f, "state       in {}", path.display())?,
             None => writeln!(
                 f,
-                "state       in the directory that systemd gives; else kept nowhere, and no reservation \
-                 outlasts the daemon"
+                "state       in the directory of systemd (StateDirectory=); without it nothing is \
+                 persisted, and reservations end with the daemon"
             )?,
         }
         writeln!(f, "missing     {}", self.missing)?;

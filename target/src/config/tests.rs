@@ -494,7 +494,7 @@ fn who_looks_at_the_file_of_the_unit_finds_its_state() {
 fn state_is_kept_where_somebody_says() {
     let silent = Config::parse(LEAST).unwrap();
     assert_eq!(silent.state_directory, None);
-    assert!(silent.to_string().contains("no reservation outlasts the daemon"), "{silent}");
+    assert!(silent.to_string().contains("reservations end with the daemon"), "{silent}");
     let config = Config::parse(&format!("state_directory = \"/var/lib/x\"\n{LEAST}")).unwrap();
     assert_eq!(config.state_directory.as_deref(), Some(Path::new("/var/lib/x")));
     assert!(config.to_string().contains("state       in /var/lib/x"), "{config}");

@@ -99,7 +99,7 @@ fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {
     let check = "storage";
     let shown = path.display();
     let Err(error) = tried else {
-        return Finding::ok(check, format!("{place}: {shown} bears direct I/O"));
+        return Finding::ok(check, format!("{place}: {shown} supports direct I/O"));
     };
     let sentence = format!("{place}: {shown}: {error}");
     let remedy = match error.raw_os_error() {
@@ -161,10 +161,10 @@ mod tests {
     fn direct_io_is_tried_on_real_files() {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = directory.path().join("disk.img");
-        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "bears direct I/O");
+        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "supports direct I/O");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left");
         fs::write(&path, [0; 4096]).unwrap();
-        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "bears direct I/O");
+        says(&direct("namespace 1", &path, try_direct(&path)), Fine, "supports direct I/O");
         let below = path.join("x");
         says(&direct("namespace 1", &below, try_direct(&below)), Problem, "disk.img/x");
         let nowhere = directory.path().join("no/disk.img");
@@ -198,7 +198,7 @@ mod tests {
         let _go_on = opening.hang_at(&hanging);
         let findings = stores(&config, &opening);
         says(&findings[0], Problem, "hanging does not answer");
-        says(&findings[1], Fine, "bears direct I/O");
+        says(&findings[1], Fine, "supports direct I/O");
     }
 
     #[test]
