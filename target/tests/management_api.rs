@@ -301,7 +301,7 @@ fn a_directory_takes_the_place_of_all_files_or_of_those_in_conf_d() {
     assert!(plan.contains(&format!("- subsystem {a}")), "{plan}");
     assert!(plan.contains(&format!("+ subsystem {b}")) && plan.lines().count() == 2, "{plan}");
     let would = daemon.says(&["save", "--dry-run"]);
-    assert!(would.contains("conf.d/a.toml goes") && would.contains(&b), "{would}");
+    assert!(would.contains("conf.d/a.toml is removed") && would.contains(&b), "{would}");
     let said = daemon.says(&["save"]);
     assert!(said.contains("conf.d/a.toml (removed)"), "{said}");
     let left = |directory: &str| -> Vec<String> {

@@ -213,7 +213,7 @@ impl Host {
             _ => return None,
         };
         Some(Error::Local(format!(
-            "another host has formatted namespace {nsid}: {what}what was written is gone"
+            "another host has formatted namespace {nsid}: {what}its data are lost"
         )))
     }
 

@@ -204,19 +204,19 @@ impl fmt::Display for EndReason {
             EndReason::NotAuthenticated { queue, why } => write!(
                 f,
                 "the target refuses our authentication on {} ({why}): is --dhchap-secret the \
-                 secret that it has for --hostnqn, and has it one for --dhchap-ctrl-secret if that \
-                 is given?",
+                 secret that the target has for --hostnqn, and does it have the one of \
+                 --dhchap-ctrl-secret, if given?",
                 Name(*queue)
             ),
             EndReason::Unproved { queue, why } => {
-                write!(f, "the target has not proved who it is on {}: {why}", Name(*queue))
+                write!(f, "the target did not authenticate itself on {}: {why}", Name(*queue))
             }
             EndReason::NotReady { waited } => {
                 write!(f, "the controller did not become ready within {waited:?}")
             }
             EndReason::Fatal => f.write_str("the controller reports a fatal error (CSTS.CFS)"),
             EndReason::Refused { what, status } => {
-                write!(f, "the target refused {what}, without which nothing goes on: {status}")
+                write!(f, "the target refused {what}, which is required: {status}")
             }
             EndReason::Unsupported(what) => write!(f, "this controller cannot be used: {what}"),
             EndReason::Timeout { queue, what, after } => {

@@ -138,7 +138,7 @@ impl Verbs {
         if !id.is_on(&self.channel) {
             id.migrate(&self.channel).map_err(|e| failed("moving it to its reactor", e))?;
         }
-        let key = id.device().ok_or_else(|| failed("its device is gone", Errno::ENODEV))?;
+        let key = id.device().ok_or_else(|| failed("its device was removed", Errno::ENODEV))?;
         let device = self.device(key)?;
         let limits = QpLimits {
             receives: limits.receives.max(1),
@@ -202,7 +202,7 @@ impl Verbs {
         }
         let (id, limits) = (Arc::clone(&connection.id), connection.limits);
         let failed = |what: &str, e: Errno| FabricError(format!("{what}: {}", e.desc()));
-        let key = id.device().ok_or_else(|| failed("its device is gone", Errno::ENODEV))?;
+        let key = id.device().ok_or_else(|| failed("its device was removed", Errno::ENODEV))?;
         let device = self.device(key)?;
         device.admit(limits, self.promised(Some(key)))?;
         let pair = self.queue_pair(&id, &device, limits).map_err(|e| {

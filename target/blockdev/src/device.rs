@@ -370,7 +370,7 @@ impl BackingDevice {
         self.note_shortened();
         self.set_down(&format!(
             "ends at or before byte {at}, inside the namespace of {} bytes: it was shortened while \
-             being served, or its device is gone; {}",
+             being served, or its device was removed; {}",
             self.size_bytes(),
             self.remedy_of_shortened()
         ));

@@ -415,7 +415,7 @@ fn subsystem(
 pub(super) fn name(at: At<String>, report: &mut Diagnostics<'_>) -> Option<At<Nqn>> {
     match at.value.parse() {
         Ok(Nqn::UNNAMED) => {
-            let what = "the NQN of the nil UUID stands for hosts that have no name";
+            let what = "the NQN of the nil UUID is that of hosts without a name";
             report.add(&at.span, what.to_owned(), format!("write {NQN_FORM}"));
             None
         }

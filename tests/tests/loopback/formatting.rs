@@ -268,7 +268,7 @@ fn the_tools_say_that_another_host_has_formatted_their_namespace() {
         let ran = ended(child);
         assert_eq!(ran.code(), 1, "{command:?}: {}", ran.error());
         // Of how large they are now it knows when the other has done.
-        let (said, gone) = ("another host has formatted namespace 3: ", "what was written is gone");
+        let (said, gone) = ("another host has formatted namespace 3: ", "its data are lost");
         assert!(ran.error().contains(said) && ran.error().contains(gone), "{}", ran.error());
         assert!(!ran.text().contains("violation"), "{}", ran.text());
     }

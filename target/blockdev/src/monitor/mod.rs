@@ -593,7 +593,7 @@ impl Shared {
                 backing.note_shortened();
                 backing.set_down(&format!(
                     "ends at byte {bytes}, inside the namespace of {} bytes: it was shortened \
-                     while being served, or its device is gone; {}",
+                     while being served, or its device was removed; {}",
                     backing.size_bytes(),
                     backing.remedy_of_shortened()
                 ));

@@ -164,7 +164,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
 fn would_say(file: &Rewritten<'_>, new: &ConfigFiles, output: Output) {
     let name = file.file.display();
     output.print(&match file.new {
-        None => format!("# {name} goes"),
+        None => format!("# {name} is removed"),
         Some(text) if Some(file.file) == new.main.file.as_deref() => text.to_owned(),
         Some(text) => format!("# {name}\n{text}"),
     });
