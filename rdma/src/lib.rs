@@ -31,6 +31,7 @@
 
 pub mod event;
 pub mod limits;
+pub mod log_interval;
 pub mod pool;
 pub mod soft;
 pub mod source;

@@ -25,7 +25,8 @@ use super::qp::memory_region::Rights;
 use super::sim::network::NetworkPort;
 use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::LinkError;
-use super::udp::{Shared, SocketBuffers, Taken, Udp, is_due, train};
+use super::udp::{Shared, SocketBuffers, Taken, Udp, WARN_INTERVAL, train};
+use crate::log_interval::LogInterval;
 use crate::{
     Buf, Event, Fabric, FabricError, FabricHints, FabricStats, Incoming, Initiator, Qp, QpLimits,
     Region, RemoteRegion, Tag, Wake, Work,
@@ -154,7 +155,7 @@ pub struct Soft {
     /// Since when timers are delayed until all received datagrams are read.
     behind: Option<Instant>,
     /// Time of the last log line about ignored requests.
-    told: Option<Instant>,
+    told: LogInterval,
 }
 
 /// Fabrics that listen at the same addresses, one for each reactor: a connection request arrives at
@@ -235,7 +236,7 @@ impl Soft {
             written: None,
             receiving: false,
             behind: None,
-            told: None,
+            told: LogInterval::default(),
         }
     }
 
@@ -297,7 +298,7 @@ impl Soft {
             );
         }
         if let Some(address) = self.endpoint.take_barred()
-            && is_due(&mut self.told, now)
+            && self.told.is_due(now, WARN_INTERVAL)
         {
             tracing::warn!(
                 "connection requests from {address} are ignored for some seconds: too many \

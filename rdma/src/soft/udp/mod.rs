@@ -25,11 +25,12 @@ use super::endpoint::{Endpoint, Transmit};
 use super::udp::train::{MOST_BYTES, MOST_GATHERED, TrainItem, Trains, Way};
 use super::wire::PrefixCache;
 use super::wire::icrc::{Flow, train_identification};
+use crate::log_interval::LogInterval;
 use crate::{FabricError, Region};
 use gso_fallback::Singles;
 use reuseport_group::Misdelivered;
 pub(crate) use reuseport_group::Shared;
-pub(super) use route::is_due;
+pub(super) use route::WARN_INTERVAL;
 use route::{beside, leaves, payload_bytes, route};
 pub use socket::SocketBuffers;
 use socket::{Bound, Received};
@@ -102,9 +103,9 @@ pub(super) struct Udp {
     /// Those whose room ends a sleep.
     watched: Vec<(IpAddr, u16)>,
     /// Errors of sending, and when each was last logged.
-    troubles: Vec<(Errno, Option<Instant>)>,
+    troubles: Vec<(Errno, LogInterval)>,
     /// When a path MTU below the MTU of the link was last logged.
-    doubted: Option<Instant>,
+    doubted: LogInterval,
     /// Captures all packets.
     pub(super) capture: Option<Capture>,
 }
@@ -139,7 +140,7 @@ impl Udp {
             blocked: Vec::new(),
             watched: Vec::new(),
             troubles: Vec::new(),
-            doubted: None,
+            doubted: LogInterval::default(),
             capture: None,
         })
     }
@@ -285,7 +286,7 @@ impl Udp {
         let carried = payload_bytes(told, to.is_ipv6(), most);
         let short = (1..asked).contains(&carried.unwrap_or_default());
         if short && asked <= most && leaves(from, to, asked) {
-            if is_due(&mut self.doubted, Instant::now()) {
+            if self.doubted.is_due(Instant::now(), WARN_INTERVAL) {
                 tracing::warn!(
                     "the path MTU to {} is reported as {told} bytes (see `ip route get`), the link \
                      MTU is larger: packets carry the {asked} bytes requested by the host",
@@ -573,9 +574,9 @@ impl Udp {
         let known = self.troubles.iter().position(|(known, _)| *known == errno);
         let at = known.unwrap_or(self.troubles.len());
         if known.is_none() {
-            self.troubles.push((errno, None));
+            self.troubles.push((errno, LogInterval::default()));
         }
-        is_due(&mut self.troubles[at].1, now)
+        self.troubles[at].1.is_due(now, WARN_INTERVAL)
     }
 
     /// Whether a datagram waits for room in its socket.

@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::socket::{getsockopt, setsockopt, sockopt as known};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -17,7 +17,7 @@ const UDP_HEADER_BYTES: usize = 8;
 const OVERHEAD_BYTES: u32 =
     UDP_HEADER_BYTES as u32 + Bth::BYTES as u32 + 16 + 4 + ICRC_BYTES as u32;
 /// Minimum interval of warnings that anybody on the network can cause.
-const WARN_INTERVAL: Duration = Duration::from_secs(60);
+pub(crate) const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The local address that the routes choose for a peer, and the present MTU of the path: that of
 /// the route or the link, or a smaller one learned by ICMP.
@@ -46,15 +46,6 @@ pub(super) fn leaves(from: IpAddr, to: SocketAddr, payload_bytes: u32) -> bool {
         socket.send_with_flags(&datagram, libc::MSG_MORE).map(drop)
     };
     ask().is_ok()
-}
-
-/// Whether a warning is due after the `last` one; if so, sets its time.
-pub(crate) fn is_due(last: &mut Option<Instant>, now: Instant) -> bool {
-    let due = last.is_none_or(|last| now.saturating_duration_since(last) >= WARN_INTERVAL);
-    if due {
-        *last = Some(now);
-    }
-    due
 }
 
 /// A socket that is connected to a peer; it sends nothing.
@@ -96,14 +87,6 @@ pub(super) fn beside(to: IpAddr) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use crate::soft::udp::route::*;
-
-    #[test]
-    fn a_warning_comes_at_most_once_a_minute() {
-        let (mut last, start) = (None, Instant::now());
-        let due = [0, 1, 59, 60, 61, 119, 120]
-            .map(|seconds| is_due(&mut last, start + Duration::from_secs(seconds)));
-        assert_eq!(due, [true, false, false, true, false, false, true]);
-    }
 
     #[test]
     fn the_path_mtu_is_the_largest_that_a_link_carries() {

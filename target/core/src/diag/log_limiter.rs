@@ -7,6 +7,7 @@ use std::slice;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use rdma::log_interval::LogInterval;
 use tracing::{info, warn};
 
 use crate::diag::RecentDisconnects;
@@ -42,8 +43,8 @@ pub struct CauseLog {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
-    last: Option<Instant>,
-    /// Refusals since then that were not logged.
+    line: LogInterval,
+    /// Refusals since the last line that were not logged.
     more: u64,
     /// Total count.
     total: u64,
@@ -63,14 +64,10 @@ impl CauseLog {
         self.causes.resize(Cause::COUNT, Told::default());
         let told = &mut self.causes[cause as usize];
         told.total += 1;
-        let quiet = told.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET);
         // The count before it is logged first, by `overdue`.
-        if quiet || told.more > 0 {
-            told.more += 1;
-            return false;
-        }
-        told.last = Some(now);
-        true
+        let is_due = told.more == 0 && told.line.is_due(now, QUIET);
+        told.more += u64::from(!is_due);
+        is_due
     }
 
     /// Total count of each of [`Cause::ALL`], logged or not.
@@ -81,14 +78,9 @@ impl CauseLog {
     /// A cause that occurred more often than it was logged, a while ago, and how often; to be
     /// called until there is none.
     pub fn overdue(&mut self, now: Instant) -> Option<(Cause, u64)> {
-        let due = |told: &Told| {
-            told.more > 0
-                && told.last.is_none_or(|last| now.saturating_duration_since(last) >= QUIET)
-        };
-        let at = self.causes.iter().position(due)?;
-        let told = &mut self.causes[at];
-        told.last = Some(now);
-        Some((Cause::ALL[at], std::mem::take(&mut told.more)))
+        let is_due = |told: &mut Told| told.more > 0 && told.line.is_due(now, QUIET);
+        let at = self.causes.iter_mut().position(is_due)?;
+        Some((Cause::ALL[at], std::mem::take(&mut self.causes[at].more)))
     }
 }
 
