@@ -13,8 +13,8 @@ use tracing::level_filters::LevelFilter;
 
 use crate::cli::output::Output;
 use crate::cli::{
-    data_management, discover, feature, identify, list, log_page, manpages, ns_management,
-    read_write, reservation, show_regs, supported,
+    PlainArgs, RawArgs, data_management, discover, feature, identify, list, log_page, manpages,
+    ns_management, read_write, reservation, show_regs, supported,
 };
 
 /// The version of the package, or `NVMFD_VERSION` at build time.
@@ -44,11 +44,11 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// List the records of a discovery service
-    Discover(discover::Args),
+    Discover(PlainArgs),
     /// List the namespaces that a target offers us
-    List(list::Args),
+    List(PlainArgs),
     /// Identify Controller
-    IdCtrl(identify::Controller),
+    IdCtrl(RawArgs),
     /// Identify Namespace
     IdNs(identify::Namespace),
     /// List the active namespaces of a subsystem
@@ -60,11 +60,11 @@ enum Command {
     /// Error Information log
     ErrorLog(log_page::ErrorArgs),
     /// Commands Supported and Effects log
-    EffectsLog(supported::Args),
+    EffectsLog(RawArgs),
     /// Supported Log Pages log
-    SupportedLogPages(supported::Args),
+    SupportedLogPages(RawArgs),
     /// Feature Identifiers Supported and Effects log
-    FidSupportEffectsLog(supported::Args),
+    FidSupportEffectsLog(RawArgs),
     /// Any log page
     GetLog(log_page::PageArgs),
     /// Get Features
@@ -102,7 +102,7 @@ enum Command {
     /// Format a namespace: all that is in it is lost
     Format(ns_management::FormatArgs),
     /// Controller properties
-    ShowRegs(show_regs::Args),
+    ShowRegs(PlainArgs),
     /// Reservation Register
     ResvRegister(reservation::RegisterArgs),
     /// Reservation Acquire
@@ -112,7 +112,7 @@ enum Command {
     /// Reservation Report
     ResvReport(reservation::ReportArgs),
     /// Reservation Notification log: the oldest page, which is then removed
-    ResvNotifLog(reservation::NotificationArgs),
+    ResvNotifLog(RawArgs),
     /// Measure how fast a namespace is
     Bench(initiator::bench::Args),
     /// Write, read back and check that no write is lost

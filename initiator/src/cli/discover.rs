@@ -1,25 +1,14 @@
 //! `nvmf discover`.
 
-use clap::Args as ClapArgs;
 use initiator::host::Discovery;
 use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
 use nvme::Nqn;
 use serde_json::Value;
 
-use super::nvme_cli_json;
-use super::output::Output;
+use super::{PlainArgs, nvme_cli_json};
 
-/// Options of `nvmf discover`.
-#[derive(ClapArgs, Debug)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
-
-pub(crate) fn run(args: &Args) -> Result<(), Error> {
+pub(crate) fn run(args: &PlainArgs) -> Result<(), Error> {
     let log = ask(&args.target)?;
     args.output.print(|| nvme_cli_json::discovery(&log), || text(&log))
 }

@@ -4,17 +4,17 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::{OptionDefaults, TargetArgs};
+use initiator::options::TargetArgs;
 use nvme::feature::{
     AsyncEventConfig, Capabilities, FeatureId, GetFeatures, KeepAliveTimer, NumberOfQueues, Select,
     SetFeatures, TemperatureThreshold, Timestamp, VolatileWriteCache,
 };
 use serde_json::Value;
 
-use super::narrow;
 use super::nvme_cli_json::{hex, object};
 use super::output::{Output, Raw, dump};
 use super::read_write::input;
+use super::{narrow, with};
 
 /// Options of `nvmf get-feature`.
 #[derive(ClapArgs, Debug)]
@@ -102,11 +102,8 @@ pub(crate) fn get(args: &GetArgs) -> Result<(), Error> {
     // Over a fabric the host identifier always has 16 bytes, and must be requested with that length.
     let wide = fid == FeatureId::HOST_IDENTIFIER && data.len() == 16;
     let cdw11 = args.cdw11 | u32::from(wide);
-    let mut host = args.target.connect(OptionDefaults::default())?;
     let feature = GetFeatures { fid, sel, nsid: args.namespace_id, cdw11 };
-    let value = host.feature(feature, &mut data);
-    host.disconnect();
-    let value = value?;
+    let value = with(&args.target, |host| host.feature(feature, &mut data))?;
     let json = || {
         let mut fields = vec![("name", name(fid).into())];
         fields.push((select_name(sel), format!("{value:#010x}").into()));
@@ -140,11 +137,8 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Error> {
         0 => Vec::new(),
         len => input(args.data.as_deref(), Some(len))?,
     };
-    let mut host = args.target.connect(OptionDefaults::default())?;
     let feature = SetFeatures { fid, save: args.save, nsid: args.namespace_id, cdw11: args.value };
-    let result = host.set_feature(feature, args.cdw12, &data);
-    host.disconnect();
-    let result = result?;
+    let result = with(&args.target, |host| host.set_feature(feature, args.cdw12, &data))?;
     let json = || {
         object([
             ("feature-id", fid.0.into()),

@@ -2,23 +2,12 @@
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::{OptionDefaults, TargetArgs};
+use initiator::options::TargetArgs;
 use nvme::identify::{Cns, Csi, Identify, IdentifyController, IdentifyNamespace};
 use serde_json::Value;
 
 use super::output::{Output, Raw};
-use super::{narrow, nvme_cli_json};
-
-/// Options of `nvmf id-ctrl`.
-#[derive(ClapArgs, Debug)]
-pub(crate) struct Controller {
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    pub(crate) output: Output,
-    #[command(flatten)]
-    raw: Raw,
-}
+use super::{RawArgs, narrow, nvme_cli_json, with};
 
 /// Options of `nvmf id-ns` and `nvmf ns-descs`.
 #[derive(ClapArgs, Debug)]
@@ -52,21 +41,16 @@ pub(crate) struct List {
     pub(crate) output: Output,
 }
 
-pub(crate) fn controller(args: &Controller) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
-    let page = host.identify(Identify::new(Cns::CONTROLLER, 0));
-    host.disconnect();
-    let bytes = page?;
+pub(crate) fn controller(args: &RawArgs) -> Result<(), Error> {
+    let bytes = with(&args.target, |host| host.identify(Identify::new(Cns::CONTROLLER, 0)))?;
     let page = IdentifyController::parse(&bytes);
     let text = || controller_text(&page);
     args.output.print_or_raw(args.raw, &*bytes, || nvme_cli_json::controller(&page), text)
 }
 
 pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
-    let page = host.identify(Identify::new(Cns::NAMESPACE, args.namespace_id));
-    host.disconnect();
-    let bytes = page?;
+    let bytes =
+        with(&args.target, |host| host.identify(Identify::new(Cns::NAMESPACE, args.namespace_id)))?;
     let page = IdentifyNamespace::parse(&bytes);
     let text =
         || namespace_text(args.namespace_id, &page, &nvme_cli_json::namespace(&page, &bytes));
@@ -74,14 +58,11 @@ pub(crate) fn namespace(args: &Namespace) -> Result<(), Error> {
 }
 
 pub(crate) fn list(args: &List) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
     let after = args.namespace_id.saturating_sub(1);
-    let ids = match args.all {
+    let ids = with(&args.target, |host| match args.all {
         true => host.allocated_namespaces(after),
         false => host.namespaces(after, args.csi.map(Csi)),
-    };
-    host.disconnect();
-    let ids = ids?;
+    })?;
     let text = || {
         ids.iter().enumerate().map(|(at, id)| format!("[{at:>4}]:{id:#x}\n")).collect::<String>()
     };
@@ -89,10 +70,9 @@ pub(crate) fn list(args: &List) -> Result<(), Error> {
 }
 
 pub(crate) fn descriptors(args: &Namespace) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
-    let page = host.identify(Identify::new(Cns::NAMESPACE_DESCRIPTORS, args.namespace_id));
-    host.disconnect();
-    let bytes = page?;
+    let bytes = with(&args.target, |host| {
+        host.identify(Identify::new(Cns::NAMESPACE_DESCRIPTORS, args.namespace_id))
+    })?;
     let found = nvme_cli_json::descriptors(&bytes);
     let text = || {
         let head = format!("NVME Namespace Identification Descriptors NS {}:\n", args.namespace_id);

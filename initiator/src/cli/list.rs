@@ -1,6 +1,5 @@
 //! `nvmf list`: lists every namespace that a target exports to this host.
 
-use clap::Args as ClapArgs;
 use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host, HostOptions, Options};
 use nvme::Nqn;
@@ -8,18 +7,9 @@ use nvme::identify::{IdentifyController, IdentifyNamespace};
 use nvme::log::{SubsystemType, TransportType};
 use serde_json::Value;
 
-use super::discover;
 use super::nvme_cli_json::{object, text, trimmed};
-use super::output::{Output, bytes, table};
-
-/// Options of `nvmf list`.
-#[derive(ClapArgs, Debug)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
+use super::output::{bytes, table};
+use super::{PlainArgs, discover};
 
 struct Item {
     nsid: u32,
@@ -30,7 +20,7 @@ struct Item {
     page: IdentifyNamespace,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Error> {
+pub(crate) fn run(args: &PlainArgs) -> Result<(), Error> {
     let mut items = Vec::new();
     for (options, setup) in subsystems(&args.target)? {
         items.extend(namespaces(options, setup)?);

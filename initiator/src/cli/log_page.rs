@@ -2,14 +2,14 @@
 
 use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::{OptionDefaults, TargetArgs};
+use initiator::options::TargetArgs;
 use nvme::NSID_ALL;
 use nvme::identify::Csi;
 use nvme::log::{ErrorEntry, GetLogPage, LogId, Smart};
 
 use super::nvme_cli_json::{self, hex, object};
 use super::output::{Output, Raw, bytes as amount, dump};
-use super::{narrow, number};
+use super::{narrow, number, with};
 
 /// Options of `nvmf smart-log`.
 #[derive(ClapArgs, Debug)]
@@ -83,33 +83,28 @@ fn page_length(text: &str) -> Result<u32, String> {
 }
 
 pub(crate) fn smart(args: &SmartArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
     let nsid = args.namespace_id;
     let page = GetLogPage { nsid, rae: false, ..GetLogPage::new(LogId::SMART, 0, 1) };
-    let bytes = host.log(page, Smart::BYTES);
-    host.disconnect();
-    let bytes = bytes?;
+    let bytes = with(&args.target, |host| host.log(page, Smart::BYTES))?;
     let Some(log) = bytes.first_chunk().map(Smart::parse) else { return Err(short()) };
     let text = || smart_text(&log, &args.target.traddr, nsid);
     args.output.print_or_raw(args.raw, &bytes, || nvme_cli_json::smart(&log), text)
 }
 
 pub(crate) fn errors(args: &ErrorArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
-    let most = u16::from(host.session().controller().elpe_z) + 1;
-    let count = args.log_entries.min(most);
     let nsid = NSID_ALL;
     let page = GetLogPage { nsid, rae: false, ..GetLogPage::new(LogId::ERROR, 0, 1) };
-    let bytes = host.log(page, usize::from(count) * ErrorEntry::BYTES);
-    host.disconnect();
-    let bytes = bytes?;
+    let bytes = with(&args.target, |host| {
+        let most = u16::from(host.session().controller().elpe_z) + 1;
+        let count = args.log_entries.min(most);
+        host.log(page, usize::from(count) * ErrorEntry::BYTES)
+    })?;
     let (entries, _) = bytes.as_chunks();
     let text = || error_text(entries, &args.target.traddr);
     args.output.print_or_raw(args.raw, &bytes, || nvme_cli_json::errors(entries), text)
 }
 
 pub(crate) fn page(args: &PageArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
     let page = GetLogPage {
         lid: LogId(args.log_id),
         nsid: args.namespace_id,
@@ -120,9 +115,7 @@ pub(crate) fn page(args: &PageArgs) -> Result<(), Error> {
         csi: Csi(args.csi),
         ..GetLogPage::default()
     };
-    let bytes = host.log(page, args.log_len as usize);
-    host.disconnect();
-    let bytes = bytes?;
+    let bytes = with(&args.target, |host| host.log(page, args.log_len as usize))?;
     let json = || {
         object([
             ("log-id", args.log_id.into()),

@@ -18,9 +18,32 @@ pub(crate) mod reservation;
 pub(crate) mod show_regs;
 pub(crate) mod supported;
 
+use clap::Args as ClapArgs;
 use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
 use serde_json::Value;
+
+use output::{Output, Raw};
+
+/// Options of a command without any of its own.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct PlainArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// The same, for one that can print bytes as received.
+#[derive(ClapArgs, Debug)]
+pub(crate) struct RawArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+    #[command(flatten)]
+    raw: Raw,
+}
 
 /// Connects, acts and disconnects.
 pub(crate) fn with<T>(

@@ -1,7 +1,7 @@
 //! `nvmf resv-register`, `resv-acquire`, `resv-release`, `resv-report`, `resv-notif-log`.
 
 use clap::Args as ClapArgs;
-use initiator::options::{OptionDefaults, TargetArgs};
+use initiator::options::TargetArgs;
 use initiator::{Error, Host};
 use nvme::log::{GetLogPage, LogId};
 use nvme::reservation::{
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::nvme_cli_json::{hex, object};
 use super::output::{Output, Raw};
-use super::{done, narrow, number};
+use super::{RawArgs, done, narrow, number, with};
 
 /// Options of `nvmf resv-register`.
 #[derive(ClapArgs, Debug)]
@@ -115,17 +115,6 @@ pub(crate) struct ReportArgs {
     raw: Raw,
 }
 
-/// Options of `nvmf resv-notif-log`.
-#[derive(ClapArgs, Debug)]
-pub(crate) struct NotificationArgs {
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    pub(crate) output: Output,
-    #[command(flatten)]
-    raw: Raw,
-}
-
 fn dwords(text: &str) -> Result<u32, String> {
     match narrow::<u32>(text)? {
         count @ 6..=0x4_0000 => Ok(count),
@@ -174,10 +163,7 @@ pub(crate) fn release(args: &ReleaseArgs) -> Result<(), Error> {
 }
 
 pub(crate) fn report(args: &ReportArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
-    let bytes = read_report(&mut host, args);
-    host.disconnect();
-    let bytes = bytes?;
+    let bytes = with(&args.target, |host| read_report(host, args))?;
     let Some(status) = bytes.first_chunk().map(ReservationStatus::parse) else {
         return Err(Error::Local("the report is shorter than it must be".into()));
     };
@@ -193,13 +179,10 @@ pub(crate) fn report(args: &ReportArgs) -> Result<(), Error> {
     )
 }
 
-pub(crate) fn notification(args: &NotificationArgs) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
+pub(crate) fn notification(args: &RawArgs) -> Result<(), Error> {
     let page = GetLogPage::new(LogId::RESERVATION_NOTIFICATION, 0, 1);
     let page = GetLogPage { nsid: NSID_ALL, rae: false, ..page };
-    let bytes = host.log(page, NotificationPage::BYTES);
-    host.disconnect();
-    let bytes = bytes?;
+    let bytes = with(&args.target, |host| host.log(page, NotificationPage::BYTES))?;
     let Some(log) = bytes.first_chunk().map(NotificationPage::parse) else {
         return Err(Error::Local("the log page is shorter than it must be".into()));
     };
@@ -225,10 +208,7 @@ pub(crate) fn notification(args: &NotificationArgs) -> Result<(), Error> {
 }
 
 fn send(target: &TargetArgs, what: &'static str, sqe: Sqe, data: &[u8]) -> Result<(), Error> {
-    let mut host = target.connect(OptionDefaults::default())?;
-    let outcome = host.command_out(1, what, sqe, data);
-    host.disconnect();
-    outcome.map(|_| ())
+    with(target, |host| host.command_out(1, what, sqe, data)).map(drop)
 }
 
 /// Reads the requested length; by default all of it, as determined from its header.

@@ -1,23 +1,12 @@
 //! `nvmf show-regs`: the properties of the controller.
 
-use clap::Args as ClapArgs;
-use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host};
 use nvme::Status;
 use nvme::fabrics::PropertyGet;
 use nvme::property::Property;
 use serde_json::{Map, Value};
 
-use super::output::Output;
-
-/// Options of `nvmf show-regs`.
-#[derive(ClapArgs, Debug)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    pub(crate) output: Output,
-}
+use super::{PlainArgs, with};
 
 /// nvme-cli's names in its order, whether 8 bytes wide, and the offset of those that a controller
 /// over a fabric may have.
@@ -49,12 +38,10 @@ const REGISTERS: [(&str, bool, Option<Property>); 25] = [
     ("pmrmscu", false, None),
 ];
 
-pub(crate) fn run(args: &Args) -> Result<(), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
-    let values: Result<Vec<_>, Error> =
-        REGISTERS.iter().map(|(.., property)| value(&mut host, *property)).collect();
-    host.disconnect();
-    let values = values?;
+pub(crate) fn run(args: &PlainArgs) -> Result<(), Error> {
+    let values: Vec<_> = with(&args.target, |host| {
+        REGISTERS.iter().map(|(.., property)| value(host, *property)).collect()
+    })?;
     args.output.print(|| json(&values), || text(&values))
 }
 

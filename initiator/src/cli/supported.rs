@@ -1,33 +1,20 @@
 //! `nvmf effects-log`, `supported-log-pages`, `fid-support-effects-log`: capabilities reported by a
 //! controller.
 
-use clap::Args as ClapArgs;
 use initiator::Error;
-use initiator::options::{OptionDefaults, TargetArgs};
 use nvme::identify::Csi;
 use nvme::log::{CommandEffects, Effects, FeaturesSupported, GetLogPage, LogId, SupportedPages};
 use nvme::{AdminOpcode, IoOpcode};
 use serde_json::{Map, Value, json};
 
-use super::output::{Output, Raw};
+use super::{RawArgs, with};
 
-/// Options of all of them.
-#[derive(ClapArgs, Debug)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    pub(crate) output: Output,
-    #[command(flatten)]
-    raw: Raw,
-}
-
-pub(crate) fn effects(args: &Args) -> Result<(), Error> {
+pub(crate) fn effects(args: &RawArgs) -> Result<(), Error> {
     let (bytes, log) = read(args, LogId::EFFECTS, Effects::parse)?;
     args.output.print_or_raw(args.raw, &bytes, || effects_json(&log), || effects_text(&log))
 }
 
-pub(crate) fn supported(args: &Args) -> Result<(), Error> {
+pub(crate) fn supported(args: &RawArgs) -> Result<(), Error> {
     let (bytes, log) = read(args, LogId::SUPPORTED_PAGES, SupportedPages::parse)?;
     let values = log.pages.map(|page| page.0);
     let text = || {
@@ -41,7 +28,7 @@ pub(crate) fn supported(args: &Args) -> Result<(), Error> {
     args.output.print_or_raw(args.raw, &bytes, json, text)
 }
 
-pub(crate) fn features(args: &Args) -> Result<(), Error> {
+pub(crate) fn features(args: &RawArgs) -> Result<(), Error> {
     let (bytes, log) = read(args, LogId::FEATURE_EFFECTS, FeaturesSupported::parse)?;
     let values = log.features.map(|feature| feature.0);
     let text = || {
@@ -56,15 +43,12 @@ pub(crate) fn features(args: &Args) -> Result<(), Error> {
 
 /// Reads a log of the NVM command set: its bytes, and its parsed form.
 fn read<T, const N: usize>(
-    args: &Args,
+    args: &RawArgs,
     lid: LogId,
     parse: impl Fn(&[u8; N]) -> T,
 ) -> Result<(Vec<u8>, T), Error> {
-    let mut host = args.target.connect(OptionDefaults::default())?;
     let page = GetLogPage { csi: Csi::NVM, ..GetLogPage::new(lid, 0, 1) };
-    let bytes = host.log(page, N);
-    host.disconnect();
-    let bytes = bytes?;
+    let bytes = with(&args.target, |host| host.log(page, N))?;
     let log = bytes.first_chunk().map(parse);
     let log = log.ok_or(Error::Local("the log page is shorter than it must be".into()))?;
     Ok((bytes, log))
