@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rdma::{FabricError, Incoming};
@@ -103,7 +104,40 @@ impl Waker for EventFd {
     }
 }
 
-/// The channels of all reactors, each of whose rings has every backing store.
+/// Whether reactors have read everything that was sent before. A completion that must not contradict
+/// what was published waits for it.
+#[derive(Debug)]
+pub struct MessageBarrier(Vec<(usize, Receiver<()>)>);
+
+impl MessageBarrier {
+    /// Sends the question to these reactors, waiting for room.
+    #[must_use]
+    pub fn send(reactors: &[Sender]) -> MessageBarrier {
+        let asked = |(index, reactor): (usize, &Sender)| {
+            let (answer, answered) = sync_channel(1);
+            reactor.send(Message::Caught(answer)).then_some((index, answered))
+        };
+        MessageBarrier(reactors.iter().enumerate().filter_map(asked).collect())
+    }
+
+    /// Whether all reactors have, or have ended.
+    #[must_use]
+    pub fn is_passed(&self) -> bool {
+        self.0.iter().all(|(_, answered)| answered.try_recv() != Err(TryRecvError::Empty))
+    }
+
+    /// Blocks until all reactors have, for each at most for `patience`. The numbers of those that do
+    /// not answer.
+    #[must_use]
+    pub fn wait(self, patience: Duration) -> Vec<usize> {
+        let silent = |(_, answered): &(usize, Receiver<()>)| {
+            answered.recv_timeout(patience) == Err(RecvTimeoutError::Timeout)
+        };
+        self.0.into_iter().filter(silent).map(|(index, _)| index).collect()
+    }
+}
+
+/// The mailboxes of all reactors, whose rings have every store.
 #[derive(Clone, Debug)]
 pub struct ReactorRings(pub Vec<Sender>);
 

@@ -1,33 +1,164 @@
 //! Executes Format NVM on the devices: stops I/O, erases, and changes the block size. See
-//! [`crate::core::subsystem::lba_format`] for the steps and the state after a kill; this thread waits and
-//! erases between them.
+//! [`crate::core::subsystem::lba_format`] for the steps and the state after a kill.
 //!
-//! The provisioner is locked at the beginning and at the end only: a reload is possible during the erase.
+//! [`FormatTask`] has the order of the steps, and borrows the devices ([`FormatDevices`]) where it
+//! needs them; whoever drives it waits and erases in between. [`execute`] does so on a thread, with the
+//! provisioner, which is locked at the beginning and at the end only: a reload is possible during
+//! the erase.
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 
-use super::{PATIENCE, Provisioner};
+use super::{PATIENCE, Provisioner, wait_for_reactors};
 use crate::blockdev::{BackingDevice, Health};
+use crate::core::message::MessageBarrier;
 use crate::core::registry::Registry;
 use crate::core::sched::DrainBarrier;
 use crate::core::shared::Shared;
 use crate::core::subsystem::event_log::PersistentEvent;
 use crate::core::subsystem::format_job::FormatJob;
+use crate::core::subsystem::lba_format::{Format, Progress};
 use crate::core::subsystem::ns_request::FormatRequest;
 use crate::provision::devices::ServedDevice;
 
+/// What a format needs of those who serve the namespaces.
+pub trait FormatDevices {
+    /// The device of a namespace, as it is at the beginning of a format.
+    type Device;
+
+    /// The registry in which subsystems are published.
+    fn registry(&self) -> &Registry;
+
+    /// The device of a namespace, and its persisted block size; `None` if it has none.
+    fn device(&self, nqn: Nqn, nsid: u32) -> Option<(Self::Device, Arc<Format>)>;
+
+    /// Whether this is the device of the namespace still.
+    fn is_served(&self, nqn: Nqn, nsid: u32, device: &Self::Device) -> bool;
+
+    /// Gives the device blocks of this size; false if what is behind it was replaced since the
+    /// beginning of the format.
+    fn reformat(&mut self, device: &Self::Device, block_size_bytes: u32) -> bool;
+
+    /// Publishes a subsystem, of which a format has begun or ended.
+    fn republish(&mut self, nqn: &Nqn);
+}
+
 /// A format in progress.
-struct StartedFormat {
-    store: ServedDevice,
+#[derive(Debug)]
+pub struct FormatTask<D> {
+    nqn: Nqn,
+    nsid: u32,
     /// The device that is erased, also after the namespace was given another one.
-    backing: Arc<BackingDevice>,
-    bytes: u64,
-    course: FormatJob,
+    device: D,
+    job: FormatJob,
+    /// Carries no message: it closes when the last user of the blocks drops it.
+    drained: Receiver<()>,
+}
+
+/// A format that has ended, and whose outcome no reactor contradicts once it has passed the barrier.
+#[derive(Debug)]
+pub struct EndedFormat {
+    outcome: Result<(), Status>,
+    barrier: MessageBarrier,
+}
+
+impl<D> FormatTask<D> {
+    /// Stops I/O of all hosts.
+    ///
+    /// # Errors
+    /// The status of the completion: nothing has changed.
+    pub fn begin(
+        nqn: Nqn,
+        wish: FormatRequest,
+        devices: &mut impl FormatDevices<Device = D>,
+    ) -> Result<FormatTask<D>, Status> {
+        let nsid = wish.nsid;
+        let gone = Status::INVALID_NAMESPACE.with_dnr();
+        let subsystem = devices.registry().subsystem(&nqn).ok_or(gone)?;
+        let (device, format) = devices.device(nqn, nsid).ok_or(gone)?;
+        // A reload may have changed all of this since the request. A host-created namespace that is
+        // attached to no host is only in the list of allocated ones.
+        let made = subsystem.management.as_ref().and_then(|m| m.allocated(nsid));
+        let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
+        let namespace = served.ok_or(gone)?;
+        let job = FormatJob::begin(wish, namespace, &format)?;
+        info!(subsystem = %nqn, nsid, "format started by a host");
+        devices.republish(&nqn);
+        // After the new snapshot: later commands are refused.
+        let (waiting, drained) = channel();
+        devices.registry().fence(&Arc::new(DrainBarrier::around(nqn, nsid, waiting)));
+        Ok(FormatTask { nqn, nsid, device, job, drained })
+    }
+
+    /// Whether all earlier commands have completed.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.drained.try_recv() == Err(TryRecvError::Disconnected)
+    }
+
+    /// Once all earlier commands have completed: the erase may begin.
+    ///
+    /// # Errors
+    /// Nothing may be erased; [`FormatTask::finish`] takes the status.
+    pub fn hold(&mut self) -> Result<(), Status> {
+        debug_assert!(self.is_drained(), "erased under a command of a host");
+        self.job.hold()
+    }
+
+    /// The device to erase.
+    #[must_use]
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// The progress that hosts are reported, and whether the erase is to stop.
+    #[must_use]
+    pub fn progress(&self) -> &Arc<Progress> {
+        self.job.progress()
+    }
+
+    /// Whether the namespace has the device still.
+    #[must_use]
+    pub fn is_served(&self, devices: &impl FormatDevices<Device = D>) -> bool {
+        devices.is_served(self.nqn, self.nsid, &self.device)
+    }
+
+    /// Sets the requested block size after a complete erase, once it is persisted, and ends the
+    /// format.
+    pub fn finish(
+        self,
+        erased: Result<(), Status>,
+        devices: &mut impl FormatDevices<Device = D>,
+    ) -> EndedFormat {
+        let gone = !self.is_served(devices);
+        let FormatTask { nqn, nsid, device, job, .. } = self;
+        let erased = if gone { Err(Status::INVALID_NAMESPACE.with_dnr()) } else { erased };
+        let outcome = job.finish(erased, |block_size_bytes| {
+            if devices.reformat(&device, block_size_bytes) {
+                return Ok(());
+            }
+            error!(
+                subsystem = %nqn, nsid,
+                "its backing device was replaced during the erase: format it again"
+            );
+            Err(Health::NOT_READY)
+        });
+        devices.republish(&nqn);
+        let barrier = MessageBarrier::send(devices.registry().reactors());
+        EndedFormat { outcome, barrier }
+    }
+}
+
+impl EndedFormat {
+    /// The outcome, once every reactor has the published state.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<(), Status>> {
+        self.barrier.is_passed().then_some(self.outcome)
+    }
 }
 
 /// Formats a namespace; returns when the format is complete on every reactor. May take long.
@@ -73,73 +204,54 @@ fn format(
     provisioner: &Mutex<Provisioner>,
     registry: &Registry,
 ) -> Result<(), Status> {
-    let (waiting, drained) = channel();
-    let mut begun = lock(provisioner).begin(nqn, wish, waiting)?;
-    // The channel carries no message: it closes when the last user of the blocks drops it.
-    let _ = drained.recv();
-    let erased = begun.course.hold().and_then(|()| {
-        let progress = &**begun.course.progress();
+    let mut task = FormatTask::begin(nqn, wish, &mut *lock(provisioner))?;
+    let _ = task.drained.recv();
+    let erased = task.hold().and_then(|()| {
+        let progress = &**task.progress();
         let _erasing = progress.erasing();
         let stop = || progress.is_stopped() || registry.is_halting();
-        begun.backing.erase(stop, |done, of| progress.set(done, of))
+        task.device.backing.erase(stop, |done, of| progress.set(done, of))
     });
     let mut provisioner = lock(provisioner);
-    let outcome = provisioner.finish(nqn, wish.nsid, begun, erased);
-    provisioner.publish_again(&nqn);
-    provisioner.wait_for_reactors();
+    let EndedFormat { outcome, barrier } = task.finish(erased, &mut *provisioner);
+    wait_for_reactors(barrier);
     outcome
 }
 
-impl Provisioner {
-    /// Stops I/O of all hosts; `waiting` closes when earlier commands have completed.
-    fn begin(
-        &mut self,
-        nqn: Nqn,
-        wish: FormatRequest,
-        waiting: Sender<()>,
-    ) -> Result<StartedFormat, Status> {
-        let nsid = wish.nsid;
-        let gone = Status::INVALID_NAMESPACE.with_dnr();
-        let subsystem = self.registry.subsystem(&nqn).ok_or(gone)?;
-        let store = self.stores.store(nqn, nsid).ok_or(gone)?.clone();
-        // A reload may have changed all of this since the request. A host-created namespace that is
-        // attached to no host is only in the list of allocated ones.
-        let made = subsystem.management.as_ref().and_then(|m| m.allocated(nsid));
-        let served = subsystem.namespace(nsid).ok().or(made.map(|made| &made.namespace));
-        let namespace = served.ok_or(gone)?;
-        let course = FormatJob::begin(wish, namespace, &store.format)?;
-        info!(subsystem = %nqn, nsid, "format started by a host");
-        self.publish_again(&nqn);
-        // After the new snapshot: later commands are refused.
-        self.registry.fence(&Arc::new(DrainBarrier::around(nqn, nsid, waiting)));
-        let backing = store.monitored.backing();
-        let bytes = backing.size_bytes();
-        Ok(StartedFormat { store, backing, bytes, course })
+/// The device of a namespace at the beginning of a format.
+#[derive(Debug)]
+pub struct FormattedDevice {
+    store: ServedDevice,
+    backing: Arc<BackingDevice>,
+    bytes: u64,
+}
+
+impl FormatDevices for Provisioner {
+    type Device = FormattedDevice;
+
+    fn registry(&self) -> &Registry {
+        &self.registry
     }
 
-    /// Sets the requested block size after a complete erase, once it is persisted.
-    fn finish(
-        &mut self,
-        nqn: Nqn,
-        nsid: u32,
-        begun: StartedFormat,
-        erased: Result<(), Status>,
-    ) -> Result<(), Status> {
-        let StartedFormat { store, backing, bytes, course } = begun;
-        let is_it = |other: &ServedDevice| Arc::ptr_eq(&other.monitored, &store.monitored);
-        let gone = !self.stores.store(nqn, nsid).is_some_and(is_it);
-        let erased = if gone { Err(Status::INVALID_NAMESPACE.with_dnr()) } else { erased };
-        course.finish(erased, |block_size_bytes| {
-            let same = backing.size_bytes() == bytes;
-            if same && store.monitored.reformat(&backing, block_size_bytes) {
-                return Ok(());
-            }
-            error!(
-                subsystem = %nqn, nsid,
-                "its backing device was replaced during the erase: format it again"
-            );
-            Err(Health::NOT_READY)
-        })
+    fn device(&self, nqn: Nqn, nsid: u32) -> Option<(FormattedDevice, Arc<Format>)> {
+        let store = self.stores.store(nqn, nsid)?.clone();
+        let (backing, format) = (store.monitored.backing(), Arc::clone(&store.format));
+        let bytes = backing.size_bytes();
+        Some((FormattedDevice { store, backing, bytes }, format))
+    }
+
+    fn is_served(&self, nqn: Nqn, nsid: u32, device: &FormattedDevice) -> bool {
+        let is_it = |other: &ServedDevice| Arc::ptr_eq(&other.monitored, &device.store.monitored);
+        self.stores.store(nqn, nsid).is_some_and(is_it)
+    }
+
+    fn reformat(&mut self, device: &FormattedDevice, block_size_bytes: u32) -> bool {
+        let FormattedDevice { store, backing, bytes } = device;
+        backing.size_bytes() == *bytes && store.monitored.reformat(backing, block_size_bytes)
+    }
+
+    fn republish(&mut self, nqn: &Nqn) {
+        self.publish_again(nqn);
     }
 }
 

@@ -4,7 +4,7 @@
 
 pub mod devices;
 mod diff;
-pub(crate) mod format_task;
+pub mod format_task;
 mod interned;
 mod interned_bad_blocks;
 mod limiters;
@@ -12,7 +12,7 @@ pub mod ns_catalog;
 mod ns_directory;
 mod ns_directory_probe;
 mod ns_request_plan;
-pub(crate) mod ns_requests;
+pub mod ns_requests;
 mod pending;
 mod probe;
 pub(crate) mod retry;
@@ -32,7 +32,7 @@ use self::ns_directory_probe::{DirectoryProbe, DirectoryState};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, Missing, SubsystemConfig};
-use crate::core::message::Message;
+use crate::core::message::{Message, MessageBarrier};
 use crate::core::registry::{Change, Registry};
 use crate::core::shared::Shared;
 use crate::core::subsystem::ns_management::{Allocated, Management, UnavailableNamespace};
@@ -621,6 +621,11 @@ impl Provisioner {
         self.pending.set(listeners.chain(stores).collect(), held.collect());
     }
 
+    /// Returns when every reactor has the published state.
+    pub(crate) fn wait_for_reactors(&self) {
+        wait_for_reactors(MessageBarrier::send(self.registry.reactors()));
+    }
+
     fn attach(&self, store: &ServedDevice) -> Result<(), Fatal> {
         let (id, backing) = (store.monitored.id, store.monitored.backing());
         let name = backing.name();
@@ -643,5 +648,13 @@ impl Provisioner {
         for reactor in self.registry.reactors() {
             reactor.send(Message::Detach(store.monitored.id));
         }
+    }
+}
+
+/// Returns when every reactor has passed the barrier: a completion must not contradict what was
+/// published.
+fn wait_for_reactors(barrier: MessageBarrier) {
+    for reactor in barrier.wait(PATIENCE) {
+        warn!(reactor, "does not answer");
     }
 }

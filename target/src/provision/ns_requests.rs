@@ -1,10 +1,13 @@
 //! Executes Namespace Management requests of hosts. Each request is in the record of its catalog,
 //! and published to all reactors, before it is completed. `provision/ns_request_plan.rs` defines
-//! the steps and their order; this module executes them.
+//! the steps and their order; [`RequestTask`] executes them, and borrows what it needs of those who
+//! serve the namespaces ([`NamespaceServer`]). Operations on files, and the wait for reactors, are left
+//! to whoever drives it: [`execute`] does so on a thread, with the provisioner.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::mem;
 use std::path::Path;
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,11 +18,12 @@ use nvme::{Nqn, Status};
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use super::{PATIENCE, Provisioner, Transition};
+use super::{Provisioner, Transition, wait_for_reactors};
 use crate::blockdev::{BlockSizes, Health};
 use crate::config::{ManagedConfig, NamespaceConfig, SubsystemConfig};
 use crate::core::command::identify::SHARED;
-use crate::core::message::Message;
+use crate::core::message::MessageBarrier;
+use crate::core::registry::Registry;
 use crate::core::sched::offload::NamespaceJob;
 use crate::core::subsystem::event_log::PersistentEvent;
 use crate::core::subsystem::ns_management::Entry;
@@ -36,7 +40,7 @@ use crate::state::ns_catalog::NamespaceCatalogRecord;
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// A namespace that is being deleted does not change.
-type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
+pub type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 
 /// Executes a request. Returns the id of the created namespace, or 0. Operations in the directory
 /// of the subsystem may block for ever: the provisioner is not locked meanwhile, and the
@@ -68,14 +72,21 @@ pub(crate) fn execute(
     let (managed, subsystem) = held.granted(order)?;
     // The data of a deleted namespace are not available afterwards.
     let change = held.change_of(order);
-    let (mut plan, guards) = held.plan(order, &subsystem, &managed, free_bytes)?;
-    let mut runner =
-        RequestRunner { provisioner, nqn, directory, guards, made: None, undoes: false };
+    let (plan, guards) = held.plan(order, &subsystem, &managed, free_bytes)?;
+    let mut task = RequestTask::new(nqn, directory, plan, guards);
     let mut possible = true;
     let made = loop {
-        match plan.next(possible) {
-            Step::Answer(outcome) => break outcome?,
-            step => (held, possible) = runner.take(held, step),
+        match task.next(&mut *held, possible) {
+            RequestStep::Files(step) => {
+                drop(held);
+                possible = step.execute(devices::make);
+                held = lock(provisioner);
+            }
+            RequestStep::Await(barrier) => {
+                wait_for_reactors(barrier);
+                possible = true;
+            }
+            RequestStep::Answer(outcome) => break outcome?,
         }
     };
     held.note(order, change, made);
@@ -102,10 +113,27 @@ fn log_request(order: &NamespaceJob, made: u32) {
     }
 }
 
+/// What a request needs of those who serve the namespaces.
+pub trait NamespaceServer {
+    /// The registry in which subsystems are published.
+    fn registry(&self) -> &Registry;
+
+    /// The catalog of a subsystem.
+    fn catalog(&mut self, nqn: Nqn) -> Option<&mut Catalog>;
+
+    /// Publishes the namespaces of the record, `made` with a device that has to be opened. False if that
+    /// is not possible, and nothing has changed.
+    fn serve(&mut self, nqn: Nqn, made: Option<(u32, Uuid)>) -> bool;
+
+    /// Removes the other persisted state of deleted namespaces.
+    fn forget(&mut self, uuids: &[Uuid]);
+}
+
 /// A request in progress.
-struct RequestRunner<'s> {
-    provisioner: &'s Mutex<Provisioner>,
+#[derive(Debug)]
+pub struct RequestTask {
     nqn: Nqn,
+    plan: RequestPlan,
     /// Its directory, also after the catalog was closed.
     directory: Arc<NamespaceDirectory>,
     /// Held until the deleted namespaces are no longer served. Write protection or a reservation
@@ -115,97 +143,202 @@ struct RequestRunner<'s> {
     made: Option<(u32, Uuid)>,
     /// The namespace cannot be served: its record is reverted.
     undoes: bool,
+    writing: Writing,
 }
 
-impl<'s> RequestRunner<'s> {
-    /// Executes a step, which may block; false if it fails. The provisioner is not locked while it
-    /// waits for the directory.
-    fn take(
-        &mut self,
-        mut held: MutexGuard<'s, Provisioner>,
-        step: Step,
-    ) -> (MutexGuard<'s, Provisioner>, bool) {
-        match step {
-            Step::Keep(record) => return self.keep(held, *record),
-            Step::Make { nsid, entry } => {
-                let Some(catalog) = held.catalog_in(self.nqn, &self.directory) else {
-                    return (held, false);
-                };
-                let namespace = catalog.namespace(nsid, &entry);
-                drop(held);
-                let made = self.make(&namespace);
-                self.made = Some((nsid, entry.uuid));
-                return (lock(self.provisioner), made);
+/// The record that the last step on files has written.
+#[derive(Debug)]
+enum Writing {
+    Nothing,
+    Record(Arc<RecordChange>),
+    /// That of before, because the catalog was closed.
+    Closed,
+}
+
+/// A record, and the one that it replaces.
+#[derive(Debug)]
+struct RecordChange {
+    record: NamespaceCatalogRecord,
+    before: NamespaceCatalogRecord,
+}
+
+/// What a request does next.
+#[derive(Debug)]
+pub enum RequestStep {
+    /// An operation on files, which may block for ever; [`RequestTask::next`] takes whether it
+    /// succeeded.
+    Files(Box<FileStep>),
+    /// Wait until every reactor has the published state.
+    Await(MessageBarrier),
+    /// Complete the request with the id of the created namespace, or 0, or with an error status.
+    Answer(Result<u32, Status>),
+}
+
+/// An operation on the files of a directory.
+#[derive(Debug)]
+pub struct FileStep {
+    nqn: Nqn,
+    directory: Arc<NamespaceDirectory>,
+    operation: FileOperation,
+}
+
+#[derive(Debug)]
+enum FileOperation {
+    Keep(Arc<RecordChange>),
+    /// The new record, because the namespaces of the one before cannot be served.
+    Revert(Arc<RecordChange>),
+    /// The record of before.
+    Restore(Arc<RecordChange>),
+    Make(Box<NamespaceConfig>),
+    Remove(BTreeSet<Uuid>),
+}
+
+impl RequestTask {
+    /// A request of a subsystem whose catalog is in `directory`. `guards`: of the namespaces that it
+    /// deletes.
+    #[must_use]
+    pub fn new(
+        nqn: Nqn,
+        directory: Arc<NamespaceDirectory>,
+        plan: RequestPlan,
+        guards: Vec<Held>,
+    ) -> RequestTask {
+        let writing = Writing::Nothing;
+        RequestTask { nqn, plan, directory, guards, made: None, undoes: false, writing }
+    }
+
+    /// Goes on to the next step that waits. `possible`: whether the last one succeeded, true at the
+    /// beginning.
+    pub fn next(&mut self, server: &mut impl NamespaceServer, mut possible: bool) -> RequestStep {
+        match mem::replace(&mut self.writing, Writing::Nothing) {
+            Writing::Nothing => {}
+            Writing::Record(change) => match self.catalog(server) {
+                Some(catalog) if possible || self.undoes => catalog.hold(change.record.clone()),
+                Some(_) => {}
+                // A reload has closed the directory meanwhile. The next catalog there does not
+                // contain this request.
+                None => {
+                    self.writing = Writing::Closed;
+                    return self.files(FileOperation::Restore(change));
+                }
+            },
+            Writing::Closed => possible = false,
+        }
+        loop {
+            possible = match self.plan.next(possible) {
+                Step::Keep(record) => {
+                    let catalog = self.catalog(server);
+                    let Some(before) = catalog.map(|catalog| catalog.record().clone()) else {
+                        possible = false;
+                        continue;
+                    };
+                    let change = Arc::new(RecordChange { record: *record, before });
+                    self.writing = Writing::Record(Arc::clone(&change));
+                    return self.files(match self.undoes {
+                        true => FileOperation::Revert(change),
+                        false => FileOperation::Keep(change),
+                    });
+                }
+                Step::Make { nsid, entry } => {
+                    let catalog = self.catalog(server);
+                    let Some(config) = catalog.map(|catalog| catalog.namespace(nsid, &entry))
+                    else {
+                        possible = false;
+                        continue;
+                    };
+                    self.made = Some((nsid, entry.uuid));
+                    return self.files(FileOperation::Make(Box::new(config)));
+                }
+                Step::Remove(uuids) => return self.files(FileOperation::Remove(uuids)),
+                Step::Serve => {
+                    let served = server.serve(self.nqn, self.made);
+                    self.guards.clear();
+                    self.undoes = !served;
+                    served
+                }
+                Step::Forget(uuids) => {
+                    server.forget(&uuids);
+                    true
+                }
+                Step::Await => {
+                    let barrier = MessageBarrier::send(server.registry().reactors());
+                    return RequestStep::Await(barrier);
+                }
+                Step::Answer(outcome) => return RequestStep::Answer(outcome),
+            };
+        }
+    }
+
+    fn files(&self, operation: FileOperation) -> RequestStep {
+        let (nqn, directory) = (self.nqn, Arc::clone(&self.directory));
+        RequestStep::Files(Box::new(FileStep { nqn, directory, operation }))
+    }
+
+    /// The catalog of the subsystem, if it is in the directory of the request.
+    fn catalog<'s>(&self, server: &'s mut impl NamespaceServer) -> Option<&'s mut Catalog> {
+        let catalog = server.catalog(self.nqn)?;
+        Arc::ptr_eq(catalog.place(), &self.directory).then_some(catalog)
+    }
+}
+
+impl FileStep {
+    /// Executes it, and may block; false if it fails. `make` creates the file of a namespace.
+    pub fn execute(&self, make: impl FnOnce(&NamespaceConfig) -> Result<(), String>) -> bool {
+        let (nqn, directory) = (self.nqn, &self.directory);
+        match &self.operation {
+            FileOperation::Revert(change) => directory.restore(&change.record),
+            FileOperation::Restore(change) => directory.restore(&change.before),
+            FileOperation::Keep(change) => {
+                let kept = directory.keep(&change.record, &change.before);
+                if let Err(error) = &kept {
+                    let shown = directory.path().display();
+                    error!("cannot persist the catalog of managed namespaces in {shown}: {error}");
+                }
+                kept.is_ok()
             }
-            Step::Remove(uuids) => {
-                drop(held);
-                let removed = self.directory.remove(&uuids);
+            FileOperation::Make(config) => {
+                let in_place = directory.is_in_place().map_err(|error| error.to_string());
+                let made = in_place.and_then(|()| make(config));
+                if let Err(why) = &made {
+                    error!("cannot create a namespace of {nqn}: {why}");
+                }
+                made.is_ok()
+            }
+            FileOperation::Remove(uuids) => {
+                let removed = directory.remove(uuids);
                 if let Err(error) = &removed {
-                    let nqn = self.nqn;
                     warn!("leftover namespace files of {nqn} cannot be removed yet: {error}");
                 }
-                return (lock(self.provisioner), removed.is_ok());
-            }
-            Step::Serve => {
-                let served = held.serve(self.nqn, self.made);
-                self.guards.clear();
-                self.undoes = !served;
-                return (held, served);
-            }
-            Step::Forget(uuids) => held.stores.forget_kept(&uuids),
-            Step::Await => held.wait_for_reactors(),
-            Step::Answer(_) => return (held, false),
-        }
-        (held, true)
-    }
-
-    fn keep(
-        &self,
-        mut held: MutexGuard<'s, Provisioner>,
-        record: NamespaceCatalogRecord,
-    ) -> (MutexGuard<'s, Provisioner>, bool) {
-        let catalog = held.catalog_in(self.nqn, &self.directory);
-        let Some(before) = catalog.map(|catalog| catalog.record().clone()) else {
-            return (held, false);
-        };
-        drop(held);
-        let kept = if self.undoes {
-            self.directory.restore(&record)
-        } else {
-            self.write(&record, &before)
-        };
-        let mut held = lock(self.provisioner);
-        match held.catalog_in(self.nqn, &self.directory) {
-            Some(catalog) if kept || self.undoes => catalog.hold(record),
-            Some(_) => {}
-            // A reload has closed the directory meanwhile. The next catalog there does not contain
-            // this request.
-            None => {
-                drop(held);
-                self.directory.restore(&before);
-                return (lock(self.provisioner), false);
+                removed.is_ok()
             }
         }
-        (held, kept)
+    }
+}
+
+impl NamespaceServer for Provisioner {
+    fn registry(&self) -> &Registry {
+        &self.registry
     }
 
-    fn write(&self, record: &NamespaceCatalogRecord, before: &NamespaceCatalogRecord) -> bool {
-        let kept = self.directory.keep(record, before);
-        if let Err(error) = &kept {
-            let directory = self.directory.path().display();
-            error!("cannot persist the catalog of managed namespaces in {directory}: {error}");
-        }
-        kept.is_ok()
+    fn catalog(&mut self, nqn: Nqn) -> Option<&mut Catalog> {
+        self.catalogs.get_mut(&nqn)
     }
 
-    /// Creates the file of a namespace, which the record announces.
-    fn make(&self, namespace: &NamespaceConfig) -> bool {
-        let in_place = self.directory.is_in_place().map_err(|error| error.to_string());
-        let made = in_place.and_then(|()| devices::make(namespace));
-        if let Err(why) = &made {
-            error!("cannot create a namespace of {}: {why}", self.nqn);
+    fn serve(&mut self, nqn: Nqn, made: Option<(u32, Uuid)>) -> bool {
+        match self.of_record(nqn, made) {
+            Ok(next) => {
+                self.adopt(next, Vec::new());
+                true
+            }
+            Err(why) => {
+                error!("namespace request for {nqn} failed: {why}");
+                false
+            }
         }
-        made.is_ok()
+    }
+
+    fn forget(&mut self, uuids: &[Uuid]) {
+        self.stores.forget_kept(uuids);
     }
 }
 
@@ -219,15 +352,6 @@ impl Provisioner {
         let granted = subsystem.and_then(|s| Some((s.managed.clone()?, s.clone())));
         let granted = granted.filter(|(managed, _)| managed.admits(&order.host));
         granted.ok_or(Status::INVALID_OPCODE.with_dnr())
-    }
-
-    /// The catalog of a subsystem, if it is in this directory.
-    fn catalog_in(
-        &mut self,
-        nqn: Nqn,
-        directory: &Arc<NamespaceDirectory>,
-    ) -> Option<&mut Catalog> {
-        self.catalogs.get_mut(&nqn).filter(|catalog| Arc::ptr_eq(catalog.place(), directory))
     }
 
     /// Data for the Persistent Event log, as far as known before the request.
@@ -340,20 +464,6 @@ impl Provisioner {
         Ok((protection.hold()?, reservation.hold(host)?))
     }
 
-    /// Publishes the namespaces of the record. `made`: the one whose device has to be opened.
-    fn serve(&mut self, nqn: Nqn, made: Option<(u32, Uuid)>) -> bool {
-        match self.of_record(nqn, made) {
-            Ok(next) => {
-                self.adopt(next, Vec::new());
-                true
-            }
-            Err(why) => {
-                error!("namespace request for {nqn} failed: {why}");
-                false
-            }
-        }
-    }
-
     fn of_record(&self, nqn: Nqn, made: Option<(u32, Uuid)>) -> Result<Transition, Fatal> {
         let subsystems = self.merged(made.map(|(nsid, _)| (nqn, nsid)));
         if let Some((nsid, uuid)) = made {
@@ -369,16 +479,6 @@ impl Provisioner {
         }
         self.attach_new(&next)?;
         Ok(next)
-    }
-
-    /// Returns when every reactor has the published state: a completion must not contradict it.
-    pub(crate) fn wait_for_reactors(&self) {
-        for (index, reactor) in self.registry.reactors().iter().enumerate() {
-            let (answer, answered) = sync_channel(1);
-            if reactor.send(Message::Caught(answer)) && answered.recv_timeout(PATIENCE).is_err() {
-                warn!(reactor = index, "does not answer");
-            }
-        }
     }
 }
 

@@ -18,7 +18,7 @@ const BYTES_MAX: u64 = 16 << 20;
 
 /// A directory of records: the `state_directory`, or one of host-created namespaces.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StateDir<'d>(pub(crate) &'d Path);
+pub struct StateDir<'d>(pub &'d Path);
 
 impl StateDir<'_> {
     /// Makes the names of all records durable, before any is read: a daemon that was killed between
@@ -27,7 +27,7 @@ impl StateDir<'_> {
     ///
     /// # Errors
     /// The I/O error.
-    pub(crate) fn sync_names(self) -> io::Result<()> {
+    pub fn sync_names(self) -> io::Result<()> {
         match durable::sync_directory(self.0) {
             Err(error) if durable::cannot_be_synced(&error) => Ok(()),
             outcome => outcome,

@@ -6,6 +6,12 @@ pub mod ns_state;
 
 use std::sync::mpsc::Sender;
 
+use nvme::Status;
+use rdma::Tag;
+
+use crate::blockdev::IoCompletion;
+use crate::core::message::Message;
+use crate::core::registry::Registry;
 use crate::core::sched::Offload;
 use crate::core::sched::offload::Job;
 use auth::AuthWorker;
@@ -56,4 +62,10 @@ impl Offload for Workers {
     fn cancel(&self, ticket: u64) -> bool {
         self.auth.cancel(ticket)
     }
+}
+
+/// Completes a request of a reactor; one that has ended needs no completion.
+pub fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {
+    let done = IoCompletion { tag, buf: None, outcome };
+    let _ = registry.reactor(reactor).send(Message::Answer(done));
 }

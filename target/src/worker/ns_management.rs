@@ -14,12 +14,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use nvme::Status;
-use rdma::Tag;
 use tracing::error;
 
-use crate::blockdev::IoCompletion;
+use super::answer;
 use crate::blockdev::blocking::BlockingPool;
-use crate::core::message::Message;
 use crate::core::registry::Registry;
 use crate::core::sched::offload::NamespaceJob;
 use crate::core::shared::Shared;
@@ -59,6 +57,15 @@ impl NamespaceAdmin {
         self.sender.clone()
     }
 
+    /// The next request, without a thread.
+    #[must_use]
+    pub fn take(&self) -> Option<NamespaceJob> {
+        match self.messages.try_recv() {
+            Ok(NamespaceAdminMessage::Order(order)) => Some(*order),
+            _ => None,
+        }
+    }
+
     /// Serves requests until it is stopped.
     pub(crate) fn run(
         self,
@@ -73,11 +80,14 @@ impl NamespaceAdmin {
                 format(wish, &order, &pass, provisioner, shared, pool);
                 continue;
             }
-            let executed = ns_requests::execute(provisioner, &order);
-            let NamespaceJob { made, reactor, tag, .. } = *order;
-            answer(&shared.registry, reactor, tag, executed.map(|nsid| made.set(nsid)));
+            complete(&shared.registry, &order, ns_requests::execute(provisioner, &order));
         }
     }
+}
+
+/// Completes a request with the id of the created namespace, or 0, or with an error status.
+pub fn complete(registry: &Registry, order: &NamespaceJob, outcome: Result<u32, Status>) {
+    answer(registry, order.reactor, order.tag, outcome.map(|nsid| order.made.set(nsid)));
 }
 
 /// Starts a task that formats a namespace and completes the request.
@@ -105,12 +115,6 @@ fn format(
         error!("no thread for a format: {error}");
         answer(&shared.registry, reactor, tag, Err(Status::COMMAND_INTERRUPTED));
     }
-}
-
-fn answer(registry: &Registry, reactor: usize, tag: Tag, outcome: Result<(), Status>) {
-    // A reactor that has ended needs no completion.
-    let _ =
-        registry.reactor(reactor).send(Message::Answer(IoCompletion { tag, buf: None, outcome }));
 }
 
 impl Default for NamespaceAdmin {

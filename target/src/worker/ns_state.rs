@@ -13,9 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 
-use crate::blockdev::IoCompletion;
 use crate::core::command::io::writable;
-use crate::core::message::Message;
 use crate::core::registry::Registry;
 use crate::core::sched::offload::{
     BadBlocksRequest, ReplyTo, ReservationRequest, WriteProtectRequest,
@@ -185,12 +183,8 @@ impl Default for NamespaceStateWorker {
 
 fn answer(registry: &Registry, asker: &ReplyTo, outcome: Result<(), Status>) {
     match asker {
-        // A reactor that has ended needs no completion.
-        ReplyTo::Reactor(reactor, tag) => {
-            let done = IoCompletion { tag: *tag, buf: None, outcome };
-            let _ = registry.reactor(*reactor).send(Message::Answer(done));
-        }
-        // Nor does an HTTP request that was closed.
+        ReplyTo::Reactor(reactor, tag) => super::answer(registry, *reactor, *tag, outcome),
+        // An HTTP request that was closed needs no completion.
         ReplyTo::Caller(sender) => drop(sender.try_send(outcome)),
     }
 }

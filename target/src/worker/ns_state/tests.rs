@@ -12,7 +12,9 @@ use tempfile::{TempDir, tempdir};
 
 use uuid::Uuid;
 
+use crate::blockdev::IoCompletion;
 use crate::core::controller::association::Association;
+use crate::core::message::Message;
 use crate::core::message::{Mailbox, mailbox};
 use crate::core::registry::testing::visit;
 use crate::core::sched::Offload;
