@@ -235,24 +235,74 @@ fn formats_and_crashes_leave_what_may_be_left() {
     }
 }
 
-#[test]
-fn a_block_size_that_a_restart_forgets_is_found() {
-    for seed in 0..40 {
-        let planted = Setup { plant: Some(SeededBug::LostFormat), ..setup(seed, 500) };
+/// What is found of a planted fault of formats, and after how many seeds.
+fn find_formatted(plant: SeededBug, seeds: u64) -> String {
+    for seed in 0..seeds {
+        let planted = Setup { plant: Some(plant), ..setup(seed, 500) };
         if let Some(why) = run_profile(planted, much_formatted(seed)).failure {
-            let signs = [
-                "of another size",
-                "not of",
-                "which is right",
-                "torn",
-                "within the end",
-                "Length Invalid",
-            ];
-            assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
-            return;
+            return why;
         }
     }
-    panic!("nobody has noticed");
+    panic!("{seeds} seeds, and nobody has noticed: {}", plant.name())
+}
+
+/// Signs of blocks of another size than hosts have been told.
+const OF_SIZE: [&str; 6] =
+    ["of another size", "not of", "which is right", "torn", "within the end", "Length Invalid"];
+
+#[test]
+fn a_block_size_that_a_restart_forgets_is_found() {
+    let why = find_formatted(SeededBug::LostFormat, 40);
+    assert!(OF_SIZE.iter().any(|sign| why.contains(sign)), "{why}");
+}
+
+#[test]
+fn a_block_size_that_hosts_see_before_it_is_kept_is_found() {
+    let why = find_formatted(SeededBug::EarlyFormat, 60);
+    assert!(OF_SIZE.iter().any(|sign| why.contains(sign)), "{why}");
+}
+
+#[test]
+fn a_format_that_is_answered_before_its_record_is_durable_is_found() {
+    let why = find_formatted(SeededBug::UnsyncedFormat, 40);
+    let signs = OF_SIZE.iter().chain(&["is no record that nvmfd has written"]);
+    assert!({ signs }.any(|sign| why.contains(sign)), "{why}");
+}
+
+/// Hosts that reserve or protect the same few blocks, and a target that is killed meanwhile.
+fn much_reserved(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.hosts, profile.persistent, profile.hot) = (2, true, 900);
+    (profile.orders, profile.protections) = if seed.is_multiple_of(2) { (60, 0) } else { (0, 20) };
+    profile.mix = [200, 800, 0, 0, 0, 0, 0, 0];
+    let short = Duration::from_millis(50);
+    let crash = |part: u32| match part % 3 {
+        0 => Mishap::Kill(short),
+        _ => Mishap::PowerFailure(short),
+    };
+    profile.mishaps = (1..12).map(|part| (part * 40, crash(part))).collect();
+    profile
+}
+
+#[test]
+fn reservations_and_write_protection_survive_crashes() {
+    for seed in 0..12 {
+        let outcome = run_profile(setup(seed, 500), much_reserved(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn reservations_and_write_protection_that_a_restart_forgets_are_found() {
+    for plant in [SeededBug::LostReservation, SeededBug::LostProtection] {
+        let found = (0..40).find_map(|seed| {
+            let planted = Setup { plant: Some(plant), ..setup(seed, 500) };
+            run_profile(planted, much_reserved(seed)).failure
+        });
+        let why = found.unwrap_or_else(|| panic!("nobody has noticed: {}", plant.name()));
+        let signs = ["carried out", "answered with", "must not be"];
+        assert!(signs.iter().any(|sign| why.contains(sign)), "{why}");
+    }
 }
 
 #[test]

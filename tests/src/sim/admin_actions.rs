@@ -94,15 +94,15 @@ impl Simulation {
     }
 
     /// The next step of a format that erases.
-    pub(super) fn erase(&mut self, space: usize, number: u64) {
-        let news = self.target.erase(space, number, &self.profile, &mut self.disk);
+    pub(super) fn erase(&mut self, number: u64) {
+        let news = self.target.erase(number, &self.profile, &mut self.disk);
         self.look_at_formats(news);
     }
 
     fn look_at_formats(&mut self, news: FormatProgress) {
-        for (space, number) in news.erasing {
+        for number in news.erasing {
             let time = self.profile.disk.latency + self.dice.part(self.profile.disk.stall);
-            self.after(time, Timer::Erase(space, number));
+            self.after(time, Timer::Erase(number));
         }
         for space in news.reshaped {
             let since = self.judge.model.begin();
@@ -111,6 +111,18 @@ impl Simulation {
         if news.told {
             (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
         }
+        if news.killed {
+            self.say(|| "the target hangs in an operation on files".to_owned());
+            let time = self.dice.part(SOON);
+            self.after(time, Timer::Kill);
+        }
+    }
+
+    /// Kills the target in an operation on files, or fails its power.
+    pub(super) fn kill_target(&mut self) {
+        self.say(|| "the target is killed in an operation on files".to_owned());
+        let power = self.dice.per_mille(500);
+        self.crash_target(power, SOON);
     }
 
     /// Records that a connected host must be notified of a change of a namespace that it sees, or

@@ -20,6 +20,7 @@ pub mod administrator;
 pub mod auth_keys;
 pub mod block_stamp;
 pub mod device;
+pub mod directory;
 pub mod host;
 pub mod instrument;
 pub mod mutants;
@@ -47,7 +48,6 @@ use oracle::blocks::SECTOR_BYTES;
 use oracle::{Counts, Oracle, Stage};
 use scenario::{Mishap, Profile};
 use target::Target;
-use target::ns_management_driver::NsManagementDriver;
 use trace::{Telling, Trace};
 
 /// Time after a fault for which the end of an association is expected.
@@ -93,7 +93,8 @@ enum Timer {
     EndStorm,
     Serve(usize),
     Publish,
-    Erase(usize, u64),
+    Erase(u64),
+    Kill,
     Reach(usize, usize),
     Resize(usize),
     Show(usize, usize),
@@ -176,9 +177,7 @@ impl Simulation {
         disk.joins_flushes = setup.plant == Some(SeededBug::SharedFlush);
         disk.stale_copies =
             (setup.plant == Some(SeededBug::StaleCopy)).then_some(profile.mdts_bytes);
-        let mut target = Target::new(&profile, &air)?;
-        target.plant = setup.plant;
-        target.ns_admin = NsManagementDriver::new(&profile, setup.seed);
+        let target = Target::new(&profile, &air, setup)?;
         let machines = (0..profile.hosts).map(|host| profile.machine(host) + 1).max().unwrap_or(0);
         let spaces = profile.shapes.len();
         let administrator = Administrator::new(spaces, machines, setup.seed, setup.plant)?;
@@ -278,6 +277,7 @@ impl Simulation {
             air.heal();
         }
         self.target.ns_admin.errors = 0;
+        self.target.spared = true;
         self.disk.faults =
             DeviceFaults { error: 0, short: 0, sync_error: 0, slow: 0, ..self.disk.faults };
         Ok(())
@@ -357,7 +357,12 @@ impl Simulation {
         let (due, place) = match actor.checked_sub(reactors) {
             None if !self.target.is_up() => return Ok(()),
             None => {
+                let was_dead = self.target.is_dead();
                 let due = self.target.turn(actor, self.now, &mut self.disk);
+                if self.target.is_dead() && !was_dead {
+                    self.kill_target();
+                    return Ok(());
+                }
                 self.target.audit(actor)?;
                 for other in 0..reactors {
                     if self.target.is_rung(other) || self.disk.has_ready(other) {
@@ -435,11 +440,12 @@ impl Simulation {
                 self.target.publish(&self.profile);
                 (0..self.profile.reactors).for_each(|reactor| self.rouse(reactor));
             }
-            Timer::Erase(space, number) => self.erase(space, number),
+            Timer::Erase(number) => self.erase(number),
+            Timer::Kill if self.target.is_dead() => self.kill_target(),
             Timer::Resize(space) => self.resize(space, u32::MAX),
             Timer::Show(space, host) => self.show(space, host, true)?,
             Timer::Reach(path, space) => self.reach(path, space, AnaState::OPTIMIZED),
-            Timer::Serve(_) | Timer::Publish => {}
+            Timer::Kill | Timer::Serve(_) | Timer::Publish => {}
         }
         Ok(())
     }
@@ -545,7 +551,7 @@ impl Simulation {
         let power = power || self.disk.is_doomed();
         let places: Vec<usize> = self.target.places().collect();
         places.into_iter().for_each(|place| lock(&self.air).set_down(place, true));
-        self.target.crash();
+        self.target.crash(power);
         self.administrator.crash(power);
         self.target.ns_admin.crash(power, &mut self.disk);
         self.disk.crash(power);

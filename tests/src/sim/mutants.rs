@@ -62,11 +62,19 @@ pub enum SeededBug {
     UnsyncedChange,
     /// Hosts see a change before it is persisted.
     EarlyCommit,
+    /// A new block size is published before it is persisted.
+    EarlyFormat,
+    /// A format is completed before the record of its block size is durable.
+    UnsyncedFormat,
+    /// Persistent reservations are lost at a restart.
+    LostReservation,
+    /// Write protection is lost at a restart.
+    LostProtection,
 }
 
 impl SeededBug {
     /// All of them.
-    pub const ALL: [SeededBug; 24] = [
+    pub const ALL: [SeededBug; 28] = [
         SeededBug::LostAck,
         SeededBug::DoubleCompletion,
         SeededBug::MissingFlush,
@@ -91,6 +99,10 @@ impl SeededBug {
         SeededBug::TornBlock,
         SeededBug::UnsyncedChange,
         SeededBug::EarlyCommit,
+        SeededBug::EarlyFormat,
+        SeededBug::UnsyncedFormat,
+        SeededBug::LostReservation,
+        SeededBug::LostProtection,
     ];
 
     /// Its name on the command line.
@@ -121,6 +133,10 @@ impl SeededBug {
             SeededBug::TornBlock => "torn-block",
             SeededBug::UnsyncedChange => "unsynced-change",
             SeededBug::EarlyCommit => "early-commit",
+            SeededBug::EarlyFormat => "early-format",
+            SeededBug::UnsyncedFormat => "unsynced-format",
+            SeededBug::LostReservation => "lost-reservation",
+            SeededBug::LostProtection => "lost-protection",
         }
     }
 

@@ -96,6 +96,8 @@ pub struct Profile {
     pub mix: [u16; 8],
     /// Reservation requests per mille of commands.
     pub orders: u16,
+    /// Reservations are persistent (PTPL).
+    pub persistent: bool,
     /// Number of listeners, a path each; hosts use them in turn.
     pub paths: usize,
     /// Hosts that must authenticate.
@@ -178,6 +180,7 @@ impl Profile {
             mishaps: Vec::new(),
             mix: pick(dice, &MIXES),
             orders: 0,
+            persistent: false,
             aborts: 0,
             protections: 0,
             departures: 0,
@@ -243,6 +246,7 @@ impl Profile {
         if (profile.copies, profile.managing) == (0, 0) {
             profile.atom_bytes = pick(dice, &[512, 4096]);
         }
+        profile.persistent = dice.per_mille(500);
         profile
     }
 

@@ -2,6 +2,7 @@
 //! crash and restart.
 
 pub mod format_driver;
+mod namespace_state;
 pub mod ns_management_driver;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,7 @@ use std::time::{Instant, SystemTime};
 
 use nvme::log::AnaState;
 use nvme::{Nqn, Text};
-use nvmfd::blockdev::{DeviceId, Geometry, Health, IoCompletion};
+use nvmfd::blockdev::{DeviceId, IoCompletion};
 use nvmfd::core::controller::Limits;
 use nvmfd::core::message::{Mailbox, Message, mailbox};
 use nvmfd::core::poll_group::{PollGroup, Resources};
@@ -21,25 +22,21 @@ use nvmfd::core::sched::range_lock::RangeLock;
 use nvmfd::core::sched::{DrainBarrier, DrainScope};
 use nvmfd::core::shared::Shared;
 use nvmfd::core::subsystem::ana::AnaStates;
-use nvmfd::core::subsystem::bad_blocks::BadBlocks;
-use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::usage::Usage;
-use nvmfd::core::subsystem::write_protect::Protection;
 use nvmfd::core::subsystem::{AccessPolicy, ListenerConfig, Namespace, Subsystem};
-use nvmfd::state::namespace_state::NamespaceFile;
+use nvmfd::state::record::StateDir;
 use nvmfd::worker::Workers;
 use nvmfd::worker::ns_state::NamespaceStateWorker;
 use rdma::soft::Soft;
 use rdma::soft::sim::{Network, NetworkPort, Rng};
 use rdma::{Event, Fabric, Pool, PoolPlan, Wake};
-use tempfile::TempDir;
-
-use uuid::Uuid;
 
 use self::format_driver::Formatter;
+use self::namespace_state::NamespaceState;
 use self::ns_management_driver::NsManagementDriver;
 use super::auth_keys::keyring;
 use super::device::{SimDevice, SimRing};
+use super::directory::{SimDirectory, StepFault};
 use super::host::hostnqn;
 use super::instrument::{
     BufferTracker, Echo, InstrumentedDevice, InstrumentedFabric, SharedBufferTracker, lock,
@@ -49,7 +46,7 @@ use super::oracle::blocks::SECTOR_BYTES;
 use super::oracle::visibility::name;
 use super::scenario::Profile;
 use super::trace::Trace;
-use super::{config, entropy};
+use super::{Setup, config, entropy};
 
 /// The port of the service.
 pub const PORT: u16 = 4420;
@@ -83,15 +80,13 @@ pub struct Target {
     served: Vec<Option<DeviceId>>,
     next_id: u32,
     published: bool,
-    /// Health of each namespace; the device has its own.
-    healths: Vec<Arc<Health>>,
-    /// Reservation of each namespace. Not persisted.
-    reservations: Vec<Arc<Reservation>>,
-    /// Write protection of each namespace, persisted.
-    protections: Vec<Arc<Protection>>,
-    /// Directory of the bad-block lists, and the list of each namespace.
-    kept: Option<TempDir>,
-    marks: Vec<Arc<BadBlocks>>,
+    /// Persistent state of each namespace.
+    states: Vec<NamespaceState>,
+    /// The state directory, and one that is empty at each start, for seeded bugs.
+    state: Arc<SimDirectory>,
+    empty: SimDirectory,
+    /// Block size of each device, in bytes.
+    block_sizes: Vec<u32>,
     /// Sectors of each namespace.
     sizes: Vec<u32>,
     /// Backing store of each namespace, and the number of earlier ones.
@@ -109,6 +104,9 @@ pub struct Target {
     pub plant: Option<SeededBug>,
     /// For a seeded bug: the last ticket that was released.
     opened: u64,
+    dice: Rng,
+    /// The process is no longer killed during operations on files.
+    pub spared: bool,
 }
 
 impl Target {
@@ -116,11 +114,18 @@ impl Target {
     ///
     /// # Errors
     /// There is no directory for its files.
-    pub fn new(profile: &Profile, air: &Arc<Mutex<Network>>) -> Result<Target, String> {
-        let kept = (profile.spoils > 0).then(tempfile::tempdir).transpose();
+    pub fn new(
+        profile: &Profile,
+        air: &Arc<Mutex<Network>>,
+        Setup { seed, plant, .. }: Setup,
+    ) -> Result<Target, String> {
         let count = profile.reactors as u32;
         let port = |index| NetworkPort::new(air, profile.address(None), (count, index));
         let registry = Arc::new(Registry::new(Vec::new(), 0, 0));
+        let state = SimDirectory::new(seed ^ 0x57a7)?;
+        if plant == Some(SeededBug::UnsyncedFormat) {
+            state.forget_syncs();
+        }
         Ok(Target {
             ports: (0..count).map(port).collect(),
             shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default(), epoch)),
@@ -130,22 +135,21 @@ impl Target {
             served: vec![None; profile.shapes.len()],
             next_id: 0,
             published: false,
-            healths: profile.shapes.iter().map(|_| Arc::default()).collect(),
-            reservations: Vec::new(),
-            protections: (0..profile.shapes.len() as u32)
-                .map(|space| Protection::simulated(subnqn(), space + 1))
-                .collect(),
+            states: Vec::new(),
             sizes: (0..profile.shapes.len()).map(|space| profile.sectors(space)).collect(),
             stores: (0..profile.shapes.len()).map(|space| (space, 0)).collect(),
             hidden: vec![BTreeSet::new(); profile.shapes.len()],
             paths: vec![AnaStates::default(); profile.paths],
             worker: NamespaceStateWorker::new(),
-            kept: kept.map_err(|error| error.to_string())?,
-            marks: Vec::new(),
-            ns_admin: NsManagementDriver::new(profile, 0),
+            state: Arc::new(state),
+            empty: SimDirectory::new(0)?,
+            block_sizes: profile.shapes.iter().map(|(_, block_bytes)| *block_bytes).collect(),
+            ns_admin: NsManagementDriver::new(profile, seed, plant)?,
             formatter: Formatter::default(),
-            plant: None,
+            plant,
             opened: 0,
+            dice: Rng::new(seed ^ 0x6b11),
+            spared: false,
         })
     }
 
@@ -231,44 +235,27 @@ impl Target {
         let workers = Workers::default().with_ns_state(self.worker.sender());
         let workers = workers.with_ns_management(self.ns_admin.sender());
         self.shared = Arc::new(Shared::new(Arc::clone(&self.registry), workers, epoch));
+        self.empty = SimDirectory::new(0)?;
+        let names = StateDir(self.state.path());
+        self.state.run(StepFault::None, || names.sync_names()).map_err(|e| said(&e))?;
         self.start_formats(profile)?;
         if let Some(keyring) = keyring(profile).filter(|_| self.plant != Some(SeededBug::OpenDoor))
         {
             self.registry.set_keyring(keyring);
         }
-        let reservation = |space| Reservation::volatile(subnqn(), space as u32 + 1);
-        self.reservations = (0..profile.shapes.len()).map(reservation).collect();
-        self.load_marks(profile)?;
+        let states = (0..profile.shapes.len()).map(|space| self.open_state(space));
+        self.states = states.collect::<Result<_, _>>()?;
         disk.open(self.reactors.iter().map(|r| Arc::clone(r.pool.region())).collect());
         for space in 0..profile.shapes.len() {
             self.serve(profile, space, disk)?;
             let store = self.stores[space].0;
-            disk.reformat(store, self.block_bytes(profile, space));
+            disk.reformat(store, self.block_sizes[space]);
             disk.resize(store, self.sizes[space]);
         }
         self.open_made(disk)?;
         self.publish(profile);
         self.registry.set_listeners(self.listeners(profile));
         Ok(())
-    }
-
-    /// Loads the bad-block lists.
-    fn load_marks(&mut self, profile: &Profile) -> Result<(), String> {
-        if self.plant == Some(SeededBug::LostMarks) && self.kept.is_some() {
-            self.kept = Some(tempfile::tempdir().map_err(|error| error.to_string())?);
-        }
-        let marks = (0..profile.shapes.len()).map(|space| self.open_marks(space));
-        self.marks = marks.collect::<Result<_, _>>()?;
-        Ok(())
-    }
-
-    fn open_marks(&self, space: usize) -> Result<Arc<BadBlocks>, String> {
-        match &self.kept {
-            Some(kept) => {
-                BadBlocks::kept(NamespaceFile::new(kept.path(), Uuid::from_bytes(self.name(space))))
-            }
-            None => Ok(BadBlocks::volatile()),
-        }
     }
 
     /// Identity of a namespace: its UUID and its NGUID.
@@ -294,10 +281,7 @@ impl Target {
         };
         self.stores[space] = (new, generation.wrapping_add(1));
         disk.resize(new, self.sizes[space]);
-        self.healths[space] = Arc::default();
-        self.protections[space] = Protection::simulated(subnqn(), space as u32 + 1);
-        self.reservations[space] = Reservation::volatile(subnqn(), space as u32 + 1);
-        self.marks[space] = self.open_marks(space)?;
+        self.states[space] = self.open_state(space)?;
         Ok(())
     }
 
@@ -322,8 +306,9 @@ impl Target {
         }
     }
 
-    /// Crashes it: everything in memory is lost.
-    pub fn crash(&mut self) {
+    /// Crashes it: everything in memory is lost; with `power` also what is not durable.
+    pub fn crash(&mut self, power: bool) {
+        self.state.crash(power);
         self.reactors.clear();
         self.served.fill(None);
         self.published = false;
@@ -361,29 +346,16 @@ impl Target {
     /// Publishes the present subsystem.
     pub fn publish(&mut self, profile: &Profile) {
         let namespace = |(space, id): (usize, &Option<DeviceId>)| {
-            let block_bytes = self.block_bytes(profile, space);
+            let block_bytes = self.block_sizes[space];
             let blocks = self.sizes[space] / (block_bytes / SECTOR_BYTES);
+            let (nsid, uuid) = (space as u32 + 1, self.name(space));
             id.map(|backing| Namespace {
-                nsid: space as u32 + 1,
-                backing,
-                health: Arc::clone(&self.healths[space]),
-                geometry: Geometry::default(),
-                blocks: blocks.into(),
-                block_shift: block_bytes.trailing_zeros() as u8,
-                read_only: false,
-                protection: Arc::clone(&self.protections[space]),
                 allow_format: profile.formats > 0,
                 formats: self.formats_of(profile, space),
                 formatting: self.format(space).under_way(),
-                write_uncorrectable: self.kept.is_some(),
-                marks: Arc::clone(&self.marks[space]),
-                limiters: Vec::new(),
-                ana_group: space as u32 + 1,
-                volatile_cache: true,
-                uuid: self.name(space),
-                nguid: self.name(space),
-                eui64: None,
-                reservation: Arc::clone(&self.reservations[space]),
+                write_uncorrectable: profile.spoils > 0,
+                ana_group: nsid,
+                ..self.states[space].namespace((nsid, uuid), backing, (blocks.into(), block_bytes))
             })
         };
         let declared = self.served.iter().enumerate().filter_map(namespace);
@@ -534,9 +506,9 @@ impl Target {
         }
         reactor.fabric.flush();
         disk.submit(index);
-        self.worker.catch_up(&self.registry);
         let deadline = reactor.fabric.arm(Wake::Any);
         let tick = reactor.queues.next_tick();
+        self.serve_state_requests();
         if self.plant == Some(SeededBug::OpenBlocks) {
             self.open_blocks();
         }

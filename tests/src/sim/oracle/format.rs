@@ -5,7 +5,8 @@
 //! rejected; a command that was sent after the last one had ended, with none outstanding, must not
 //! be. A format leaves zeros: durable once it has completed with success, and otherwise there or
 //! not, block by block. The block size is the one that was last completed, also after a restart;
-//! after a format without a response it is one of two, until a host queries it.
+//! after a format without a response it is one of two, until a host queries it. A new block size
+//! that a host has seen before the response is not reverted any more.
 //!
 //! Hosts learn of another block size by an event, when they connect, or by a rejected command; then
 //! they query it. Until then they use what they know, and no command that moves data may be
@@ -27,12 +28,25 @@ pub const SHIFTS: [u8; 2] = [0, 3];
 struct Format {
     /// The outstanding command, and log2 of the sectors in a block that it requests.
     order: Option<(u32, u8)>,
+    /// When it was sent.
+    sent: Moment,
+    /// A host has seen the block size that it requests, which is another than before.
+    seen: bool,
     /// When the last one ended.
     settled: Moment,
     /// log2 of the sectors in a block, if certain.
     size: Option<u8>,
     /// Outstanding commands without data that change blocks.
     bare: Vec<u32>,
+}
+
+impl Format {
+    /// Ends a command without a response.
+    fn end_unanswered(&mut self, wish: u8, now: Moment) {
+        let unsure = self.size.filter(|size| *size == wish);
+        self.size = if self.seen { Some(wish) } else { unsure };
+        (self.order, self.settled) = (None, now);
+    }
 }
 
 /// What a host knows of a namespace.
@@ -62,7 +76,14 @@ impl Formats {
     #[must_use]
     pub fn new(profile: &Profile) -> Formats {
         let shifts = || (0..profile.shapes.len()).map(|space| profile.shift(space));
-        let format = |shift| Format { order: None, settled: 0, size: Some(shift), bare: vec![] };
+        let format = |shift| Format {
+            order: None,
+            sent: 0,
+            seen: false,
+            settled: 0,
+            size: Some(shift),
+            bare: vec![],
+        };
         let belief = |shift| Belief { shift, doubts: false, asked: false };
         Formats {
             formats: shifts().map(format).collect(),
@@ -157,7 +178,9 @@ impl Formats {
     pub fn leaves(&mut self, op: &Op) {
         let format = &mut self.formats[op.span.space];
         match op.kind {
-            Kind::Format { shift, .. } => format.order = Some((op.id, shift)),
+            Kind::Format { shift, .. } => {
+                (format.order, format.sent, format.seen) = (Some((op.id, shift)), op.began, false);
+            }
             _ if op.is_bare() => format.bare.push(op.id),
             _ if op.asks_shape() => {
                 let belief = &mut self.beliefs[op.host][op.span.space];
@@ -174,8 +197,7 @@ impl Formats {
         if let Some((id, wish)) = format.order
             && id == op.id
         {
-            format.size = format.size.filter(|size| *size == wish);
-            (format.order, format.settled) = (None, now);
+            format.end_unanswered(wish, now);
         }
     }
 
@@ -184,8 +206,7 @@ impl Formats {
         for format in &mut self.formats {
             format.bare.clear();
             if let Some((_, wish)) = format.order.take() {
-                format.size = format.size.filter(|size| *size == wish);
-                format.settled = now;
+                format.end_unanswered(wish, now);
             }
         }
     }
@@ -209,7 +230,7 @@ impl Formats {
             && let Some((id, wish)) = format.order
             && id == op.id
         {
-            let size = if status.is_success() { Some(wish) } else { format.size };
+            let size = if status.is_success() || format.seen { Some(wish) } else { format.size };
             (format.order, format.settled, format.size) = (None, now, size);
             // The host that sent it knows the new size.
             if status.is_success() {
@@ -243,8 +264,13 @@ impl Formats {
         };
         let shift = (bytes / SECTOR_BYTES).trailing_zeros() as u8;
         belief.shift = shift;
-        let Format { order, settled, size, .. } = &mut self.formats[op.span.space];
-        if order.is_some() || *settled >= op.began {
+        let Format { order, sent, seen, settled, size, .. } = &mut self.formats[op.span.space];
+        if let Some((_, wish)) = order {
+            let is_new = shift == *wish && size.is_some_and(|size| size != shift);
+            *seen |= is_new && op.began > *sent && op.began > *settled;
+            return Ok(());
+        }
+        if *settled >= op.began {
             return Ok(());
         }
         match size.replace(shift) {
@@ -368,5 +394,14 @@ mod tests {
         assert_eq!(formats.learns(&ask(9), &page), Ok(()));
         assert!(formats.is_clear(0, 1) && formats.may_be_bare(0, 1));
         assert!(formats.check(&op(2, 10, 3, Kind::Read), Status::SUCCESS).is_err());
+        // A block size that a host has seen is not reverted.
+        let mut formats = self::formats();
+        formats.leaves(&format(1, 0));
+        assert_eq!(formats.learns(&ask(6), &page), Ok(()));
+        formats.crash(8);
+        assert!(formats.may_be_bare(0, 1));
+        told.lbaf[0].lbads = 12;
+        told.emit(&mut page);
+        assert!(formats.learns(&ask(9), &page).is_err());
     }
 }

@@ -137,7 +137,7 @@ impl Oracle {
         Oracle {
             trace: Arc::clone(trace),
             model: Model::new(&blocks),
-            fencing: Fencing::new(blocks.len(), profile.hosts, profile.orders),
+            fencing: Fencing::new(blocks.len(), profile.hosts, profile.orders, profile.persistent),
             aborts: Aborts::new(profile.aborts),
             write_protect: WriteProtectOracle::new(profile.shapes.len(), profile.protections),
             formats: Formats::new(profile),

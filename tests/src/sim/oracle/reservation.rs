@@ -54,6 +54,8 @@ pub struct Fencing {
     hosts: usize,
     /// Requests per mille of commands; 0: none.
     chance: u16,
+    /// Hosts set Persist Through Power Loss (PTPL) when they register.
+    persistent: bool,
     /// Outstanding commands that change blocks: host and blocks.
     open: BTreeMap<u32, (usize, Vec<Span>)>,
 }
@@ -61,7 +63,7 @@ pub struct Fencing {
 impl Fencing {
     /// For this number of namespaces and hosts, without reservations.
     #[must_use]
-    pub fn new(spaces: usize, hosts: usize, chance: u16) -> Fencing {
+    pub fn new(spaces: usize, hosts: usize, chance: u16, persistent: bool) -> Fencing {
         let book = || Book {
             known: Known::All(State { registrants: vec![false; hosts], held: None }),
             order: None,
@@ -70,7 +72,7 @@ impl Fencing {
             preempted_at: vec![0; hosts],
         };
         let books = (0..spaces).map(|_| book()).collect();
-        Fencing { books, hosts, chance, open: BTreeMap::new() }
+        Fencing { books, hosts, chance, persistent, open: BTreeMap::new() }
     }
 
     /// The request that a host sends instead of another command, if any.
@@ -84,10 +86,10 @@ impl Fencing {
         let state = match &self.books[space].known {
             Known::All(state) => state,
             Known::Registrant(known) if *known == host => return Some(Order::Clear),
-            Known::Registrant(_) | Known::Nothing => return Some(Order::Register),
+            Known::Registrant(_) | Known::Nothing => return Some(Order::Register(self.persistent)),
         };
         if !state.registrants[host] && !dice.per_mille(100) {
-            return Some(Order::Register);
+            return Some(Order::Register(self.persistent));
         }
         let victim = (host + 1 + dice.below(self.hosts.max(2) as u64 - 1) as usize) % self.hosts;
         let held = state.held.map_or(rtype, |(held, _)| held);
@@ -97,7 +99,7 @@ impl Fencing {
             4..=7 if victim != host => Order::Preempt(victim, rtype),
             8 => Order::Release(if dice.per_mille(800) { held } else { rtype }),
             9 if dice.per_mille(300) => Order::Clear,
-            _ => Order::Register,
+            _ => Order::Register(self.persistent),
         })
     }
 
@@ -120,7 +122,7 @@ impl Fencing {
         let order = match &self.books[space].known {
             Known::All(state) if state.registrants[0] => Order::Clear,
             Known::Registrant(0) => Order::Clear,
-            _ => Order::Register,
+            _ => Order::Register(self.persistent),
         };
         (self.is_free(space).then_some((space, order)), false)
     }
@@ -156,13 +158,18 @@ impl Fencing {
         }
     }
 
-    /// The target has crashed, and all reservations are lost.
+    /// The target has crashed, and all reservations that are not persistent are lost. Of an outstanding
+    /// command either outcome is possible.
     pub fn crash(&mut self, now: Moment) {
         self.open.clear();
         for book in &mut self.books {
             let registrants = vec![false; self.hosts];
-            book.known = Known::All(State { registrants, held: None });
-            (book.order, book.settled) = (None, now);
+            book.known = match (self.persistent, book.order.take()) {
+                (true, None) => book.known.clone(),
+                (true, Some(_)) => Known::Nothing,
+                (false, _) => Known::All(State { registrants, held: None }),
+            };
+            book.settled = now;
             book.preempted.clear();
             for at in &mut book.preempted_at {
                 *at = (*at).min(now);
@@ -205,12 +212,14 @@ impl Fencing {
                 Order::Clear => {
                     Known::All(State { registrants: vec![false; self.hosts], held: None })
                 }
-                Order::Register => Known::Registrant(host),
+                Order::Register(_) => Known::Registrant(host),
                 _ => Known::Registrant(by),
             },
-            _ if status.is_success() && order == Order::Register => Known::Registrant(host),
+            _ if status.is_success() && matches!(order, Order::Register(_)) => {
+                Known::Registrant(host)
+            }
             // That one always succeeds.
-            other if order == Order::Register || order == Order::Clear => {
+            other if matches!(order, Order::Register(_) | Order::Clear) => {
                 match is_of_orders(status) {
                     true => return Err(format!("it was answered with {status}, for {other:?}")),
                     false => other,
@@ -300,11 +309,11 @@ impl State {
 
     /// Applies a request; returns its status.
     fn apply(&mut self, host: usize, order: Order) -> Status {
-        if order != Order::Register && !self.registrants[host] {
+        if !matches!(order, Order::Register(_)) && !self.registrants[host] {
             return Status::RESERVATION_CONFLICT;
         }
         match order {
-            Order::Register => self.registrants[host] = true,
+            Order::Register(_) => self.registrants[host] = true,
             Order::Unregister => {
                 self.registrants[host] = false;
                 self.leave(host);
@@ -372,9 +381,9 @@ mod tests {
 
     #[test]
     fn who_is_barred_must_be_refused_and_nobody_else() {
-        let mut fencing = Fencing::new(1, 2, 10);
+        let mut fencing = Fencing::new(1, 2, 10, false);
         let rtype = ReservationType::ALL[0];
-        order(&mut fencing, 0, 10, Order::Register, Status::SUCCESS);
+        order(&mut fencing, 0, 10, Order::Register(false), Status::SUCCESS);
         order(&mut fencing, 0, 20, Order::Acquire(rtype), Status::SUCCESS);
         let check = |fencing: &Fencing, host, began, status| {
             fencing.check(&op(host, 99, began, Kind::Write { fua: false }), status).is_ok()
@@ -389,8 +398,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_persistent_survives_a_crash_and_nothing_else() {
+        for persistent in [false, true] {
+            let mut fencing = Fencing::new(1, 2, 10, persistent);
+            order(&mut fencing, 0, 10, Order::Register(persistent), Status::SUCCESS);
+            let acquire = Order::Acquire(ReservationType::ALL[0]);
+            order(&mut fencing, 0, 20, acquire, Status::SUCCESS);
+            fencing.crash(30);
+            let write = op(1, 99, 40, Kind::Write { fua: false });
+            assert_eq!(fencing.check(&write, Status::SUCCESS).is_err(), persistent);
+            assert_eq!(fencing.check(&write, Status::RESERVATION_CONFLICT).is_ok(), persistent);
+            // An outstanding command was executed, or not.
+            fencing.leaves(&op(0, 50, 50, Kind::Order(Order::Clear)));
+            fencing.crash(51);
+            let write = op(1, 99, 60, Kind::Write { fua: false });
+            assert!(fencing.check(&write, Status::SUCCESS).is_ok());
+            assert_eq!(fencing.check(&write, Status::RESERVATION_CONFLICT).is_ok(), persistent);
+        }
+    }
+
+    #[test]
     fn orders_have_one_right_answer() {
-        let mut fencing = Fencing::new(1, 2, 10);
+        let mut fencing = Fencing::new(1, 2, 10, false);
         let wrong = op(1, 5, 5, Kind::Order(Order::Clear));
         fencing.leaves(&wrong);
         assert!(fencing.answered(&wrong, Status::SUCCESS, 6).is_err(), "it is no registrant");
@@ -398,10 +427,10 @@ mod tests {
 
     #[test]
     fn what_a_preempted_host_has_under_way_ends_with_the_answer() {
-        let mut fencing = Fencing::new(1, 2, 10);
+        let mut fencing = Fencing::new(1, 2, 10, false);
         let rtype = ReservationType::ALL[0];
         for (host, at) in [(0, 10), (1, 12)] {
-            order(&mut fencing, host, at, Order::Register, Status::SUCCESS);
+            order(&mut fencing, host, at, Order::Register(false), Status::SUCCESS);
         }
         order(&mut fencing, 1, 14, Order::Acquire(rtype), Status::SUCCESS);
         let write = op(1, 50, 50, Kind::Write { fua: false });

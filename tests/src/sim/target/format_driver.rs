@@ -1,24 +1,20 @@
-//! Formats namespaces in the simulation. Requests, the state machine of a format, its persistence,
-//! the drain barrier, the snapshots and the responses are the target's own
-//! (`nvmfd::core::subsystem::lba_format`); the steps of its blocking task run between iterations of
-//! the reactors, and the backing store is simulated.
+//! Drives the formats of the product (`nvmfd::provision::format_task`) between iterations of
+//! reactors: the erase takes simulated time, on a simulated device, and the record of the block size
+//! is in a simulated directory.
 
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, channel, sync_channel};
 
-use nvme::Status;
-use nvmfd::blockdev::{BlockSizes, DeviceId, IoCompletion};
-use nvmfd::core::message::Message;
-use nvmfd::core::sched::DrainBarrier;
-use nvmfd::core::sched::offload::NamespaceJob;
-use nvmfd::core::subsystem::format_job::FormatJob;
+use nvme::{Nqn, Status};
+use nvmfd::blockdev::{BlockSizes, DeviceId};
+use nvmfd::core::registry::Registry;
 use nvmfd::core::subsystem::lba_format::Format;
-use nvmfd::core::subsystem::ns_request::NamespaceRequest;
+use nvmfd::core::subsystem::ns_request::FormatRequest;
+use nvmfd::provision::format_task::{EndedFormat, FormatDevices, FormatTask};
 use nvmfd::state::block_size;
+use nvmfd::worker::answer;
 use rdma::Tag;
-use tempfile::TempDir;
 
 use super::{Target, subnqn};
 use crate::sim::device::SimDevice;
@@ -30,95 +26,142 @@ use crate::sim::scenario::Profile;
 const PIECES: u64 = 4;
 /// Blocks that a seeded bug does not erase.
 const LEFT: u64 = 4;
+/// Of a thousand formats, those at whose end the process is killed.
+const KILLS: u16 = 200;
 
 /// Formats completed and in progress.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Formatter {
-    /// Directory of the block sizes.
-    kept: Option<TempDir>,
-    /// The format of each namespace.
+    /// Of each namespace.
     formats: Vec<Arc<Format>>,
-    /// Requests of hosts.
-    orders: VecDeque<NamespaceJob>,
-    under_way: Vec<Option<Running>>,
+    /// Requests of hosts, each with the reactor that waits for the response, and its tag.
+    orders: VecDeque<(FormatRequest, (usize, Tag))>,
+    under_way: Vec<Running>,
     /// Number of formats so far.
     number: u64,
 }
 
 /// A format in progress.
+#[derive(Debug)]
 struct Running {
     /// Its number.
     number: u64,
     /// The reactor that waits for the response, and its tag.
     asker: (usize, Tag),
-    backing: DeviceId,
-    sectors: u32,
-    block_bytes: u32,
     stage: Stage,
 }
 
+#[derive(Debug)]
 enum Stage {
-    /// Earlier commands drain; the receiver is notified when the last one has ended.
-    Draining(FormatJob, Receiver<()>),
-    /// This number of steps is done.
-    Erasing(FormatJob, u64),
-    /// It has ended with this result; reactors have yet to see that.
-    Telling(Result<(), Status>, Vec<Receiver<()>>),
+    /// Earlier commands complete.
+    Draining(FormatTask<FormattedSpace>),
+    /// Number of completed steps.
+    Erasing(FormatTask<FormattedSpace>, u64),
+    /// It has ended; reactors do not have the new state yet.
+    Ended(EndedFormat),
+}
+
+/// A namespace and its device at the beginning of a format.
+#[derive(Debug)]
+struct FormattedSpace {
+    space: usize,
+    backing: DeviceId,
+    sectors: u32,
+    block_bytes: u32,
 }
 
 /// Result of a step of all formats.
 #[derive(Default)]
 pub struct FormatProgress {
-    /// Formats that are erasing, with a next step due: namespace and number.
-    pub erasing: Vec<(usize, u64)>,
+    /// Formats that have a next step.
+    pub erasing: Vec<u64>,
     /// Namespaces whose block size has changed.
     pub reshaped: Vec<usize>,
     /// Reactors have to check the shared state.
     pub told: bool,
+    /// The process hangs in an operation on files, and will be killed in it.
+    pub killed: bool,
+}
+
+/// The target and its devices, for a format.
+struct Devices<'a> {
+    target: &'a mut Target,
+    profile: &'a Profile,
+    disk: &'a mut SimDevice,
+}
+
+/// A process that hangs in an operation on files publishes nothing.
+impl FormatDevices for Devices<'_> {
+    type Device = FormattedSpace;
+
+    fn registry(&self) -> &Registry {
+        &self.target.registry
+    }
+
+    fn device(&self, _: Nqn, nsid: u32) -> Option<(FormattedSpace, Arc<Format>)> {
+        let target = &self.target;
+        let space = nsid as usize - 1;
+        let backing = (*target.served.get(space)?)?;
+        let (sectors, block_bytes) = (target.sizes[space], target.block_sizes[space]);
+        let device = FormattedSpace { space, backing, sectors, block_bytes };
+        Some((device, Arc::clone(&target.formatter.formats[space])))
+    }
+
+    fn is_served(&self, _: Nqn, _: u32, device: &FormattedSpace) -> bool {
+        self.target.served[device.space] == Some(device.backing)
+    }
+
+    fn reformat(&mut self, device: &FormattedSpace, block_bytes: u32) -> bool {
+        let same = self.target.sizes[device.space] == device.sectors;
+        if same && !self.target.is_dead() {
+            self.disk.reformat(self.target.stores[device.space].0, block_bytes);
+            self.target.block_sizes[device.space] = block_bytes;
+            if self.target.plant == Some(SeededBug::EarlyFormat) {
+                self.target.publish_again(self.profile);
+            }
+        }
+        same
+    }
+
+    fn republish(&mut self, _: &Nqn) {
+        if !self.target.is_dead() {
+            self.target.publish_again(self.profile);
+        }
+    }
 }
 
 impl Target {
     /// The target starts: loads the block sizes.
     ///
     /// # Errors
-    /// There is no directory, or a file is invalid.
+    /// It is invalid.
     pub(super) fn start_formats(&mut self, profile: &Profile) -> Result<(), String> {
-        let spaces = profile.shapes.len();
-        if profile.formats == 0 {
-            let fixed = |space| Format::fixed(subnqn(), space as u32 + 1);
-            self.formatter.formats = (0..spaces).map(fixed).collect();
-            return Ok(());
-        }
-        if self.formatter.kept.is_none() || self.plant == Some(SeededBug::LostFormat) {
-            let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
-            self.formatter.kept = Some(directory);
-        }
-        self.formatter.under_way = (0..spaces).map(|_| None).collect();
-        let formats = (0..spaces).map(|space| self.kept_format(profile, space));
+        let formats = (0..profile.shapes.len()).map(|space| self.kept_format(profile, space));
         self.formatter.formats = formats.collect::<Result<_, _>>()?;
         Ok(())
     }
 
     /// Loads the block size of a namespace that is opened again.
     pub(super) fn renew_format(&mut self, profile: &Profile, space: usize) -> Result<(), String> {
-        if profile.formats > 0 {
-            self.formatter.formats[space] = self.kept_format(profile, space)?;
-        }
+        let format = self.kept_format(profile, space)?;
+        self.block_sizes[space] = format.block_size_bytes().unwrap_or(profile.shapes[space].1);
+        self.formatter.formats[space] = format;
         Ok(())
     }
 
     fn kept_format(&self, profile: &Profile, space: usize) -> Result<Arc<Format>, String> {
-        let directory = self.formatter.kept.as_ref().ok_or("nothing is kept")?.path();
         let nsid = space as u32 + 1;
+        if profile.formats == 0 {
+            return Ok(Format::fixed(subnqn(), nsid));
+        }
         let (store, generation) = self.stores[space];
         let store = format!("/store/{store}/{generation}");
-        let configured = profile.shapes[space].1;
         block_size::open(
             (subnqn(), nsid),
-            directory,
+            self.state_unless(SeededBug::LostFormat),
             self.name(space),
             Path::new(&store),
-            configured,
+            profile.shapes[space].1,
         )
     }
 
@@ -127,14 +170,9 @@ impl Target {
         &self.formatter.formats[space]
     }
 
-    /// Block size of a namespace.
-    pub(super) fn block_bytes(&self, profile: &Profile, space: usize) -> u32 {
-        self.format(space).block_size_bytes().unwrap_or(profile.shapes[space].1)
-    }
-
-    /// LBA formats of a namespace.
+    /// How a namespace may be formatted.
     pub(super) fn formats_of(&self, profile: &Profile, space: usize) -> BlockSizes {
-        let shift = self.block_bytes(profile, space).trailing_zeros() as u8;
+        let shift = self.block_sizes[space].trailing_zeros() as u8;
         BlockSizes::those(|each| profile.reshapes || each == shift)
     }
 
@@ -146,15 +184,15 @@ impl Target {
         disk.end_erasing(self.stores[space].0);
     }
 
-    /// A host has requested a format, which is independent of other requests.
-    pub(super) fn order_format(&mut self, order: NamespaceJob) {
-        self.formatter.orders.push_back(order);
+    /// Queues the format of a host, which does not wait for other requests.
+    pub(super) fn order_format(&mut self, wish: FormatRequest, asker: (usize, Tag)) {
+        self.formatter.orders.push_back((wish, asker));
     }
 
     /// The target has crashed: formats in progress are lost.
     pub(super) fn drop_formats(&mut self) {
         self.formatter.orders.clear();
-        self.formatter.under_way.fill_with(|| None);
+        self.formatter.under_way.clear();
     }
 
     /// Continues all formats, and begins requested ones.
@@ -167,158 +205,113 @@ impl Target {
         disk: &mut SimDevice,
     ) -> Result<FormatProgress, String> {
         let mut news = FormatProgress::default();
-        while let Some(order) = self.formatter.orders.pop_front() {
+        if self.is_dead() {
+            return Ok(news);
+        }
+        while let Some((wish, asker)) = self.formatter.orders.pop_front() {
             news.told = true;
-            if let Err(status) = self.begin(&order, profile) {
-                self.answer((order.reactor, order.tag), Err(status));
+            let mut devices = Devices { target: self, profile, disk };
+            match FormatTask::begin(subnqn(), wish, &mut devices) {
+                Ok(task) => {
+                    self.formatter.number += 1;
+                    let (number, stage) = (self.formatter.number, Stage::Draining(task));
+                    self.formatter.under_way.push(Running { number, asker, stage });
+                }
+                Err(status) => answer(&self.registry, asker.0, asker.1, Err(status)),
             }
         }
-        for space in 0..self.formatter.under_way.len() {
-            let Some(mut format) = self.formatter.under_way[space].take() else { continue };
-            match format.stage {
-                Stage::Draining(mut course, waiting) => {
-                    if waiting.try_recv() != Err(TryRecvError::Disconnected) {
-                        format.stage = Stage::Draining(course, waiting);
-                    } else if let Err(status) = course.hold() {
-                        format.stage = Stage::Erasing(course, 0);
-                        self.finish(space, format, Err(status), profile, disk, &mut news);
-                        continue;
-                    } else {
-                        if self.served[space] == Some(format.backing) {
-                            disk.begin_erasing(self.stores[space].0)?;
+        for mut format in std::mem::take(&mut self.formatter.under_way) {
+            format.stage = match format.stage {
+                Stage::Draining(mut task) if task.is_drained() => match task.hold() {
+                    Ok(()) => {
+                        if task.is_served(&Devices { target: self, profile, disk }) {
+                            disk.begin_erasing(self.stores[task.device().space].0)?;
                         }
-                        format.stage = Stage::Erasing(course, 0);
-                        news.erasing.push((space, format.number));
+                        news.erasing.push(format.number);
+                        Stage::Erasing(task, 0)
                     }
-                }
-                Stage::Telling(outcome, mut reactors) => {
-                    reactors.retain(|answer| answer.try_recv() == Err(TryRecvError::Empty));
-                    if reactors.is_empty() {
-                        self.answer(format.asker, outcome);
+                    refused => self.finish(task, refused, profile, disk, &mut news),
+                },
+                Stage::Ended(ended) => match ended.outcome() {
+                    Some(outcome) => {
+                        let (reactor, tag) = format.asker;
+                        answer(&self.registry, reactor, tag, outcome);
                         news.told = true;
                         continue;
                     }
-                    format.stage = Stage::Telling(outcome, reactors);
-                }
-                erasing @ Stage::Erasing(..) => format.stage = erasing,
-            }
-            self.formatter.under_way[space] = Some(format);
+                    None => Stage::Ended(ended),
+                },
+                stage => stage,
+            };
+            self.formatter.under_way.push(format);
         }
         Ok(news)
     }
 
-    fn begin(&mut self, order: &NamespaceJob, profile: &Profile) -> Result<(), Status> {
-        let NamespaceRequest::Format(wish) = &order.what else {
-            return Err(Status::INTERNAL_ERROR);
-        };
-        let (space, gone) = (wish.nsid as usize - 1, Status::INVALID_NAMESPACE.with_dnr());
-        let subsystem = self.registry.subsystem(&subnqn()).ok_or(gone)?;
-        let namespace = subsystem.namespace(wish.nsid).map_err(|_| gone)?;
-        let backing = self.served[space].ok_or(gone)?;
-        if self.formatter.under_way[space].is_some() {
-            // Of a namespace that was removed and added again meanwhile.
-            return Err(Status::FORMAT_IN_PROGRESS);
-        }
-        let course = FormatJob::begin(*wish, namespace, self.format(space))?;
-        let (fence, waiting) = channel();
-        self.formatter.number += 1;
-        self.formatter.under_way[space] = Some(Running {
-            number: self.formatter.number,
-            asker: (order.reactor, order.tag),
-            backing,
-            sectors: self.sizes[space],
-            block_bytes: self.block_bytes(profile, space),
-            stage: Stage::Draining(course, waiting),
-        });
-        self.publish(profile);
-        // After the notification: later commands are rejected.
-        self.registry.fence(&Arc::new(DrainBarrier::around(subnqn(), wish.nsid, fence)));
-        Ok(())
-    }
-
-    /// The next step of a format that is erasing.
+    /// The next step of a format that erases.
     pub fn erase(
         &mut self,
-        space: usize,
         number: u64,
         profile: &Profile,
         disk: &mut SimDevice,
     ) -> FormatProgress {
         let mut news = FormatProgress::default();
-        let is_it = |format: &mut Running| {
+        let is_it = |format: &Running| {
             format.number == number && matches!(format.stage, Stage::Erasing(..))
         };
-        let slot = self.formatter.under_way.get_mut(space);
-        let Some(mut format) = slot.and_then(|slot| slot.take_if(is_it)) else { return news };
-        let Stage::Erasing(course, done) = &mut format.stage else { return news };
-        let block = u64::from(format.block_bytes);
-        let blocks = u64::from(format.sectors) * u64::from(SECTOR_BYTES) / block;
+        let place = self.formatter.under_way.iter().position(is_it).filter(|_| !self.is_dead());
+        let Some(format) = place.map(|place| self.formatter.under_way.remove(place)) else {
+            return news;
+        };
+        let Running { number, asker, stage: Stage::Erasing(task, done) } = format else {
+            return news;
+        };
+        let FormattedSpace { space, sectors, block_bytes, .. } = *task.device();
+        let block = u64::from(block_bytes);
+        let blocks = u64::from(sectors) * u64::from(SECTOR_BYTES) / block;
         let last = match self.plant {
             Some(SeededBug::HalfFormat) => blocks.saturating_sub(LEFT),
             _ => blocks,
         };
         let at = |piece: u64| (blocks * piece / PIECES).min(last) * block;
         let store = self.stores[space].0;
-        let outcome = match *done {
-            _ if course.progress().is_stopped() => Err(Status::COMMAND_INTERRUPTED),
+        let outcome = match done {
+            _ if task.progress().is_stopped() => Err(Status::COMMAND_INTERRUPTED),
             PIECES => disk.make_durable(store),
             piece => disk.erase(store, at(piece), at(piece + 1)),
         };
-        if outcome.is_ok() && *done < PIECES {
-            *done += 1;
-            course.progress().set(*done, PIECES);
-            news.erasing.push((space, number));
-            self.formatter.under_way[space] = Some(format);
+        let stage = if outcome.is_ok() && done < PIECES {
+            task.progress().set(done + 1, PIECES);
+            news.erasing.push(number);
+            Stage::Erasing(task, done + 1)
         } else {
-            self.finish(space, format, outcome, profile, disk, &mut news);
-        }
+            self.finish(task, outcome, profile, disk, &mut news)
+        };
+        self.formatter.under_way.push(Running { number, asker, stage });
         news
     }
 
     /// A format has ended; the response is not sent yet.
     fn finish(
         &mut self,
-        space: usize,
-        format: Running,
+        task: FormatTask<FormattedSpace>,
         erased: Result<(), Status>,
         profile: &Profile,
         disk: &mut SimDevice,
         news: &mut FormatProgress,
-    ) {
-        let Running { stage: Stage::Erasing(course, _), .. } = format else { return };
-        let Running { number, asker, backing, sectors, block_bytes, .. } = format;
-        let is_there = self.served[space] == Some(backing);
-        let erased = if is_there { erased } else { Err(Status::INVALID_NAMESPACE.with_dnr()) };
-        let (same, store) = (sectors == self.sizes[space], self.stores[space].0);
-        if is_there {
-            disk.end_erasing(store);
+    ) -> Stage {
+        let FormattedSpace { space, block_bytes, .. } = *task.device();
+        if task.is_served(&Devices { target: self, profile, disk }) {
+            disk.end_erasing(self.stores[space].0);
         }
-        let outcome = course.finish(erased, |block_bytes| {
-            if !same {
-                return Err(Status::NAMESPACE_NOT_READY);
-            }
-            disk.reformat(store, block_bytes);
-            Ok(())
-        });
-        if self.block_bytes(profile, space) != block_bytes && is_there {
+        let (state, fault) = (Arc::clone(&self.state), self.next_kill(KILLS));
+        let mut devices = Devices { target: self, profile, disk };
+        let ended = state.run(fault, || task.finish(erased, &mut devices));
+        news.killed = state.is_dead();
+        if self.block_sizes[space] != block_bytes && !news.killed {
             news.reshaped.push(space);
         }
-        self.publish_again(profile);
-        // After the notification, so that all queues agree once the host has its response.
-        let ask = |reactor: usize| {
-            let (answer, answered) = sync_channel(1);
-            self.registry.reactor(reactor).send(Message::Caught(answer));
-            answered
-        };
-        let waiting = (0..self.reactors.len()).map(ask).collect();
         news.told = true;
-        let stage = Stage::Telling(outcome, waiting);
-        self.formatter.under_way[space] =
-            Some(Running { number, asker, backing, sectors, block_bytes, stage });
-    }
-
-    fn answer(&self, (reactor, tag): (usize, Tag), outcome: Result<(), Status>) {
-        let done = IoCompletion { tag, buf: None, outcome };
-        let _ = self.registry.reactor(reactor).send(Message::Answer(done));
+        Stage::Ended(ended)
     }
 }

@@ -1,96 +1,86 @@
-//! Driver for Namespace Management in the simulation: executes the product's plan of each request,
-//! with steps that take virtual time, and a simulated directory for the record and the files. Other
-//! events happen between two steps, or during one.
-//!
-//! The directory behaves as `state/atomic_file.rs` uses a real one: a record is written beside its
-//! name, synced, renamed, and the directory synced. A target that is killed meanwhile leaves the
-//! old record or the new one; at a power failure, names that were not synced are old or new, each
-//! independently.
+//! Drives the namespace management of the product (`nvmfd::provision::ns_requests`) between iterations
+//! of reactors: its steps take simulated time, during which the target may crash. The record and the
+//! names of the files are in a simulated directory, the blocks on a simulated device.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
 use std::mem;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use nvme::Nqn;
-use nvmfd::blockdev::record::{seal, unseal};
-use nvmfd::blockdev::{BlockSizes, DeviceId, Geometry, Health, IoCompletion};
-use nvmfd::config::ManagedConfig;
-use nvmfd::core::message::Message;
+use nvme::{Nqn, Status};
+use nvmfd::blockdev::DeviceId;
+use nvmfd::blockdev::durable;
+use nvmfd::config::{ManagedConfig, NamespaceConfig, NamespaceKind};
+use nvmfd::core::message::MessageBarrier;
+use nvmfd::core::registry::Registry;
 use nvmfd::core::sched::offload::NamespaceJob;
 use nvmfd::core::subsystem::Namespace;
-use nvmfd::core::subsystem::bad_blocks::BadBlocks;
 use nvmfd::core::subsystem::ns_management::{Allocated, Entry, Management};
-use nvmfd::core::subsystem::ns_request::NamespaceRequest;
-use nvmfd::core::subsystem::reservation::Reservation;
-use nvmfd::core::subsystem::write_protect::Protection;
-use nvmfd::provision::{RequestContext, RequestPlan, Step};
+use nvmfd::core::subsystem::ns_request::{FAILED, NamespaceRequest};
+use nvmfd::provision::ns_catalog::Catalog;
+use nvmfd::provision::ns_requests::{FileStep, NamespaceServer, RequestStep, RequestTask};
+use nvmfd::provision::{RequestContext, RequestPlan};
 use nvmfd::state::ns_catalog::NamespaceCatalogRecord;
-use nvmfd::worker::ns_management::NamespaceAdminMessage;
+use nvmfd::worker::ns_management::{NamespaceAdmin, NamespaceAdminMessage, complete};
 use rdma::soft::sim::Rng;
+use uuid::Uuid;
 
+use super::namespace_state::NamespaceState;
 use super::{Target, subnqn};
 use crate::sim::device::SimDevice;
+use crate::sim::directory::{SimDirectory, StepFault};
 use crate::sim::mutants::SeededBug;
 use crate::sim::oracle::ns_management::{DECLARED, GROUP, MOST, QUOTA_BYTES};
 use crate::sim::scenario::Profile;
 
 /// Maximum duration of a step that waits for a device.
 const STEP: Duration = Duration::from_millis(8);
-
-type Uuid = [u8; 16];
-
-/// The directory of host-created namespaces.
-#[derive(Debug, Default)]
-struct Folder {
-    now: Names,
-    /// Names that survive a power failure.
-    durable: Names,
-}
-
-/// The names in it.
-#[derive(Clone, Debug, Default)]
-struct Names {
-    record: Option<Vec<u8>>,
-    /// Files by UUID: backing stores.
-    images: BTreeMap<Uuid, usize>,
-}
+/// Steps of the longest operation on files: write, sync, rename, sync of the directory.
+const FILE_STEPS: u64 = 4;
 
 /// An opened host-created namespace.
 #[derive(Debug)]
 struct Opened {
     id: DeviceId,
-    health: Arc<Health>,
-    protection: Arc<Protection>,
-    reservation: Arc<Reservation>,
-    marks: Arc<BadBlocks>,
+    state: NamespaceState,
 }
 
 /// A request in progress.
 #[derive(Debug)]
 struct Work {
     order: NamespaceJob,
-    plan: RequestPlan,
-    step: Step,
-    due: Instant,
-    /// Reactors that have not applied the change.
-    awaited: Vec<Receiver<()>>,
+    task: RequestTask,
+    next: Next,
+}
+
+/// Next step of a request.
+#[derive(Debug)]
+enum Next {
+    /// An operation on files, and when it ends.
+    Files(Box<FileStep>, Instant),
+    /// Reactors do not have the published state yet.
+    Await(MessageBarrier),
+    Answer(Result<u32, Status>),
 }
 
 /// Driver for Namespace Management; see the module.
 #[derive(Debug)]
 pub struct NsManagementDriver {
-    granted: Option<Arc<ManagedConfig>>,
-    words: Receiver<NamespaceAdminMessage>,
-    sender: Sender<NamespaceAdminMessage>,
-    directory: Folder,
-    /// The record, and the served part of it.
-    record: NamespaceCatalogRecord,
+    granted: Option<ManagedConfig>,
+    worker: NamespaceAdmin,
+    directory: SimDirectory,
+    /// While the target is up.
+    catalog: Option<Catalog>,
+    /// The served record.
     served: NamespaceCatalogRecord,
+    /// Stores of the device with the contents of the files.
+    stores: BTreeMap<Uuid, usize>,
     opened: BTreeMap<Uuid, Opened>,
     at_work: Option<Work>,
-    /// Device errors per mille of steps.
+    /// Of a thousand operations on files, those that fail.
     pub errors: u16,
     dice: Rng,
 }
@@ -99,42 +89,53 @@ pub struct NsManagementDriver {
 pub type NamespaceChange = (u32, BTreeSet<Nqn>);
 
 impl NsManagementDriver {
-    /// With an empty directory.
-    #[must_use]
-    pub fn new(profile: &Profile, seed: u64) -> NsManagementDriver {
-        let (sender, words) = channel();
+    /// A driver with an empty directory.
+    ///
+    /// # Errors
+    /// The directory cannot be created.
+    pub fn new(
+        profile: &Profile,
+        seed: u64,
+        plant: Option<SeededBug>,
+    ) -> Result<NsManagementDriver, String> {
+        let directory = SimDirectory::new(seed ^ 0xd12e)?;
+        if plant == Some(SeededBug::LostRecord) {
+            directory.forget_syncs();
+        }
         let granted = ManagedConfig {
-            directory: "/managed".into(),
+            directory: directory.path().to_owned(),
             quota_bytes: QUOTA_BYTES,
             namespaces: MOST as u32,
             any_host: true,
             hosts: BTreeSet::new(),
         };
-        NsManagementDriver {
-            granted: (profile.managing > 0).then(|| Arc::new(granted)),
-            words,
-            sender,
-            directory: Folder::default(),
-            record: NamespaceCatalogRecord::new(subnqn()),
+        Ok(NsManagementDriver {
+            granted: (profile.managing > 0).then_some(granted),
+            worker: NamespaceAdmin::new(),
+            directory,
+            catalog: None,
             served: NamespaceCatalogRecord::new(subnqn()),
+            stores: BTreeMap::new(),
             opened: BTreeMap::new(),
             at_work: None,
             errors: if profile.disk.error > 0 { 30 } else { 0 },
             dice: Rng::new(seed ^ 0x57e3_a4d0),
-        }
+        })
     }
 
     /// The sender of requests, until the next start.
     #[must_use]
     pub fn sender(&self) -> Sender<NamespaceAdminMessage> {
-        self.sender.clone()
+        self.worker.sender()
     }
 
     /// Time of its next step.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
-        let work = self.at_work.as_ref()?;
-        (work.step != Step::Await).then_some(work.due)
+        match self.at_work.as_ref()?.next {
+            Next::Files(_, due) => Some(due),
+            Next::Await(_) | Next::Answer(_) => None,
+        }
     }
 
     /// Whether a request is in progress.
@@ -145,29 +146,15 @@ impl NsManagementDriver {
 
     /// The target has crashed during its step; with `power` unsynced names are lost.
     pub fn crash(&mut self, power: bool, disk: &mut SimDevice) {
-        let (directory, dice) = (&mut self.directory, &mut self.dice);
-        match self.at_work.take().map(|work| work.step) {
-            Some(Step::Keep(record)) if dice.per_mille(500) => {
-                directory.now.record = Some(seal::<NamespaceCatalogRecord>(&record).into_bytes());
-            }
-            Some(Step::Remove(uuids)) => {
-                for uuid in uuids {
-                    if dice.per_mille(500) {
-                        directory.now.images.remove(&uuid.into_bytes());
-                    }
-                }
-            }
-            Some(Step::Make { entry, .. }) if dice.per_mille(500) => {
-                directory.now.images.insert(entry.uuid.into_bytes(), image(&entry, disk));
-            }
-            _ => {}
+        if let Some(Work { next: Next::Files(step, _), .. }) = self.at_work.take() {
+            let kill = StepFault::Kill(1 + self.dice.below(FILE_STEPS + 1));
+            self.on_files(&step, kill, disk);
         }
-        if power {
-            directory.lose_power(dice);
-        }
+        self.catalog = None;
+        self.directory.crash(power);
         self.opened.clear();
-        // The recipients of responses are lost too.
-        (self.sender, self.words) = channel();
+        // Reactors that wait for a response have ended as well.
+        self.worker = NamespaceAdmin::new();
     }
 
     /// Checks that exactly the known namespaces exist in the end.
@@ -175,15 +162,20 @@ impl NsManagementDriver {
     /// # Errors
     /// A namespace that should not exist, or a missing one.
     pub fn leftovers(&self) -> Result<(), String> {
-        let known: BTreeSet<Uuid> = self.uuids(&self.record).collect();
-        let unsettled = self.record.unsettled.iter().map(|uuid| uuid.into_bytes());
-        let known: BTreeSet<Uuid> = known.into_iter().chain(unsettled).collect();
-        let files: BTreeSet<Uuid> = self.directory.now.images.keys().copied().collect();
-        if let Some(lost) = self.uuids(&self.record).find(|uuid| !files.contains(uuid)) {
-            return Err(format!("the file of a namespace that a host made is gone: {lost:x?}"));
+        let Some(catalog) = &self.catalog else { return Ok(()) };
+        let NamespaceCatalogRecord { entries, unsettled, .. } = catalog.record();
+        let image = |uuid: &Uuid| catalog.image(*uuid);
+        let made: BTreeSet<_> = entries.values().map(|entry| image(&entry.uuid)).collect();
+        let known: BTreeSet<_> = made.iter().cloned().chain(unsettled.iter().map(image)).collect();
+        let files = fs::read_dir(self.directory.path()).map_err(|error| error.to_string())?;
+        let is_image = |path: &Path| path.extension().is_some_and(|extension| extension == "img");
+        let files: BTreeSet<_> =
+            files.flatten().map(|file| file.path()).filter(|path| is_image(path)).collect();
+        if let Some(lost) = made.difference(&files).next() {
+            return Err(format!("the file of a namespace that a host made is gone: {lost:?}"));
         }
         match files.difference(&known).next() {
-            Some(more) => Err(format!("a file belongs to no namespace: {more:x?}")),
+            Some(more) => Err(format!("a file belongs to no namespace: {more:?}")),
             None => Ok(()),
         }
     }
@@ -194,148 +186,119 @@ impl NsManagementDriver {
         &self.served.entries
     }
 
-    fn uuids<'a>(
-        &self,
-        record: &'a NamespaceCatalogRecord,
-    ) -> impl Iterator<Item = Uuid> + use<'a> {
-        record.entries.values().map(|entry| entry.uuid.into_bytes())
+    /// Executes an operation on files; false when it fails.
+    fn on_files(&mut self, step: &FileStep, fault: StepFault, disk: &mut SimDevice) -> bool {
+        let stores = &mut self.stores;
+        self.directory.run(fault, || {
+            step.execute(|config| {
+                let blocks = make(config)?;
+                stores.insert(config.uuid, disk.add_store(blocks, config.block_size_bytes));
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Creates the file of a namespace, as durably as `blockdev/src/open.rs` does; gives its number of
+/// blocks. Its contents are a store of the device.
+fn make(config: &NamespaceConfig) -> Result<u32, String> {
+    let NamespaceKind::File { path, size: Some(bytes) } = &config.kind else {
+        return Err("no file".to_owned());
+    };
+    let file = File::create_new(path).map_err(|error| error.to_string())?;
+    let made = durable::sync(&file, path)
+        .and_then(|()| durable::sync_directory(path.parent().unwrap_or(Path::new("/"))));
+    made.map_err(|error| {
+        let _ = fs::remove_file(path);
+        error.to_string()
+    })?;
+    Ok((bytes / u64::from(config.block_size_bytes)) as u32)
+}
+
+/// The target and its devices, for requests about namespaces.
+struct Server<'a> {
+    target: &'a mut Target,
+    profile: &'a Profile,
+    disk: &'a mut SimDevice,
+    news: &'a mut Vec<NamespaceChange>,
+}
+
+impl NamespaceServer for Server<'_> {
+    fn registry(&self) -> &Registry {
+        &self.target.registry
     }
 
-    /// Executes one of the steps on files; returns false if the device fails.
-    fn on_files(&mut self, step: &Step, disk: &mut SimDevice, plant: Option<SeededBug>) -> bool {
-        let fails = self.dice.per_mille(self.errors);
-        let directory = &mut self.directory;
-        match step {
-            // The old content is restored.
-            Step::Keep(_) if fails => return false,
-            Step::Keep(record) => {
-                directory.now.record = Some(seal::<NamespaceCatalogRecord>(record).into_bytes());
-                if plant != Some(SeededBug::LostRecord) {
-                    directory.durable = directory.now.clone();
-                }
-                self.record = NamespaceCatalogRecord::clone(record);
-            }
-            Step::Make { entry, .. } => {
-                let uuid = entry.uuid.into_bytes();
-                directory.now.images.insert(uuid, image(entry, disk));
-                directory.durable = directory.now.clone();
-                return !fails;
-            }
-            Step::Remove(uuids) => {
-                for uuid in uuids.iter().skip(usize::from(fails)) {
-                    directory.now.images.remove(&uuid.into_bytes());
-                    directory.durable.images = directory.now.images.clone();
-                }
-                return !fails;
-            }
-            _ => {}
+    fn catalog(&mut self, _: Nqn) -> Option<&mut Catalog> {
+        self.target.ns_admin.catalog.as_mut()
+    }
+
+    fn serve(&mut self, _: Nqn, _: Option<(u32, Uuid)>) -> bool {
+        let Some(catalog) = &self.target.ns_admin.catalog else { return false };
+        let new = catalog.record().clone();
+        if self.target.open_all(&new, self.disk).is_err() {
+            return false;
         }
+        let old = mem::replace(&mut self.target.ns_admin.served, new);
+        self.news.extend(changes(&old, &self.target.ns_admin.served));
+        self.target.publish_again(self.profile);
+        self.target.close_strangers(self.disk);
         true
     }
-}
 
-impl Folder {
-    /// Each unsynced name is as before or as after.
-    fn lose_power(&mut self, dice: &mut Rng) {
-        let Folder { now, durable } = self;
-        if dice.per_mille(500) {
-            durable.record.clone_from(&now.record);
-        }
-        let all: BTreeSet<Uuid> = now.images.keys().chain(durable.images.keys()).copied().collect();
-        for uuid in all {
-            let [is, was] = [&now.images, &durable.images].map(|images| images.get(&uuid).copied());
-            let left = if dice.per_mille(500) { is } else { was };
-            match left {
-                Some(store) => drop(durable.images.insert(uuid, store)),
-                None => drop(durable.images.remove(&uuid)),
-            }
-        }
-        self.now = self.durable.clone();
-    }
-}
-
-/// A new file of zeros.
-fn image(entry: &Entry, disk: &mut SimDevice) -> usize {
-    let blocks = entry.bytes / u64::from(entry.block_size_bytes);
-    disk.add_store(blocks as u32, entry.block_size_bytes)
+    fn forget(&mut self, _: &[Uuid]) {}
 }
 
 impl Target {
-    /// Loads the record, removes incomplete files, and opens the namespaces.
+    /// Opens the catalog, which completes unfinished requests, and the files of all namespaces.
     ///
     /// # Errors
     /// The record is invalid, or a file is missing.
     pub(super) fn open_made(&mut self, disk: &mut SimDevice) -> Result<(), String> {
         let ns_admin = &mut self.ns_admin;
-        // A start syncs the directory before it reads the record.
-        ns_admin.directory.durable = ns_admin.directory.now.clone();
-        ns_admin.record = match &ns_admin.directory.now.record {
-            Some(bytes) => unseal(bytes)?,
-            None => NamespaceCatalogRecord::new(subnqn()),
-        };
-        let mut settling = RequestPlan::settling(&ns_admin.record);
-        let mut possible = true;
-        loop {
-            match settling.next(possible) {
-                Step::Answer(_) => break,
-                step => possible = ns_admin.on_files(&step, disk, self.plant),
-            }
+        if ns_admin.granted.is_none() {
+            return Ok(());
         }
+        let directory = &ns_admin.directory;
+        let (catalog, lines) =
+            directory.run(StepFault::None, || Catalog::open(directory.path(), subnqn()))?;
+        if let Some(line) = lines.first() {
+            return Err(line.clone());
+        }
+        let record = catalog.record().clone();
+        ns_admin.catalog = Some(catalog);
         ns_admin.leftovers()?;
-        self.ns_admin.served = self.ns_admin.record.clone();
-        for (nsid, entry) in self.ns_admin.served.entries.clone() {
-            self.open_one(nsid, &entry, disk)?;
-        }
-        Ok(())
+        ns_admin.served.clone_from(&record);
+        self.open_all(&record, disk)
     }
 
-    /// Opens the file of a namespace.
-    fn open_one(&mut self, nsid: u32, entry: &Entry, disk: &mut SimDevice) -> Result<(), String> {
-        let uuid = entry.uuid.into_bytes();
-        let store = self.ns_admin.directory.now.images.get(&uuid).copied();
-        let store = store.ok_or("the file of a namespace that a host made is gone")?;
-        let id = self.fresh_id();
-        disk.attach(id, store);
-        let opened = Opened {
-            id,
-            health: Arc::default(),
-            protection: Protection::simulated(subnqn(), nsid),
-            reservation: Reservation::volatile(subnqn(), nsid),
-            marks: BadBlocks::volatile(),
-        };
-        self.ns_admin.opened.insert(uuid, opened);
+    /// Opens the files of all namespaces that are not open.
+    fn open_all(
+        &mut self,
+        record: &NamespaceCatalogRecord,
+        disk: &mut SimDevice,
+    ) -> Result<(), String> {
+        for (nsid, entry) in &record.entries {
+            let uuid = entry.uuid;
+            if self.ns_admin.opened.contains_key(&uuid) {
+                continue;
+            }
+            let store = self.ns_admin.stores.get(&uuid).copied();
+            let store = store.ok_or("the file of a namespace that a host made is gone")?;
+            let id = self.fresh_id();
+            disk.attach(id, store);
+            let opened = Opened { id, state: self.state_of(*nsid, uuid)? };
+            self.ns_admin.opened.insert(uuid, opened);
+        }
         Ok(())
     }
 
     /// The host-created namespaces, as served.
     pub(super) fn made(&self) -> Vec<Namespace> {
         let made = |(nsid, entry): (&u32, &Entry)| {
+            let Opened { id, state } = self.ns_admin.opened.get(&entry.uuid)?;
+            let blocks = entry.bytes / u64::from(entry.block_size_bytes);
             let uuid = entry.uuid.into_bytes();
-            let Opened { id, health, protection, reservation, marks } =
-                self.ns_admin.opened.get(&uuid)?;
-            let block_shift = entry.block_size_bytes.trailing_zeros() as u8;
-            Some(Namespace {
-                nsid: *nsid,
-                backing: *id,
-                health: Arc::clone(health),
-                geometry: Geometry::default(),
-                blocks: entry.bytes >> block_shift,
-                block_shift,
-                read_only: false,
-                protection: Arc::clone(protection),
-                allow_format: false,
-                formats: BlockSizes::only(block_shift),
-                formatting: None,
-                write_uncorrectable: false,
-                marks: Arc::clone(marks),
-                limiters: Vec::new(),
-                ana_group: entry.ana_group,
-                volatile_cache: true,
-                uuid,
-                nguid: uuid,
-                eui64: None,
-                reservation: Arc::clone(reservation),
-            })
+            Some(state.namespace((*nsid, uuid), *id, (blocks, entry.block_size_bytes)))
         };
         self.ns_admin.served.entries.iter().filter_map(made).collect()
     }
@@ -362,125 +325,97 @@ impl Target {
         disk: &mut SimDevice,
         now: Instant,
     ) -> Option<Vec<NamespaceChange>> {
-        let mut news = None;
-        while let Some(mut work) = self.ns_admin.at_work.take().or_else(|| self.take_order(now)) {
-            let waits = |each: &mut Receiver<()>| each.try_recv() == Err(TryRecvError::Empty);
-            work.awaited.retain_mut(waits);
-            let is_due = work.step == Step::Await || work.due <= now;
-            if !is_due || !work.awaited.is_empty() {
-                self.ns_admin.at_work = Some(work);
-                break;
-            }
-            let news = news.get_or_insert_with(Vec::new);
-            let step = mem::replace(&mut work.step, Step::Await);
-            if let Step::Answer(outcome) = step {
-                let NamespaceJob { made, reactor, tag, .. } = work.order;
-                let outcome = outcome.map(|nsid| made.set(nsid));
-                self.registry.reactor(reactor).send(Message::Answer(IoCompletion {
-                    tag,
-                    buf: None,
-                    outcome,
-                }));
+        let mut done = None;
+        loop {
+            let Some(Work { order, mut task, next }) = self.ns_admin.at_work.take() else {
+                let Some(order) = self.next_order() else { return done };
+                let news = done.get_or_insert_default();
+                match self.plan(&order) {
+                    Ok(mut task) => {
+                        let next = self.go_on_with(&mut task, true, profile, disk, now, news);
+                        self.ns_admin.at_work = Some(Work { order, task, next });
+                    }
+                    Err(status) => complete(&self.registry, &order, Err(status)),
+                }
                 continue;
-            }
-            let possible = self.take_step(&step, profile, disk, news);
-            self.begin_step(&mut work, possible, now);
-            self.ns_admin.at_work = Some(work);
+            };
+            let possible = match next {
+                Next::Files(step, due) if due <= now => {
+                    let fails = self.ns_admin.dice.per_mille(self.ns_admin.errors);
+                    let step_z = self.ns_admin.dice.below(FILE_STEPS);
+                    let fault = if fails { StepFault::Error(1 + step_z) } else { StepFault::None };
+                    self.ns_admin.on_files(&step, fault, disk)
+                }
+                Next::Await(barrier) if barrier.is_passed() => true,
+                Next::Answer(outcome) => {
+                    done.get_or_insert_default();
+                    complete(&self.registry, &order, outcome);
+                    continue;
+                }
+                next => {
+                    self.ns_admin.at_work = Some(Work { order, task, next });
+                    return done;
+                }
+            };
+            let news = done.get_or_insert_default();
+            let next = self.go_on_with(&mut task, possible, profile, disk, now, news);
+            self.ns_admin.at_work = Some(Work { order, task, next });
         }
-        news
     }
 
-    /// The next request.
-    fn take_order(&mut self, now: Instant) -> Option<Work> {
-        let order = loop {
-            let Ok(NamespaceAdminMessage::Order(order)) = self.ns_admin.words.try_recv() else {
-                return None;
-            };
+    /// The next request; formats are queued separately.
+    fn next_order(&mut self) -> Option<NamespaceJob> {
+        loop {
+            let order = self.ns_admin.worker.take()?;
             match order.what {
-                NamespaceRequest::Format(_) => self.order_format(*order),
-                _ => break order,
+                NamespaceRequest::Format(wish) => {
+                    self.order_format(wish, (order.reactor, order.tag))
+                }
+                _ => return Some(order),
             }
-        };
-        let random = [self.ns_admin.dice.roll(), self.ns_admin.dice.roll()];
-        let fresh = format!("{:016x}{:016x}", random[0], random[1]);
-        let granted = self.ns_admin.granted.clone()?;
+        }
+    }
+
+    /// Plans a request; none of its namespaces is protected or reserved.
+    fn plan(&mut self, order: &NamespaceJob) -> Result<RequestTask, Status> {
+        let dice = &mut self.ns_admin.dice;
+        let fresh = Uuid::from_u64_pair(dice.roll(), dice.roll());
+        let catalog = self.ns_admin.catalog.as_ref().ok_or(FAILED)?;
         let situation = RequestContext {
-            granted: &granted,
+            granted: self.ns_admin.granted.as_ref().ok_or(FAILED)?,
             declared: &DECLARED.into(),
             max_nsid: 1024,
             free_bytes: u64::MAX,
-            fresh: fresh.parse().expect("32 digits"),
+            fresh,
             controllers: &self.registry.controllers_of(&subnqn()),
             may_go: &|_, _| Ok(()),
         };
-        let plan = RequestPlan::new(&order.what, &self.ns_admin.record, &situation);
-        let mut work = Work {
-            order: *order,
-            plan: RequestPlan::settling(&NamespaceCatalogRecord::new(subnqn())),
-            step: Step::Await,
-            due: now,
-            awaited: Vec::new(),
-        };
-        match plan {
-            Ok(plan) => {
-                work.plan = plan;
-                self.begin_step(&mut work, true, now);
-            }
-            Err(status) => work.step = Step::Answer(Err(status)),
-        }
-        Some(work)
+        let plan = RequestPlan::new(&order.what, catalog.record(), &situation)?;
+        let directory = Arc::clone(catalog.place());
+        Ok(RequestTask::new(subnqn(), directory, plan, Vec::new()))
     }
 
-    fn begin_step(&mut self, work: &mut Work, possible: bool, now: Instant) {
-        work.step = work.plan.next(possible);
-        let waits = matches!(work.step, Step::Keep(_) | Step::Make { .. } | Step::Remove(_));
-        work.due = if waits { now + self.ns_admin.dice.part(STEP) } else { now };
-        if work.step == Step::Await {
-            for reactor in self.registry.reactors() {
-                let (caught, is_caught) = sync_channel(1);
-                reactor.send(Message::Caught(caught));
-                work.awaited.push(is_caught);
-            }
-        }
-    }
-
-    /// Completes a step; returns false if that was not possible.
-    fn take_step(
+    fn go_on_with(
         &mut self,
-        step: &Step,
+        task: &mut RequestTask,
+        possible: bool,
         profile: &Profile,
         disk: &mut SimDevice,
+        now: Instant,
         news: &mut Vec<NamespaceChange>,
-    ) -> bool {
-        match step {
-            Step::Keep(_) | Step::Make { .. } | Step::Remove(_) => {
-                self.ns_admin.on_files(step, disk, self.plant)
-            }
-            Step::Serve => {
-                let new = self.ns_admin.record.clone();
-                for (nsid, entry) in &new.entries {
-                    let is_open = self.ns_admin.opened.contains_key(&entry.uuid.into_bytes());
-                    if !is_open && self.open_one(*nsid, entry, disk).is_err() {
-                        return false;
-                    }
-                }
-                let old = mem::replace(&mut self.ns_admin.served, new);
-                news.extend(changes(&old, &self.ns_admin.served));
-                if self.is_published() {
-                    self.publish(profile);
-                }
-                self.close_strangers(disk);
-                true
-            }
-            Step::Forget(_) | Step::Await | Step::Answer(_) => true,
+    ) -> Next {
+        match task.next(&mut Server { target: self, profile, disk, news }, possible) {
+            RequestStep::Files(step) => Next::Files(step, now + self.ns_admin.dice.part(STEP)),
+            RequestStep::Await(barrier) => Next::Await(barrier),
+            RequestStep::Answer(outcome) => Next::Answer(outcome),
         }
     }
 
     /// Closes files that are not namespaces.
     fn close_strangers(&mut self, disk: &mut SimDevice) {
-        let ns_admin = &mut self.ns_admin;
-        let known: BTreeSet<Uuid> = ns_admin.uuids(&ns_admin.served).collect();
-        ns_admin.opened.retain(|uuid, opened| {
+        let NsManagementDriver { served, opened, .. } = &mut self.ns_admin;
+        let known: BTreeSet<Uuid> = served.entries.values().map(|entry| entry.uuid).collect();
+        opened.retain(|uuid, opened| {
             let stays = known.contains(uuid);
             if !stays {
                 disk.detach(opened.id);

@@ -3,16 +3,16 @@
 use std::fmt;
 
 use nvme::reservation::{
-    Acquire, AcquireAction, AcquireKeys, Register, RegisterAction, RegisterKeys, Release,
-    ReleaseAction, ReleaseKey, ReservationType,
+    Acquire, AcquireAction, AcquireKeys, ChangePersistence, Register, RegisterAction, RegisterKeys,
+    Release, ReleaseAction, ReleaseKey, ReservationType,
 };
 use nvme::{Sgl, Sqe};
 
 /// A reservation command of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Register.
-    Register,
+    /// Register, and whether to set Persist Through Power Loss.
+    Register(bool),
     /// Unregister.
     Unregister,
     /// Acquire.
@@ -29,14 +29,22 @@ impl Order {
     /// The command for namespace `nsid`.
     #[must_use]
     pub fn sqe(self, nsid: u32) -> Sqe {
-        let register = |action| Register(0).with_action(action).emit(nsid, Sgl::NONE);
+        let register = |action, how| {
+            Register(0).with_action(action).with_persistence(how).emit(nsid, Sgl::NONE)
+        };
         let acquire =
             |action, rtype| Acquire(0).with_action(action).with_rtype(rtype).emit(nsid, Sgl::NONE);
         let release =
             |action, rtype| Release(0).with_action(action).with_rtype(rtype).emit(nsid, Sgl::NONE);
         match self {
-            Order::Register => register(RegisterAction::REGISTER),
-            Order::Unregister => register(RegisterAction::UNREGISTER),
+            Order::Register(persistent) => register(
+                RegisterAction::REGISTER,
+                match persistent {
+                    true => ChangePersistence::SET,
+                    false => ChangePersistence::KEEP,
+                },
+            ),
+            Order::Unregister => register(RegisterAction::UNREGISTER, ChangePersistence::KEEP),
             Order::Acquire(rtype) => acquire(AcquireAction::ACQUIRE, rtype),
             Order::Preempt(_, rtype) => acquire(AcquireAction::PREEMPT_AND_ABORT, rtype),
             Order::Release(rtype) => release(ReleaseAction::RELEASE, rtype),
@@ -57,7 +65,7 @@ impl Order {
     pub fn fill(self, host: usize, bytes: &mut [u8]) {
         let current = key(host);
         match self {
-            Order::Register => {
+            Order::Register(_) => {
                 bytes.copy_from_slice(&RegisterKeys { current: 0, new: current }.emit());
             }
             Order::Unregister => bytes.copy_from_slice(&RegisterKeys { current, new: 0 }.emit()),
@@ -79,7 +87,8 @@ fn key(host: usize) -> u64 {
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Order::Register => f.write_str("register"),
+            Order::Register(true) => f.write_str("register, persistent"),
+            Order::Register(false) => f.write_str("register"),
             Order::Unregister => f.write_str("unregister"),
             Order::Acquire(rtype) => write!(f, "acquire {rtype}"),
             Order::Preempt(victim, rtype) => write!(f, "preempt host {victim}, {rtype}, and abort"),
