@@ -221,7 +221,7 @@ fn subsystem() -> Subsystem {
         blocks: 1024,
         block_shift: 12,
         read_only: false,
-        protection: Protection::simulated(nqn, 1),
+        protection: Protection::none(nqn, 1),
         allow_format: false,
         formats: BlockSizes::only(12),
         formatting: None,

@@ -258,6 +258,7 @@ fn transfer(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<(
 mod tests {
     use crate::command::Source;
     use crate::command::io::*;
+    use crate::subsystem::persistence::tests::MemorySections;
     use crate::subsystem::reservation::{Reservation, State};
     use crate::subsystem::testing::sample;
     use crate::subsystem::write_protect::Protection;
@@ -364,7 +365,7 @@ mod tests {
         let mut by_configuration = sample();
         by_configuration.namespaces[0].read_only = true;
         let mut by_a_host = sample();
-        let protection = Protection::simulated(by_a_host.nqn, 1);
+        let protection = Protection::kept(by_a_host.nqn, 1, MemorySections::default()).unwrap();
         protection.change(WriteProtectState::UNTIL_POWER_CYCLE).unwrap();
         by_a_host.namespaces[0].protection = protection;
         for subsystem in [by_configuration, by_a_host] {

@@ -89,6 +89,7 @@ mod tests {
     use crate::command::write_protect::*;
     use crate::controller::ControllerKind;
     use crate::subsystem::ana::AnaStates;
+    use crate::subsystem::persistence::tests::MemorySections;
     use crate::subsystem::reservation::Reservation;
     use nvmfd_blockdev::DeviceId;
 
@@ -107,7 +108,8 @@ mod tests {
         let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
         let subsystem = Arc::make_mut(subsystem);
         for namespace in &mut subsystem.namespaces {
-            namespace.protection = Protection::simulated(subsystem.nqn, namespace.nsid);
+            namespace.protection =
+                Protection::kept(subsystem.nqn, namespace.nsid, MemorySections::default()).unwrap();
         }
         controller
     }

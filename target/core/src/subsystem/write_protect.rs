@@ -37,18 +37,8 @@ pub struct Protection {
     state: AtomicU8,
     /// Whether the namespace is being formatted: the state stays.
     held: Mutex<bool>,
-    kept: StatePersistence,
-}
-
-/// Persistence of a state.
-#[derive(Debug)]
-enum StatePersistence {
-    /// Nowhere: there is only one.
-    Nowhere,
-    /// In memory alone.
-    Memory,
-    /// In a section of this file.
-    File(Box<dyn Persist>),
+    /// Where it is persisted; hosts cannot change one that is not.
+    file: Option<Box<dyn Persist>>,
 }
 
 impl Protection {
@@ -56,26 +46,7 @@ impl Protection {
     #[must_use]
     pub fn none(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
         let state = AtomicU8::new(WriteProtectState::NONE.0);
-        Arc::new(Protection {
-            subsystem,
-            nsid,
-            state,
-            held: Mutex::default(),
-            kept: StatePersistence::Nowhere,
-        })
-    }
-
-    /// One that is not persisted, for a simulated target.
-    #[must_use]
-    pub fn simulated(subsystem: Nqn, nsid: u32) -> Arc<Protection> {
-        let state = AtomicU8::new(WriteProtectState::NONE.0);
-        Arc::new(Protection {
-            subsystem,
-            nsid,
-            state,
-            held: Mutex::default(),
-            kept: StatePersistence::Memory,
-        })
+        Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), file: None })
     }
 
     /// One that is persisted in `file`, with its present contents.
@@ -90,14 +61,14 @@ impl Protection {
     ) -> Result<Arc<Protection>, String> {
         let file: Box<dyn Persist> = Box::new(file);
         let state = file.load()?.unwrap_or(WriteProtectState::NONE);
-        let (state, kept) = (AtomicU8::new(state.0), StatePersistence::File(file));
-        Ok(Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), kept }))
+        let (state, file) = (AtomicU8::new(state.0), Some(file));
+        Ok(Arc::new(Protection { subsystem, nsid, state, held: Mutex::default(), file }))
     }
 
     /// Whether hosts can change it.
     #[must_use]
     pub fn is_supported(&self) -> bool {
-        !matches!(self.kept, StatePersistence::Nowhere)
+        self.file.is_some()
     }
 
     /// The present state.
@@ -144,7 +115,7 @@ impl Protection {
         if *held {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
-        if let StatePersistence::File(file) = &self.kept {
+        if let Some(file) = &self.file {
             file.replace(lasting(&new), lasting(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
         }
         self.state.store(new.0, Ordering::Release);
