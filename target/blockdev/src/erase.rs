@@ -119,7 +119,7 @@ impl BackingDevice {
     }
 
     /// Delays the report of a failed fsync until the failure is persisted, as rings do. A caller
-    /// that stops is not told of it.
+    /// that stops gets no report.
     fn hold_unrecorded(
         &self,
         outcome: Result<(), Status>,

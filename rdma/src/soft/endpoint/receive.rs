@@ -181,7 +181,7 @@ impl Endpoint {
         self.remove(now, number, reason, region);
     }
 
-    /// A peer confirms a connection. If there is none any more, it is told so.
+    /// The peer confirms a connection. If the connection no longer exists, the peer is notified.
     fn on_ready(
         &mut self,
         number: Option<u32>,

@@ -139,7 +139,7 @@ pub struct QueuePair {
     ack_delay: Duration,
     /// When a delayed pure acknowledgement is sent.
     ack_due: Option<Instant>,
-    /// Its time has come, and it waits for room only.
+    /// The delay has expired; the acknowledgement waits only for room in the socket.
     ack_late: bool,
     /// A packet was sent since there was last nothing to send.
     spoke: bool,

@@ -137,23 +137,23 @@ impl Association {
         self.ready.store(ready, Ordering::Release);
     }
 
-    /// The key by which the host has proved itself is no longer valid.
+    /// The key with which the host has authenticated is no longer valid.
     pub(crate) fn note_key_change(&self) {
         self.key_changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many times the key of its host was replaced: a queue that has authenticated before the
-    /// last time has to authenticate with the new one.
+    /// Number of key changes of its host: a queue that authenticated before the last change must
+    /// authenticate with the new key.
     pub(crate) fn key_changes(&self) -> u32 {
         self.key_changes.load(Ordering::Relaxed)
     }
 
-    /// Whether the host has proved itself; never, where it need not.
+    /// Whether the host has authenticated; false if it need not.
     pub fn is_proved(&self) -> bool {
         self.proved.load(Ordering::Relaxed)
     }
 
-    /// The host has proved itself.
+    /// The host has authenticated.
     pub fn set_proved(&self) {
         self.proved.store(true, Ordering::Relaxed);
     }
@@ -168,7 +168,7 @@ impl Association {
         self.retry_delays.store(heeded, Ordering::Relaxed);
     }
 
-    /// Whether it is over.
+    /// Whether it has ended.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -198,7 +198,7 @@ impl Association {
         self.blamed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether its own host has brought its end about.
+    /// Whether its own host has caused its end.
     pub(crate) fn is_blamed(&self) -> bool {
         self.blamed.load(Ordering::Relaxed)
     }
@@ -264,7 +264,7 @@ impl Association {
         self.proof.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the host has proved itself on a queue since the last call.
+    /// Whether the host has authenticated on a queue since the last call.
     pub(crate) fn take_proof(&self) -> bool {
         self.proof.swap(false, Ordering::Relaxed)
     }

@@ -95,7 +95,7 @@ impl ReservationView {
         true
     }
 
-    /// Whether there are pages without an event so far; clears that.
+    /// Whether log pages were added without an event; clears this state.
     pub(crate) fn take_news(&self) -> bool {
         // A load first: usually there are none, and the line stays shared.
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)

@@ -114,7 +114,7 @@ impl Record {
     }
 }
 
-/// Whether two things are one that happened twice. A host that tries again has another port.
+/// Whether two records are of the same event, repeated. A host that retries has another port.
 fn is_same(a: &DisconnectRecord, b: &DisconnectRecord) -> bool {
     let place = |why: &DisconnectRecord| (why.cause, why.remote.ip(), why.local);
     place(a) == place(b) && a.host == b.host && a.subsystem == b.subsystem && a.detail == b.detail

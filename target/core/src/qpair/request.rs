@@ -39,7 +39,7 @@ pub(super) enum State {
     Replying,
 }
 
-/// What a command waits for.
+/// Reason why a command waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WaitReason {
     /// The time at which its rate limits let it begin.
@@ -59,7 +59,7 @@ pub(super) enum WaitReason {
 }
 
 impl State {
-    /// Whether no part of it has begun, so that it can end at once.
+    /// Whether no part of the command has started, so that it can end immediately.
     pub(super) fn has_not_begun(self) -> bool {
         use WaitReason::{AdminCap, Buffers, Event, FusedPartner, RateLimit};
         matches!(self, State::Waiting(RateLimit | Buffers | AdminCap | FusedPartner | Event))

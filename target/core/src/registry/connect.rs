@@ -508,7 +508,7 @@ impl ControllerTable {
         }
     }
 
-    /// Whether a host must prove itself; refused when it would have to and cannot.
+    /// Whether a host must authenticate. Fails if it must and has no key.
     fn demand(&self, host: &Nqn, subnqn: &Nqn) -> Result<bool, ConnectError> {
         match self.keyring.demand(host, subnqn) {
             Requirement::Nothing => Ok(false),
@@ -657,8 +657,8 @@ impl ControllerTable {
     }
 
     /// A controller id that no live controller of the subsystem has; used ones are not reused soon.
-    /// That of an unauthenticated association is free with its end, because no command was executed
-    /// under it. `displaced` are about to end.
+    /// The id of an unauthenticated association is free when that ends, because no command was
+    /// executed under it. `displaced` associations are about to end.
     fn free_cntlid(
         &mut self,
         subnqn: &Nqn,

@@ -37,7 +37,7 @@ impl Registry {
         self.halting.store(true, Ordering::Relaxed);
     }
 
-    /// Whether what takes long shall end.
+    /// Whether long operations shall end.
     #[must_use]
     pub fn is_halting(&self) -> bool {
         self.halting.load(Ordering::Relaxed)

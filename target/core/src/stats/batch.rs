@@ -57,7 +57,7 @@ impl CompletionBatch {
         differ == 0 && self.whose == whose
     }
 
-    /// Whether it is known where commands like these are counted.
+    /// Whether the counters of these commands are known.
     #[inline]
     #[must_use]
     pub fn knows(&self, whose: BatchKey) -> bool {

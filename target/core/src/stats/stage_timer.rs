@@ -47,7 +47,7 @@ impl Stage {
 /// A stage that has not begun.
 const NEVER: u64 = u64::MAX;
 
-/// Stands for the last stage while a command is in an earlier one again.
+/// Value of the last stage while a command is in an earlier one again.
 const BACK: u8 = u8::MAX;
 
 /// The timer of one command. Times are nanoseconds since any one moment.

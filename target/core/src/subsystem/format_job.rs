@@ -78,9 +78,9 @@ impl FormatJob {
         &self.progress
     }
 
-    /// All earlier commands have ended, and erasing may begin. A write protection or reservation
-    /// comes before this or after the end, so a host is never told that a namespace being erased is
-    /// protected, or reserved.
+    /// All earlier commands have ended, and erasing may begin. A change of write protection or
+    /// reservation happens before this or after the end, so no host gets success for protecting or
+    /// reserving a namespace that is being erased.
     ///
     /// # Errors
     /// Namespace is Write Protected, Reservation Conflict: nothing may be erased.

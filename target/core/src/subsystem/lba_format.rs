@@ -80,7 +80,7 @@ impl Progress {
         Erasing(self)
     }
 
-    /// Blocks until no erase runs, at most for `patience`. Whether none runs: after
+    /// Blocks until no erase runs, at most for `patience`; returns whether none runs. After
     /// [`Progress::stop`] none begins.
     #[must_use]
     pub fn wait_until_idle(&self, patience: Duration) -> bool {

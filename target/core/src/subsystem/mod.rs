@@ -55,7 +55,7 @@ pub struct Namespace {
     pub block_shift: u8,
     /// Writes are refused by configuration.
     pub read_only: bool,
-    /// Whether hosts have it protected from writes.
+    /// Write protection by hosts.
     pub protection: Arc<Protection>,
     /// Hosts may format it, which erases all of it (Format NVM).
     pub allow_format: bool,
@@ -91,8 +91,8 @@ impl Namespace {
         self.read_only || self.protection.is_on()
     }
 
-    /// Whether other daemons serve its blocks as well: then what this one could promise of them to
-    /// one host against others is not offered.
+    /// Whether other daemons serve its blocks as well. Features that must bind all hosts,
+    /// such as reservations and fused commands, are not offered then.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         !self.reservation.is_supported()
@@ -201,7 +201,7 @@ impl Subsystem {
         self.allow_any_host || self.hosts.contains(host)
     }
 
-    /// Whether all hosts see the same of it.
+    /// Whether all hosts see the same namespaces.
     #[must_use]
     pub(crate) fn is_the_same_for_all(&self) -> bool {
         self.offer.masks.is_empty() && self.management.is_none()
@@ -235,7 +235,7 @@ impl Subsystem {
         self.namespaces.iter().any(|n| n.protection.is_supported())
     }
 
-    /// Whether fused commands may be served: not where other daemons serve all that there is.
+    /// Whether fused commands may be served: not if other daemons serve all namespaces too.
     #[must_use]
     pub fn fuses(&self) -> bool {
         self.namespaces.is_empty() || self.namespaces.iter().any(|n| !n.is_shared())

@@ -55,7 +55,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Whether a host may. (A host's name is a claim; only a host with a key proves it.)
+    /// Whether a host may manage namespaces. (Its NQN is a claim, unless it has a key.)
     #[must_use]
     pub fn admits(&self, host: &Nqn) -> bool {
         self.any_host || self.hosts.contains(host)

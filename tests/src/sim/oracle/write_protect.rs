@@ -71,7 +71,7 @@ impl WriteProtectOracle {
         }
     }
 
-    /// A command has ended: answered, or lost for so long that the target has nothing of it.
+    /// A command has ended: a response arrived, or the target can no longer hold a part of it.
     pub fn is_over(&mut self, op: &Op, now: Moment) {
         self.open.remove(&op.id);
         for shield in &mut self.write_protect {

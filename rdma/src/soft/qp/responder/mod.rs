@@ -4,7 +4,7 @@
 //! (part of `check_resource` comes last, as `check_answers`).
 //!
 //! An out-of-order packet is kept, as far as there is room, and executed when the gap is filled. A
-//! peer of this implementation is told immediately which packets were received; any other gets one
+//! peer of this implementation gets a list of received packets immediately; any other gets one
 //! NAK for the missing one, and sends everything from there on again.
 
 use std::collections::VecDeque;
@@ -166,8 +166,8 @@ impl Responder {
         if verdict == ReorderOutcome::Kept { DatagramOutcome::Kept } else { DatagramOutcome::Early }
     }
 
-    /// Other peers get one NAK for a missing packet; and another one when they have evidently gone
-    /// back meanwhile and the packet was lost again.
+    /// Other peers get one NAK for a missing packet, and another one after they have evidently
+    /// retransmitted and the packet was lost again.
     fn report_gap(&mut self, psn: Psn, verdict: ReorderOutcome) {
         let repeat = match (self.reported, verdict) {
             (None, _) => !self.waits,

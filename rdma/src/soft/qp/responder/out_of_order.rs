@@ -1,6 +1,6 @@
 //! Packets received before a missing one. They are kept in the
 //! [`ReorderBuffer`](crate::soft::qp::reorder_buffer::ReorderBuffer); a peer of this implementation
-//! is told which ones.
+//! gets a list of them.
 
 use std::collections::VecDeque;
 

@@ -55,7 +55,7 @@ impl Reservation {
         Arc::new(Reservation { subsystem, nsid, is_supported, file: None, state, held })
     }
 
-    /// Whether hosts can have one.
+    /// Whether hosts can use reservations.
     #[must_use]
     pub fn is_supported(&self) -> bool {
         self.is_supported
