@@ -184,7 +184,7 @@ impl Prey {
         };
         receives.into_iter().for_each(|buf| qp.post(0, Work::Recv(buf), &mut io));
         for datagram in datagrams {
-            // What is no packet does not come this far.
+            // Bytes that are no packet are dropped earlier.
             if let Ok(packet) = Packet::parse(datagram) {
                 qp.handle(now, &packet, &mut io);
             }
@@ -400,7 +400,7 @@ fn no_other_code_is_an_access() {
     }
 }
 
-/// A message that has begun goes on, and no other begins within it.
+/// A message that has begun continues, and no other begins within it.
 #[test]
 fn no_access_begins_within_an_unfinished_write() {
     let mut host = Prey::new(true, Rights::ALL);

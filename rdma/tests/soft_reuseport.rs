@@ -253,7 +253,7 @@ fn requests_are_refused_by_other_fabrics_and_when_those_lose_them() {
     }
 }
 
-/// Listeners come and go while fabrics sleep, each on its thread; connections stay.
+/// Listeners are added and removed while fabrics sleep, each on its thread; connections stay.
 #[test]
 fn listeners_come_and_go() {
     let mut scene = Scene::new(28, 2);
@@ -271,7 +271,7 @@ fn listeners_come_and_go() {
         scene.target.iter().map(|side| side.fabric.socket_buffers().count()).collect()
     };
     assert_eq!(sockets(&scene), [2, 2]);
-    // The address of the connection that stays goes last.
+    // The address of the remaining connection is removed last.
     let at = scene.at;
     scene.target[0].fabric.unlisten(at);
     for _ in 0..4 {

@@ -53,7 +53,7 @@ impl Ends {
         Ends { host, target, qps: [at_host, at_target] }
     }
 
-    /// A message arrives whole, and the sender hears so.
+    /// A message arrives complete, and the sender gets its acknowledgement.
     fn send(&mut self, seed: u8) {
         let from = self.host.data(MESSAGE_BYTES, seed);
         self.host.fabric.post(self.qps[0], 9, Work::Send { from, invalidate: None });

@@ -256,7 +256,7 @@ fn who_has_written_a_train_is_told_that_it_is_enough() {
     pair.leave();
 }
 
-/// Whatever the key, nobody gets at memory that is not exposed, and hears so.
+/// No key gives access to memory that is not exposed; the requester gets an error.
 #[test]
 fn a_target_has_no_memory_for_anybody() {
     let mut pair = Pair::new(SocketAddr::new(address(3), PORT), address(4));
@@ -439,7 +439,7 @@ fn two_fabrics_on_two_threads() {
         let bytes = [&addr.to_be_bytes()[..], &key.to_be_bytes(), &len.to_be_bytes()].concat();
         host.pool.bytes_mut(&mut tell).copy_from_slice(&bytes);
         host.fabric.post(qp, 9, Work::Send { from: tell, invalidate: None });
-        // One message a round comes back, and the host acknowledges it with one of its own.
+        // One message a round is returned, and the host acknowledges it with one of its own.
         let mut rounds = 0;
         while rounds < ROUNDS {
             let done = host.done();

@@ -142,7 +142,7 @@ fn a_queue_that_fails_to_prove_itself_again_closes() {
     end_both(world, queue, admin, posted);
 }
 
-/// Whoever knows the names of a host answers for none of its commands, and writes none of its logs.
+/// Knowledge of a host's names permits neither its commands nor entries in its logs.
 #[test]
 fn an_abort_command_means_no_command_of_a_queue_that_is_not_proved() {
     let (mut world, _directory) = world(GroupId::NULL);
@@ -183,7 +183,7 @@ fn messages_come_one_after_the_other() {
     end_both(world, queue, admin, posted);
 }
 
-/// Whoever knows the names of a host takes nothing that it needs.
+/// Knowledge of a host's names does not reserve resources of that host.
 #[test]
 fn a_queue_id_is_whose_proof_comes_first() {
     let (mut world, _directory) = world(GroupId::NULL);
@@ -205,7 +205,7 @@ fn a_queue_id_is_whose_proof_comes_first() {
     let again = |world: &World| world.registry.connect_io(&again, &connect_data(1), &visit);
     let taken = again(&world).unwrap_err();
     assert!(taken.status.is(Status::COMMAND_SEQUENCE_ERROR), "{}", taken.status);
-    // A second proof is too late, whoever has it.
+    // A second authentication is too late.
     swap(&mut world, &mut others);
     assert!(say(&mut world, &mut stranger, &negotiate()).is_success());
     let challenge = listen(&mut world, &mut stranger);
@@ -256,7 +256,7 @@ fn a_proof_that_was_begun_before_a_reset_is_too_late() {
     end_both(world, queue, admin, others);
 }
 
-/// .. or that is gone, as another reactor has found.
+/// .. or that was removed by another reactor.
 #[test]
 fn a_proof_for_a_controller_that_is_gone_finds_none() {
     let (mut world, _directory) = world(GroupId::NULL);
@@ -309,7 +309,7 @@ impl Busy {
     }
 }
 
-/// A world with both groups, and what comes to its reactor.
+/// A world with both groups, and the messages to its reactor.
 fn heavy_world() -> (World, Mailbox, TempDir) {
     let (sender, inbox) = mailbox().unwrap();
     let registry = Registry::new(vec![sender], 8, 70);
@@ -378,7 +378,7 @@ fn a_host_that_waits_for_our_arithmetic_is_not_late() {
     world.end(admin);
 }
 
-/// .. and so is who leaves because of it, or has to.
+/// .. and so is a host that disconnects because of it, or has to.
 #[test]
 fn who_has_to_wait_or_to_make_room_has_not_failed() {
     let (mut world, _inbox, _directory) = heavy_world();
@@ -495,7 +495,7 @@ fn a_host_that_computes_for_long_is_not_taken_for_dead() {
     world.end(admin);
 }
 
-/// A host is dead, and somebody who knows its names has connections to its controller.
+/// A host is dead, and an attacker who knows its names has connections to its controller.
 #[test]
 fn only_who_has_proved_itself_keeps_a_controller_alive() {
     let (mut world, _directory) = world(GroupId::NULL);
@@ -597,7 +597,7 @@ fn who_begins_and_leaves_again_and_again_is_refused_for_a_while() {
     assert!(world.registry.is_throttled(from, &host, world.now));
 }
 
-/// A failure counts also when it cannot even be told.
+/// A failure counts even if it cannot be reported.
 #[test]
 fn who_fails_and_does_not_listen_is_refused_for_a_while() {
     let (mut world, _directory) = world(GroupId::NULL);
@@ -615,7 +615,7 @@ fn who_fails_and_does_not_listen_is_refused_for_a_while() {
     assert_eq!(world.shared.disconnects.list(None)[0].why.cause, Cause::BadAuthentication);
 }
 
-/// Who begins, and makes room for its own next beginning.
+/// A host that begins, and is displaced by its own next attempt.
 #[test]
 fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
     for (other, throttled) in [("192.0.2.1", true), ("192.0.2.9", false)] {
@@ -672,7 +672,7 @@ fn mere_claims_take_half_of_the_controllers_at_most() {
     assert!(admit().is_ok());
 }
 
-/// Whoever only claims names keeps nobody away who comes from elsewhere.
+/// A host that only claims names displaces no host at another address.
 #[test]
 fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
     for controllers in [None, Some(2)] {
@@ -707,7 +707,7 @@ fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
     }
 }
 
-/// A subsystem that is full of others' claims has room for a host that comes to prove itself.
+/// A subsystem full of unauthenticated associations has room for a host that authenticates.
 #[test]
 fn a_claim_makes_room_also_where_there_is_none_at_all() {
     let (world, _directory) = world(GroupId::NULL);
@@ -752,7 +752,7 @@ fn claims_do_not_use_up_the_controller_ids_again_and_again() {
     assert_eq!((claims[0].ended_for(), first.cntlid), (Some(Cause::TooManyUnauthenticated), 7));
     world.registry.proved(&first);
     world.registry.admin_closed(&claims[0]);
-    // The other one leaves and comes again before its time is over.
+    // The other one disconnects and reconnects before its time is over.
     world.registry.admin_closed(&claims[1]);
     let claim = admit("192.0.2.66", 4_999).unwrap();
     assert_eq!(admit("192.0.2.2", 4_999).unwrap_err().cause, Cause::NoControllerId);
@@ -783,7 +783,7 @@ fn of_two_proofs_at_one_moment_one_stays() {
     assert_eq!(both.map(|association| association.is_closed()), [false, true]);
 }
 
-/// Has the subsystem treat hosts that come twice in this way.
+/// Sets how the subsystem treats duplicate hosts.
 fn set_duplicates(world: &World, duplicates: DuplicateHosts) {
     let offer = Arc::new(AccessPolicy { duplicates, ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..support::subsystem() }));
@@ -865,7 +865,7 @@ fn a_queue_that_dies_while_its_proof_is_worked_on_leaves_nothing_behind() {
     let (mut world, _directory) = world(GroupId::FFDHE2048);
     let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
     send_heavy(&mut world, &mut admin);
-    // Another one before that: the exchange fails, the queue goes on.
+    // Another one before that: the exchange fails, the queue continues.
     let cap = PropertyGet::new(Property::CAP).emit().with_cid(9);
     assert!(refused(world.ask(&mut admin, &cap, &[]).status));
     world.end(admin);
@@ -998,7 +998,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// No I/O command ever runs on an unauthenticated queue, whatever else comes before or after.
+    /// No I/O command is executed on an unauthenticated queue, with any commands before or after.
     #[test]
     fn no_io_command_ever_runs_unauthenticated(steps in prop::collection::vec(step(), 1..30)) {
         let (mut world, _directory) = world(GroupId::NULL);

@@ -100,7 +100,7 @@ fn a_state_directory_that_is_not_there_is_a_mistake() {
     assert!(code == Some(1) && err.contains("is not a usable directory"), "{err}");
 }
 
-/// A start serves what was changed since, and heeds what hosts rely on.
+/// A start serves the changed configuration, and keeps state that hosts rely on.
 #[test]
 fn a_check_knows_what_a_start_knows() {
     let directory = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn a_check_knows_what_a_start_knows() {
     assert!(code == Some(1) && err.contains("changes that were made before"), "{err}");
 }
 
-/// What is written there does not outlast the machine, or not as whole blocks.
+/// Data written there do not survive a crash of the machine, or not as whole blocks.
 #[test]
 fn a_check_says_what_files_lie_on() {
     let directories = [Path::new("/dev/shm"), Path::new(env!("CARGO_MANIFEST_DIR"))];
@@ -164,7 +164,7 @@ fn a_check_says_what_files_lie_on() {
         assert_eq!(code, Some(0), "{err}");
         err
     };
-    // What is missing below /dev is awaited, as a device is.
+    // A missing path below /dev is pending, like a device.
     fs::write(memory.path().join("disk.img"), vec![0; 1 << 20]).unwrap();
     let (is_volatile, is_torn) = ("is in memory", "half old and half new");
     let err = check(memory.path(), 4096);

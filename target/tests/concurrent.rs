@@ -158,7 +158,7 @@ fn no_change_is_lost_between_compare_and_write() {
                         false => reactor.change(block),
                     }
                 }
-                // A reactor goes on looking until the others have ended.
+                // A reactor continues to poll until the others have ended.
                 done.fetch_add(1, Ordering::Relaxed);
                 while u64::from(done.load(Ordering::Relaxed)) < THREADS {
                     reactor.look();

@@ -1,5 +1,5 @@
 //! Every cause for which a host is refused or dropped is provoked here, and must then be in the
-//! book.
+//! records.
 
 #[path = "support/auth.rs"]
 #[expect(dead_code, reason = "shared with tests that need more of it")]
@@ -45,7 +45,7 @@ fn every_cause_can_be_provoked_and_is_told_once() {
         let why = &record.why;
         assert_eq!(why.remote.ip().to_string().rsplit_once('.').unwrap().0, "192.0.2");
         assert!(why.local.port() == 4420, "{}", cause.name());
-        // Who has said who it is is known by that.
+        // The host is known if it has sent its NQN.
         let unnamed = [Cause::BadConnect, Cause::BadHostName, Cause::Displaced, Cause::NoConnect];
         let named = cause.stage() != Stage::Request && !unnamed.contains(cause);
         assert_eq!(why.host.is_some(), named, "{}", cause.name());
@@ -54,7 +54,7 @@ fn every_cause_can_be_provoked_and_is_told_once() {
     }
 }
 
-/// What is in the book after something has gone wrong in just this way. No cause can be added
+/// The records after an event with this cause. No cause can be added
 /// without a way to provoke it.
 fn provoke(cause: Cause) -> Vec<Record> {
     match cause {
@@ -409,7 +409,7 @@ fn exchange(group: GroupId, first: &[u8]) -> Vec<Record> {
     end_failed(world, queue)
 }
 
-/// The host has been told, and then time passes.
+/// The host was notified, and then time passes.
 fn end_failed(mut world: World, mut queue: QueuePair) -> Vec<Record> {
     world.now += Duration::from_secs(3);
     queue.tick(&mut world.io());
@@ -441,7 +441,7 @@ fn no_controller_key() -> Vec<Record> {
     end_failed(world, queue)
 }
 
-/// What a host says of us is told as it means it.
+/// The reason that a host reports is recorded with its meaning.
 #[test]
 fn a_failure_that_the_host_tells_of_is_not_always_the_targets_secret() {
     let cause = |failure| told_by_the_host(failure)[0].why.cause;
@@ -489,7 +489,7 @@ fn not_authenticated() -> Vec<Record> {
 
 // ---- connected hosts
 
-/// A host is connected, then something happens, and then it is gone.
+/// A host is connected, then an event disconnects it.
 fn running(happen: impl FnOnce(&mut World, &mut QueuePair)) -> Vec<Record> {
     let mut world = World::new();
     let (mut queue, _) = admin(&mut world);
@@ -519,7 +519,7 @@ fn shared_host_id() -> Vec<Record> {
 }
 
 fn gone(world: &mut World, queue: &mut QueuePair, reason: Reason) {
-    // As a fabric does: first all work comes home, then it says that the queue pair is gone.
+    // As a fabric does: first all work completes, then the queue pair is reported as removed.
     for (tag, work) in std::mem::take(&mut world.fabric.posted) {
         let outcome = Err(Fault::Flushed);
         let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };

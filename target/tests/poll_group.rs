@@ -116,7 +116,7 @@ fn of_all_that_nobody_has_named_the_largest_share_makes_room() {
     }
     assert_eq!(world.settle(), [0; 0]);
     assert_eq!(world.ask(3), Some(Qp(6)), "a third gets in");
-    // What was closed has not come home: nobody may take more than is there.
+    // Buffers of closed queues are not returned yet: no queue may take more than is free.
     assert_eq!((world.ask(4), world.fabric.rejected), (None, 0));
     world.step(PollGroup::serve_waiters);
     assert_eq!(world.settle(), [0], "the first has the most, and this is its oldest");
@@ -219,7 +219,7 @@ fn admin(entries: u16) -> cm::Request {
     cm::Request { hrqsize: entries, hsqsize_z: entries - 1, ..cm::Request::default() }
 }
 
-/// Who needs no name could else keep everybody out for as long as it likes.
+/// Otherwise an unidentified source could exclude all hosts without limit.
 #[test]
 fn hosts_of_discovery_and_of_open_subsystems_leave_room_for_others() {
     let discovery =
@@ -300,7 +300,7 @@ fn what_was_promised_takes_no_room_from_those_that_nobody_vouches_for() {
     world.end();
 }
 
-/// Whatever the fabric: on an adapter each connection costs system calls.
+/// With any fabric: on an adapter each connection costs system calls.
 #[test]
 fn who_confirms_connections_and_leaves_again_and_again_is_refused_for_a_while() {
     let mut world = World::new();
@@ -347,7 +347,7 @@ fn connections_that_nobody_confirms_are_few_for_one_source_and_few_in_all() {
         ask(&mut world, source);
     }
     assert_eq!(half_open(&world), limits::HALF_OPEN);
-    // Who confirms, and has a round trip for that, is none of them.
+    // A source that confirms within a round trip is not one of them.
     for _ in 0..8 {
         let (qp, displaced) = ask(&mut world, 250);
         assert!(!displaced.contains(&qp.0));
@@ -403,12 +403,12 @@ fn connections_are_not_counted_for_every_request_of_a_flood() {
     }
     let counted = world.fabric.counted.get() - counted;
     assert!(counted <= 2, "{counted} times");
-    // What has come home is looked at once more, and so is the clock.
+    // Returned buffers are checked once more, and so is the clock.
     world.settle();
     world.now += Duration::from_millis(1);
     world.step(PollGroup::serve_waiters);
     assert_eq!(world.fabric.next, 8);
-    // Each source has its turn: who comes last is not behind all of the flood.
+    // Sources take turns: the last one does not wait behind all of the flood.
     world.now += Duration::from_millis(1);
     let before = world.fabric.hosts.len();
     assert_eq!(world.ask(40), None);
@@ -655,7 +655,7 @@ fn what_is_promised_is_what_nobody_has_and_nobody_was_promised() {
                 assert_eq!(u32::from(guests[at].granted), most, "{seed}");
                 fewer += u32::from(most < 4);
             }
-            // Who has not been let in makes room for who was promised more, and begins again.
+            // Connections that are not admitted are displaced by promised ones, and reconnect.
             let gone = world.settle();
             for guest in guests.iter_mut().filter(|guest| guest.has_any_of(&gone)) {
                 assert!(!guest.has_admitted_any_of(&gone), "{seed}: {gone:?}");
@@ -694,7 +694,7 @@ fn strangers_make_room_for_what_a_host_was_promised() {
         while !guest.is_up() {
             let before = world.fabric.next;
             let was_asked = !guest.step(&mut world, &mut dice);
-            // It waits until strangers are gone, and is not refused.
+            // It waits until unidentified connections have ended, and is not refused.
             while was_asked && world.fabric.next == before {
                 world.settle();
                 world.now += Duration::from_millis(1);

@@ -166,7 +166,7 @@ fn run(name: &str) {
     for (number, seed) in good.iter().enumerate() {
         assert!(target(seed), "seed {number} of {name} is refused at the door");
     }
-    // What a fuzzer has found once, by the commit that mended it.
+    // Inputs that a fuzzer has found, by the commit of the fix.
     let found = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     for file in fs::read_dir(found.join("fuzz/found").join(name)).into_iter().flatten() {
         let path = file.unwrap().path();

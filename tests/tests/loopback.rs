@@ -283,7 +283,7 @@ fn a_pair_behind_writes_finds_what_was_answered_and_what_was_there_before_them()
         assert_eq!(found, zeros);
     }
     println!("overtaken in {missed} of {} rounds", ROUNDS / 10);
-    // All that may be there is zeros: whatever overtakes what, it is found.
+    // The blocks may only contain zeros: every overtaking is found.
     for n in 0..ROUNDS {
         let status = round(&mut host);
         assert!(status.is_success(), "round {n}: {status}");
@@ -378,7 +378,7 @@ fn a_new_namespace_is_an_event() {
     assert_eq!(changed, [9]);
     assert_eq!(host.namespaces(0, None).expect("listed"), [1, 2, 9]);
     assert_eq!(host.namespaces(2, None).expect("listed"), [9]);
-    // Acknowledged, so that the next one is told.
+    // Acknowledged, so that the next event is reported.
     target.apply("");
     assert_eq!(host.event(until).expect("connected"), Some(event));
     host.disconnect();
@@ -479,7 +479,7 @@ fn a_target_that_stops_under_load_may_lose_commands_but_no_buffer() {
             let _ = under_load.send(());
         }
     }
-    // Until the last connection is gone.
+    // Until the last connection has ended.
     let until = Instant::now() + Duration::from_secs(60);
     while host.session().phase() != initiator::Phase::Ended && Instant::now() < until {
         host.turn();

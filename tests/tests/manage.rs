@@ -107,7 +107,7 @@ fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, Value) {
     (status, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}")))
 }
 
-/// Waits for what comes a moment later; a machine may stall for long.
+/// Waits for a condition; a machine may stall for long.
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {
@@ -151,7 +151,7 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
     assert_eq!(controller["local"], format!("{ADDRESS}:4420"));
     assert_eq!((&controller["state"], &controller["queue_depth"]), (&json!("live"), &json!(128)));
     assert_eq!(controller["io_queues"], one.session().io_queues());
-    // Who only asks what there is, is listed and not counted.
+    // A discovery controller is listed and not counted.
     let asking = host_at(ADDRESS, "127.0.44.7", Nqn::DISCOVERY).expect("a connection");
     assert_eq!(daemon.get("/v1/controllers").as_array().map(Vec::len), Some(2));
     assert_eq!(daemon.get("/v1/status")["controllers"], 1);
@@ -159,7 +159,7 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
     assert_eq!(daemon.get("/v1/listeners")[0]["controllers"], 1);
     asking.disconnect();
 
-    // Somebody watches what comes.
+    // A client watches events.
     let mut watcher = UnixStream::connect(daemon.socket()).unwrap();
     write!(watcher, "GET /v1/watch HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     let mut watched = BufReader::new(watcher).lines().map(|line| line.expect("a line"));
@@ -216,7 +216,7 @@ fn a_connected_host_is_seen_and_lives_with_what_changes() {
         );
     }
 
-    // Who is no longer wanted goes, and comes back when wanted again.
+    // A removed host is disconnected, and reconnects when it is admitted again.
     daemon.made(json!({"change": "deny_host", "subsystem": NQN, "host": HOST}));
     while one.write(range(1), &block, false).is_ok() {}
     let Err(refused) = host("127.0.44.4") else { panic!("it is let in") };

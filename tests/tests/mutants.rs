@@ -9,7 +9,7 @@ fn root() -> PathBuf {
     tests.parent().expect("the checkout").canonicalize().expect("the checkout")
 }
 
-/// One of the list: the file, its text, what that becomes, and who has to notice.
+/// A mutant of the list: the file, its text, the replacement, and the tests that must fail.
 #[derive(Default)]
 struct Mutant {
     file: String,

@@ -182,7 +182,7 @@ impl Wire {
         }));
     }
 
-    /// Ends a connection: all work completes, then it is gone.
+    /// Ends a connection: all work completes, then it is removed.
     pub(crate) fn end(&mut self, qp: Qp, reason: Reason) {
         let Some(line) = self.lines.get_mut(&qp).filter(|line| !line.ending) else { return };
         line.ending = true;

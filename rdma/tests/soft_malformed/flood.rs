@@ -106,7 +106,7 @@ impl Flood {
         }
     }
 
-    /// Advances by half a millisecond: delivers datagrams and handles timeouts.
+    /// Advances by 500 microseconds: delivers datagrams and handles timeouts.
     fn tick(&mut self) {
         self.now += Flood::TICK;
         for (index, datagram) in std::mem::take(&mut self.flights) {

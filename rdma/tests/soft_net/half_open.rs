@@ -31,7 +31,7 @@ fn half_open_connections_are_bounded_and_shared_fairly() {
     assert_eq!(ask(0, 6), (4, 4, 2), "what one source may have");
     assert_eq!(ask(2, 3), (3, 5, 2), "another takes the rest, and then its share of the first's");
     assert_eq!(ask(0, 1), (0, 5, 3), "of equals, the next one displaces later");
-    // Nothing is answered to who does not get in: it asks again, when the others are through.
+    // A request that is not admitted gets no answer: the peer repeats it after the others.
     let now = net.now();
     let waiting = net.node(0);
     assert!(waiting.events().is_empty());
@@ -188,12 +188,12 @@ fn a_peer_that_forgot_its_connection_gets_in_with_one_request() {
     };
     assert_eq!(gone, target);
     assert!(net.now() - asked_at < Duration::from_secs(1));
-    // And the request whose connection has ended does not come back.
+    // The request whose connection has ended is not repeated.
     inject(&mut net, CmMessage::Request(request));
     assert!(net.node(1).events().is_empty());
 }
 
-/// Who knows everything about a connection but its numbers cannot end it by a forged request,
+/// An attacker who knows everything about a connection but its numbers cannot end it by a forged request,
 /// whether it is busy or idle, however often that is tried.
 #[test]
 fn a_forged_restart_does_not_end_a_connection_that_lives() {
@@ -263,7 +263,7 @@ fn a_repeated_request_gets_the_same_reply_and_the_type_of_service_is_the_peers()
     let now = net.now();
     let node = net.node(1);
     let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-    // A peer of our own kind heeds congestion marks, but messages of connection management do not.
+    // A peer of this implementation obeys congestion marks, but messages of connection management do not.
     assert_eq!(transmit.tos, 0x6a);
     node.endpoint.disconnect(now, target, node.pool.region());
     let transmits = std::iter::from_fn(|| node.endpoint.poll_transmit(now, node.pool.region()));
@@ -296,7 +296,7 @@ fn only_who_has_our_reply_can_confirm_a_connection() {
     }
 }
 
-/// Who does not know both names of a connection, and its queue pair, cannot end it.
+/// An attacker who does not know both ids of a connection, and its queue pair, cannot end it.
 #[test]
 fn forged_endings_end_nothing() {
     let mut net = plain(false);
@@ -314,7 +314,7 @@ fn forged_endings_end_nothing() {
         inject(&mut net, ready(theirs, ours));
         assert!(net.node(1).events().is_empty());
     }
-    // Who confirms what there is not is told so; by names that are of nobody.
+    // A confirmation of an unknown connection is rejected, with ids of no connection.
     let Some(CmMessage::Reject(none)) = message(&mut net, 1) else { panic!() };
     assert_eq!((none.local_comm_id, none.remote_comm_id), (ours ^ 1, theirs));
     assert_eq!((none.reason, message(&mut net, 1)), (RejectReason::INVALID_COMM_ID, None));
@@ -401,7 +401,7 @@ fn bad_requests_reach_nobody() {
     assert!(matches!(net.node(1).events()[..], [Event::Incoming(_)]));
 }
 
-/// Whoever asks under the address of another makes us send no more to that than replies.
+/// Requests with a forged address cause no more bytes to that address than replies.
 #[test]
 fn what_is_posted_on_an_unconfirmed_connection_waits() {
     let mut net = plain(false);

@@ -1,4 +1,4 @@
-//! Packets that somebody forges who knows both addresses, and by luck a queue pair and about where its
+//! Packets forged by an attacker who knows both addresses, and by luck a queue pair and about where its
 //! numbers are.
 
 use super::*;

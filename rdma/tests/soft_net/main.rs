@@ -1,4 +1,4 @@
-//! Endpoints of the soft transport in a simulated network: connections come up and go, and data
+//! Endpoints of the soft transport in a simulated network: connections start and end, and data
 //! survive whatever the network does. Every failure names the seed that repeats it.
 
 mod half_open;
@@ -261,7 +261,7 @@ fn a_silent_network_ends_in_not_established() {
     drain(&mut net);
 }
 
-/// A target that stands still amid a flood loses what comes meanwhile.
+/// A target that stalls during a flood loses the packets that arrive meanwhile.
 #[test]
 fn a_request_outlasts_two_seconds_without_anybody() {
     let mut net = plain(false);

@@ -60,7 +60,7 @@ proptest! {
     }
 
     /// Two ends, random verbs both ways, under all faults at once: the data are right, each piece
-    /// of work comes home exactly once, and the memory is whole at the end.
+    /// of work completes exactly once, and the memory is intact at the end.
     #[test]
     fn data_survive_the_network(seed: u64) {
         run(seed)?;

@@ -4,7 +4,7 @@
 use super::half_open::inject;
 use super::*;
 
-/// Connections of an address that may come to nothing at once.
+/// Number of connections of an address that may end before admission without a penalty.
 const VAIN: u32 = 8;
 
 /// A host (node 0), a target (node 1) that counts them, and another host (node 2).
@@ -59,7 +59,7 @@ fn who_comes_up_in_vain_again_and_again_is_passed_over_for_a_while() {
     assert_eq!(incoming(&mut net).remote.ip(), address(false, 3), "another gets in");
     assert!(net.now() - start < Duration::from_millis(1));
     assert_eq!(barred(&mut net), 1);
-    // Nobody has told it to go away: it asks again, and time has paid for one.
+    // It was not rejected: it repeats the request, and one is allowed by now.
     assert_eq!(incoming(&mut net).remote.ip(), address(false, 1));
     assert_eq!((net.now() - start).as_millis(), 200);
 }

@@ -1,4 +1,4 @@
-//! What gets lost, comes twice, or is not ready.
+//! Lost packets, duplicates, and receivers that are not ready.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn a_gap_is_reported_once_and_healed() {
     assert_eq!(a.completions(), [(0, Ok(64))]);
     let again = a.transmit_all();
     assert_eq!(again.len(), 5);
-    // Lost once more: the same gap is reported again, as the peer has evidently gone back.
+    // Lost once more: the same gap is reported again, as the peer has evidently retransmitted.
     b.handle(&again[1]);
     assert_eq!(b.answers(), [(1, Opcode::Acknowledge, nak(Nak::Sequence))]);
     for packet in &again {
@@ -30,7 +30,7 @@ fn a_gap_is_reported_once_and_healed() {
     assert_eq!(b.completions().len(), 6);
 }
 
-/// What was far ahead of the first loss is what tells that the peer has gone back.
+/// A packet far ahead of the first loss shows that the peer has retransmitted.
 #[test]
 fn a_gap_is_reported_again_when_another_part_of_it_is_lost() {
     let mut b = End::new(&Settings { window: 64, ..settings(4) });
@@ -72,7 +72,7 @@ fn the_data_of_a_read_are_all_that_acknowledges_it() {
     // The data of a read acknowledge what came before it.
     let opcodes = [Opcode::ReadResponseFirst, Opcode::ReadResponseLast];
     assert_eq!(b.answers(), [(2, opcodes[0], ACK), (3, opcodes[1], ACK)]);
-    // The answers got lost, and the peer goes back to the first request.
+    // The responses were lost, and the peer repeats from the first request.
     for _ in 0..2 {
         for at in 0..2 {
             b.request(Opcode::SendOnly, at, Extended::default(), &[1; 16]);
@@ -81,7 +81,7 @@ fn the_data_of_a_read_are_all_that_acknowledges_it() {
         b.request(Opcode::ReadRequest, 2, reth(remote), &[]);
         assert_eq!(b.answers(), [(2, opcodes[0], ACK), (3, opcodes[1], ACK)]);
     }
-    // Another goes back to the first request alone.
+    // Another peer repeats the first request only.
     b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);
     assert!(b.answers().is_empty());
     b.request(Opcode::SendOnly, 0, Extended::default(), &[1; 16]);

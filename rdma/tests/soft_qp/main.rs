@@ -182,7 +182,7 @@ impl End {
         self.inject(bth, Extended { aeth, atomic_ack: Some(1), ..Extended::default() }, payload);
     }
 
-    /// What comes back: (number ahead of the first, operation code, syndrome) of all that leaves.
+    /// Responses: (number ahead of the first, operation code, syndrome) of each.
     fn answers(&mut self) -> Vec<(i32, Opcode, Option<Syndrome>)> {
         let look = |datagram: Vec<u8>| {
             let packet = Packet::parse(&datagram).unwrap();

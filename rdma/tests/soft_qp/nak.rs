@@ -208,7 +208,7 @@ fn sends_wait_for_credits() {
     assert_eq!(leave(&mut a), (2, Some(true)), "no limit any more");
 }
 
-/// Whoever can name a queue pair can forge such packets, but has to do so again every round trip.
+/// An attacker who knows a queue pair can forge such packets, but must repeat it every round trip.
 #[test]
 fn notifications_of_congestion_change_nothing_where_nothing_was_sent() {
     let mut a = End::new(&settings(0));

@@ -100,7 +100,7 @@ fn a_mere_acknowledgement_waits_for_company_but_not_long() {
     assert_eq!((left[0].1, left[1]), (Opcode::SendOnly, (0, Opcode::Acknowledge, ACK)));
     b.respond(Opcode::Acknowledge, 0, Syndrome::ACK, &[]);
     assert_eq!(b.qp.poll_timeout(), None);
-    // Nobody comes along.
+    // No other packet arrives.
     message(&mut b, 1);
     assert_eq!(b.answers(), []);
     b.elapse(delay - Duration::from_nanos(1));
@@ -126,7 +126,7 @@ fn a_mere_acknowledgement_waits_for_company_but_not_long() {
     b.elapse(delay);
     assert_eq!((b.answers(), b.qp.poll_timeout()), (vec![], None));
     b.revoke(remote);
-    // Many have come.
+    // Many have arrived.
     (5..36).for_each(|at| message(&mut b, at));
     assert_eq!(b.answers(), []);
     message(&mut b, 36);
@@ -208,7 +208,7 @@ fn the_window_and_the_depth_of_reads_are_kept() {
     assert_eq!(a.answers(), [(8, Opcode::ReadRequest, None)]);
 }
 
-/// Equal lengths side by side make trains; a send still comes after the writes before it.
+/// Packets of equal length form trains; a send still follows the writes before it.
 #[test]
 fn what_is_posted_together_leaves_writes_first_then_sends_then_reads() {
     let mut a = End::new(&settings(2));

@@ -1,4 +1,4 @@
-//! Whatever a peer does, and whatever the network does.
+//! Random behaviour of the peer and of the network.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn blow() -> impl Strategy<Value = Blow> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the peer sends: no panic, and all work comes home exactly once.
+    /// Random packets of the peer: no panic, and all work completes exactly once.
     #[test]
     fn no_peer_can_break_it(blows in proptest::collection::vec(blow(), 1..80)) {
         let mut end = End::new(&settings(3));

@@ -72,7 +72,7 @@ fn what_comes_before_a_read_is_acknowledged_when_it_is_repeated_alone_over_the_w
         end.request(Opcode::SendOnly, ahead, Extended::default(), &[1; 8]);
         end.answers().len()
     };
-    // A peer that goes back repeats them in order, and the read after them.
+    // A peer that retransmits repeats them in order, and the read after them.
     assert_eq!([repeat(1), repeat(2), repeat(3), repeat(4)], [0; 4]);
     assert_eq!(repeat(2), 1, "not so one that has gone back to before the wrap");
     end.revoke(remote);

@@ -1,4 +1,4 @@
-//! Abort: what ends at its host's wish, what goes on, and that the answer says which.
+//! Abort: which commands end, which continue, and that the response reports it.
 
 use nvme::sqe::{DsmRange, Flags};
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
@@ -156,7 +156,7 @@ fn several_wishes_for_one_command_are_all_told_what_became_of_it() {
     let wish = Wish::new();
     for (gives_back, expected) in [(true, (0x007, true)), (false, (0x000, false))] {
         for sqe in [read(), write()] {
-            // When the later wishes come: all the way from the capsule to the disk.
+            // When the later Aborts arrive: in every state from the capsule to the device.
             for steps in 0..3 {
                 let mut world = World::new();
                 world.disk.gives_back = gives_back;

@@ -70,7 +70,7 @@ impl Stage {
         assert!(self.world.shared.offload.submit(Job::Reserve(request)));
     }
 
-    /// The state worker does what it was told. So many answers come first that are nobody's here.
+    /// The state worker executes its jobs. This many results of other tests come first.
     fn carry_out(&mut self, orders: usize) {
         self.worker.catch_up(&self.world.registry);
         for _ in 0..orders {
@@ -81,13 +81,13 @@ impl Stage {
         }
     }
 
-    /// The state worker keeps what it was told, and everything goes on.
+    /// The state worker persists its jobs, and all commands continue.
     fn keep(&mut self) {
         self.hear();
         self.world.run(&mut self.queue);
     }
 
-    /// The state worker keeps what it was told; the disk does nothing.
+    /// The state worker persists its jobs; the device completes nothing.
     fn hear(&mut self) {
         self.receive_answers();
         while self.world.fabric_step(&mut self.queue) {}
@@ -103,7 +103,7 @@ impl Stage {
         }
     }
 
-    /// Sends a command whose change of blocks has happened, and nobody has been told.
+    /// Sends a command whose change of blocks has happened, without a response yet.
     fn change(&mut self, sqe: &Sqe, data: &[u8]) -> IoCompletion {
         self.world.send(&mut self.queue, sqe, data);
         while self.world.fabric_step(&mut self.queue) {}
@@ -145,7 +145,7 @@ impl Stage {
         bad
     }
 
-    /// Who was answered, all with success.
+    /// Commands that were answered, all with success.
     fn answered(&mut self) -> Vec<u16> {
         let answers = self.world.completions.drain(..);
         answers.filter(|cqe| cqe.status.is_success()).map(|cqe| cqe.cid).collect()
@@ -186,7 +186,7 @@ fn blocks_are_unreadable_once_that_is_kept_and_until_they_are_written() {
     assert!(stage.world.completions.pop().unwrap().status.is_success());
     assert_eq!(stage.bad(), [4, 5, 6, 7, 8, 9, 10, 11]);
 
-    // Written, durably; the answer comes when that is kept as well.
+    // Written, durably; the response is sent when the marks are persisted as well.
     let write = Sqe::io(IoOpcode::WRITE, 1).with_range(3, 1).with_sgl(keyed(0, 8192));
     stage.world.memory[..8192].fill(0xAB);
     stage.world.send(&mut stage.queue, &write, &[]);
@@ -348,7 +348,7 @@ fn what_marks_have_hidden_does_not_come_to_light_behind_the_change_that_takes_th
     stage.hear();
     stage.world.send(&mut stage.queue, &zeroes(4).with_cid(3), &[]);
     stage.world.look(&mut stage.queue);
-    // A disk takes what it has in whatever order it likes.
+    // A device executes its operations in any order.
     stage.world.disk.waiting.make_contiguous().reverse();
     stage.world.run(&mut stage.queue);
     assert_eq!(stage.answered(), [2, 1]);

@@ -1,4 +1,4 @@
-//! How an I/O queue is deleted by Disconnect, and what hosts are told of retries.
+//! Deletion of an I/O queue by Disconnect, and retry delays for hosts.
 
 use nvme::fabrics::Disconnect;
 use nvme::feature::HostBehavior;

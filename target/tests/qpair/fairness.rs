@@ -40,7 +40,7 @@ fn a_host_that_sends_no_data_does_not_keep_others_waiting() {
     assert_eq!(world.waiters.len(), 3, "the silent one has got nothing more");
     let busy_posted = take(&mut world.fabric.posted);
 
-    // Its data come after all, and so does everything else.
+    // Its data arrive in the end, and so do all others.
     world.key = 0;
     world.fabric.posted = silent_posted;
     world.run(&mut silent);

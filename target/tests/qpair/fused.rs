@@ -215,7 +215,7 @@ fn a_half_that_is_wrong_fails_both() {
         assert_eq!(got, [(1, of_first, true), (2, of_second, true)], "{what}");
         assert!(world.disk.blocks == before, "{what}");
     }
-    // More than one block is more than is written at once whatever happens.
+    // More than one block exceeds the atomic write unit.
     let long = |sqe: Sqe| sqe.with_range(5, 1).with_sgl(keyed(0, 8192));
     world.send(&mut queue, &long(compare(1)), &[]);
     world.send(&mut queue, &long(write(2)), &[]);
@@ -350,7 +350,7 @@ struct Crowd {
     blocks: Vec<u8>,
     state: u64,
     last: u64,
-    /// So many plain writes come next.
+    /// This many plain writes follow.
     calm: usize,
     /// What the last swap that was sent writes.
     latest: u64,

@@ -1,4 +1,4 @@
-//! A disk that hangs, hosts that give up and come again, and hosts whose disks do well.
+//! A device that hangs, hosts that give up and reconnect, and hosts with working devices.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::{replace, take};
@@ -42,7 +42,7 @@ struct Host {
 struct Hosts {
     world: World,
     connected: BTreeMap<u32, Host>,
-    /// I/O queues whose connections are gone, while disks have something of theirs.
+    /// I/O queues whose connections have ended, while devices execute their operations.
     gone: BTreeMap<u32, QueuePair>,
     next_key: u32,
     next_block: u64,
@@ -108,7 +108,7 @@ impl Hosts {
         (0..16).for_each(|cid| self.send(key, &large(IoOpcode::READ, cid)));
     }
 
-    /// Gives buffers to those who wait.
+    /// Allocates buffers to waiting commands.
     fn serve(&mut self) {
         clear(&mut self.world.waiters, &mut self.world.pool, self.world.now);
         while let Some(turn) = {
@@ -204,7 +204,7 @@ impl Hosts {
         }
     }
 
-    /// The disk is back, and everybody goes.
+    /// The device responds again, and all connections end.
     fn finish(mut self) {
         while let Some((tag, _)) = self.world.disk.waiting.front() {
             let key = (tag >> 32) as u32;
@@ -253,7 +253,7 @@ fn a_host_that_comes_again_and_again_leaves_large_buffers_to_those_of_others() {
     }
     // The second one may find out whether the store does something.
     assert_eq!((held, hosts.free()), (vec![13, 1, 0, 0, 0, 0], 2));
-    // The disk is back: whoever is connected goes on.
+    // The device responds again: connected hosts continue.
     let key = hosts.connect(true);
     hosts.fill(key);
     assert_eq!(hosts.at_disk(key), 0);
@@ -279,7 +279,7 @@ fn a_path_that_goes_quiet_keeps_no_buffers_from_others_to_its_store() {
     hosts.goes_on(third);
     assert!(hosts.end_one(path));
     hosts.world.completions.clear();
-    // Its data come after all.
+    // Its data arrive in the end.
     hosts.with(quiet, |world, queue| while world.fabric_step(queue) {});
     hosts.finish();
 }
@@ -330,7 +330,7 @@ impl Hosts {
         bytes.iter().all(|byte| *byte == bytes[0]).then_some(bytes[0])
     }
 
-    /// Receives that disks have of connections that are gone.
+    /// Receive buffers of ended connections that devices hold.
     fn kept_receives(&self) -> u32 {
         self.gone.values().map(|queue| u32::from(queue.receives())).sum()
     }
@@ -352,7 +352,7 @@ fn a_host_that_comes_again_and_again_leaves_receives_to_others() {
     }
     assert_eq!(hosts.kept_receives(), all / 4);
     hosts.goes_on(well);
-    // Another disk is there under its number: it is written, whatever the first one keeps.
+    // Another device has its id: it is written, independent of operations of the first one.
     let key = hosts.connect(true);
     hosts.write(key, 7);
     assert_eq!(hosts.at_disk(key), 1);
@@ -530,7 +530,7 @@ fn an_old_write_that_has_claimed_its_blocks_does_not_land_on_later_ones_either()
     hosts.finish();
 }
 
-/// What a disk has not begun comes back when the connection is closed.
+/// Operations that a device has not started are cancelled when the connection is closed.
 #[test]
 fn what_a_disk_has_not_begun_is_free_when_its_host_gives_up() {
     let mut hosts = Hosts::new();
@@ -570,7 +570,7 @@ fn hosts_that_share_a_store_go_on_where_little_is_free() {
     hosts.finish();
 }
 
-/// What needs no buffer does not wait for a store that has too many, nor behind those who do.
+/// Commands without buffers wait neither for a device that holds too many nor behind others.
 #[test]
 fn a_flush_does_not_wait_for_buffers_that_a_store_has() {
     let mut hosts = Hosts::new();

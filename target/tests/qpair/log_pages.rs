@@ -96,7 +96,7 @@ fn a_host_that_asks_for_pages_keeps_neither_io_nor_admin_commands_waiting() {
     world.run(&mut greedy);
     assert_eq!((take(&mut world.completions).len(), world.waiters.behind_sent), (5, 0));
 
-    // Its connection ends while one goes in pieces and others are put off.
+    // Its connection ends while one is sent in pieces and others are deferred.
     world.send(&mut greedy, &get(LogId::SUPPORTED_PAGES, LEN, keyed(0, LEN)).with_cid(9), &[]);
     (0..5).for_each(|cid| world.send(&mut greedy, &small(cid), &[]));
     assert_eq!(world.waiters.behind_sent, 6);

@@ -93,7 +93,7 @@ fn connect_enables_and_properties_answer() {
     world.end(queue);
 }
 
-/// The fabric holds connections that come to nothing against their address.
+/// The fabric counts connections without admission against their address.
 #[test]
 fn the_fabric_hears_of_a_host_once_it_is_let_in_and_not_before() {
     let mut world = World::new();
@@ -474,7 +474,7 @@ fn a_host_is_served_also_when_our_own_send_completions_are_late() {
     world.run(&mut queue);
     let cids: Vec<u16> = world.completions.drain(..).map(|c| c.cid).collect();
     assert_eq!(cids, (0..40).collect::<Vec<_>>());
-    // And what still waits for a slot when the connection ends comes home too.
+    // Commands that still wait for a slot when the connection ends are returned too.
     for cid in 0..40 {
         world.send(&mut queue, &get.with_cid(cid), &[]);
     }

@@ -76,7 +76,7 @@ fn served(refusal: Status, command: impl Fn(u8) -> Sqe) -> BTreeSet<u8> {
     for value in 0..=u8::MAX {
         world.send(&mut queue, &command(value).with_cid(value.into()), &[]);
         world.run(&mut queue);
-        // Whatever waits for an event is served as well.
+        // Commands that wait for an event are served as well.
         let refused = world.completions.drain(..).any(|cqe| cqe.status.is(refusal));
         if !refused {
             served.insert(value);

@@ -39,7 +39,7 @@ fn stage(change: impl FnOnce(&World) -> Subsystem) -> (World, Ends) {
     (world, ends)
 }
 
-/// Time goes on, and whoever may begins. What has been answered by then.
+/// Advances the time and starts permitted commands; returns the answered ones.
 fn after(world: &mut World, queue: &mut QueuePair, time: Duration) -> Vec<u16> {
     world.now += time;
     let now = world.now;

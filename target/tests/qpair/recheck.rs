@@ -42,7 +42,7 @@ fn limited(world: &World) -> Subsystem {
     subsystem
 }
 
-/// Time goes on, and whoever may begins.
+/// Advances the time and starts permitted commands.
 fn later(world: &mut World, queue: &mut QueuePair, time: Duration) {
     world.now += time;
     let now = world.now;
@@ -51,7 +51,7 @@ fn later(world: &mut World, queue: &mut QueuePair, time: Duration) {
         queue.on_rate_limit(slot, &mut world.io());
     }
     world.run(queue);
-    // What was refused when its turn had come.
+    // Commands that were refused at their turn.
     world.run(queue);
 }
 
@@ -109,7 +109,7 @@ enum Wait {
     Claim,
 }
 
-/// What comes in between.
+/// Events in between.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Change {
     Reserved,
@@ -160,7 +160,7 @@ impl Change {
         queue.on_subsystem(&Arc::new(new), &mut world.io());
     }
 
-    /// What a command is told that is not carried out because of it.
+    /// Status of a command that is not executed because of it.
     fn status(self) -> Status {
         match self {
             Change::Reserved => Status::RESERVATION_CONFLICT.with_dnr(),
@@ -238,7 +238,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// What a command is told for which something changes while it waits.
+/// Status of a command whose conditions change while it waits.
 fn outcome(case: &Case, wait: Wait, change: Change) -> Vec<(u16, Status)> {
     let mut world = World::new();
     let mut old = if wait == Wait::Limit { limited(&world) } else { subsystem() };

@@ -84,7 +84,7 @@ fn a_host_without_a_name_reserves_nothing() {
     end_both(world, queue, admin, posted);
 }
 
-/// Its tests of Abort count what comes first.
+/// Its tests of Abort count the first response.
 #[test]
 fn the_answer_to_an_abort_waits_until_that_of_the_aborted_command_has_arrived() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! A disk that keeps operations for long, while the connections that brought them come and go.
+//! A device with slow operations, while the connections of these operations start and end.
 
 use std::collections::VecDeque;
 use std::mem::{replace, take};
@@ -84,7 +84,7 @@ impl Pair {
         self.serve();
     }
 
-    /// Gives buffers to those who wait, of both hosts.
+    /// Allocates buffers to waiting commands of both hosts.
     fn serve(&mut self) {
         clear(&mut self.world.waiters, &mut self.world.pool, self.world.now);
         while let Some(turn) = {
@@ -114,7 +114,7 @@ impl Pair {
         answers
     }
 
-    /// Everything is carried out, and everything goes.
+    /// All commands are executed, and all connections end.
     fn finish(mut self) {
         self.serve();
         while let Some((tag, _)) = self.world.disk.waiting.front() {
@@ -194,7 +194,7 @@ fn who_lacks_a_large_buffer_does_not_keep_others_waiting_and_is_served_among_the
             });
             assert_eq!(pair.end(key, newest.expect("it goes on")), [100 + steps]);
         }
-        // What a slow disk has of the block comes home in the course of time.
+        // Operations of the slow device on the block complete eventually.
         if steps % 4 == 0
             && let Some(buf) = slow.pop()
         {

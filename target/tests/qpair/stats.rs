@@ -1,4 +1,4 @@
-//! Where the time of a command goes, and that every command is counted once.
+//! The stages of a command, and that every command is counted once.
 
 use std::sync::atomic::Ordering;
 

@@ -37,7 +37,7 @@ fn set(state: WriteProtectState) -> Sqe {
     SetFeatures { nsid: 1, ..set }.emit(Sgl::NONE).with_cid(7)
 }
 
-/// Everybody hears what the state worker says, until it has nothing more to say.
+/// Delivers all messages of the state worker.
 fn answers(
     world: &mut World,
     queue: &mut QueuePair,

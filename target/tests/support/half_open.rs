@@ -1,4 +1,4 @@
-//! The queues of one reactor, and connections of many hosts that come and go.
+//! The queues of one reactor, and connections of many hosts that start and end.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ pub(crate) struct Recorder {
     pub(crate) queue_pairs: Option<u32>,
     /// How often it was asked for its hints: once whenever all connections are counted.
     pub(crate) counted: Cell<u32>,
-    /// Whom each queue pair was made for.
+    /// Owner of each queue pair.
     pub(crate) hosts: Vec<IpAddr>,
     ending: Vec<Qp>,
 }
@@ -227,7 +227,7 @@ impl World {
         self.settle();
     }
 
-    /// Everything of the queue pairs that were disconnected comes home; which they are.
+    /// Completes all work of the disconnected queue pairs; returns these.
     pub(crate) fn settle(&mut self) -> Vec<u32> {
         let ending = std::mem::take(&mut self.fabric.ending);
         for qp in ending.clone() {

@@ -390,7 +390,7 @@ impl World {
         self.completions.pop().expect("an answer")
     }
 
-    /// The fabric gives everything back, as after a disconnect, then says that it is gone.
+    /// The fabric returns all work, as after a disconnect, then reports the queue pair as removed.
     pub(crate) fn flush_and_go(&mut self, queue: &mut QueuePair) {
         for (tag, work) in std::mem::take(&mut self.fabric.posted) {
             let outcome = Err(Fault::Flushed);

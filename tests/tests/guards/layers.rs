@@ -1,4 +1,4 @@
-//! Modules use what stands below them.
+//! Modules use modules of lower layers only.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -132,7 +132,7 @@ fn starts_ends_and_formats_are_persistent_events() {
     host.disconnect();
 }
 
-/// What the tests of Abort send their commands to: a file that does wrong what it is told.
+/// Namespace for the tests of Abort: a file with an injected fault.
 fn with_fault(target: &TestTarget, fault: &str) -> String {
     let path = target.directory().join("disk3.img");
     let path = path.display();
@@ -180,7 +180,7 @@ fn an_abort_finds_its_command_on_whichever_reactor() {
             assert!(host.submit(queue, Request { sqe, data, tag }).is_ok());
             host.ring();
             abort_whatever_it_is_called(&mut host, queue);
-            // The command's own answer may come after that of the Abort command.
+            // The response to the command may arrive after that to the Abort.
             let deadline = Instant::now() + Duration::from_secs(60);
             let done = loop {
                 if let Some(done) = host.next_done() {
@@ -206,7 +206,7 @@ fn an_abort_finds_its_command_on_whichever_reactor() {
     host.disconnect();
 }
 
-/// A host that loses its patience comes again and again, and each time leaves work at a disk.
+/// A host that times out reconnects repeatedly, and leaves operations at a device each time.
 #[test]
 fn who_comes_again_while_a_disk_stalls_is_promised_as_much_as_before() {
     const ROUNDS: usize = 12;

@@ -65,7 +65,7 @@ fn both_sides_prove_themselves_in_every_group_or_nothing_is_served() {
     assert!(refused.to_string().contains("is --dhchap-secret the secret"), "{refused}");
     let unproved = ended(&target, Some(SECRET), Some(SECRET));
     assert!(matches!(unproved, EndReason::Unproved { queue: 0, why: Failure::FAILED }));
-    // Whose key is gone is refused until somebody says that it needs none.
+    // A host whose key was removed is refused until the administrator permits it without one.
     target.apply("");
     assert!(Host::connect(target.options(1), target.setup()).is_err());
     // The same target without keys: nothing that a host which wants a proof would talk to.

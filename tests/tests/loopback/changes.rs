@@ -1,4 +1,4 @@
-//! Hosts that come while a change is carried out: they meet all of it, or nothing.
+//! Hosts that connect during a change: they see all of it, or nothing.
 
 use std::net::SocketAddr;
 use std::thread::{self, JoinHandle};
@@ -33,7 +33,7 @@ fn list(options: Options, setup: HostOptions) -> JoinHandle<Result<Vec<u32>, Err
     })
 }
 
-/// Another address of a target, or another port; its configuration; and a host that goes there.
+/// Another address of a target, or another port; its configuration; and a host that connects there.
 fn place(target: &TestTarget, port: u16) -> (SocketAddr, String, Options) {
     let address = match port {
         4420 => target.address().trim_end_matches('1').to_owned() + "3",

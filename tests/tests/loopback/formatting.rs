@@ -171,7 +171,7 @@ fn what_is_under_way_is_over_before_the_blocks_change() {
     let mut target = serving(2);
     let [mut one, mut two, mut three] = [0, 1, 2].map(|n| patient(&target, n));
     target.apply(&with(&target, "fault = \"stall\""));
-    // A write that has come before, and is at the disk for as long as that stalls.
+    // An earlier write, which the device executes as long as it stalls.
     let sqe = Sqe::io(IoOpcode::WRITE, 3).with_range(100, 0);
     let mut memory = three.pool().take_data(4096).expect("memory");
     three.pool().bytes_mut(&mut memory).fill(0xA5);
@@ -234,13 +234,13 @@ fn a_host_that_leaves_meanwhile_has_it_formatted_all_the_same() {
     };
     let done = FormatCompletion::parse(completion.2.first_chunk().expect("its length"));
     assert_eq!((completion.1, done.nsid, done.status, done.outcome), (cntlid, 3, 0, 0));
-    // Nothing of the kind is left for a command that comes by.
+    // No such state remains for a later command.
     let verify = Sqe::io(IoOpcode::VERIFY, 3).with_range(0, 2047);
     two.command(1, "Verify", verify, Data::None).expect("all can be read");
     two.disconnect();
 }
 
-/// Whoever verifies or measures has nothing left to do that makes sense, and says why.
+/// A verification or measurement cannot continue, and reports why.
 #[test]
 fn the_tools_say_that_another_host_has_formatted_their_namespace() {
     let target = serving(2);

@@ -51,7 +51,7 @@ fn a_benchmark_measures_what_it_was_asked_to() {
                 _ => 4096,
             };
             assert_eq!(number("io_bytes"), number("total_ios") * bytes);
-            // The clock of the report is that of the machine; a busy one may come late.
+            // The clock of the report is that of the machine; a busy one may be late.
             assert!(number("runtime") >= 250, "{side}");
             let iops = number("total_ios") as f64 / (number("runtime") as f64 / 1000.0);
             assert!((side["iops"].as_f64().expect("a number") / iops - 1.0).abs() < 0.01);

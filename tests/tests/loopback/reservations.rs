@@ -32,7 +32,7 @@ const ROUNDS: u32 = 60;
 /// Bytes that are written over and over.
 const BYTES: usize = 1 << 20;
 
-/// Who connects; each connection finds an address of its own.
+/// Hosts; each connection uses an address of its own.
 fn who(target: &TestTarget, hostid: [u8; 16]) -> (Options, HostOptions) {
     let options = Options { hostid, ..target.options(1) };
     (options, HostOptions { source: None, ..target.setup() })
@@ -96,7 +96,7 @@ fn after_preempt_and_abort_nothing_of_the_preempted_host_lands_any_more() {
                 write_on(host, seed, end, written);
             });
         }
-        // Whatever fails below, the writers shall end.
+        // The writers shall end after any failure below.
         let _guard = EndOnDrop(&end);
         let own = vec![0xAA; BYTES];
         let mut found = vec![0; BYTES];

@@ -1,4 +1,4 @@
-//! What has failed to become durable, and who may say that the store is to be trusted again.
+//! Failed flushes, and who may declare the backing store trusted again.
 
 use nvmfd::blockdev::{Health, InjectedFault};
 
@@ -58,7 +58,7 @@ fn a_trust_ends_a_failed_flush_also_after_a_restart() {
     host.disconnect();
 }
 
-/// One host hears of the failure, the other one has written what is lost and flushes later.
+/// One host sees the failure, the other one has written the lost data and flushes later.
 #[test]
 fn a_host_that_has_written_and_was_not_told_fails_to_flush_once_after_a_trust() {
     let target = TestTarget::start();

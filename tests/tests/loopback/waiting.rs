@@ -69,7 +69,7 @@ fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
     };
     target.apply(&(namespace(3) + &namespace(4)));
     assert_eq!(target.pending().len(), 2);
-    // Both come at once, one of them as something that is no disk.
+    // Both appear at the same time, one of them as neither file nor device.
     fs::create_dir_all(directory.join("new/3.img")).expect("the directories");
     fs::rename(directory.join("new"), directory.join("mount")).expect("there");
     until("the other is served", || target.pending().len() == 1);
@@ -79,7 +79,7 @@ fn a_store_that_comes_and_cannot_be_served_holds_no_other_back() {
     until("the host sees it", || host.namespaces(0, None).expect("listed") == [1, 2, 4]);
     // A reload that changes something else is none of its business either.
     target.apply(&(namespace(3) + &namespace(4) + &namespace(5)));
-    // Its reactor hears of it a moment later.
+    // Its reactor is notified a moment later.
     let listed = [1, 2, 4, 5];
     until("it is carried out", || host.namespaces(0, None).expect("listed") == listed);
     fs::remove_dir(directory.join("mount/3.img")).expect("gone");

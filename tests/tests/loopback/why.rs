@@ -5,7 +5,7 @@ use nvmfd::core::diag::cause::Cause;
 
 use crate::target::{HOST, TestTarget};
 
-/// Whom nobody admits.
+/// A host that no subsystem admits.
 const STRANGER: &str = "nqn.2026-11.host:stranger";
 
 #[test]

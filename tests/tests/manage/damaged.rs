@@ -75,7 +75,7 @@ fn a_damaged_record_or_a_short_image_keeps_one_namespace_from_being_served() {
     // A change of something else has nothing to do with them.
     daemon.made(json!({"change": "set_subsystem", "nqn": NQN, "settings": {"serial": "X"}}));
     assert_eq!(states(&daemon)[1..3], ["pending", "pending"]);
-    // One is mended: a reload serves it, and the other one is no reason to refuse that.
+    // One is repaired: a reload serves it, and the other one is no reason to refuse that.
     fs::write(&image, &content).unwrap();
     assert_eq!(ask(&daemon.socket(), "POST", "/v1/reload", "").0, 200);
     assert_eq!(states(&daemon), ["serving", "pending", "serving", "serving"]);

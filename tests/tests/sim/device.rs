@@ -31,7 +31,7 @@ fn much_flushed_whole(seed: u64) -> Profile {
     Profile { atom_bytes: 4096, ..much_flushed(seed) }
 }
 
-/// Hosts that give up what a slow disk still has, come again, and write the same few blocks.
+/// Hosts that give up operations of a slow device, reconnect, and write the same few blocks.
 fn much_given_up(seed: u64) -> Profile {
     let mut profile = quiet(seed, 500);
     (profile.hosts, profile.hot, profile.kato_ms) = (2, 950, 1000);

@@ -85,7 +85,7 @@ pub(crate) struct Host {
     next: u64,
     /// Commands to start yet.
     left: u64,
-    /// Blocks that have come or gone, right.
+    /// Blocks transferred in either direction with the right content.
     pub(crate) done: u64,
     pub(crate) up: bool,
 }

@@ -152,7 +152,7 @@ impl Side {
         assert!(matches!(event, Event::Established(up) if up == qp), "{event:?}");
     }
 
-    /// Takes everything home until the queue pair is gone.
+    /// Processes completions until the queue pair is removed.
     pub(crate) fn gone(&mut self, qp: Qp) -> Reason {
         loop {
             match self.next() {

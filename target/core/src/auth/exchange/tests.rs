@@ -453,7 +453,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever a host without the secret sends, in any order: no other command is executed.
+    /// Random messages of a host without the secret, in any order: no other command is executed.
     #[test]
     fn nobody_is_authenticated_without_the_secret(
         steps in prop::collection::vec(step(), 1..40), mutual: bool,
