@@ -14,7 +14,7 @@ BUILD := $(shell realpath -m -- "$${CARGO_TARGET_DIR:-build}")
 NVMFD := $(BUILD)/release/nvmfd
 NVMF := $(BUILD)/release/nvmf
 GUEST := $(SUDO) env NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests"
-# Tools speak English and sort by bytes, whatever the user's language is.
+# Tools print English and sort by bytes in every locale.
 export LC_ALL := C
 
 # rdma-sys reads C headers with an old bindgen, which versions of libclang above 15 break.

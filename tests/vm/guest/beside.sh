@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Programs that run on the machine itself, beside the guest: on the link `tap` the target does, or its host. Part of lib.sh.
 #
-# They run in the network namespace at the other end of the guest's network card, as a user of no privilege whatever. A request is a
+# They run in the network namespace at the other end of the guest's network card, as a user without any privilege. A request is a
 # file in /vm/beside, NAME.ask, with shell text; the machine's side (tests/vm/beside) answers with NAME.pid, NAME.out and, at the
 # end, NAME.status. Everything that was started so ends with the guest.
 

@@ -163,7 +163,7 @@ at_exit() {
   if beside_guest; then beside_clear; fi
   remove_backing
   if [ -n "$WIRE" ]; then impair; fi
-  # a fault in the kernel is a failed check, whoever caused it
+  # a fault in the kernel is a failed check, with any cause
   bad=$(dmesg | tail -n "+$((DMESG + 1))" | kernel_faults | head -5)
   dmesg | tail -n "+$((DMESG + 1))" >"$LOG/dmesg"
   if [ -n "$bad" ]; then fail "the guest's kernel complains" "$bad"; fi

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034  # for who sources this
+# shellcheck disable=SC2034  # for scripts that source this
 # A model of what a daemon serves: edits of it at random, its configuration as a file, and what the daemon and the host say instead.
 # After lib.sh.
 
@@ -33,7 +33,7 @@ ctl() { at_target "$NVMFCTL" --socket "$SOCKET" "$@"; }
 
 write_config() { # the file is there before the start, and a start after a kill leaves it as it is
   [ -e "$CONFIG" ] || render >"$CONFIG"
-  # `save` gives the new file to whom the old one belonged, which an ordinary user cannot
+  # `save` keeps the owner of the file, which an ordinary user cannot
   if beside_guest; then chown $((61000 + VM_ID)):$((61000 + VM_ID)) "$CONFIG"; fi
 }
 
@@ -175,7 +175,7 @@ changing() { # the namespaces that may change, in ${KEYS[@]}
   done
 }
 
-# So many edits of the model, to be made at once; $COMMAND is what nvmfctl is told for the last. Of one namespace only: another disk
+# Makes this many edits of the model; $COMMAND is the nvmfctl command of the last one. Of one namespace only: another disk
 # under the number of one that is in use takes two steps.
 mutate() {
   local n

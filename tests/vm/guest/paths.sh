@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The paths of a host with native multipath, told apart by the port of the target. After lib.sh.
+# The paths of a host with native multipath, distinguished by the port of the target. After lib.sh.
 
 path_ctrl() { # PORT: its controller
   local c
