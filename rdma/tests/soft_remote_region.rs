@@ -2,7 +2,6 @@
 //! keys and addresses around those that are right. What may be done is said here anew, and anything
 //! else must leave every byte as it was, show none, and be refused.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rdma::soft::qp::memory_region::{Memory, Rights};
@@ -170,7 +169,7 @@ impl Prey {
             ack_delay: Duration::ZERO,
         };
         let (mut qp, mut reorder, mut events) =
-            (QueuePair::new(2, 2), ReorderBuffer::new(8), VecDeque::new());
+            (QueuePair::new(2, 2), ReorderBuffer::new(8), Vec::new());
         let now = Instant::now();
         qp.ready_to_receive(&settings);
         qp.ready_to_send();
@@ -195,11 +194,12 @@ impl Prey {
             let mut bytes = outgoing.header().to_vec();
             bytes.resize(outgoing.datagram_bytes(), 0);
             let packet = Packet::parse(&bytes).unwrap();
-            answer = packet.ext.aeth.map(|aeth| aeth.syndrome).or(answer);
+            answer = packet.aeth().map(|aeth| aeth.syndrome).or(answer);
         }
         let lives = qp.state() != State::Error;
         qp.close(&mut io);
-        while let Some(Event::Done(done)) = events.pop_front() {
+        for event in events {
+            let Event::Done(done) = event else { break };
             self.pool.give(done.work.into_buf());
         }
         assert!(reorder.is_empty());

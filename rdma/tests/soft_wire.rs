@@ -48,7 +48,7 @@ fn ip(packet: &[u8]) -> Ip<'_> {
 /// agree. Gives the parsed packet.
 fn through<'a>(ip: &Ip<'a>, checker: &mut Checker) -> Packet<'a> {
     let packet = Packet::parse(ip.datagram).unwrap();
-    let header = HeaderBytes::emit(&packet.bth, &packet.ext);
+    let header = HeaderBytes::emit(&packet.bth, &packet.ext());
     let mut again = header.as_slice().to_vec();
     again.extend(packet.payload);
     assert_eq!(packet.bth.pad, padding(packet.payload.len()));
@@ -70,7 +70,7 @@ fn through<'a>(ip: &Ip<'a>, checker: &mut Checker) -> Packet<'a> {
 
 /// The message of connection management in a packet, checked to survive emission.
 fn cm(packet: &Packet<'_>) -> CmMessage {
-    let deth = packet.ext.deth.unwrap();
+    let deth = packet.deth().unwrap();
     assert_eq!((deth.qkey, deth.source, packet.bth.destination), (GSI_QKEY, Qpn::GSI, Qpn::GSI));
     let mad: [u8; MAD_BYTES] = packet.payload.try_into().unwrap();
     let (header, message) = CmMessage::parse(&mad).unwrap();
@@ -113,27 +113,27 @@ fn vectors_of_the_reliable_connection() {
         assert_eq!((p.payload, p.bth.pad), (&b"hello"[..], 3));
     });
     of_vector("write-only", |p| {
-        let reth = p.ext.reth.unwrap();
+        let reth = p.reth().unwrap();
         assert_eq!((reth.address, reth.key, reth.length), (0x1000, 0x2345, 8));
         assert_eq!(p.payload, b"ABCDEFGH");
     });
     of_vector("acknowledge", |p| {
-        let aeth = p.ext.aeth.unwrap();
+        let aeth = p.aeth().unwrap();
         assert_eq!((aeth.syndrome, aeth.msn), (Syndrome::ACK, Msn::new(5)));
     });
     of_vector("send-invalidate-ipv6", |p| {
-        assert_eq!((p.bth.opcode, p.ext.invalidate), (Opcode::SendOnlyInvalidate, Some(0x2345)));
+        assert_eq!((p.bth.opcode, p.invalidate()), (Opcode::SendOnlyInvalidate, Some(0x2345)));
     });
     // Captured from rdma_rxe of Linux 6.1.
     of_vector("read-request-of-rxe", |p| {
-        assert_eq!(p.ext.reth.map(|r| r.length), Some(1024));
+        assert_eq!(p.reth().map(|r| r.length), Some(1024));
         assert_eq!(p.bth.psn, Psn::new(0x4e_2dc0));
     });
     of_vector("completion-of-rxe", |p| {
-        assert_eq!((p.ext.invalidate, p.payload.len()), (Some(0x3f8), 16));
+        assert_eq!((p.invalidate(), p.payload.len()), (Some(0x3f8), 16));
     });
     of_vector("acknowledge-of-rxe", |p| {
-        assert_eq!(p.ext.aeth.map(|a| a.msn), Some(Msn::new(1)));
+        assert_eq!(p.aeth().map(|a| a.msn), Some(Msn::new(1)));
     });
     of_vector("connect-capsule-of-rxe", |p| {
         assert_eq!(p.payload.len(), 64);
@@ -246,7 +246,7 @@ fn census(capture: &[u8]) -> Census {
         match packet.row().operation {
             Operation::Datagram => *found.messages.entry(cm(&packet).attribute()).or_default() += 1,
             Operation::Acknowledge => {
-                let syndrome = packet.ext.aeth.unwrap().syndrome;
+                let syndrome = packet.aeth().unwrap().syndrome;
                 found.sequence_naks += usize::from(syndrome == Syndrome::Nak(Nak::Sequence));
             }
             _ => {}

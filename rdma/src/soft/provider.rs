@@ -328,10 +328,7 @@ impl Soft {
 
     /// Appends events until the batch is `end` long.
     fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
-        while batch.len() < end {
-            let Some(event) = self.endpoint.next_event() else { return };
-            batch.push(event);
-        }
+        self.endpoint.take_events(end.saturating_sub(batch.len()), batch);
     }
 }
 

@@ -112,7 +112,7 @@ fn try_access(
         let bare = bytes.len() == transmit.outgoing.header().len();
         assert!(bytes[0] == Opcode::UdSendOnly as u8 || bare, "{opcode:?}");
         bytes.extend([0; ICRC_BYTES]);
-        let aeth = Packet::parse(&bytes).unwrap().ext.aeth;
+        let aeth = Packet::parse(&bytes).unwrap().aeth();
         answer = aeth.map(|aeth| aeth.syndrome).or(answer);
     }
     for (index, qp) in [(TARGET, target_qp), (BYSTANDER, host_qp)] {

@@ -286,7 +286,7 @@ fn a_read_goes_on_where_its_data_got_lost() {
     a.handle(&data[3]);
     assert!(a.transmit().is_none(), "once");
     let packet = Packet::parse(&again[0]).unwrap();
-    let part = packet.ext.reth.unwrap();
+    let part = packet.reth().unwrap();
     assert_eq!((part.address, part.length), (remote.addr + u64::from(MTU), MTU), "and no more");
     assert_eq!(packet.bth.psn, settings(0).send_psn.add(1));
     b.handle(&again[0]);
@@ -405,7 +405,7 @@ fn atomics_happen_once() {
     assert_eq!(b.answers(), [(0, Opcode::AtomicAcknowledge, ACK)]);
     b.request(Opcode::FetchAdd, 0, eth(5, 0), &[]);
     let again = b.transmit().unwrap();
-    assert_eq!(Packet::parse(&again).unwrap().ext.atomic_ack, Some(first));
+    assert_eq!(Packet::parse(&again).unwrap().ext().atomic_ack, Some(first));
     assert_eq!(value(&b), first + 5, "a duplicate gets the same answer and changes nothing");
     b.request(Opcode::CompareSwap, 1, eth(1, first), &[]);
     assert_eq!(value(&b), first + 5);

@@ -7,7 +7,6 @@ mod order;
 mod random;
 mod wrap;
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -52,7 +51,7 @@ struct End {
     memory: Memory,
     reorder: ReorderBuffer,
     exposed: Vec<RemoteRegion>,
-    events: VecDeque<Event>,
+    events: Vec<Event>,
     qp: QueuePair,
     now: Instant,
 }
@@ -75,7 +74,7 @@ impl End {
             memory: Memory::new(64),
             reorder: ReorderBuffer::new(64),
             exposed: Vec::new(),
-            events: VecDeque::new(),
+            events: Vec::new(),
             qp,
             now: Instant::now(),
         }
@@ -187,7 +186,7 @@ impl End {
         let look = |datagram: Vec<u8>| {
             let packet = Packet::parse(&datagram).unwrap();
             let ahead = packet.bth.psn.since(settings(0).receive_psn);
-            (ahead, packet.bth.opcode, packet.ext.aeth.map(|a| a.syndrome))
+            (ahead, packet.bth.opcode, packet.aeth().map(|a| a.syndrome))
         };
         self.transmit_all().into_iter().map(look).collect()
     }
@@ -195,7 +194,7 @@ impl End {
     /// The completions so far: tag and outcome. Their buffers go back to the pool.
     fn completions(&mut self) -> Vec<(u64, Result<u32, Fault>)> {
         let mut found = Vec::new();
-        while let Some(event) = self.events.pop_front() {
+        for event in self.events.drain(..) {
             let Event::Done(Completion { qp, tag, work, outcome, .. }) = event else { panic!() };
             assert_eq!(qp, Qp(3));
             self.pool.give(work.into_buf());
@@ -206,7 +205,7 @@ impl End {
 
     /// The only completion, whose first bytes must be the pattern of `seed`.
     fn completed(&mut self, tag: u64, len: u32, seed: u8) {
-        let Some(Event::Done(done)) = self.events.pop_front() else { panic!("none") };
+        let Event::Done(done) = self.events.remove(0) else { panic!("none") };
         assert_eq!((done.tag, done.outcome), (tag, Ok(len)));
         let buf = done.work.into_buf();
         for (at, byte) in self.pool.bytes(&buf)[..len as usize].iter().enumerate() {

@@ -56,7 +56,7 @@ fn messages_are_counted() {
     let remote = b.expose(3 * MTU, 0, Rights::ALL);
     b.recv(1, 4 * MTU);
     let msns = |b: &mut End| -> Vec<u32> {
-        let of = |d: &Vec<u8>| Packet::parse(d).unwrap().ext.aeth.map(|a| a.msn.get());
+        let of = |d: &Vec<u8>| Packet::parse(d).unwrap().aeth().map(|a| a.msn.get());
         b.transmit_all().iter().filter_map(of).collect()
     };
     let (none, full) = (Extended::default(), vec![0; MTU as usize]);
@@ -213,7 +213,7 @@ fn sends_wait_for_credits() {
 fn notifications_of_congestion_change_nothing_where_nothing_was_sent() {
     let mut a = End::new(&settings(0));
     let bth = Bth::new(Opcode::CongestionNotification, Qpn::new(3), Psn::new(0));
-    let packet = Packet { bth, ext: Extended::default(), payload: &[0; 16] };
+    let packet = Packet::plain(bth, &[0; 16]);
     (0..100).for_each(|_| {
         let outcome = a.with(|qp, now, io| qp.handle(now, &packet, io));
         assert_eq!(outcome, DatagramOutcome::Congestion);

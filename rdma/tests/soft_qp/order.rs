@@ -33,7 +33,7 @@ fn reads_and_writes_move_exposed_memory_and_a_send_takes_the_key_away() {
     b.recv(4, 64);
     settle(&mut a, &mut b);
     assert_eq!(a.completions(), [(2, Ok(50_001)), (3, Ok(16))]);
-    let Some(Event::Done(done)) = b.events.front() else { panic!("none") };
+    let Some(Event::Done(done)) = b.events.first() else { panic!("none") };
     assert_eq!(done.invalidated, Some(remote.key));
     b.completed(4, 16, 1);
     assert!(b.memory.place(remote.key, remote.addr, 1, Rights::READ).is_err());
@@ -57,7 +57,7 @@ fn a_push_is_a_train_of_equal_segments_with_one_request_for_an_acknowledgement()
     for (at, datagram) in push.iter().enumerate() {
         let packet = Packet::parse(datagram).unwrap();
         assert_eq!((packet.bth.opcode, packet.bth.ack_request), (Opcode::WriteOnly, false));
-        assert_eq!(packet.ext.reth.unwrap().address, 0x1000 + at as u64 * u64::from(MTU));
+        assert_eq!(packet.reth().unwrap().address, 0x1000 + at as u64 * u64::from(MTU));
         assert_eq!(datagram.len(), push[0].len());
     }
     let cqe = Packet::parse(cqe).unwrap();
@@ -261,7 +261,7 @@ fn our_own_kind_is_asked_for_pairs_of_packets_while_nothing_gets_lost() {
         let into = a.buf(7 * MTU, 0);
         a.post(1, Work::Read { into, from: Remote { addr: 0, key: 1, len: 7 * MTU } });
         let length =
-            |datagram: &Vec<u8>| Packet::parse(datagram).unwrap().ext.reth.unwrap().length / MTU;
+            |datagram: &Vec<u8>| Packet::parse(datagram).unwrap().reth().unwrap().length / MTU;
         a.transmit_all().iter().map(length).collect::<Vec<_>>()
     };
     assert_eq!(asked(true, 16), [2, 2, 2, 1]);

@@ -169,7 +169,8 @@ proptest! {
         }
         let mut home = 0;
         for end in [&mut a, &mut b] {
-            while let Some(Event::Done(done)) = end.events.pop_front() {
+            for event in end.events.drain(..) {
+                let Event::Done(done) = event else { break };
                 let len = done.outcome.unwrap() as usize;
                 let seed = (done.tag % 1000) as u8;
                 let buf = done.work.into_buf();

@@ -36,7 +36,7 @@ pub fn datagram(data: &[u8]) -> bool {
         }
     }
     let Ok(packet) = Packet::parse(data) else { return false };
-    let head = HeaderBytes::emit(&packet.bth, &packet.ext);
+    let head = HeaderBytes::emit(&packet.bth, &packet.ext());
     let mut again = head.as_slice().to_vec();
     again.extend(packet.payload);
     again.resize(again.len() + usize::from(packet.bth.pad) + ICRC_BYTES, 0);

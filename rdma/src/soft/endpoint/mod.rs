@@ -11,6 +11,7 @@ mod qp_context;
 mod random_ids;
 mod receive;
 mod stale_connection;
+mod transmit;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,15 +30,17 @@ use super::qp::{Io, QueuePair, Settings, ecn};
 use super::stats::datagrams::{Counters, DatagramOutcome};
 use super::stats::link_errors::{ByAddress, LinkErrorCounts};
 use super::timer_heap::TimerHeap;
-use super::wire::header::{Bth, Deth, Extended, GSI_QKEY, Packet};
+use super::wire::header::{GSI_QKEY, Packet};
 use super::wire::icrc::{Checker, Flow, Verdict};
 use super::wire::ipv4_id::{Judgement, Pairs};
 use super::wire::lookup::Table;
 use super::wire::opcode::{Opcode, Operation};
 use super::wire::psn::{Psn, Qpn};
-use super::wire::tx_packet::{Payload, TxPacket};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 use qp_context::QpContext;
+
+pub(crate) use transmit::QueuedPacket;
+pub use transmit::Transmit;
 
 pub use super::config::{Config, FIRST_SOURCE_PORT, Path, ROCE_PORT};
 
@@ -47,25 +50,17 @@ const EVENTS: usize = 1024;
 /// network may drop them.
 const MOST_MESSAGES: usize = 1024;
 
-/// One datagram to send.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Transmit {
-    /// Addresses and ports.
-    pub flow: Flow,
-    /// Its headers, and the location of its payload.
-    pub outgoing: TxPacket,
-    /// Type of service for the IP header: as requested by the peer; ECN-capable if the peer reacts
-    /// to marks.
-    pub tos: u8,
-    /// The queue pair; messages of connection management share one slot.
-    pub(super) slot: u32,
-}
-
 struct Message {
     from: IpAddr,
     to: IpAddr,
     tos: u8,
     mad: [u8; MAD_BYTES],
+}
+
+impl Message {
+    fn flow(&self) -> Flow {
+        flow((self.from, ROCE_PORT), self.to)
+    }
 }
 
 /// Whether an address is a broadcast or multicast address: connections are between two hosts.
@@ -80,6 +75,8 @@ pub struct Endpoint {
     slots: Vec<Option<QpContext>>,
     free: Vec<u32>,
     by_qpn: Table<Qpn>,
+    /// The queue pair of the last packet: most arrive in trains.
+    recent: u32,
     by_comm: Table<u32>,
     manager: ConnectionManager,
     messages: VecDeque<Message>,
@@ -94,7 +91,7 @@ pub struct Endpoint {
     due: Vec<u32>,
     /// Queue pairs that delay an acknowledgement, or did.
     keeping: Vec<u32>,
-    events: VecDeque<Event>,
+    events: Vec<Event>,
     /// Number of events that were returned.
     told: u64,
     leaving: VecDeque<u32>,
@@ -136,6 +133,7 @@ impl Endpoint {
             slots: Vec::new(),
             free: Vec::new(),
             by_qpn: Table::default(),
+            recent: 0,
             by_comm: Table::default(),
             manager: ConnectionManager::new(&config),
             messages: VecDeque::new(),
@@ -146,7 +144,7 @@ impl Endpoint {
             deadlines: TimerHeap::default(),
             due: Vec::new(),
             keeping: Vec::new(),
-            events: VecDeque::with_capacity(EVENTS),
+            events: Vec::with_capacity(EVENTS),
             told: 0,
             leaving: VecDeque::new(),
             departed: Vec::new(),
@@ -188,29 +186,6 @@ impl Endpoint {
     /// A path on which trains are no longer used, if there is a new one since the last query.
     pub(super) fn take_without_trains(&mut self) -> Option<(IpAddr, IpAddr)> {
         self.without_trains.take()
-    }
-
-    /// Maximum length of a train with this datagram.
-    pub(super) fn longest_train(&self, transmit: &Transmit) -> usize {
-        let (from, to) = (transmit.flow.source.ip(), transmit.flow.destination.ip());
-        let takes = match transmit.outgoing.payload() {
-            Payload::Management(_) => {
-                self.pairs.known(to, from).is_none_or(|pair| pair.segments.are_kept())
-            }
-            _ => {
-                let slot = self.slots.get(transmit.slot as usize).and_then(Option::as_ref);
-                slot.is_none_or(QpContext::takes_trains)
-            }
-        };
-        if takes { usize::MAX } else { 1 }
-    }
-
-    /// Called when a datagram leaves at this place of its train.
-    pub(super) fn depart(&mut self, transmit: &Transmit, place: usize) {
-        let slot = self.slots.get_mut(transmit.slot as usize).and_then(Option::as_mut);
-        if let Some(slot) = slot {
-            slot.depart(&transmit.outgoing, place);
-        }
     }
 
     /// The largest path MTU that it accepts, in bytes.
@@ -267,9 +242,11 @@ impl Endpoint {
                     (&mut self.memory, &mut self.events, &mut self.reorder);
                 slot.qp.post(tag, work, &mut Io { region, memory, events, reorder, qp });
                 slot.last_event = self.told + self.events.len() as u64;
-                self.mark_ready(qp.0);
+                if !std::mem::replace(&mut slot.ready, true) {
+                    self.ready.push_back(qp.0);
+                }
             }
-            None => self.events.push_back(Event::Done(crate::Completion {
+            None => self.events.push(Event::Done(crate::Completion {
                 qp,
                 tag,
                 work,
@@ -315,16 +292,16 @@ impl Endpoint {
         region: &Region,
     ) -> DatagramOutcome {
         let ends = (flow.source.ip(), flow.destination.ip());
-        let number = self.by_qpn.get(&packet.bth.destination).copied();
-        let found = number.and_then(|n| Some((n, self.slots.get_mut(n as usize)?.as_mut()?)));
-        let Some((number, slot)) = found else { return DatagramOutcome::Stray };
+        let Some(number) = self.find(packet.bth.destination) else { return DatagramOutcome::Stray };
+        let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
+        let Some(slot) = slot else { return DatagramOutcome::Stray };
         if (slot.connection.remote, slot.connection.local) != ends {
             return DatagramOutcome::Foreign;
         }
         if !packet.bth.is_default_partition() {
             return DatagramOutcome::Partition;
         }
-        let verdict = self.checker.check(flow, datagram);
+        let verdict = self.checker.check_of(slot.rx_crc(flow), datagram);
         if verdict == Verdict::Wrong {
             return DatagramOutcome::Damaged;
         }
@@ -370,13 +347,24 @@ impl Endpoint {
         let waiting = slot.connection.phase == Phase::ReplySent && confirms;
         slot.heard = if outcome.shows_life() { Some(now) } else { slot.heard };
         // Its deadline is updated after all resulting packets have been sent.
-        self.mark_ready(number);
+        if !std::mem::replace(&mut slot.ready, true) {
+            self.ready.push_back(number);
+        }
         if waiting {
             // The peer's confirmation was lost or overtaken: this packet is equivalent, because the
             // number of its first packet was in our reply.
             self.establish(number);
         }
         outcome
+    }
+
+    /// The queue pair with this number.
+    fn find(&mut self, qpn: Qpn) -> Option<u32> {
+        let recent = self.slots.get(self.recent as usize).and_then(Option::as_ref);
+        if !recent.is_some_and(|slot| slot.gone.is_none() && slot.connection.local_qpn == qpn) {
+            self.recent = *self.by_qpn.get(&qpn)?;
+        }
+        Some(self.recent)
     }
 
     fn handle_management(
@@ -391,7 +379,7 @@ impl Endpoint {
             return DatagramOutcome::Partition;
         }
         let right = packet.bth.opcode == Opcode::UdSendOnly
-            && packet.ext.deth.is_some_and(|deth| deth.qkey == GSI_QKEY);
+            && packet.deth().is_some_and(|deth| deth.qkey == GSI_QKEY);
         let Some(mad) = packet.payload.first_chunk::<MAD_BYTES>().filter(|_| right) else {
             return DatagramOutcome::Unfit;
         };
@@ -399,104 +387,6 @@ impl Endpoint {
             return DatagramOutcome::Damaged;
         }
         self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, region)
-    }
-
-    /// The next datagram to send; none if there is none at present.
-    pub fn poll_transmit(&mut self, now: Instant, region: &Region) -> Option<Transmit> {
-        self.poll_transmit_where(now, region, |_| true)
-    }
-
-    /// As [`Endpoint::poll_transmit`], from the `open` local addresses only; messages of connection
-    /// management from any. The others wait for [`Endpoint::resume`].
-    pub(super) fn poll_transmit_where(
-        &mut self,
-        now: Instant,
-        region: &Region,
-        open: impl Fn(IpAddr) -> bool,
-    ) -> Option<Transmit> {
-        if !self.manager.displaced.is_empty() {
-            self.end_displaced(now, region);
-        }
-        if let Some(message) = self.messages.get(self.messages_sent) {
-            let mut bth = Bth::new(Opcode::UdSendOnly, Qpn::GSI, self.gsi_psn);
-            bth.ack_request = true;
-            self.gsi_psn = self.gsi_psn.add(1);
-            let deth = Some(Deth { qkey: GSI_QKEY, source: Qpn::GSI });
-            let ext = Extended { deth, ..Extended::default() };
-            let payload = Payload::Management(self.messages_sent);
-            let outgoing = TxPacket::new(bth, &ext, payload, MAD_BYTES as u32);
-            let (flow, tos) = (flow((message.from, ROCE_PORT), message.to), message.tos);
-            self.messages_sent += 1;
-            return Some(Transmit { flow, outgoing, tos, slot: 0 });
-        }
-        while let Some(number) = self.ready.front().copied() {
-            let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
-            if let Some(slot) = slot.as_ref().filter(|slot| !open(slot.connection.local)) {
-                self.deadlines.set(number, slot.deadline());
-                self.halted.push(number);
-            } else if let Some(slot) = slot {
-                let (memory, events, reorder) =
-                    (&mut self.memory, &mut self.events, &mut self.reorder);
-                let mut io = Io { region, memory, events, reorder, qp: Qp(number) };
-                if let Some(outgoing) = slot.qp.poll_transmit(now, &mut io) {
-                    let Connection { local, remote, tos, local_qpn, remote_qpn, .. } =
-                        slot.connection;
-                    let port = self.config.source_port(local_qpn, remote_qpn);
-                    let flow = flow((local, port), remote);
-                    return Some(Transmit { flow, outgoing, tos, slot: number });
-                }
-                // Once, after everything was sent: the deadline is not read before.
-                self.deadlines.set(number, slot.deadline());
-                slot.ready = false;
-                if slot.qp.is_keeping() && !std::mem::replace(&mut slot.keeping, true) {
-                    self.keeping.push(number);
-                }
-            }
-            self.ready.pop_front();
-        }
-        None
-    }
-
-    /// Tries all local addresses again.
-    pub(super) fn resume(&mut self) {
-        self.ready.extend(self.halted.drain(..));
-    }
-
-    /// Before a long sleep: delayed acknowledgements are sent now. Returns true if there are any.
-    pub(super) fn hasten(&mut self, now: Instant) -> bool {
-        while let Some(number) = self.keeping.pop() {
-            if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut)
-                && std::mem::take(&mut slot.keeping)
-                && slot.qp.is_keeping()
-            {
-                slot.qp.hasten(now);
-                self.mark_ready(number);
-            }
-        }
-        !self.ready.is_empty()
-    }
-
-    /// Appends the payload of a datagram to `into`.
-    ///
-    /// # Panics
-    /// It is in a remote region of another thread.
-    pub fn copy_payload(&self, transmit: &Transmit, region: &Region, into: &mut Vec<u8>) {
-        into.extend_from_slice(self.payload(transmit, region));
-    }
-
-    /// The payload in place; see [`Memory::bytes`] for the conditions of its use.
-    pub(crate) fn payload<'a>(&'a self, transmit: &Transmit, region: &'a Region) -> &'a [u8] {
-        match transmit.outgoing.payload() {
-            Payload::Management(at) => {
-                self.messages.get(at).map(|message| &message.mad[..]).unwrap_or_default()
-            }
-            _ => self
-                .slots
-                .get(transmit.slot as usize)
-                .and_then(Option::as_ref)
-                .map(|slot| slot.qp.payload(&transmit.outgoing, region, &self.memory))
-                .unwrap_or_default(),
-        }
     }
 
     /// The next event. A handle may be reused immediately after `Gone`.
@@ -510,9 +400,22 @@ impl Endpoint {
 
     /// The next event other than `Gone`.
     pub(super) fn next_event(&mut self) -> Option<Event> {
-        let event = self.events.pop_front()?;
+        if self.events.is_empty() {
+            return None;
+        }
         self.told += 1;
-        Some(event)
+        Some(self.events.remove(0))
+    }
+
+    /// Moves events to a batch, at most `most`, but not `Gone`.
+    pub(super) fn take_events(&mut self, most: usize, batch: &mut Vec<Event>) {
+        let before = batch.len();
+        if self.events.len() <= most {
+            batch.append(&mut self.events);
+        } else {
+            batch.extend(self.events.drain(..most));
+        }
+        self.told += (batch.len() - before) as u64;
     }
 
     /// The next `Gone` of a queue pair without other pending events, for which `heard` confirms
@@ -636,7 +539,9 @@ impl Endpoint {
             self.manager.index(&connection, number);
         }
         let pair = self.pairs.of(connection.remote, connection.local);
-        self.slots[number as usize] = Some(QpContext::new(qp, connection, settings, token, pair));
+        let mut slot = QpContext::new(qp, connection, settings, token, pair);
+        slot.set_source_port(&self.config);
+        self.slots[number as usize] = Some(slot);
         // Each is listed once: no later push allocates.
         self.keeping.reserve(self.slots.len() - self.keeping.len());
         Some(number)

@@ -4,14 +4,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::flow;
 use crate::Reason;
 use crate::soft::cm::connection::{Connection, is_marked_guid};
 use crate::soft::cm::request_handle::Token;
+use crate::soft::config::{Config, ROCE_PORT};
 use crate::soft::qp::{QueuePair, Settings, ecn};
 use crate::soft::stats::datagrams::DatagramOutcome;
+use crate::soft::wire::flow_crc::FlowCrc;
 use crate::soft::wire::gso_check::{MOST_SEGMENTS, Places};
 use crate::soft::wire::header::{Bth, Packet};
-use crate::soft::wire::icrc::Verdict;
+use crate::soft::wire::icrc::{Flow, Verdict};
 use crate::soft::wire::ipv4_id::{Judgement, LastId, Pair};
 use crate::soft::wire::opcode::Operation;
 use crate::soft::wire::source_port::SourcePort;
@@ -45,6 +48,9 @@ pub(super) struct QpContext {
     responses: Option<Box<Places>>,
     /// The UDP source port of its packets.
     pub(super) source_port: SourcePort,
+    /// Addresses and ports of packets to the peer, and of the last one from it.
+    pub(super) tx_crc: FlowCrc,
+    rx_crc: FlowCrc,
     /// It is in the list of those that may have something to send.
     pub(super) ready: bool,
     /// It is in the list of those that delay an acknowledgement, or did.
@@ -64,7 +70,10 @@ impl QpContext {
         token: Option<Token>,
         pair: Arc<Pair>,
     ) -> QpContext {
+        let (local, remote) = connection.ends();
         QpContext {
+            tx_crc: FlowCrc::new(flow((local, ROCE_PORT), remote)),
+            rx_crc: FlowCrc::new(flow((remote, ROCE_PORT), local)),
             qp,
             connection,
             settings,
@@ -83,6 +92,22 @@ impl QpContext {
             gone: None,
             last_event: 0,
         }
+    }
+
+    /// Sets the source port of packets to the peer, which depends on both queue pairs.
+    pub(super) fn set_source_port(&mut self, config: &Config) {
+        let Connection { local, remote, local_qpn, remote_qpn, .. } = self.connection;
+        let port = config.source_port(local_qpn, remote_qpn);
+        self.tx_crc = FlowCrc::new(flow((local, port), remote));
+    }
+
+    /// For the CRC of a packet between the addresses of the connection.
+    #[inline]
+    pub(super) fn rx_crc(&mut self, flow: &Flow) -> &mut FlowCrc {
+        if self.rx_crc.flow().source.port() != flow.source.port() {
+            self.rx_crc = FlowCrc::new(*flow);
+        }
+        &mut self.rx_crc
     }
 
     /// Whether the peer checks identifications, on which the CRC of packets depends.
@@ -178,7 +203,7 @@ impl QpContext {
         if !self.source_port.is_known() && self.qp.is_early(packet) {
             return Err(DatagramOutcome::Early);
         }
-        let expected = self.qp.is_expected(packet);
+        let expected = || self.qp.is_expected(packet);
         let admitted = self.source_port.admits(port, packet.bth.psn, expected);
         if admitted { Ok(()) } else { Err(DatagramOutcome::Port) }
     }

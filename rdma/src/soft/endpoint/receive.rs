@@ -208,7 +208,7 @@ impl Endpoint {
             let (comm, key) = (slot.connection.local_comm, slot.connection.key());
             self.manager.retries.remove(comm);
             self.manager.forget_half_open(&key);
-            self.events.push_back(Event::Established(Qp(number)));
+            self.events.push(Event::Established(Qp(number)));
             self.mark_ready(number);
         }
     }
@@ -306,7 +306,7 @@ impl Endpoint {
         let ticket = RequestHandle::new(request, half.token.clone());
         self.add_half_open(request.key(), half, Some(now + self.config.patience));
         let port = service_port(request.message.service_id).unwrap_or_default();
-        self.events.push_back(Event::Incoming(Incoming::detached(
+        self.events.push(Event::Incoming(Incoming::detached(
             SocketAddr::new(request.to, port),
             SocketAddr::new(request.from, header.source_port),
             private_data.to_vec(),
@@ -383,7 +383,8 @@ impl Endpoint {
 
     /// Our request was accepted, or our confirmation of that was lost.
     fn on_reply(&mut self, number: u32, message: &Reply) {
-        let selective = self.config.selective && is_marked_guid(message.ca_guid);
+        let config = self.config;
+        let selective = config.selective && is_marked_guid(message.ca_guid);
         let Some(slot) = self.live(Qp(number)) else { return };
         let connection = &mut slot.connection;
         let first = connection.phase == Phase::RequestSent;
@@ -402,6 +403,7 @@ impl Endpoint {
             };
             slot.qp.ready_to_receive(&slot.settings);
             slot.qp.ready_to_send();
+            slot.set_source_port(&config);
             let (comm, peer) = (slot.connection.local_comm, slot.connection.peer());
             self.manager.retries.remove(comm);
             self.manager.by_peer.insert(peer, number);
@@ -415,7 +417,7 @@ impl Endpoint {
             self.send_mad(local, remote, mad);
             self.mark_ready(number);
             if first {
-                self.events.push_back(Event::Established(Qp(number)));
+                self.events.push(Event::Established(Qp(number)));
             }
         }
     }
@@ -520,7 +522,9 @@ mod tests {
             drop(incoming);
             endpoint.apply_updates(now);
             let said = endpoint.poll_transmit(now, pool.region()).unwrap();
-            assert_eq!(endpoint.payload(&said, pool.region()), asked.reject(reason, &[]));
+            let mut payload = Vec::new();
+            endpoint.copy_payload(&said, pool.region(), &mut payload);
+            assert_eq!(payload, asked.reject(reason, &[]));
         }
     }
 

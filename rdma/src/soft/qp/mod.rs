@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use super::qp::ecn::{NotificationPoint, RESERVED};
 use super::qp::memory_region::{Memory, Rights};
 use super::qp::reorder_buffer::ReorderBuffer;
-use super::qp::requester::Requester;
+use super::qp::requester::{Requester, Wqe};
 use super::qp::responder::{Outcome, Responder};
 use super::stats::datagrams::DatagramOutcome;
 use super::stats::link_errors::{LinkError, LinkErrorCounts};
@@ -104,7 +104,7 @@ pub struct Io<'a> {
     /// Buffer for out-of-order packets.
     pub reorder: &'a mut ReorderBuffer,
     /// Receives completions.
-    pub events: &'a mut VecDeque<Event>,
+    pub events: &'a mut Vec<Event>,
     /// Handle of the queue pair in its completions.
     pub qp: Qp,
 }
@@ -113,13 +113,13 @@ impl Io<'_> {
     /// Completes work.
     pub(crate) fn done(&mut self, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
         let (qp, invalidated) = (self.qp, None);
-        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+        self.events.push(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
     }
 
     /// Completes a receive with a message of `len` bytes, which may have invalidated a key.
     pub(crate) fn received(&mut self, tag: Tag, into: Buf, len: u32, invalidated: Option<u32>) {
         let (qp, work, outcome) = (self.qp, Work::Recv(into), Ok(len));
-        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+        self.events.push(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
     }
 }
 
@@ -131,8 +131,8 @@ pub struct QueuePair {
     requester: Requester,
     responder: Responder,
     /// Posted since the last flush, without a packet number yet.
-    sends: VecDeque<(Tag, Work)>,
-    reads: VecDeque<(Tag, Work)>,
+    sends: VecDeque<Wqe>,
+    reads: VecDeque<Wqe>,
     /// Bytes of the writes among them.
     written_bytes: u32,
     selective: bool,
@@ -203,21 +203,20 @@ impl QueuePair {
                     self.commit();
                 }
                 self.written_bytes = self.written_bytes.saturating_add(work.buf().len());
-                self.requester.post(tag, work);
+                self.requester.post(Wqe::new(tag, work));
             }
-            Work::Send { .. } => self.sends.push_back((tag, work)),
-            Work::Read { .. } => self.reads.push_back((tag, work)),
+            Work::Send { .. } => self.sends.push_back(Wqe::new(tag, work)),
+            Work::Read { .. } => self.reads.push_back(Wqe::new(tag, work)),
         }
     }
 
     /// Assigns packet numbers to posted work.
     fn commit(&mut self) {
         self.written_bytes = 0;
-        if self.sends.is_empty() && self.reads.is_empty() {
-            return;
-        }
-        while let Some((tag, work)) = self.sends.pop_front().or_else(|| self.reads.pop_front()) {
-            self.requester.post(tag, work);
+        for posted in [&mut self.sends, &mut self.reads] {
+            if !posted.is_empty() {
+                self.requester.append(posted);
+            }
         }
     }
 
@@ -295,40 +294,62 @@ impl QueuePair {
         self.requester.troubles.note(LinkError::TrainsEnded);
     }
 
-    /// The next datagram to send: responses first, then requests; but a pure acknowledgement last,
-    /// where it can be the short end of a train. To be called until there is none.
-    #[inline(always)] // for each packet, from one place
+    /// The next datagram to send; see [`QueuePair::transmit`]. To be called until there is none.
     pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
-        let outgoing = self.next_transmit(now, io);
-        self.spoke = outgoing.is_some();
-        outgoing
+        let mut packet = None;
+        self.transmit(now, io, 1, &mut |next| packet = Some(next));
+        packet
     }
 
-    #[inline(always)] // as above
-    fn next_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
+    /// Sends datagrams, as many as there is room for (at least one): responses first, then requests;
+    /// but a pure acknowledgement last, where it can be the short end of a train. Returns their
+    /// number: fewer if there are no more.
+    pub(crate) fn transmit(
+        &mut self,
+        now: Instant,
+        io: &mut Io<'_>,
+        room: usize,
+        sink: &mut impl FnMut(TxPacket),
+    ) -> usize {
         if self.state == State::Init {
-            return None;
+            return 0;
         }
+        let mut left = room;
         if let Some(notification) = self.notification_point.transmit(self.peer) {
             self.requester.troubles.note(LinkError::CongestionSent);
-            return Some(notification);
+            sink(notification);
+            (left, self.spoke) = (left - 1, true);
         }
         self.commit();
-        let sends = self.state == State::ReadyToSend;
-        if sends && self.responder.only_acknowledges() {
-            let request = self.requester.transmit(now, self.peer);
-            if request.is_some() || self.keeps_acknowledgement(now) {
-                return request;
+        while left > 0 {
+            let sends = self.state == State::ReadyToSend;
+            if sends && self.responder.only_acknowledges() {
+                let sent = self.requester.transmit(now, self.peer, left, sink);
+                self.spoke |= sent > 0;
+                left -= sent;
+                if left == 0 || self.keeps_acknowledgement(now) {
+                    break;
+                }
             }
-        }
-        if let Some((outgoing, outcome)) = self.responder.transmit(self.peer, io.memory) {
-            self.ack_due = None;
-            if outcome == Outcome::Dead {
-                self.enter_error(None, io);
+            let sent = match self.responder.transmit(self.peer, io.memory) {
+                Some((response, outcome)) => {
+                    self.ack_due = None;
+                    if outcome == Outcome::Dead {
+                        self.enter_error(None, io);
+                    }
+                    sink(response);
+                    1
+                }
+                None if sends => self.requester.transmit(now, self.peer, left, sink),
+                None => 0,
+            };
+            if sent == 0 {
+                break;
             }
-            return Some(outgoing);
+            (left, self.spoke) = (left - sent, true);
         }
-        if sends { self.requester.transmit(now, self.peer) } else { None }
+        self.spoke = left == 0;
+        room - left
     }
 
     /// Whether there is a pure acknowledgement to delay. Most requests are answered soon by a

@@ -5,7 +5,7 @@
 //! A queue pair may use an eighth of all entries, and not more than are still free: if many use as
 //! much as they can get, others still find some.
 
-use crate::soft::wire::header::{HeaderBytes, ICRC_BYTES, Packet};
+use crate::soft::wire::header::{ICRC_BYTES, Packet};
 
 /// A queue pair may use one part in this many of the capacity.
 const SHARES: u32 = 8;
@@ -41,7 +41,8 @@ impl ReorderBuffer {
             None => return None,
         };
         let bytes = &mut self.slots[slot as usize];
-        bytes.extend_from_slice(HeaderBytes::emit(&packet.bth, &packet.ext).as_slice());
+        bytes.extend_from_slice(&packet.bth.emit());
+        bytes.extend_from_slice(packet.headers());
         bytes.extend_from_slice(packet.payload);
         bytes.resize(bytes.len() + usize::from(packet.bth.pad) + ICRC_BYTES, 0);
         Some(slot)

@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 
 use crate::Region;
 use crate::soft::config::ROCE_PORT;
-use crate::soft::endpoint::{Endpoint, Transmit};
+use crate::soft::endpoint::{Endpoint, QueuedPacket};
 use crate::soft::qp::ecn;
 use crate::soft::udp::steered;
 use crate::soft::udp::train::{MOST_GATHERED, TrainItem, Trains};
-use crate::soft::wire::PrefixCache;
 use crate::soft::wire::gso_check::MOST_SEGMENTS;
 use crate::soft::wire::icrc::train_identification;
 
@@ -148,7 +147,7 @@ pub struct Network {
     cuts: Vec<(IpAddr, IpAddr, Instant)>,
     datagrams: Vec<Datagram>,
     spare: Vec<u32>,
-    beginnings: PrefixCache,
+    gathered: Vec<QueuedPacket>,
     /// Arrival, number (the order among those with one arrival time), place, index.
     flights: BinaryHeap<Reverse<(Instant, u64, u32, u32)>>,
     number: u64,
@@ -178,7 +177,7 @@ impl Network {
             cuts: Vec::new(),
             datagrams: Vec::new(),
             spare: Vec::new(),
-            beginnings: PrefixCache::default(),
+            gathered: Vec::new(),
             flights: BinaryHeap::new(),
             number: 0,
         }
@@ -268,54 +267,63 @@ impl Network {
         if self.renumbers {
             return self.transmit_renumbered(now, endpoint, region);
         }
-        while let Some(transmit) = endpoint.poll_transmit(now, region) {
-            let mut datagram = self.blank();
-            // As from a kernel that numbers its datagrams, at some place in a train.
-            let place = self.dice.roll() as usize % MOST_SEGMENTS;
-            let identification = train_identification(place);
-            let payload = endpoint.payload(&transmit, region);
-            let (beginnings, into) = (&mut self.beginnings, &mut datagram.bytes);
-            let flow = &transmit.flow;
-            if !transmit.outgoing.append(flow, identification, payload, beginnings, into) {
-                self.forget(datagram);
-                continue;
+        let mut gathered = std::mem::take(&mut self.gathered);
+        while gather(now, endpoint, region, &mut gathered) {
+            for queued in &gathered {
+                // As from a kernel that numbers its datagrams, at some place in a train.
+                let place = self.dice.roll() as usize % MOST_SEGMENTS;
+                if let Some(datagram) = self.datagram(endpoint, queued, place, region) {
+                    self.enter(now, datagram);
+                }
             }
-            datagram.way = Some((transmit.flow.source, transmit.flow.destination));
-            datagram.tos = transmit.tos;
-            self.enter(now, datagram);
         }
+        self.gathered = gathered;
     }
 
     /// As [`Network::transmit`], in trains, and through a device that renumbers their segments.
     fn transmit_renumbered(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
-        let next = || endpoint.poll_transmit(now, region);
-        let transmits: Vec<Transmit> = std::iter::from_fn(next).take(MOST_GATHERED).collect();
-        let items: Vec<TrainItem> = transmits.iter().map(TrainItem::of).collect();
-        let mut trains = Trains::new();
-        trains.make(&items, usize::MAX);
-        for train in trains.iter() {
-            let longest = endpoint.longest_train(&transmits[usize::from(train[0])]);
-            for (place, index) in train.chunks(longest).flat_map(|part| part.iter().enumerate()) {
-                let transmit = &transmits[usize::from(*index)];
-                let (mut datagram, flow) = (self.blank(), &transmit.flow);
-                let payload = endpoint.payload(transmit, region);
-                let identification = train_identification(place);
-                let (beginnings, into) = (&mut self.beginnings, &mut datagram.bytes);
-                let whole =
-                    transmit.outgoing.append(flow, identification, payload, beginnings, into);
-                datagram.way = Some((flow.source, flow.destination));
-                datagram.tos = transmit.tos;
-                endpoint.depart(transmit, place);
-                if whole && identification == train_identification(0) {
-                    self.enter(now, datagram);
-                } else {
-                    self.forget(datagram);
+        let (mut gathered, mut trains) = (std::mem::take(&mut self.gathered), Trains::new());
+        while gather(now, endpoint, region, &mut gathered) {
+            let item = |queued| TrainItem::of(endpoint, queued);
+            trains.make(&gathered.iter().filter_map(item).collect::<Vec<_>>(), usize::MAX);
+            for train in trains.iter() {
+                let longest = endpoint.longest_train(&gathered[usize::from(train[0])]);
+                let parts = train.chunks(longest);
+                for (place, index) in parts.flat_map(|part| part.iter().enumerate()) {
+                    let queued = &gathered[usize::from(*index)];
+                    let datagram = self.datagram(endpoint, queued, place, region);
+                    endpoint.depart(queued, place);
+                    let Some(datagram) = datagram else { continue };
+                    if train_identification(place) == train_identification(0) {
+                        self.enter(now, datagram);
+                    } else {
+                        self.forget(datagram);
+                    }
                 }
             }
         }
-        if !transmits.is_empty() {
-            self.transmit_renumbered(now, endpoint, region);
+        self.gathered = gathered;
+    }
+
+    /// The datagram of a packet that leaves at this place of its train.
+    fn datagram(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queued: &QueuedPacket,
+        place: usize,
+        region: &Region,
+    ) -> Option<Datagram> {
+        let mut datagram = self.blank();
+        let (identification, into) = (train_identification(place), &mut datagram.bytes);
+        let envelope = endpoint.envelope(queued);
+        if let Some((flow, tos)) = envelope
+            && endpoint.append(queued, identification, region, into)
+        {
+            (datagram.way, datagram.tos) = (Some((flow.source, flow.destination)), tos);
+            return Some(datagram);
         }
+        self.forget(datagram);
+        None
     }
 
     /// Sends one datagram.
@@ -477,6 +485,18 @@ impl NetworkPort {
             air.transmit(now, endpoint, region);
         }
     }
+}
+
+/// Takes what an endpoint has to send; false if that is nothing.
+fn gather(
+    now: Instant,
+    endpoint: &mut Endpoint,
+    region: &Region,
+    gathered: &mut Vec<QueuedPacket>,
+) -> bool {
+    gathered.clear();
+    endpoint.gather(now, region, &|_| true, MOST_GATHERED, gathered);
+    !gathered.is_empty()
 }
 
 fn lock(air: &Mutex<Network>) -> MutexGuard<'_, Network> {

@@ -21,9 +21,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::capture::{Capture, Direction};
 use super::config::{Path, ROCE_PORT};
-use super::endpoint::{Endpoint, Transmit};
+use super::endpoint::{Endpoint, QueuedPacket};
 use super::udp::train::{MOST_BYTES, MOST_GATHERED, TrainItem, Trains, Way};
-use super::wire::PrefixCache;
 use super::wire::icrc::{Flow, train_identification};
 use crate::log_interval::LogInterval;
 use crate::{FabricError, Region};
@@ -89,13 +88,12 @@ pub(super) struct Udp {
     /// Datagrams that other fabrics have received for this one.
     brought: VecDeque<Misdelivered>,
     /// Datagrams to send, and their assignment to trains.
-    gathered: Vec<Transmit>,
+    gathered: Vec<QueuedPacket>,
     items: Vec<TrainItem>,
     trains: Trains,
     singles: Singles,
     /// Bytes of the train that is sent.
     train: Vec<u8>,
-    beginnings: PrefixCache,
     /// Trains that must be sent before others of the same socket.
     held: VecDeque<Held>,
     /// Sockets without room: address and port.
@@ -135,7 +133,6 @@ impl Udp {
             trains: Trains::new(),
             singles: Singles::default(),
             train: Vec::with_capacity(MOST_BYTES),
-            beginnings: PrefixCache::default(),
             held: VecDeque::new(),
             blocked: Vec::new(),
             watched: Vec::new(),
@@ -454,15 +451,17 @@ impl Udp {
 
     /// Takes packets from the endpoint, as many as are sorted at once.
     fn gather(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) -> bool {
-        self.gathered.clear();
         self.items.clear();
-        while self.gathered.len() < MOST_GATHERED {
-            let open = |from| !self.has_no_room(from);
-            let transmit = endpoint.poll_transmit_where(now, region, open);
-            let Some(transmit) = transmit else { break };
-            self.items.push(TrainItem::of(&transmit));
-            self.gathered.push(transmit);
-        }
+        let mut gathered = std::mem::take(&mut self.gathered);
+        gathered.clear();
+        let open = |from| !self.has_no_room(from);
+        endpoint.gather(now, region, &open, MOST_GATHERED, &mut gathered);
+        gathered.retain(|queued| {
+            let item = TrainItem::of(endpoint, queued);
+            self.items.extend(item);
+            item.is_some()
+        });
+        self.gathered = gathered;
         !self.gathered.is_empty()
     }
 
@@ -518,21 +517,20 @@ impl Udp {
         self.train.clear();
         let mut count = 0;
         for index in train {
-            let transmit = &self.gathered[usize::from(*index)];
-            let (flow, begin) = (&transmit.flow, self.train.len());
-            let payload = endpoint.payload(transmit, region);
+            let (queued, begin) = (&self.gathered[usize::from(*index)], self.train.len());
             let identification = train_identification(count);
-            let (beginnings, into) = (&mut self.beginnings, &mut self.train);
-            if !transmit.outgoing.append(flow, identification, payload, beginnings, into) {
+            if !endpoint.append(queued, identification, region, &mut self.train) {
                 // Its queue pair has failed while the next ones were gathered. The identifications
                 // of the following ones would be wrong, and most of them are of that queue pair.
                 break;
             }
-            if let Some(capture) = &self.capture {
+            if let Some(capture) = &self.capture
+                && let Some((flow, _)) = endpoint.envelope(queued)
+            {
                 let datagram = [&self.train[begin..], &[], &[]];
-                capture.add(Direction::Sent, flow, way.tos, identification, datagram);
+                capture.add(Direction::Sent, &flow, way.tos, identification, datagram);
             }
-            endpoint.depart(transmit, count);
+            endpoint.depart(queued, count);
             count += 1;
         }
         if count == 0 {
@@ -736,12 +734,10 @@ mod tests {
         for _ in 0..count {
             asking.connect(now, from, to, &[], limits).unwrap();
         }
-        let mut beginnings = PrefixCache::default();
         let datagram = || {
-            let transmit = asking.poll_transmit(now, pool.region())?;
-            let (payload, mut bytes) = (asking.payload(&transmit, pool.region()), Vec::new());
-            transmit.outgoing.append(&transmit.flow, 0, payload, &mut beginnings, &mut bytes);
-            Some(bytes)
+            let (mut next, mut bytes) = (Vec::with_capacity(1), Vec::new());
+            asking.gather(now, pool.region(), &|_| true, 1, &mut next);
+            asking.append(next.first()?, 0, pool.region(), &mut bytes).then_some(bytes)
         };
         std::iter::from_fn(datagram).collect()
     }

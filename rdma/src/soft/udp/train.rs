@@ -7,7 +7,7 @@
 
 use std::net::IpAddr;
 
-use crate::soft::endpoint::Transmit;
+use crate::soft::endpoint::{Endpoint, QueuedPacket};
 use crate::soft::wire::gso_check::MOST_SEGMENTS;
 
 /// Maximum of datagrams that are sorted at once.
@@ -46,11 +46,12 @@ pub(crate) struct TrainItem {
 }
 
 impl TrainItem {
-    /// A datagram that an endpoint wants to send.
-    pub(crate) fn of(transmit: &Transmit) -> TrainItem {
-        let (from, to) = (transmit.flow.source, transmit.flow.destination.ip());
-        let way = Way { from: from.ip(), port: from.port(), to, tos: transmit.tos };
-        TrainItem { way, queue: transmit.slot, bytes: transmit.outgoing.datagram_bytes() }
+    /// A packet that an endpoint wants to send.
+    pub(crate) fn of(endpoint: &Endpoint, queued: &QueuedPacket) -> Option<TrainItem> {
+        let (flow, tos) = endpoint.envelope(queued)?;
+        let (from, to) = (flow.source, flow.destination.ip());
+        let way = Way { from: from.ip(), port: from.port(), to, tos };
+        Some(TrainItem { way, queue: queued.slot, bytes: queued.packet.datagram_bytes() })
     }
 }
 

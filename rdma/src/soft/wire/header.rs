@@ -91,8 +91,9 @@ impl Bth {
         if b[1] & 0x0f != 0 {
             return Err(Malformed::Version);
         }
+        let row = Row::from_wire(b[0]).ok_or(Malformed::Opcode(b[0]))?;
         Ok(Bth {
-            opcode: Opcode::from_wire(b[0]).ok_or(Malformed::Opcode(b[0]))?,
+            opcode: row.opcode,
             solicited: b[1] & 0x80 != 0,
             migrated: b[1] & 0x40 != 0,
             pad: b[1] >> 4 & 3,
@@ -106,26 +107,24 @@ impl Bth {
     }
 
     /// Writes it.
+    #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; Bth::BYTES] {
-        let flag = |on: bool, bit: u8| if on { bit } else { 0 };
-        let pkey = self.pkey.to_be_bytes();
-        let qpn = self.destination.to_wire();
-        let psn = self.psn.to_wire();
-        [
-            self.opcode.to_wire(),
-            flag(self.solicited, 0x80) | flag(self.migrated, 0x40) | (self.pad & 3) << 4,
-            pkey[0],
-            pkey[1],
-            flag(self.fecn, 0x80) | flag(self.becn, 0x40),
-            qpn[0],
-            qpn[1],
-            qpn[2],
-            flag(self.ack_request, 0x80),
-            psn[0],
-            psn[1],
-            psn[2],
-        ]
+        let flag = |on: bool, bit: u32| u32::from(on) << bit;
+        let words = [
+            u32::from(self.opcode.to_wire()) << 24
+                | flag(self.solicited, 23)
+                | flag(self.migrated, 22)
+                | u32::from(self.pad & 3) << 20
+                | u32::from(self.pkey),
+            flag(self.fecn, 31) | flag(self.becn, 30) | self.destination.get(),
+            flag(self.ack_request, 31) | self.psn.get(),
+        ];
+        let mut bytes = [0; Bth::BYTES];
+        for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
+            chunk.copy_from_slice(&word.to_be_bytes());
+        }
+        bytes
     }
 
     /// Whether the partition key is that of the default partition, with at least one of the two
@@ -325,67 +324,6 @@ pub struct Extended {
     pub held: Option<[u8; 16]>,
 }
 
-/// Reads fields from the front of a slice.
-struct Cursor<'a>(&'a [u8]);
-
-impl<'a> Cursor<'a> {
-    fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], Malformed> {
-        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(Malformed::Short)?;
-        self.0 = rest;
-        Ok(head)
-    }
-
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        self.take().map(|b| u32::from_be_bytes(*b))
-    }
-
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        self.take().map(|b| u64::from_be_bytes(*b))
-    }
-
-    /// A byte, then a 24-bit number.
-    fn byte_and_24(&mut self) -> Result<(u8, [u8; 3]), Malformed> {
-        self.take::<4>().map(|b| (b[0], [b[1], b[2], b[3]]))
-    }
-}
-
-impl Extended {
-    fn parse(row: &Row, cursor: &mut Cursor<'_>) -> Result<Extended, Malformed> {
-        let mut ext = Extended::default();
-        if row.headers.has(Headers::DETH) {
-            let qkey = cursor.u32()?;
-            ext.deth = Some(Deth { qkey, source: Qpn::from_wire(cursor.byte_and_24()?.1) });
-        }
-        if row.headers.has(Headers::RETH) {
-            let (address, key, length) = (cursor.u64()?, cursor.u32()?, cursor.u32()?);
-            ext.reth = Some(Reth { address, key, length });
-        }
-        if row.headers.has(Headers::ATOMIC) {
-            let (address, key) = (cursor.u64()?, cursor.u32()?);
-            let (swap_add, compare) = (cursor.u64()?, cursor.u64()?);
-            ext.atomic = Some(AtomicEth { address, key, swap_add, compare });
-        }
-        if row.headers.has(Headers::AETH) {
-            let (syndrome, msn) = cursor.byte_and_24()?;
-            let syndrome = Syndrome::from_wire(syndrome);
-            ext.aeth = Some(Aeth { syndrome, msn: Msn::from_wire(msn) });
-        }
-        if row.headers.has(Headers::ATOMIC_ACK) {
-            ext.atomic_ack = Some(cursor.u64()?);
-        }
-        if row.headers.has(Headers::IMMEDIATE) {
-            ext.immediate = Some(*cursor.take()?);
-        }
-        if row.headers.has(Headers::IETH) {
-            ext.invalidate = Some(cursor.u32()?);
-        }
-        if row.headers.has(Headers::HELD) {
-            ext.held = Some(*cursor.take()?);
-        }
-        Ok(ext)
-    }
-}
-
 /// The bytes before a payload: at most [`MAX_HEADER_BYTES`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct HeaderBytes {
@@ -473,6 +411,20 @@ impl HeaderBytes {
         &self.bytes[..usize::from(self.len)]
     }
 
+    /// Sets the bit of [`Bth::ack_request`].
+    #[inline]
+    pub(crate) fn request_ack(&mut self) {
+        self.bytes[8] |= 0x80;
+    }
+
+    /// Appends the bytes. (A copy of constant length is cheaper than one of a variable length.)
+    #[inline]
+    pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) {
+        let end = bytes.len() + usize::from(self.len);
+        bytes.extend_from_slice(&self.bytes);
+        bytes.truncate(end);
+    }
+
     fn push(&mut self, bytes: &[u8]) {
         let at = usize::from(self.len);
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
@@ -486,36 +438,130 @@ impl std::fmt::Debug for HeaderBytes {
     }
 }
 
-/// A parsed datagram. Its CRC has not been checked.
+/// A parsed datagram. Its CRC has not been checked. Extended headers are parsed where they are used:
+/// most packets have one or none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
     /// Base transport header.
     pub bth: Bth,
-    /// Extended headers.
-    pub ext: Extended,
     /// The payload, without padding.
     pub payload: &'a [u8],
+    row: &'static Row,
+    /// The extended headers: as many bytes as the operation code has.
+    headers: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
+    /// A packet without extended headers.
+    #[must_use]
+    pub fn plain(bth: Bth, payload: &'a [u8]) -> Packet<'a> {
+        Packet { bth, payload, row: bth.opcode.row(), headers: &[] }
+    }
+
     /// Parses a datagram (the payload of UDP, including the invariant CRC).
     ///
     /// # Errors
     /// It is not a packet of this transport.
+    #[inline]
     pub fn parse(datagram: &'a [u8]) -> Result<Packet<'a>, Malformed> {
         let (body, _) = datagram.split_last_chunk::<ICRC_BYTES>().ok_or(Malformed::Short)?;
-        let mut cursor = Cursor(body);
-        let bth = Bth::parse(cursor.take()?)?;
-        let ext = Extended::parse(bth.opcode.row(), &mut cursor)?;
-        let len = cursor.0.len().checked_sub(usize::from(bth.pad)).ok_or(Malformed::Padding)?;
-        Ok(Packet { bth, ext, payload: &cursor.0[..len] })
+        let (first, rest) = body.split_first_chunk().ok_or(Malformed::Short)?;
+        let bth = Bth::parse(first)?;
+        let row = bth.opcode.row();
+        let (headers, rest) = rest.split_at_checked(row.header_bytes).ok_or(Malformed::Short)?;
+        let len = rest.len().checked_sub(usize::from(bth.pad)).ok_or(Malformed::Padding)?;
+        Ok(Packet { bth, payload: &rest[..len], row, headers })
     }
 
     /// The row of its operation code.
+    #[inline]
     #[must_use]
     pub fn row(&self) -> &'static Row {
-        self.bth.opcode.row()
+        self.row
     }
+
+    /// The bytes of its extended headers.
+    #[must_use]
+    pub fn headers(&self) -> &'a [u8] {
+        self.headers
+    }
+
+    /// All extended headers.
+    #[must_use]
+    pub fn ext(&self) -> Extended {
+        Extended {
+            deth: self.deth(),
+            reth: self.reth(),
+            atomic: self.atomic(),
+            aeth: self.aeth(),
+            atomic_ack: self.find(Headers::ATOMIC_ACK, 4).map(|b| u64::from_be_bytes(*b)),
+            immediate: self.find(Headers::IMMEDIATE, self.headers.len().saturating_sub(4)).copied(),
+            invalidate: self.invalidate(),
+            held: self.held(),
+        }
+    }
+
+    /// Datagram header.
+    #[must_use]
+    pub fn deth(&self) -> Option<Deth> {
+        let b: &[u8; 8] = self.find(Headers::DETH, 0)?;
+        Some(Deth { qkey: be32(b, 0), source: Qpn::new(be32(b, 4)) })
+    }
+
+    /// Memory of a write or read.
+    #[inline]
+    #[must_use]
+    pub fn reth(&self) -> Option<Reth> {
+        let b: &[u8; 16] = self.find(Headers::RETH, 0)?;
+        Some(Reth { address: be64(b, 0), key: be32(b, 8), length: be32(b, 12) })
+    }
+
+    /// Memory and operands of an atomic.
+    #[must_use]
+    pub fn atomic(&self) -> Option<AtomicEth> {
+        let b: &[u8; 28] = self.find(Headers::ATOMIC, 0)?;
+        let (address, key) = (be64(b, 0), be32(b, 8));
+        Some(AtomicEth { address, key, swap_add: be64(b, 12), compare: be64(b, 20) })
+    }
+
+    /// Acknowledgement.
+    #[inline]
+    #[must_use]
+    pub fn aeth(&self) -> Option<Aeth> {
+        let b: &[u8; 4] = self.find(Headers::AETH, 0)?;
+        Some(Aeth { syndrome: Syndrome::from_wire(b[0]), msn: Msn::new(be32(b, 0)) })
+    }
+
+    /// Key to invalidate.
+    #[inline]
+    #[must_use]
+    pub fn invalidate(&self) -> Option<u32> {
+        self.find(Headers::IETH, 0).map(|b| u32::from_be_bytes(*b))
+    }
+
+    /// Which packets are there; see [`Extended::held`].
+    #[must_use]
+    pub fn held(&self) -> Option<[u8; 16]> {
+        self.find(Headers::HELD, 4).copied()
+    }
+
+    /// The bytes of one extended header. Where they are follows from the table of operation codes:
+    /// no packet has two of those that begin at 0, and immediate data are the last.
+    #[inline]
+    fn find<const N: usize>(&self, header: Headers, at: usize) -> Option<&'a [u8; N]> {
+        if !self.row.headers.has(header) {
+            return None;
+        }
+        self.headers.get(at..)?.first_chunk()
+    }
+}
+
+fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn be64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
 }
 
 /// Bytes of padding after a payload of `len` bytes.
@@ -626,7 +672,8 @@ mod tests {
             let mut datagram = head.as_slice().to_vec();
             datagram.extend(&payload);
             datagram.extend(vec![0; usize::from(bth.pad) + ICRC_BYTES]);
-            prop_assert_eq!(Packet::parse(&datagram), Ok(Packet { bth, ext, payload: &payload }));
+            let packet = Packet::parse(&datagram).unwrap();
+            prop_assert_eq!((packet.bth, packet.ext(), packet.payload), (bth, ext, &payload[..]));
             for cut in 0..head.as_slice().len() {
                 prop_assert_eq!(Packet::parse(&datagram[..cut]), Err(Malformed::Short));
             }
@@ -636,7 +683,7 @@ mod tests {
         fn any_bytes_parse_or_fail_politely(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(packet) = Packet::parse(&bytes) {
                 prop_assert!(packet.payload.len() < bytes.len());
-                let again = HeaderBytes::emit(&packet.bth, &packet.ext);
+                let again = HeaderBytes::emit(&packet.bth, &packet.ext());
                 let rest = packet.payload.len() + usize::from(packet.bth.pad) + ICRC_BYTES;
                 prop_assert_eq!(again.as_slice().len() + rest, bytes.len());
             }

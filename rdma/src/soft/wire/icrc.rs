@@ -41,8 +41,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::flow_crc::FlowCrc;
 use super::header::{Bth, ICRC_BYTES};
-use super::icrc_prefix_cache::PrefixCache;
 
 /// CRC-32 of eight bytes of ones.
 const SEED: u32 = 0x2144_df1c;
@@ -68,6 +68,7 @@ pub struct Flow {
 }
 
 impl Flow {
+    #[inline]
     pub(super) fn is_ipv4(&self) -> bool {
         self.source.is_ipv4() && self.destination.is_ipv4()
     }
@@ -82,7 +83,7 @@ pub const fn train_identification(index: usize) -> u16 {
 
 /// An invariant CRC in progress.
 #[derive(Clone, Debug)]
-pub struct Icrc(pub(super) crc32fast::Hasher);
+pub struct Icrc(crc32fast::Hasher);
 
 impl Icrc {
     /// Starts with the IP and UDP headers of a datagram of `datagram_bytes` (base transport header
@@ -134,8 +135,13 @@ impl Icrc {
         Icrc(hasher)
     }
 
+    /// Continues from a CRC.
+    pub(super) fn resume(crc: u32) -> Icrc {
+        Icrc(crc32fast::Hasher::new_with_initial(crc))
+    }
+
     /// A base transport header as the CRC covers it: without the fields that change on the path.
-    pub(super) fn masked(bth: &[u8; Bth::BYTES]) -> [u8; Bth::BYTES] {
+    fn masked(bth: &[u8; Bth::BYTES]) -> [u8; Bth::BYTES] {
         let mut masked = *bth;
         masked[4] = 0xff;
         masked
@@ -178,7 +184,6 @@ pub enum Verdict {
 #[derive(Clone, Debug)]
 pub struct Checker {
     cache: Box<[Basis; Checker::LENGTHS]>,
-    beginnings: PrefixCache,
 }
 
 impl Default for Checker {
@@ -196,23 +201,24 @@ impl Checker {
     /// With empty caches (of some 41 KiB, which never grow).
     #[must_use]
     pub fn new() -> Checker {
-        let cache = Box::new([Basis::EMPTY; Checker::LENGTHS]);
-        Checker { cache, beginnings: PrefixCache::default() }
+        Checker { cache: Box::new([Basis::EMPTY; Checker::LENGTHS]) }
     }
 
     /// Checks a datagram of a flow: base transport header to CRC.
     pub fn check(&mut self, flow: &Flow, datagram: &[u8]) -> Verdict {
+        self.check_of(&mut FlowCrc::new(*flow), datagram)
+    }
+
+    /// The same, for one of many datagrams of a flow.
+    pub(crate) fn check_of(&mut self, flow: &mut FlowCrc, datagram: &[u8]) -> Verdict {
         let Some((body, received)) = datagram.split_last_chunk::<ICRC_BYTES>() else {
             return Verdict::Wrong;
         };
-        let Some((bth, rest)) = body.split_first_chunk::<{ Bth::BYTES }>() else {
-            return Verdict::Wrong;
-        };
-        let (mut icrc, fed) = self.beginnings.begin(flow, 0, datagram.len(), bth);
-        icrc.update(&fed);
-        icrc.update(rest);
+        let Some(bth) = body.first_chunk::<{ Bth::BYTES }>() else { return Verdict::Wrong };
+        let mut icrc = flow.begin(0, datagram.len(), bth[4]);
+        icrc.update(body);
         let difference = u32::from_le_bytes(icrc.finish()) ^ u32::from_le_bytes(*received);
-        if !flow.is_ipv4() {
+        if !flow.flow().is_ipv4() {
             return if difference == 0 { Verdict::Exact } else { Verdict::Wrong };
         }
         if difference == 0 {

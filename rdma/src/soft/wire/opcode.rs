@@ -264,11 +264,21 @@ const INDEX: [u8; 256] = {
     index
 };
 
+impl Row {
+    /// The row of the operation code of a byte, if it is supported. A packet with any other is
+    /// dropped.
+    #[inline]
+    #[must_use]
+    pub fn from_wire(byte: u8) -> Option<&'static Row> {
+        TABLE.get(usize::from(INDEX[usize::from(byte)]))
+    }
+}
+
 impl Opcode {
-    /// The operation code of a byte, if it is supported. A packet with any other is dropped.
+    /// The operation code of a byte, if it is supported.
     #[must_use]
     pub fn from_wire(byte: u8) -> Option<Opcode> {
-        TABLE.get(usize::from(INDEX[usize::from(byte)])).map(|row| row.opcode)
+        Row::from_wire(byte).map(|row| row.opcode)
     }
 
     /// Its byte.
@@ -278,6 +288,7 @@ impl Opcode {
     }
 
     /// Its row of the table.
+    #[inline]
     #[must_use]
     pub const fn row(self) -> &'static Row {
         &TABLE[INDEX[self as usize] as usize]

@@ -37,14 +37,15 @@ impl SourcePort {
 
     /// Whether a packet from this port is accepted. `expected`: its number is a likely one for the
     /// sender.
-    pub(crate) fn admits(&mut self, port: u16, psn: Psn, expected: bool) -> bool {
+    #[inline]
+    pub(crate) fn admits(&mut self, port: u16, psn: Psn, expected: impl FnOnce() -> bool) -> bool {
         if self.known.is_none_or(|known| known == port) {
             self.other = None;
             return true;
         }
         let run = self.other.filter(|(other, ..)| *other == port);
         let follows = run.is_some_and(|(.., last)| psn.since(last) == 1);
-        if !expected && !follows {
+        if !follows && !expected() {
             return false;
         }
         let agreed = run.map_or(0, |(_, agreed, _)| agreed) + 1;
@@ -63,32 +64,34 @@ mod tests {
     #[test]
     fn another_port_is_believed_after_four_packets_that_are_expected() {
         let mut port = SourcePort::default();
-        assert!(port.admits(1, Psn::new(0), false) && port.admits(2, Psn::new(0), false));
+        assert!(port.admits(1, Psn::new(0), || false) && port.admits(2, Psn::new(0), || false));
         port.learn(7);
         port.learn(8);
-        assert!(port.is_known() && port.admits(7, Psn::new(5), false));
+        assert!(port.is_known() && port.admits(7, Psn::new(5), || false));
         // Repeated, or consecutive.
         for numbers in [[5, 5, 5, 5], [5, 6, 7, 8], [5, 6, 5, 6]] {
             let mut port = port;
-            let admitted = numbers.map(|psn| port.admits(9, Psn::new(psn), psn == 5));
+            let admitted = numbers.map(|psn| port.admits(9, Psn::new(psn), || psn == 5));
             assert_eq!(admitted, [false, false, false, true]);
-            assert!(port.admits(9, Psn::new(99), false) && !port.admits(7, Psn::new(5), true));
+            assert!(
+                port.admits(9, Psn::new(99), || false) && !port.admits(7, Psn::new(5), || true)
+            );
         }
         // Not with packets from the old one in between, nor from others.
         for _ in 0..3 {
             for _ in 0..3 {
-                assert!(!port.admits(9, Psn::new(5), true));
+                assert!(!port.admits(9, Psn::new(5), || true));
             }
-            assert!(port.admits(7, Psn::new(6), false));
+            assert!(port.admits(7, Psn::new(6), || false));
         }
         // Consecutive numbers may wrap.
         let mut wraps = port;
         let numbers = [0xff_fffe, 0xff_ffff, 0, 1];
-        let admitted = numbers.map(|n| wraps.admits(9, Psn::new(n), n == 0xff_fffe));
+        let admitted = numbers.map(|n| wraps.admits(9, Psn::new(n), || n == 0xff_fffe));
         assert_eq!(admitted, [false, false, false, true]);
         for nth in 0..100 {
-            assert!(!port.admits(9 + nth % 2, Psn::new(5), true));
-            assert!(!port.admits(9, Psn::new(50 + u32::from(nth) * 2), false));
+            assert!(!port.admits(9 + nth % 2, Psn::new(5), || true));
+            assert!(!port.admits(9, Psn::new(50 + u32::from(nth) * 2), || false));
         }
     }
 }

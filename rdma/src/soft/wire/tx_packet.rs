@@ -1,6 +1,6 @@
 //! An outgoing datagram: headers, payload (in the pool), and padding with the invariant CRC.
 
-use super::PrefixCache;
+use super::flow_crc::FlowCrc;
 use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, RequestExt, padding};
 use super::icrc::{Flow, Icrc};
 
@@ -70,6 +70,12 @@ impl TxPacket {
         TxPacket { header: HeaderBytes::request(&bth, ext), payload, payload_bytes }
     }
 
+    /// Requests an acknowledgement.
+    #[inline]
+    pub(crate) fn request_ack(&mut self) {
+        self.header.request_ack();
+    }
+
     /// The headers.
     #[must_use]
     pub fn header(&self) -> &[u8] {
@@ -98,29 +104,29 @@ impl TxPacket {
     /// Appends the whole datagram to others of its train, for a flow and an IPv4 identification
     /// (see [`super::icrc::train_identification`]). No effect if the payload has another length
     /// than announced, because the queue pair was changed since.
+    #[inline]
     pub(crate) fn append(
         &self,
-        flow: &Flow,
+        flow: &mut FlowCrc,
         identification: u16,
         payload: &[u8],
-        beginnings: &mut PrefixCache,
         train: &mut Vec<u8>,
     ) -> bool {
         const PADDING: [u8; 3] = [0; 3];
-        let header = self.header();
-        let Some((bth, rest)) = header.split_first_chunk::<{ Bth::BYTES }>() else { return false };
         if payload.len() != self.payload_bytes as usize {
             return false;
         }
-        let (mut icrc, fed) = beginnings.begin(flow, identification, self.datagram_bytes(), bth);
-        let start = train.len();
-        train.extend_from_slice(&fed);
-        train.extend_from_slice(rest);
+        let (start, pad) = (train.len(), usize::from(padding(payload.len())));
+        self.header.append_to(train);
         train.extend_from_slice(payload);
-        train.extend_from_slice(&PADDING[..usize::from(padding(payload.len()))]);
-        // One range of bytes that were just written: cheaper than in pieces.
-        icrc.update(&train[start..]);
-        train[start..start + Bth::BYTES].copy_from_slice(bth);
+        if pad > 0 {
+            train.extend_from_slice(&PADDING[..pad]);
+        }
+        let written = &train[start..];
+        let byte_4 = written.get(4).copied().unwrap_or_default();
+        let mut icrc = flow.begin(identification, written.len() + ICRC_BYTES, byte_4);
+        // One contiguous range that has just been written: cheaper than piece by piece.
+        icrc.update(written);
         train.extend_from_slice(&icrc.finish());
         true
     }

@@ -19,8 +19,8 @@ impl Requester {
         io: &mut Io<'_>,
     ) -> Result<bool, (u64, Fault)> {
         let Some(at) = self.outstanding(packet) else { return Ok(false) };
-        let syndrome = packet.ext.aeth.map_or(Syndrome::ACK, |aeth| aeth.syndrome);
-        if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = packet.ext.aeth {
+        let syndrome = packet.aeth().map_or(Syndrome::ACK, |aeth| aeth.syndrome);
+        if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = packet.aeth() {
             self.credits.update(msn, code);
         }
         if packet.row().operation == Operation::Acknowledge {
@@ -50,7 +50,7 @@ impl Requester {
             }
             (Operation::Acknowledge, Syndrome::Nak(Nak::Sequence)) => {
                 self.board.execute(at);
-                match packet.ext.held.filter(|_| self.selective) {
+                match packet.held().filter(|_| self.selective) {
                     Some(held) => self.kept(now, at, u128::from_le_bytes(held)),
                     None => self.missed(now, at),
                 }
@@ -170,14 +170,16 @@ impl Requester {
             }
             self.restart(now);
         }
+        let mut done = 0;
         while self.works.front().is_some_and(|item| item.end() <= una)
             && let Some(item) = self.works.pop_front()
         {
             let len = item.work.buf().len();
             io.done(item.tag, item.work, Ok(len));
-            self.done += 1;
-            self.cursor = self.cursor.saturating_sub(1);
+            done += 1;
         }
+        self.done += done as u64;
+        self.cursor = self.cursor.saturating_sub(done);
         while self.reads.front().is_some_and(|end| *end <= una) {
             self.reads.pop_front();
         }

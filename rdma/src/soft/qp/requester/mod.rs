@@ -76,7 +76,7 @@ const MOST_WINDOW: u32 = 4096;
 
 /// One posted work request (work queue element).
 #[derive(Debug)]
-struct Wqe {
+pub(super) struct Wqe {
     tag: Tag,
     work: Work,
     /// Its first packet; far away until that is sent.
@@ -87,6 +87,11 @@ struct Wqe {
 }
 
 impl Wqe {
+    #[inline]
+    pub(super) fn new(tag: Tag, work: Work) -> Wqe {
+        Wqe { tag, work, first: u64::MAX, packets: 0, piece: 1 }
+    }
+
     fn end(&self) -> u64 {
         self.first.saturating_add(u64::from(self.packets))
     }
@@ -104,6 +109,34 @@ impl Wqe {
         let offset = (at - self.first) * u64::from(mtu);
         let left = u64::from(self.work.buf().len()).saturating_sub(offset);
         (offset as u32, left.min(u64::from(mtu)) as u32)
+    }
+
+    /// The datagram of some packets from `at` on: one packet, or as many as a read request asks for.
+    /// `work` is the number of this one.
+    #[inline(always)] // for each packet
+    fn datagram(&self, work: u64, at: u64, packets: u64, mtu: u32, mut bth: Bth) -> TxPacket {
+        let (offset, mut len) = self.segment(at, mtu);
+        let ext = match &self.work {
+            Work::Read { into, from } => {
+                let asked = packets * u64::from(mtu);
+                let length = asked.min(u64::from(into.len() - offset.min(into.len()))) as u32;
+                (bth.opcode, len) = (Opcode::ReadRequest, 0);
+                memory_of(from.addr, from.key, offset, length)
+            }
+            Work::Write { to, .. } => {
+                bth.opcode = Opcode::WriteOnly;
+                memory_of(to.addr, to.key, offset, len)
+            }
+            Work::Send { invalidate, .. } => {
+                let last = at + 1 == self.end();
+                bth.opcode = send_opcode(at == self.first, last, invalidate.is_some());
+                invalidate.map_or(RequestExt::None, RequestExt::Invalidate)
+            }
+            // Receives are posted on the responder.
+            Work::Recv(_) => RequestExt::None,
+        };
+        let payload = if len == 0 { Payload::None } else { Payload::Posted { work, at: offset } };
+        TxPacket::request(bth, ext, payload, len)
     }
 
     /// The packets of the piece of a read that contains packet `at`. Pieces begin at multiples of
@@ -224,9 +257,6 @@ impl Requester {
         self.clean_piece = if pairs { self.piece.min(PAIR) } else { self.piece };
         self.depth = usize::from(settings.reads.max(1));
         self.selective = settings.selective;
-        for item in &mut self.works {
-            item.packets = packets_of(item.work.buf().len(), self.mtu);
-        }
         self.board = Scoreboard::new(2 * window);
         self.window = CongestionWindow::new(window);
         self.reads.reserve(self.depth);
@@ -238,9 +268,20 @@ impl Requester {
     }
 
     /// Posts a send, write or read.
-    pub(crate) fn post(&mut self, tag: Tag, work: Work) {
-        let packets = packets_of(work.buf().len(), self.mtu);
-        self.works.push_back(Wqe { tag, work, first: u64::MAX, packets, piece: 1 });
+    #[inline]
+    pub(super) fn post(&mut self, wqe: Wqe) {
+        self.works.push_back(wqe);
+    }
+
+    /// Queues several, in order.
+    pub(super) fn append(&mut self, posted: &mut VecDeque<Wqe>) {
+        self.works.append(posted);
+    }
+
+    /// The base transport header of packet `at`, but for its operation code.
+    #[inline]
+    fn bth(&self, peer: Qpn, at: u64) -> Bth {
+        Bth::new(Opcode::SendOnly, peer, self.psn(at))
     }
 
     fn psn(&self, at: u64) -> Psn {
@@ -328,49 +369,81 @@ impl Requester {
         self.timed.take_if(|(at, _)| self.board.is_lost(*at));
     }
 
-    /// The next request to send.
-    pub(crate) fn transmit(&mut self, now: Instant, peer: Qpn) -> Option<TxPacket> {
+    /// Sends requests, at most as many datagrams as there is room for; returns their number.
+    pub(crate) fn transmit(
+        &mut self,
+        now: Instant,
+        peer: Qpn,
+        room: usize,
+        sink: &mut impl FnMut(TxPacket),
+    ) -> usize {
         if self.pause.is_some() {
-            return None;
+            return 0;
         }
-        let lost = if self.board.lost() > 0 { self.next_lost() } else { None };
-        let outgoing = match lost {
-            Some((index, at, packets)) => {
-                self.board.send_again(at..at + packets);
-                self.troubles.note(LinkError::SentAgain);
-                self.request(index, at, packets, peer, self.selective || self.probes > 0)
-            }
-            None => {
-                let packets = self.sendable();
-                let (index, at, piece) = (self.cursor, self.board.next(), self.fresh_piece());
-                let item = self.works.get_mut(index).filter(|_| packets > 0)?;
-                let read = item.is_read();
-                if self.into == 0 || !item.is_send() {
-                    self.credits.begin();
-                }
-                if self.into == 0 {
-                    (item.first, item.piece) = (at, piece);
-                }
-                self.into += packets;
-                self.board.send(packets, read);
-                if read {
-                    self.reads.push_back(at + packets);
-                }
-                if self.into >= u64::from(item.packets) {
-                    (self.cursor, self.into) = (self.cursor + 1, 0);
-                }
-                let asks = self.timed.is_none();
-                let outgoing = self.request(index, at, packets, peer, false);
-                if asks && self.silent == 0 {
-                    (self.timed, self.waited) = (Some((at, now)), false);
-                }
-                outgoing
-            }
-        };
-        if self.deadline.is_none() {
+        let mut sent = 0;
+        while sent < room
+            && self.board.lost() > 0
+            && let Some((index, at, packets)) = self.next_lost()
+        {
+            self.board.send_again(at..at + packets);
+            self.troubles.note(LinkError::SentAgain);
+            let must = self.selective || self.probes > 0 || self.works[index].is_read();
+            let ack_request = self.asks(must, at + packets, self.sendable());
+            let bth = Bth { ack_request, ..self.bth(peer, at) };
+            let work = self.done + index as u64;
+            sink(self.works[index].datagram(work, at, packets, self.mtu, bth));
+            sent += 1;
+        }
+        sent += self.transmit_new(now, peer, room - sent, sink);
+        if sent > 0 && self.deadline.is_none() {
             self.set_deadline(now);
         }
-        Some(outgoing)
+        sent
+    }
+
+    /// Sends requests for the first time. Nothing is lost meanwhile.
+    fn transmit_new(
+        &mut self,
+        now: Instant,
+        peer: Qpn,
+        room: usize,
+        sink: &mut impl FnMut(TxPacket),
+    ) -> usize {
+        let (mut sent, mut packets) = (0, self.sendable());
+        while sent < room
+            && packets > 0
+            && let (at, piece) = (self.board.next(), self.fresh_piece())
+            && let (work, bth) = (self.done + self.cursor as u64, self.bth(peer, at))
+            && let Some(item) = self.works.get_mut(self.cursor)
+        {
+            let read = item.is_read();
+            if self.into == 0 || !item.is_send() {
+                self.credits.begin();
+            }
+            if self.into == 0 {
+                (item.first, item.piece) = (at, piece);
+                item.packets = packets_of(item.work.buf().len(), self.mtu);
+            }
+            let mut datagram = item.datagram(work, at, packets, self.mtu, bth);
+            self.into += packets;
+            self.board.send(packets, read);
+            if read {
+                self.reads.push_back(at + packets);
+            }
+            if self.into >= u64::from(item.packets) {
+                (self.cursor, self.into) = (self.cursor + 1, 0);
+            }
+            let next = self.sendable();
+            if self.asks(read, at + packets, next) {
+                datagram.request_ack();
+                if self.timed.is_none() {
+                    (self.timed, self.waited) = (Some((at, now)), false);
+                }
+            }
+            sink(datagram);
+            (sent, packets) = (sent + 1, next);
+        }
+        sent
     }
 
     /// The first packets to send again: index of their work, the first packet, and their number.
@@ -417,7 +490,7 @@ impl Requester {
             Work::Read { .. } => {
                 let piece = if self.into == 0 { self.fresh_piece() } else { item.piece };
                 let end = (self.into / piece + 1) * piece;
-                end.min(u64::from(item.packets)) - self.into
+                end.min(u64::from(packets_of(item.work.buf().len(), self.mtu))) - self.into
             }
             _ => 1,
         };
@@ -433,37 +506,16 @@ impl Requester {
         if self.window.is_whole() { self.clean_piece } else { self.piece }
     }
 
-    /// The datagram of some packets: one packet, or as many as a read request asks for.
-    fn request(&mut self, index: usize, at: u64, packets: u64, peer: Qpn, ask: bool) -> TxPacket {
-        let (item, work) = (&self.works[index], self.done + index as u64);
-        let (offset, len) = item.segment(at, self.mtu);
-        let is_read = item.is_read();
-        let (opcode, ext) = match &item.work {
-            Work::Read { into, from } => {
-                let asked = packets * u64::from(self.mtu);
-                let length = asked.min(u64::from(into.len() - offset.min(into.len()))) as u32;
-                (Opcode::ReadRequest, memory_of(from.addr, from.key, offset, length))
-            }
-            Work::Write { to, .. } => (Opcode::WriteOnly, memory_of(to.addr, to.key, offset, len)),
-            Work::Send { invalidate, .. } => {
-                let last = at + 1 == item.end();
-                let ext = invalidate.map_or(RequestExt::None, RequestExt::Invalidate);
-                (send_opcode(at == item.first, last, invalidate.is_some()), ext)
-            }
-            // Receives are posted on the responder.
-            Work::Recv(_) => (Opcode::SendOnly, RequestExt::None),
-        };
-        let (payload, payload_bytes) = match is_read || len == 0 {
-            true => (Payload::None, 0),
-            false => (Payload::Posted { work, at: offset }, len),
-        };
-        let mut bth = Bth::new(opcode, peer, self.psn(at));
+    /// Whether the packets before `end`, which are sent now, are to be acknowledged: one of those that
+    /// `must` be, or `next` is 0, the number of new packets that may be sent then.
+    #[inline(always)] // for each packet
+    fn asks(&mut self, must: bool, end: u64, next: u64) -> bool {
         self.silent += 1;
-        if ask || is_read || self.silent >= self.interval() || self.is_last() {
-            bth.ack_request = true;
-            (self.silent, self.asked) = (0, at + packets);
+        let asks = must || self.silent >= self.interval() || next == 0 && self.is_last();
+        if asks {
+            (self.silent, self.asked) = (0, end);
         }
-        TxPacket::request(bth, ext, payload, payload_bytes)
+        asks
     }
 
     /// Maximum of packets without an acknowledgement request: a fraction of the window, so that it
@@ -472,13 +524,13 @@ impl Requester {
         (self.window.size() / 4).clamp(1, ACK_INTERVAL)
     }
 
-    /// Whether nothing is sent before a response arrives, and none is due.
+    /// Whether nothing is sent before a response arrives, and none is due; new packets are not.
     fn is_last(&self) -> bool {
         let all_sent = self.cursor >= self.works.len();
         // A pending one may bring no new credits.
         let due = self.asked > self.board.una() && !all_sent && self.credits.allow();
         let lost = || self.board.lost() > 0 && self.next_lost().is_some();
-        !due && !lost() && (all_sent || self.sendable() == 0)
+        !due && !lost()
     }
 
     /// The buffer of posted work, by the number in [`Payload::Posted`].

@@ -342,7 +342,7 @@ impl Responder {
         }
         let ends = row.position.ends();
         let padded = packet.bth.pad == padding(len);
-        let total = packet.ext.reth.map_or(0, |reth| reth.length);
+        let total = packet.reth().map_or(0, |reth| reth.length);
         if !padded || total > MAX_MESSAGE_BYTES {
             return Err(INVALID);
         }
@@ -370,10 +370,10 @@ impl Responder {
     /// The peer has access to the memory; to all of it, including that of later packets.
     fn check_rkey(&self, packet: &Packet<'_>, memory: &Memory) -> Result<(), Refusal> {
         let needed = rights_for(packet.row().operation);
-        if let Some(reth) = packet.ext.reth.filter(|reth| reth.length > 0) {
+        if let Some(reth) = packet.reth().filter(|reth| reth.length > 0) {
             memory.place(reth.key, reth.address, reth.length, needed)?;
         }
-        if let Some(atomic) = packet.ext.atomic {
+        if let Some(atomic) = packet.atomic() {
             if !atomic.address.is_multiple_of(8) {
                 return Err(INVALID);
             }
@@ -395,15 +395,19 @@ impl Responder {
 
     fn execute_send(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
         let row = packet.row();
-        let (tag, mut buf, filled) = match std::mem::replace(&mut self.current, Current::None) {
-            Current::Send { tag, buf, filled } => (tag, buf, filled),
-            _ => self.receives.pop_front().map(|(t, b)| (t, b, 0)).ok_or(Refusal::NotReady)?,
+        let (tag, mut buf, filled) = if row.position.begins() {
+            self.receives.pop_front().map(|(t, b)| (t, b, 0)).ok_or(Refusal::NotReady)?
+        } else {
+            match std::mem::replace(&mut self.current, Current::None) {
+                Current::Send { tag, buf, filled } => (tag, buf, filled),
+                _ => return Err(INVALID),
+            }
         };
         let end = filled + packet.payload.len() as u32;
         io.region.bytes_mut(&mut buf)[filled as usize..end as usize]
             .copy_from_slice(packet.payload);
         if row.position.ends() {
-            io.received(tag, buf, end, packet.ext.invalidate);
+            io.received(tag, buf, end, packet.invalidate());
             self.msn = self.msn.next();
         } else {
             self.current = Current::Send { tag, buf, filled: end };
@@ -411,7 +415,7 @@ impl Responder {
         self.executed(packet, 1);
         // The message has been delivered; a peer that invalidates a key that it does not have is
         // broken.
-        match packet.ext.invalidate.map(|key| io.memory.invalidate(key)) {
+        match packet.invalidate().map(|key| io.memory.invalidate(key)) {
             Some(Err(Denied)) => Err(INVALID),
             _ => Ok(()),
         }
@@ -420,7 +424,7 @@ impl Responder {
     fn execute_write(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
         let row = packet.row();
         let len = packet.payload.len() as u32;
-        let (key, address, left) = match (&self.current, packet.ext.reth) {
+        let (key, address, left) = match (&self.current, packet.reth()) {
             (Current::Write { key, address, left }, _) => (*key, *address, *left),
             (_, Some(reth)) => (reth.key, reth.address, reth.length),
             _ => return Err(INVALID),
@@ -447,7 +451,7 @@ impl Responder {
     }
 
     fn execute_read(&mut self, packet: &Packet<'_>) {
-        let Some(reth) = packet.ext.reth else { return };
+        let Some(reth) = packet.reth() else { return };
         self.msn = self.msn.next();
         self.answers.read(packet.bth.psn, reth, self.msn);
         // The data are the acknowledgement.
@@ -456,7 +460,7 @@ impl Responder {
     }
 
     fn execute_atomic(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
-        let (Some(atomic), psn) = (packet.ext.atomic, packet.bth.psn) else { return Err(INVALID) };
+        let (Some(atomic), psn) = (packet.atomic(), packet.bth.psn) else { return Err(INVALID) };
         let place = io.memory.place(atomic.key, atomic.address, 8, Rights::ATOMIC)?;
         let old = io.memory.bytes(io.region, place).first_chunk().map(|b| u64::from_ne_bytes(*b));
         let value = old.ok_or(Denied)?;
@@ -536,5 +540,6 @@ fn rights_for(operation: Operation) -> Rights {
 
 /// Number of packets, and so of sequence numbers, for `len` bytes: at least one.
 pub(crate) fn packets_of(len: u32, mtu: u32) -> u32 {
-    len.div_ceil(mtu.max(1)).max(1)
+    // Most are one packet: no division.
+    if len <= mtu { 1 } else { len.div_ceil(mtu.max(1)) }
 }

@@ -120,13 +120,13 @@ impl OutOfOrder {
 #[cfg(test)]
 mod tests {
     use crate::soft::qp::responder::out_of_order::*;
-    use crate::soft::wire::header::{Bth, Extended};
+    use crate::soft::wire::header::Bth;
     use crate::soft::wire::opcode::Opcode;
     use crate::soft::wire::psn::{Psn, Qpn};
 
     fn packet(psn: u32) -> Packet<'static> {
         let bth = Bth::new(Opcode::SendOnly, Qpn::new(5), Psn::new(psn));
-        Packet { bth, ext: Extended::default(), payload: &[7; 16] }
+        Packet::plain(bth, &[7; 16])
     }
 
     #[test]
@@ -167,7 +167,7 @@ mod tests {
             assert_eq!(early.keep(psn, &packet(psn), &mut reorder).0, ReorderOutcome::Kept);
         }
         assert_eq!(early.keep(5, &packet(5), &mut reorder).0, ReorderOutcome::Dropped);
-        let long = Packet { payload: &[0; 1025], ..packet(6) };
+        let long = Packet::plain(packet(6).bth, &[0; 1025]);
         early.clear(&mut reorder);
         assert!(reorder.is_empty() && early.is_empty());
         assert_eq!(early.keep(6, &long, &mut reorder).0, ReorderOutcome::Dropped);

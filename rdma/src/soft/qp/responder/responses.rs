@@ -151,7 +151,7 @@ impl ResponseQueue {
     /// Repeats the response to a read, or the requested part of it; no effect if it is not part of
     /// a known read.
     pub(super) fn repeat_read(&mut self, packet: &Packet<'_>, msn: Msn) {
-        let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return };
+        let (Some(reth), psn) = (packet.reth(), packet.bth.psn) else { return };
         let Some(kept) = self.kept.iter().find(|kept| kept.covers(psn, &reth, self.mtu)) else {
             return;
         };
