@@ -3,6 +3,8 @@
 //! * [`session`] is one association with a controller as a state machine: an admin queue and I/O
 //!   queues, one queue pair each, on a pool and a fabric that it borrows. It has no thread, clock
 //!   or socket, so a simulator can drive it.
+//! * [`multipath`] is one namespace over several paths: it reconnects, queues meanwhile and fails
+//!   over. It is a state machine too.
 //! * [`host`] adds a pool and a fabric to a session and blocks until operations are done.
 //! * [`crate::verify::block_stamp`] is the content that `nvmf verify` writes into every block, and
 //!   `verify::model` the contents that it then expects. Both are independent of a target.
@@ -13,6 +15,7 @@ mod fabric;
 pub mod host;
 mod host_identity;
 mod interrupt;
+pub mod multipath;
 pub mod options;
 pub mod rng;
 pub mod session;

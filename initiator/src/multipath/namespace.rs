@@ -1,0 +1,127 @@
+//! The namespace as a path shows it: size, limits, identity.
+
+use nvme::PAGE_BYTES;
+use nvme::identify::{IdentifyControllerNvm, IdentifyNamespace, NamespaceIds};
+
+use crate::session::Session;
+
+/// Blocks of one command: what its zero-based field of 16 bits can say.
+const MOST_BLOCKS: u32 = 1 << 16;
+
+/// Properties of the namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Namespace {
+    /// Size in blocks.
+    pub blocks: u64,
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// Its identifiers.
+    pub ids: NamespaceIds,
+    /// The ANA group; 0: none.
+    pub anagrpid: u32,
+    /// Writes are refused.
+    pub is_write_protected: bool,
+    /// Blocks can be discarded.
+    pub can_discard: bool,
+    /// Blocks can be written with zeros without data.
+    pub can_write_zeroes: bool,
+    /// Write Zeroes may deallocate.
+    pub zeroes_deallocate: bool,
+    /// Bytes of a Read or Write at most.
+    pub max_transfer_bytes: u32,
+    /// Blocks of a Write Zeroes at most.
+    pub max_zeroes_blocks: u32,
+    /// Blocks of a Discard at most.
+    pub max_discard_blocks: u32,
+    /// Preferred size of reads and writes, in bytes.
+    pub preferred_bytes: u32,
+}
+
+impl Namespace {
+    /// Composes it from Identify; `None` if a host over RDMA cannot use it (its blocks have metadata
+    /// or an impossible size), or if it is not attached to the controller.
+    pub(super) fn new(session: &Session, page: &IdentifyNamespace) -> Option<Namespace> {
+        let block_bytes = page.block_bytes()?;
+        let format = page.lbaf.get(usize::from(page.format_index()))?;
+        if format.metadata_bytes != 0
+            || page.ncap == 0
+            || page.nsze.checked_mul(block_bytes.into()).is_none()
+        {
+            return None;
+        }
+        let oncs = session.controller().oncs;
+        let max_transfer_bytes =
+            session.max_transfer_bytes().min(block_bytes.saturating_mul(MOST_BLOCKS));
+        let nonzero = |id: &[u8]| id.iter().any(|byte| *byte != 0);
+        Some(Namespace {
+            blocks: page.nsze,
+            block_bytes,
+            ids: NamespaceIds {
+                eui64: Some(page.eui64).filter(|id| nonzero(id)),
+                nguid: Some(page.nguid).filter(|id| nonzero(id)),
+                ..NamespaceIds::default()
+            },
+            anagrpid: page.anagrpid,
+            is_write_protected: page.nsattr & 1 != 0,
+            can_discard: oncs.dataset_management(),
+            can_write_zeroes: oncs.write_zeroes(),
+            zeroes_deallocate: page.dlfeat >> 3 & 1 == 1,
+            max_transfer_bytes,
+            max_zeroes_blocks: (max_transfer_bytes / block_bytes).clamp(1, MOST_BLOCKS),
+            max_discard_blocks: u32::MAX,
+            preferred_bytes: match page.nsfeat.optimal_io() {
+                true => (u32::from(page.npwg_z) + 1).saturating_mul(block_bytes),
+                false => block_bytes,
+            },
+        })
+    }
+
+    /// With the identifiers of the descriptor list. Those of Identify Namespace stay where the list has
+    /// none.
+    pub(super) fn identify(&mut self, ids: NamespaceIds) {
+        self.ids = NamespaceIds {
+            eui64: ids.eui64.or(self.ids.eui64),
+            nguid: ids.nguid.or(self.ids.nguid),
+            uuid: ids.uuid,
+            csi: None,
+        };
+    }
+
+    /// With the limits of the command set.
+    pub(super) fn limit(&mut self, page: &IdentifyControllerNvm, page_shift: u32) {
+        if page.wzsl != 0 {
+            let bytes = 1u64.checked_shl(page_shift + u32::from(page.wzsl)).unwrap_or(u64::MAX);
+            let blocks = bytes / u64::from(self.block_bytes);
+            self.max_zeroes_blocks = blocks.clamp(1, MOST_BLOCKS.into()) as u32;
+        }
+        if page.dmrsl != 0 {
+            self.max_discard_blocks = page.dmrsl;
+        }
+        if page.dmsl != 0 {
+            let most = u32::try_from(page.dmsl).unwrap_or(u32::MAX);
+            self.max_discard_blocks = self.max_discard_blocks.min(most);
+        }
+    }
+
+    /// Why another path's namespace cannot stand in for this one, if it cannot.
+    pub(super) fn difference(&self, other: &Namespace) -> Option<String> {
+        if self.ids != other.ids {
+            return Some("its namespace has other identifiers: it is another one".into());
+        }
+        if self.block_bytes != other.block_bytes {
+            return Some(format!(
+                "its namespace has blocks of {} bytes instead of {}",
+                other.block_bytes, self.block_bytes
+            ));
+        }
+        (self.max_transfer_bytes > other.max_transfer_bytes).then(|| {
+            format!(
+                "its commands transfer at most {} bytes, and those of the first path {}",
+                other.max_transfer_bytes, self.max_transfer_bytes
+            )
+        })
+    }
+}
+
+/// Bytes of the pages that Identify returns.
+pub(super) const IDENTIFY_BYTES: u32 = PAGE_BYTES as u32;

@@ -1,0 +1,98 @@
+//! Requests to the namespace, and how they end.
+
+use nvme::sqe::RwFlags;
+use nvme::{IoOpcode, Sqe, Status};
+use rdma::Buf;
+
+/// What is requested.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// Read: the data have the length of the blocks.
+    Read,
+    /// Write: the data have the length of the blocks.
+    Write {
+        /// On the medium when it is done.
+        fua: bool,
+    },
+    /// Flush: what was written before is on the medium when it is done.
+    Flush,
+    /// Write Zeroes.
+    WriteZeroes {
+        /// The backing store may deallocate the blocks.
+        deallocate: bool,
+        /// On the medium when it is done.
+        fua: bool,
+    },
+    /// Dataset Management with Deallocate: afterwards, the contents are undefined.
+    Discard,
+}
+
+impl Operation {
+    /// Whether it changes blocks.
+    #[must_use]
+    pub fn is_change(self) -> bool {
+        match self {
+            Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Discard => true,
+            Operation::Read | Operation::Flush => false,
+        }
+    }
+
+    /// Returns its command.
+    pub(super) fn command(self, nsid: u32, slba: u64, blocks: u32, write_through: bool) -> Sqe {
+        let range =
+            |opcode| Sqe::io(opcode, nsid).with_range(slba, blocks.saturating_sub(1) as u16);
+        match self {
+            Operation::Read => range(IoOpcode::READ),
+            Operation::Write { fua } => range(IoOpcode::WRITE).with_fua(fua || write_through),
+            Operation::Flush => Sqe::io(IoOpcode::FLUSH, nsid),
+            Operation::WriteZeroes { deallocate, fua } => {
+                let sqe = range(IoOpcode::WRITE_ZEROES);
+                let flags = RwFlags(sqe.cdw12).with_deac(deallocate);
+                Sqe { cdw12: flags.with_fua(fua || write_through).0, ..sqe }
+            }
+            Operation::Discard => Sqe::deallocation(nsid, 0),
+        }
+    }
+}
+
+/// A request: one command of the namespace.
+#[derive(Debug)]
+pub struct BlockRequest {
+    /// What is requested.
+    pub operation: Operation,
+    /// The first block.
+    pub slba: u64,
+    /// The number of blocks: within the limits of the [`Namespace`](super::Namespace), 0 for a Flush.
+    pub blocks: u32,
+    /// The data of Read and Write, from the pool of the [`Resources`](super::Resources).
+    pub data: Option<Buf>,
+    /// Identifies the request in the [`BlockDone`].
+    pub tag: u64,
+}
+
+/// A request that is done.
+#[derive(Debug)]
+pub struct BlockDone {
+    /// The caller's tag.
+    pub tag: u64,
+    /// What was requested.
+    pub operation: Operation,
+    /// The outcome.
+    pub outcome: Result<(), Failure>,
+    /// The data.
+    pub data: Option<Buf>,
+}
+
+/// Why a request has failed. But for a status, blocks may have been changed all the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Failure {
+    /// A controller has completed it with this status.
+    #[error("{0}")]
+    Status(Status),
+    /// No path is there, nor one to wait for.
+    #[error("no path to the namespace")]
+    NoPath,
+    /// [`Multipath::close`](super::Multipath::close) was called.
+    #[error("the namespace is being detached")]
+    Closed,
+}

@@ -1,0 +1,357 @@
+//! What a path asks of its controller before it is used, and again after events: the namespace, its
+//! limits, its ANA state. One command at a time.
+
+use std::time::{Duration, Instant};
+
+use nvme::feature::{AsyncEvent, FeatureId, GetFeatures, HostBehavior, Select, SetFeatures};
+use nvme::identify::{Cns, Identify, IdentifyControllerNvm, IdentifyNamespace, NamespaceIds};
+use nvme::ids::LogId;
+use nvme::log::{AnaGroup, AnaHeader, AnaState, GetLogPage};
+use nvme::{NSID_ALL, Sgl, Sqe, Status};
+use rdma::Buf;
+
+use super::namespace::{IDENTIFY_BYTES, Namespace};
+use super::path::{Path, PathLoss, PathState, SCAN_TAG, Shared, buf_of};
+use super::{Notice, Resources};
+use crate::session::{Data, EndReason, Io, Lost, Request, Response};
+
+/// Time until a command that failed on a live path is sent again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Time until a command is sent for which there was no room.
+const ROOM_AFTER: Duration = Duration::from_millis(10);
+
+/// Longest ANA log that is read, in bytes: 2,047 groups.
+const MOST_ANA_BYTES: u32 = 1 << 16;
+
+/// A command of the scan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// Set Features, Host Behavior Support: this host observes Command Retry Delay.
+    Behavior,
+    /// Get Features, Keep Alive Timer: it may be longer than what was asked for.
+    KeepAlive,
+    /// The Changed Namespace List, which acknowledges its event.
+    ChangedList,
+    Identify,
+    Identifiers,
+    Limits,
+    Ana,
+}
+
+impl Step {
+    /// In the order in which they are sent.
+    const ALL: [Step; 7] = [
+        Step::Behavior,
+        Step::KeepAlive,
+        Step::ChangedList,
+        Step::Identify,
+        Step::Identifiers,
+        Step::Limits,
+        Step::Ana,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Step::Behavior => "Set Features (Host Behavior Support)",
+            Step::KeepAlive => "Get Features (Keep Alive Timer)",
+            Step::ChangedList => "Get Log Page (Changed Namespace List)",
+            Step::Identify => "Identify (Namespace)",
+            Step::Identifiers => "Identify (Namespace Identification Descriptors)",
+            Step::Limits => "Identify (Controller, NVM Command Set)",
+            Step::Ana => "Get Log Page (Asymmetric Namespace Access)",
+        }
+    }
+}
+
+/// The commands to send. At first, all but the list.
+#[derive(Debug)]
+pub(super) struct Scan {
+    wanted: u8,
+    running: Option<Step>,
+    retry_at: Option<Instant>,
+    /// The namespace as far as it is identified.
+    found: Option<Namespace>,
+    /// There is something to evaluate when no command is wanted any more.
+    is_open: bool,
+}
+
+impl Default for Scan {
+    fn default() -> Scan {
+        let mut scan =
+            Scan { wanted: 0, running: None, retry_at: None, found: None, is_open: true };
+        Step::ALL.into_iter().filter(|step| *step != Step::ChangedList).for_each(|s| scan.want(s));
+        scan
+    }
+}
+
+impl Scan {
+    fn want(&mut self, step: Step) {
+        self.wanted |= 1 << step as u8;
+    }
+
+    /// The ANA log has to be read.
+    pub(super) fn read_ana(&mut self) {
+        self.want(Step::Ana);
+    }
+
+    fn next(&self) -> Option<Step> {
+        Step::ALL.into_iter().find(|step| self.wanted & 1 << *step as u8 != 0)
+    }
+
+    /// When a command is sent again.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.retry_at.filter(|_| self.running.is_none())
+    }
+}
+
+impl Path {
+    /// An event of the controller.
+    pub(super) fn on_async_event(&mut self, event: AsyncEvent, r: &mut Resources<'_>) {
+        match event {
+            AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED => {
+                for step in
+                    [Step::ChangedList, Step::Identify, Step::Identifiers, Step::Limits, Step::Ana]
+                {
+                    self.scan.want(step);
+                }
+                self.scan.is_open = true;
+            }
+            AsyncEvent::ANA_CHANGE => self.scan.read_ana(),
+            AsyncEvent::PERSISTENT_INTERNAL_ERROR => {
+                self.reset(PathLoss::Ended(EndReason::Fatal), r);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends the next command of the scan, or evaluates it.
+    pub(super) fn continue_scan(&mut self, s: &mut Shared<'_>, r: &mut Resources<'_>) {
+        let ended = self.session.as_ref().is_none_or(|session| session.ended().is_some());
+        if ended || self.scan.running.is_some() || self.scan.retry_at.is_some_and(|at| at > r.now) {
+            return;
+        }
+        self.scan.retry_at = None;
+        while let Some(step) = self.scan.next() {
+            self.scan.wanted &= !(1 << step as u8);
+            let Some((len, sqe)) = self.scan_command(step) else { continue };
+            match self.send_scan(len, sqe, step, r) {
+                true => self.scan.running = Some(step),
+                false => {
+                    self.scan.want(step);
+                    self.scan.retry_at = r.now.checked_add(ROOM_AFTER);
+                }
+            }
+            return;
+        }
+        if self.scan.is_open {
+            self.scan.is_open = false;
+            self.evaluate(s, r);
+        }
+    }
+
+    /// Returns the command of a step and the length of its data, unless the controller needs none.
+    fn scan_command(&self, step: Step) -> Option<(u32, Sqe)> {
+        let page = self.session.as_ref()?.controller();
+        let nsid = self.common.nsid;
+        let identify = |cns, nsid| Some((IDENTIFY_BYTES, Identify::new(cns, nsid).emit(Sgl::NONE)));
+        let log = |lid, len: u32, lsp| {
+            let read = GetLogPage::new(lid, 0, len / 4);
+            Some((len, GetLogPage { nsid: NSID_ALL, lsp, rae: false, ..read }.emit(Sgl::NONE)))
+        };
+        match step {
+            Step::Behavior if page.crdt1_100ms == 0 => None,
+            Step::Behavior => {
+                let set = SetFeatures::new(FeatureId::HOST_BEHAVIOR, 0);
+                Some((HostBehavior::BYTES as u32, set.emit(Sgl::NONE)))
+            }
+            Step::KeepAlive => {
+                let fid = FeatureId::KEEP_ALIVE_TIMER;
+                let get = GetFeatures { fid, sel: Select::CURRENT, nsid: 0, cdw11: 0 };
+                Some((0, get.emit(Sgl::NONE)))
+            }
+            Step::ChangedList => log(LogId::CHANGED_NAMESPACES, IDENTIFY_BYTES, 0),
+            Step::Identify => identify(Cns::NAMESPACE, nsid),
+            _ if step != Step::Ana && self.scan.found.is_none() => None,
+            Step::Identifiers => identify(Cns::NAMESPACE_DESCRIPTORS, nsid),
+            Step::Limits => identify(Cns::CSI_CONTROLLER, 0),
+            Step::Ana => {
+                let len = page.nanagrpid.checked_mul(AnaGroup::BYTES as u32)?.checked_add(16)?;
+                // Return Groups Only: the group of the namespace is known from Identify.
+                let fits = page.cmic.ana() && page.nanagrpid > 0 && len <= MOST_ANA_BYTES;
+                if fits { log(LogId::ANA, len, 1) } else { None }
+            }
+        }
+    }
+
+    fn send_scan(&mut self, len: u32, sqe: Sqe, step: Step, r: &mut Resources<'_>) -> bool {
+        let mut data = match len {
+            0 => Data::None,
+            len => match r.pool.take_data(len) {
+                Some(buf) => Data::Buf(buf),
+                None => return false,
+            },
+        };
+        if let (Step::Behavior, Data::Buf(buf)) = (step, &mut data) {
+            let behavior = HostBehavior { acre: 1, ..HostBehavior::default() };
+            r.pool.bytes_mut(buf).copy_from_slice(&behavior.emit());
+        }
+        let fabric = r.fabrics.fabric(self.fabric());
+        let request = Request { sqe, data, tag: SCAN_TAG };
+        let mut io = Io { pool: r.pool, fabric, now: r.now };
+        let refused = match self.session.as_mut() {
+            Some(session) => session.submit(0, request, &mut io).err().map(|(request, _)| request),
+            None => Some(request),
+        };
+        let is_sent = refused.is_none();
+        let data = refused.and_then(|request| buf_of(request.data));
+        data.into_iter().for_each(|buf| r.pool.give(buf));
+        is_sent
+    }
+
+    /// A command of the scan is done.
+    pub(super) fn on_scan_done(
+        &mut self,
+        outcome: Result<Response, Lost>,
+        data: Option<Buf>,
+        s: &mut Shared<'_>,
+        r: &mut Resources<'_>,
+    ) {
+        let step = self.scan.running.take();
+        if let (Ok(Response { status, result }), Some(step)) = (outcome, step) {
+            let bytes = data.as_ref().map_or(&[][..], |buf| r.pool.bytes(buf));
+            match status.ok() {
+                Ok(()) if step == Step::KeepAlive => self.on_keep_alive_timer(result as u32),
+                Ok(()) => self.on_scanned(step, bytes, s, r.now),
+                Err(status) => self.on_scan_error(step, status, r),
+            }
+        }
+        data.into_iter().for_each(|buf| r.pool.give(buf));
+    }
+
+    fn on_scanned(&mut self, step: Step, bytes: &[u8], s: &mut Shared<'_>, now: Instant) {
+        let page = bytes.first_chunk();
+        match (step, page, self.session.as_ref()) {
+            (Step::Identify, Some(page), Some(session)) => {
+                self.scan.found = Namespace::new(session, &IdentifyNamespace::parse(page));
+            }
+            (Step::Identifiers, Some(page), _) => {
+                let ids = NamespaceIds::parse(page);
+                self.scan.found.iter_mut().for_each(|found| found.identify(ids));
+            }
+            (Step::Limits, Some(page), Some(session)) => {
+                let page = IdentifyControllerNvm::parse(page);
+                let shift = 12 + u32::from(session.cap().mpsmin());
+                self.scan.found.iter_mut().for_each(|found| found.limit(&page, shift));
+            }
+            (Step::Ana, ..) => self.on_ana_log(bytes, s, now),
+            _ => {}
+        }
+    }
+
+    fn on_scan_error(&mut self, step: Step, status: Status, r: &mut Resources<'_>) {
+        match step {
+            // Optional: without them, what Identify Namespace says holds, and the usual limits.
+            Step::Behavior
+            | Step::KeepAlive
+            | Step::ChangedList
+            | Step::Identifiers
+            | Step::Limits => {}
+            Step::Identify if status.is(Status::INVALID_NAMESPACE) => self.scan.found = None,
+            Step::Identify | Step::Ana if self.state() == PathState::Live => {
+                self.scan.want(step);
+                self.scan.retry_at = r.now.checked_add(RETRY_AFTER);
+            }
+            Step::Identify | Step::Ana => {
+                self.reset(PathLoss::Scan { what: step.name(), status }, r);
+            }
+        }
+    }
+
+    fn on_ana_log(&mut self, bytes: &[u8], s: &mut Shared<'_>, now: Instant) {
+        let group = self.scan.found.as_ref().map_or(0, |found| found.anagrpid);
+        if group == 0 {
+            return;
+        }
+        // As in Linux, a path whose log lacks the group is not used until an event announces another.
+        let state = state_of(group, bytes).unwrap_or(AnaState::INACCESSIBLE);
+        self.is_ana_pending = false;
+        let before = self.ana.replace(state);
+        match state {
+            AnaState::CHANGE => {
+                self.change_since.get_or_insert(now);
+            }
+            _ => self.change_since = None,
+        }
+        if self.state() == PathState::Live && before != Some(state) {
+            s.notices.push_back(Notice::Ana { path: s.number, state });
+        }
+    }
+
+    /// All is known: compares the namespace with that of the other paths.
+    fn evaluate(&mut self, s: &mut Shared<'_>, r: &mut Resources<'_>) {
+        let path = s.number;
+        let had = self.view.is_some() || self.state() != PathState::Live;
+        match (self.scan.found, s.namespace.as_mut()) {
+            (None, _) => {
+                self.view = None;
+                if had {
+                    s.notices.push_back(Notice::Removed { path });
+                }
+            }
+            (Some(found), Some(known)) => {
+                if let Some(why) = known.difference(&found) {
+                    return self.reset(PathLoss::Namespace(why), r);
+                }
+                if known.blocks != found.blocks {
+                    s.notices.push_back(Notice::Resized { blocks: found.blocks });
+                }
+                // The limits stay: requests that are queued have been made by them.
+                known.blocks = found.blocks;
+                known.is_write_protected = found.is_write_protected;
+                self.view = Some(found);
+            }
+            (Some(found), None) => {
+                *s.namespace = Some(found);
+                self.view = Some(found);
+            }
+        }
+        self.become_live(s);
+    }
+}
+
+/// Returns the state of a group in an ANA log; `None` if it is not there.
+fn state_of(group: u32, log: &[u8]) -> Option<AnaState> {
+    let header = AnaHeader::parse(log.first_chunk()?);
+    let mut rest = log.get(AnaHeader::BYTES..)?;
+    for _ in 0..header.ngrps {
+        let descriptor = AnaGroup::parse(rest.first_chunk()?);
+        if descriptor.grpid == group {
+            return Some(AnaState(descriptor.state.0 & 0xF));
+        }
+        let ids = usize::try_from(descriptor.nnsids).ok()?.checked_mul(4)?;
+        rest = rest.get(AnaGroup::BYTES.checked_add(ids)?..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_group_is_found_behind_the_ids_of_others() {
+        let group = |grpid, nnsids, state| AnaGroup { grpid, nnsids, state, ..AnaGroup::default() };
+        let mut log = AnaHeader { chgcnt: 1, ngrps: 2 }.emit().to_vec();
+        log.extend(group(1, 2, AnaState::INACCESSIBLE).emit());
+        log.extend([1, 0, 0, 0, 2, 0, 0, 0]);
+        log.extend(group(7, 1, AnaState::NON_OPTIMIZED).emit());
+        assert_eq!(state_of(1, &log), Some(AnaState::INACCESSIBLE));
+        assert_eq!(state_of(7, &log), Some(AnaState::NON_OPTIMIZED));
+        assert_eq!(state_of(2, &log), None);
+        // A log that is shorter than it says, or says that a group is endless.
+        assert_eq!(state_of(7, &log[..log.len() - 1]), None);
+        log[16 + 4..16 + 8].fill(0xFF);
+        assert_eq!(state_of(7, &log), None);
+    }
+}

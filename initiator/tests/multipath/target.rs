@@ -1,0 +1,632 @@
+//! A target with several ports behind a fabric, both simulated: what arrives is carried out after a
+//! random time, also when the host has lost the path meanwhile, until the target has heard that or
+//! its Keep Alive Timer has expired.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use initiator::rng::Random;
+use nvme::fabrics::{Connect, ConnectData, ConnectResult, FabricsType, PropertyGet, PropertySet};
+use nvme::feature::{AsyncEvent, AsyncEventConfig, FeatureId, NumberOfQueues, SetFeatures};
+use nvme::identify::{
+    Cmic, Cns, ControllerType, Identify, IdentifyController, IdentifyNamespace, LbaFormat,
+    NamespaceIds, Oncs, Sgls,
+};
+use nvme::ids::LogId;
+use nvme::log::{AnaGroup, AnaHeader, AnaState, GetLogPage};
+use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
+use nvme::sqe::DsmRange;
+use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, Status, cm};
+use rdma::{
+    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Pool, PoolPlan, Qp,
+    QpLimits, Reason, Region, Remote, RemoteRegion, Tag, Wake, Work,
+};
+
+pub(crate) const BLOCK_BYTES: usize = 512;
+pub(crate) const BLOCKS: u64 = 12;
+pub(crate) const KATO_MS: u32 = 2_000;
+/// Longest time until a command is carried out: longer than the Keep Alive Timeout, so that some
+/// commands of a lost association are there until the target has ended it.
+const LONGEST_EXECUTION_MS: u64 = 2_500;
+
+/// A connection.
+struct Link {
+    port: usize,
+    qid: u16,
+    cntlid: u16,
+    receives: VecDeque<(Tag, Buf)>,
+    is_ending: bool,
+}
+
+/// A controller: an association as the target sees it.
+struct Controller {
+    port: usize,
+    qps: Vec<Qp>,
+    heard: Instant,
+    csts: Csts,
+    /// Command ids of Asynchronous Event Requests.
+    event_requests: VecDeque<u16>,
+    /// Events that are not reported yet.
+    events: Vec<AsyncEvent>,
+}
+
+/// An I/O command that is carried out at a time.
+struct Pending {
+    at: Instant,
+    cntlid: u16,
+    qp: Qp,
+    sqe: Sqe,
+    data: Vec<u8>,
+}
+
+/// A port of the target.
+pub(crate) struct Port {
+    /// Nothing gets through, in either direction.
+    pub(crate) is_cut: bool,
+    pub(crate) is_listening: bool,
+    pub(crate) ana: AnaState,
+}
+
+/// Fabric and target.
+pub(crate) struct Target {
+    pub(crate) now: Instant,
+    pub(crate) random: Random,
+    region: Arc<Region>,
+    handles: Pool,
+    open: BTreeMap<u32, Buf>,
+    next_key: u32,
+    links: BTreeMap<Qp, Link>,
+    next_qp: u32,
+    events: VecDeque<Event>,
+    gone: Vec<(Instant, Qp, Reason)>,
+    controllers: BTreeMap<u16, Controller>,
+    next_cntlid: u16,
+    pending: Vec<Pending>,
+    pub(crate) ports: Vec<Port>,
+    pub(crate) size_blocks: u64,
+    pub(crate) is_removed: bool,
+    blocks: Vec<u64>,
+    /// What a power failure would leave.
+    pub(crate) durable: Vec<u64>,
+    /// Percentage of I/O commands that fail for now, and for good.
+    pub(crate) transient_percent: u8,
+    pub(crate) fatal_percent: u8,
+    pub(crate) fatal_statuses: u64,
+    pub(crate) commands: u64,
+    /// Longest time until a command is carried out.
+    pub(crate) longest_ms: u64,
+}
+
+/// The status of a command that fails for good.
+pub(crate) const FATAL: Status = Status::WRITE_FAULT.with_dnr();
+
+impl Fabric for Target {
+    fn listen(&mut self, _: SocketAddr) -> Result<(), FabricError> {
+        unreachable!("a host does not listen")
+    }
+    fn unlisten(&mut self, _: SocketAddr) {}
+    fn open(&mut self, _: Incoming, _: QpLimits) -> Result<Qp, FabricError> {
+        unreachable!("a host opens nothing")
+    }
+    fn accept(&mut self, _: Qp, _: &[u8]) {}
+    fn reject(&mut self, _: Incoming, _: &[u8]) {}
+
+    fn disconnect(&mut self, qp: Qp) {
+        let Some(link) = self.links.get(&qp).filter(|link| !link.is_ending) else { return };
+        let (cntlid, port) = (link.cntlid, link.port);
+        self.end(qp, Reason::Local);
+        if !self.ports[port].is_cut {
+            self.end_controller(cntlid);
+        }
+    }
+
+    fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
+        match (work, self.links.get_mut(&qp).filter(|link| !link.is_ending)) {
+            (work, None) => self.complete(qp, tag, work, Err(Fault::Flushed)),
+            (Work::Recv(buf), Some(link)) => link.receives.push_back((tag, buf)),
+            (Work::Send { from, invalidate }, Some(link)) => {
+                let (port, cntlid) = (link.port, link.cntlid);
+                let (command, data) =
+                    self.region.bytes(&from).split_first_chunk().expect("a command");
+                let (sqe, data) = (Sqe::parse(command), data.to_vec());
+                self.complete(qp, tag, Work::Send { from, invalidate }, Ok(64));
+                if !self.ports[port].is_cut {
+                    self.on_capsule(qp, cntlid, sqe, data);
+                }
+            }
+            (other, Some(_)) => panic!("a host posts no {other:?}"),
+        }
+    }
+
+    fn flush(&mut self) {}
+    fn poll(&mut self, _: Instant, batch: &mut Vec<Event>) {
+        batch.extend(self.events.drain(..));
+    }
+    fn arm(&mut self, _: Wake) -> Option<Instant> {
+        None
+    }
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+    fn fd(&self) -> i32 {
+        -1
+    }
+}
+
+impl Initiator for Target {
+    fn connect(&mut self, to: SocketAddr, data: &[u8], _: QpLimits) -> Result<Qp, FabricError> {
+        let qp = Qp(self.next_qp);
+        self.next_qp += 1;
+        let request = cm::Request::from_private_data(data).expect("private data");
+        let port = usize::from(to.port() - 4420);
+        let cntlid = if request.qid == 0 { 0 } else { request.cntlid };
+        let receives = VecDeque::new();
+        self.links.insert(qp, Link { port, qid: request.qid, cntlid, receives, is_ending: false });
+        match &self.ports[port] {
+            Port { is_cut: true, .. } => {}
+            Port { is_listening: true, .. } => self.events.push_back(Event::Established(qp)),
+            _ => self.end(qp, Reason::Rejected { code: 8, private_data: Vec::new() }),
+        }
+        Ok(qp)
+    }
+
+    fn register_remote(&mut self, qp: Qp, buf: Buf) -> Result<RemoteRegion, (Buf, FabricError)> {
+        if self.links.get(&qp).is_none_or(|link| link.is_ending) {
+            return Err((buf, FabricError("the connection has ended".into())));
+        }
+        let key = self.next_key;
+        self.next_key += 0x101;
+        let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
+        self.open.insert(key, buf);
+        let handle = self.handles.take_cell().expect("a handle");
+        Ok(RemoteRegion::new(handle, remote, Box::new(())))
+    }
+
+    fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
+        self.open.remove(&region.remote().key).expect("deregistered once")
+    }
+}
+
+/// The fabric.
+impl Target {
+    fn complete(&mut self, qp: Qp, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
+        let completion = Completion { qp, tag, work, outcome, invalidated: None };
+        self.events.push_back(Event::Done(completion));
+    }
+
+    /// Ends a connection at the host: all work is flushed now, and it is gone a little later.
+    fn end(&mut self, qp: Qp, reason: Reason) {
+        let Some(link) = self.links.get_mut(&qp).filter(|link| !link.is_ending) else { return };
+        link.is_ending = true;
+        for (tag, buf) in std::mem::take(&mut link.receives) {
+            self.complete(qp, tag, Work::Recv(buf), Err(Fault::Flushed));
+        }
+        let after = Duration::from_millis(self.random.below(300));
+        self.gone.push((self.now + after, qp, reason));
+    }
+
+    fn message(&mut self, qp: Qp, bytes: &[u8]) {
+        let Some(link) = self.links.get_mut(&qp).filter(|link| !link.is_ending) else { return };
+        if self.ports[link.port].is_cut {
+            return;
+        }
+        let (tag, mut buf) = link.receives.pop_front().expect("a receive for each answer");
+        self.region.bytes_mut(&mut buf)[..bytes.len()].copy_from_slice(bytes);
+        self.complete(qp, tag, Work::Recv(buf), Ok(bytes.len() as u32));
+    }
+
+    /// The memory of a command, if its key is still registered.
+    fn memory(&mut self, sqe: &Sqe) -> Option<&mut [u8]> {
+        let Ok(Sgl::Keyed { addr, len, key, .. }) = sqe.sgl() else { return None };
+        let buf = self.open.get_mut(&key)?;
+        let at = (addr - 0x1_0000_0000 - buf.offset()) as usize;
+        Some(&mut self.region.bytes_mut(buf)[at..at + len.get() as usize])
+    }
+
+    /// The next time at which something happens here.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let gone = self.gone.iter().map(|(at, ..)| *at);
+        gone.chain(self.pending.iter().map(|pending| pending.at)).min()
+    }
+
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    pub(crate) fn is_clean(&self) -> bool {
+        self.open.is_empty() && self.links.is_empty()
+    }
+}
+
+/// The target.
+impl Target {
+    pub(crate) fn new(region: &Arc<Region>, ports: usize, random: Random, now: Instant) -> Target {
+        let handles = PoolPlan {
+            cells: 8192,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        };
+        let port = |_| Port { is_cut: false, is_listening: true, ana: AnaState::OPTIMIZED };
+        Target {
+            now,
+            random,
+            region: region.clone(),
+            handles: Pool::new(handles).expect("memory"),
+            open: BTreeMap::new(),
+            next_key: 0x1234,
+            links: BTreeMap::new(),
+            next_qp: 1,
+            events: VecDeque::new(),
+            gone: Vec::new(),
+            controllers: BTreeMap::new(),
+            next_cntlid: 1,
+            pending: Vec::new(),
+            ports: (0..ports).map(port).collect(),
+            size_blocks: BLOCKS,
+            is_removed: false,
+            blocks: vec![0; 2 * BLOCKS as usize],
+            durable: vec![0; 2 * BLOCKS as usize],
+            transient_percent: 0,
+            fatal_percent: 0,
+            fatal_statuses: 0,
+            commands: 0,
+            longest_ms: LONGEST_EXECUTION_MS,
+        }
+    }
+
+    /// Everything that is due happens.
+    pub(crate) fn advance(&mut self, now: Instant) {
+        self.now = now;
+        let kato = Duration::from_millis(KATO_MS.into());
+        let expired = |c: &Controller| now > c.heard + kato;
+        let expired: Vec<u16> =
+            self.controllers.iter().filter(|(_, c)| expired(c)).map(|(id, _)| *id).collect();
+        expired.into_iter().for_each(|cntlid| self.end_controller(cntlid));
+        while let Some(n) = self.pending.iter().position(|pending| pending.at <= now) {
+            let pending = self.pending.swap_remove(n);
+            self.execute(pending);
+        }
+        let (due, rest) =
+            std::mem::take(&mut self.gone).into_iter().partition(|(at, ..)| *at <= now);
+        self.gone = rest;
+        for (_, qp, reason) in due {
+            self.links.remove(&qp);
+            self.events.push_back(Event::Gone(qp, reason));
+        }
+    }
+
+    /// The host's end of all connections to a port fails.
+    pub(crate) fn fail_links(&mut self, port: usize, reason: &Reason) {
+        let of_port = |(qp, link): (&Qp, &Link)| (link.port == port).then_some(*qp);
+        let qps: Vec<Qp> = self.links.iter().filter_map(of_port).collect();
+        qps.into_iter().for_each(|qp| self.end(qp, reason.clone()));
+    }
+
+    /// The target ends all associations at a port, and says so.
+    pub(crate) fn close_port(&mut self, port: usize) {
+        let of_port = |(id, c): (&u16, &Controller)| (c.port == port).then_some(*id);
+        let ids: Vec<u16> = self.controllers.iter().filter_map(of_port).collect();
+        for cntlid in ids {
+            let qps = self.controllers[&cntlid].qps.clone();
+            self.end_controller(cntlid);
+            if !self.ports[port].is_cut {
+                qps.into_iter().for_each(|qp| self.end(qp, Reason::Peer));
+            }
+        }
+    }
+
+    /// The process of the target is killed: nobody hears of it.
+    pub(crate) fn kill(&mut self) {
+        let ids: Vec<u16> = self.controllers.keys().copied().collect();
+        ids.into_iter().for_each(|cntlid| self.end_controller(cntlid));
+    }
+
+    /// An association ends at the target: each of its commands has been carried out, or never will be.
+    fn end_controller(&mut self, cntlid: u16) {
+        self.controllers.remove(&cntlid);
+        let of_this = std::mem::take(&mut self.pending).into_iter();
+        let (of_this, rest): (Vec<_>, _) = of_this.partition(|pending| pending.cntlid == cntlid);
+        self.pending = rest;
+        for pending in of_this {
+            if self.random.percent(50) {
+                self.execute(pending);
+            }
+        }
+    }
+
+    /// Reports an event to all controllers, or those of a port.
+    pub(crate) fn notify(&mut self, port: Option<usize>, event: AsyncEvent) {
+        let mut messages = Vec::new();
+        for controller in self.controllers.values_mut() {
+            if port.is_some_and(|port| port != controller.port)
+                || controller.events.contains(&event)
+            {
+                continue;
+            }
+            controller.events.push(event);
+            if let Some(cid) = controller.event_requests.pop_front() {
+                messages.push((controller.qps[0], cid));
+            }
+        }
+        for (qp, cid) in messages {
+            self.answer(qp, cid, Status::SUCCESS, event.0.into());
+        }
+    }
+
+    fn answer(&mut self, qp: Qp, cid: u16, status: Status, result: u64) {
+        self.message(qp, &Cqe { result, ..Cqe::new(cid, status) }.emit());
+    }
+
+    fn on_capsule(&mut self, qp: Qp, cntlid: u16, sqe: Sqe, data: Vec<u8>) {
+        if let Some(controller) = self.controllers.get_mut(&cntlid) {
+            controller.heard = self.now;
+        }
+        let qid = self.links[&qp].qid;
+        if sqe.is_fabrics() {
+            let (status, result) = self.fabrics(qp, &sqe, &data);
+            return self.answer(qp, sqe.cid, status, result);
+        }
+        if qid == 0 {
+            return self.admin(qp, cntlid, &sqe);
+        }
+        if !self.controllers.contains_key(&cntlid) {
+            return;
+        }
+        self.commands += 1;
+        // Most are quick; of the others, some are still there when the host has lost the path.
+        let most_ms = if self.random.percent(70) { 5 } else { self.longest_ms };
+        let at = self.now + Duration::from_millis(self.random.below(most_ms));
+        let data = match self.memory(&sqe) {
+            Some(memory) if sqe.io_opcode() != IoOpcode::READ => memory.to_vec(),
+            _ => data,
+        };
+        self.pending.push(Pending { at, cntlid, qp, sqe, data });
+    }
+
+    /// A command is carried out, and answered if the connection is there.
+    fn execute(&mut self, Pending { cntlid, qp, sqe, data, .. }: Pending) {
+        let port = match self.controllers.get(&cntlid) {
+            Some(controller) => controller.port,
+            None => self.links.get(&qp).map_or(0, |link| link.port),
+        };
+        let status = self.refusal(port, &sqe).unwrap_or_else(|| self.perform(&sqe, &data));
+        if self.controllers.contains_key(&cntlid) {
+            self.answer(qp, sqe.cid, status, 0);
+        }
+    }
+
+    fn refusal(&mut self, port: usize, sqe: &Sqe) -> Option<Status> {
+        if self.is_removed {
+            return Some(Status::INVALID_NAMESPACE.with_dnr());
+        }
+        match self.ports[port].ana {
+            AnaState::INACCESSIBLE => return Some(Status::ANA_INACCESSIBLE),
+            AnaState::CHANGE => return Some(Status::ANA_TRANSITION),
+            _ => {}
+        }
+        if self.random.percent(self.transient_percent) {
+            let statuses = [
+                Status::INTERNAL_ERROR,
+                Status::INTERNAL_PATH_ERROR,
+                Status::NAMESPACE_NOT_READY.with_crd(2),
+                Status::AUTHENTICATION_REQUIRED,
+            ];
+            return Some(statuses[self.random.below(4) as usize]);
+        }
+        if self.random.percent(self.fatal_percent) {
+            self.fatal_statuses += 1;
+            return Some(FATAL);
+        }
+        let end = sqe.slba() + u64::from(sqe.blocks());
+        let ranged = matches!(sqe.io_opcode(), IoOpcode::READ | IoOpcode::WRITE);
+        (ranged && end > self.size_blocks).then_some(Status::LBA_OUT_OF_RANGE.with_dnr())
+    }
+
+    fn perform(&mut self, sqe: &Sqe, data: &[u8]) -> Status {
+        let range = |slba: u64, blocks: u32| slba as usize..slba as usize + blocks as usize;
+        let of_command = range(sqe.slba(), sqe.blocks());
+        match sqe.io_opcode() {
+            IoOpcode::READ => {
+                let found: Vec<u8> =
+                    self.blocks[of_command].iter().flat_map(|stamp| content(*stamp)).collect();
+                if let Some(memory) = self.memory(sqe) {
+                    memory.copy_from_slice(&found);
+                }
+            }
+            IoOpcode::WRITE => {
+                for (block, bytes) in of_command.clone().zip(data.chunks(BLOCK_BYTES)) {
+                    self.blocks[block] = stamp(bytes);
+                }
+                self.persist(sqe.fua(), of_command);
+            }
+            IoOpcode::WRITE_ZEROES => {
+                self.blocks[of_command.clone()].fill(0);
+                self.persist(sqe.fua(), of_command);
+            }
+            IoOpcode::DATASET_MANAGEMENT => {
+                let range = DsmRange::parse_all(data).map(|r| range(r.slba, r.blocks)).next();
+                self.blocks[range.expect("a range")].fill(0);
+            }
+            IoOpcode::FLUSH => self.durable.clone_from(&self.blocks),
+            other => panic!("{other:?}"),
+        }
+        Status::SUCCESS
+    }
+
+    fn persist(&mut self, fua: bool, range: std::ops::Range<usize>) {
+        if fua {
+            self.durable[range.clone()].copy_from_slice(&self.blocks[range]);
+        }
+    }
+}
+
+/// The admin queue.
+impl Target {
+    fn fabrics(&mut self, qp: Qp, sqe: &Sqe, data: &[u8]) -> (Status, u64) {
+        let cntlid = self.links[&qp].cntlid;
+        match sqe.fabrics_type() {
+            FabricsType::CONNECT => self.connect_queue(qp, sqe, data),
+            FabricsType::PROPERTY_GET => {
+                let Some(controller) = self.controllers.get(&cntlid) else {
+                    return (Status::INTERNAL_ERROR, 0);
+                };
+                let cap = Cap(0).with_mqes_z(127).with_to_500ms(4).with_css(Cap::CSS_NVM);
+                (
+                    Status::SUCCESS,
+                    match PropertyGet::parse(sqe).property {
+                        Property::CAP => cap.0,
+                        Property::VS => Vs::V1_4.0.into(),
+                        _ => controller.csts.0.into(),
+                    },
+                )
+            }
+            FabricsType::PROPERTY_SET => {
+                let cc = Cc(PropertySet::parse(sqe).value as u32);
+                if let Some(controller) = self.controllers.get_mut(&cntlid) {
+                    controller.csts = match cc.shn() {
+                        Shutdown::Normal => controller.csts.with_shst(ShutdownStatus::Complete),
+                        _ => controller.csts.with_rdy(cc.en()),
+                    };
+                }
+                (Status::SUCCESS, 0)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn connect_queue(&mut self, qp: Qp, sqe: &Sqe, data: &[u8]) -> (Status, u64) {
+        let memory = self.memory(sqe).map(|memory| memory.to_vec());
+        let bytes: [u8; 1024] = memory.unwrap_or(data.to_vec()).try_into().expect("Connect data");
+        let (connect, data) = (Connect::parse(sqe), ConnectData::parse(&bytes));
+        let port = self.links[&qp].port;
+        let cntlid = if connect.qid == 0 { self.next_cntlid } else { data.cntlid };
+        if connect.qid == 0 {
+            self.next_cntlid += 1;
+            let (qps, event_requests) = (Vec::new(), VecDeque::new());
+            let (heard, csts, events) = (self.now, Csts(0), Vec::new());
+            let controller = Controller { port, qps, heard, csts, event_requests, events };
+            self.controllers.insert(cntlid, controller);
+        }
+        let Some(controller) = self.controllers.get_mut(&cntlid) else {
+            return (Status::CONNECT_INVALID_PARAMETERS, 0);
+        };
+        controller.qps.push(qp);
+        self.links.get_mut(&qp).expect("connected").cntlid = cntlid;
+        (Status::SUCCESS, ConnectResult(0).with_cntlid(cntlid).0.into())
+    }
+
+    fn admin(&mut self, qp: Qp, cntlid: u16, sqe: &Sqe) {
+        let Some(controller) = self.controllers.get_mut(&cntlid) else { return };
+        let port = controller.port;
+        let (status, result) = match sqe.admin_opcode() {
+            AdminOpcode::ASYNC_EVENT_REQUEST => {
+                controller.event_requests.push_back(sqe.cid);
+                return;
+            }
+            AdminOpcode::KEEP_ALIVE => (Status::SUCCESS, 0),
+            AdminOpcode::GET_FEATURES => (Status::SUCCESS, KATO_MS.into()),
+            AdminOpcode::SET_FEATURES => {
+                let queues = NumberOfQueues(0).with_submission_z(1).with_completion_z(1);
+                let is_queues = SetFeatures::parse(sqe).fid == FeatureId::NUMBER_OF_QUEUES;
+                (Status::SUCCESS, if is_queues { queues.0.into() } else { 0 })
+            }
+            AdminOpcode::IDENTIFY => {
+                let page = self.identify(cntlid, &Identify::parse(sqe));
+                (self.reply_with(sqe, &page), 0)
+            }
+            AdminOpcode::GET_LOG_PAGE => {
+                let log = GetLogPage::parse(sqe).lid;
+                controller.events.retain(|event| event.log() != log);
+                let page = if log == LogId::ANA { self.ana_log(port) } else { vec![0; 4096] };
+                (self.reply_with(sqe, &page), 0)
+            }
+            other => panic!("{other:?}"),
+        };
+        self.answer(qp, sqe.cid, status, result);
+    }
+
+    fn reply_with(&mut self, sqe: &Sqe, page: &[u8]) -> Status {
+        let Some(memory) = self.memory(sqe) else { return Status::INTERNAL_ERROR };
+        let len = memory.len().min(page.len());
+        memory[..len].copy_from_slice(&page[..len]);
+        Status::SUCCESS
+    }
+
+    fn ana_log(&self, port: usize) -> Vec<u8> {
+        let (grpid, state) = (1, self.ports[port].ana);
+        let mut log = AnaHeader { chgcnt: 1, ngrps: 1 }.emit().to_vec();
+        log.extend(AnaGroup { grpid, state, ..AnaGroup::default() }.emit());
+        log
+    }
+
+    fn identify(&self, cntlid: u16, command: &Identify) -> Vec<u8> {
+        let mut page = [0; 4096];
+        match command.cns {
+            Cns::CONTROLLER => controller(cntlid).emit(&mut page),
+            Cns::NAMESPACE if !self.is_removed => {
+                let mut lbaf = [LbaFormat::default(); 64];
+                lbaf[0].lbads = 9;
+                let (nsze, ncap, anagrpid) = (self.size_blocks, self.size_blocks, 1);
+                let nguid = [7; 16];
+                IdentifyNamespace {
+                    nsze,
+                    ncap,
+                    anagrpid,
+                    nguid,
+                    lbaf,
+                    ..IdentifyNamespace::default()
+                }
+                .emit(&mut page);
+            }
+            Cns::NAMESPACE_DESCRIPTORS if !self.is_removed => {
+                NamespaceIds { uuid: Some([5; 16]), ..NamespaceIds::default() }.emit(&mut page);
+            }
+            _ => {}
+        }
+        page.to_vec()
+    }
+}
+
+fn controller(cntlid: u16) -> IdentifyController {
+    IdentifyController {
+        cntlid,
+        mdts: 5,
+        kas_100ms: 1,
+        maxcmd: 64,
+        nn: 1,
+        cmic: Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(true),
+        anatt_s: 3,
+        anagrpmax: 1,
+        nanagrpid: 1,
+        crdt1_100ms: 1,
+        crdt2_100ms: 4,
+        oncs: Oncs(0).with_dataset_management(true).with_write_zeroes(true),
+        oaes: AsyncEventConfig(0).with_namespace_attribute(true).with_ana_change(true),
+        cntrltype: ControllerType::IO,
+        sgls: Sgls(0).with_support(1).with_keyed(true).with_offset(true),
+        ioccsz_16: (64 + 4096) / 16,
+        iorcsz_16: 1,
+        ..IdentifyController::default()
+    }
+}
+
+/// The content of a block.
+pub(crate) fn content(stamp: u64) -> [u8; BLOCK_BYTES] {
+    let mut block = [0; BLOCK_BYTES];
+    for word in block.chunks_mut(8) {
+        word.copy_from_slice(&stamp.to_le_bytes());
+    }
+    block
+}
+
+/// The stamp of a block, all of which it fills.
+pub(crate) fn stamp(block: &[u8]) -> u64 {
+    let stamp = u64::from_le_bytes(block[..8].try_into().expect("8 bytes"));
+    assert_eq!(block, content(stamp), "a torn block");
+    stamp
+}
