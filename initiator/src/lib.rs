@@ -16,6 +16,7 @@ pub mod host;
 mod host_identity;
 mod interrupt;
 pub mod multipath;
+pub mod nbd;
 pub mod options;
 pub mod rng;
 pub mod session;
