@@ -90,7 +90,8 @@ impl Wire {
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None);
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
+    /// Returns the descriptor that is readable when there is something to poll.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Wire::Soft(soft) => soft.as_fd(),
             #[cfg(feature = "verbs")]

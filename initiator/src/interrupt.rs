@@ -1,6 +1,6 @@
 //! SIGINT and SIGTERM as a descriptor to poll: long-running commands end early and in order.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -32,6 +32,11 @@ impl Stop {
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let signals = SignalFd::with_flags(&set, flags).map_err(failed)?;
         Ok(Stop { signals, set, asked: false })
+    }
+
+    /// Returns the descriptor that is readable when a signal has arrived.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.signals.as_fd()
     }
 
     /// Executes an operation that cannot be interrupted: meanwhile a signal ends the process at once.

@@ -10,6 +10,7 @@
 //!   `verify::model` the contents that it then expects. Both are independent of a target.
 //! * [`options`] is the part of the command line that selects the target.
 
+pub mod attach;
 pub mod bench;
 mod fabric;
 pub mod host;

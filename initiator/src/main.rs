@@ -4,6 +4,7 @@
 
 mod cli;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -33,10 +34,10 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[derive(Parser, Debug)]
 #[command(name = "nvmf", version = VERSION, max_term_width = 100, args_override_self = true)]
 struct Cli {
-    /// How much to log to the standard error
-    #[arg(long, value_name = "LEVEL", default_value = "error", global = true,
+    /// How much to log to the standard error [default: error; attach: info]
+    #[arg(long, value_name = "LEVEL", global = true,
         value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
-    log: LevelFilter,
+    log: Option<LevelFilter>,
     #[command(subcommand)]
     command: Command,
 }
@@ -117,6 +118,8 @@ enum Command {
     Bench(initiator::bench::Args),
     /// Write, read back and check that no write is lost
     Verify(initiator::verify::Args),
+    /// Serve a namespace to NBD clients: a block device without kernel module or root
+    Attach(initiator::attach::Args),
     /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]
     InstallFiles {
@@ -165,6 +168,7 @@ impl Command {
             Command::ResvNotifLog(args) => reservation::notification(args),
             Command::Bench(args) => return initiator::bench::run(args),
             Command::Verify(args) => return initiator::verify::run(args),
+            Command::Attach(args) => return initiator::attach::run(args),
             Command::InstallFiles { share } => manpages::write(Cli::command(), "1", share)
                 .map_err(|error| Error::Local(format!("{}: {error}", share.display()))),
         }
@@ -204,7 +208,10 @@ impl Command {
             Command::ResvRelease(args) => args.output,
             Command::ResvReport(args) => args.output,
             Command::ResvNotifLog(args) => args.output,
-            Command::Bench(_) | Command::Verify(_) | Command::InstallFiles { .. } => return None,
+            Command::Attach(_)
+            | Command::Bench(_)
+            | Command::Verify(_)
+            | Command::InstallFiles { .. } => return None,
         })
     }
 }
@@ -212,7 +219,12 @@ impl Command {
 fn main() -> ExitCode {
     let Cli { log, command } = Cli::parse();
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
-    lines.with_target(false).with_max_level(log).init();
+    let usual = match command {
+        Command::Attach(_) => LevelFilter::INFO,
+        _ => LevelFilter::ERROR,
+    };
+    let lines = lines.with_target(false).with_ansi(std::io::stderr().is_terminal());
+    lines.with_max_level(log.unwrap_or(usual)).init();
     let error = match command.run() {
         Ok(code) => return code,
         Err(error) => error,

@@ -1,0 +1,301 @@
+//! NBD requests under way: each is one or more requests to the namespace, its pieces.
+
+use std::collections::VecDeque;
+
+use nvme::Status;
+use rdma::{Buf, Pool};
+
+use crate::multipath::{
+    BlockDone, BlockRequest, Failure, Multipath, Namespace, Operation, Resources, Unaccepted,
+};
+use crate::nbd::{Command, Errno, Kind, Negotiated, Reply};
+
+/// Bits of a tag that number the piece.
+const PIECE_BITS: u32 = 32;
+
+/// A request of a client.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) connection: usize,
+    pub(super) command: Command,
+    negotiated: Negotiated,
+    /// The buffers of a Read or Write, in order; empty while a piece is sent.
+    bufs: Vec<Option<Buf>>,
+    /// Bytes of a piece of these.
+    piece_bytes: u32,
+    sent_bytes: u32,
+    /// A Flush has been sent.
+    has_flushed: bool,
+    /// It is in the list of those with pieces to send.
+    is_ready: bool,
+    outstanding: u32,
+    error: Option<Errno>,
+    reply: Option<Reply>,
+}
+
+/// All requests. Slots and their lists are reused.
+pub(super) struct RequestTable {
+    slots: Vec<Request>,
+    free: Vec<u32>,
+    /// With pieces to send.
+    ready: VecDeque<u32>,
+    /// To be answered.
+    answered: VecDeque<u32>,
+}
+
+impl RequestTable {
+    pub(super) fn new(most: u32) -> RequestTable {
+        let command = Command { kind: Kind::Flush, flags: 0, cookie: 0, offset: 0, len: 0 };
+        let slot = |_| Request {
+            connection: 0,
+            command,
+            negotiated: Negotiated::default(),
+            bufs: Vec::new(),
+            piece_bytes: 1,
+            sent_bytes: 0,
+            has_flushed: false,
+            is_ready: false,
+            outstanding: 0,
+            error: None,
+            reply: None,
+        };
+        RequestTable {
+            slots: (0..most).map(slot).collect(),
+            free: (0..most).rev().collect(),
+            ready: VecDeque::with_capacity(most as usize),
+            answered: VecDeque::with_capacity(most as usize),
+        }
+    }
+
+    pub(super) fn in_use(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn get(&self, n: u32) -> &Request {
+        &self.slots[n as usize]
+    }
+
+    /// Begins a request with its buffers; `None` if there is no memory for it at present.
+    pub(super) fn begin(
+        &mut self,
+        connection: usize,
+        command: Command,
+        checked: Result<(), Errno>,
+        negotiated: Negotiated,
+        pool: &mut Pool,
+        piece_bytes: u32,
+    ) -> Option<u32> {
+        let n = *self.free.last()?;
+        let slot = &mut self.slots[n as usize];
+        let has_data = matches!(command.kind, Kind::Read | Kind::Write) && checked.is_ok();
+        let mut left = if has_data { command.len } else { 0 };
+        while left > 0 {
+            let len = left.min(piece_bytes);
+            let Some(buf) = pool.take_data(len) else {
+                slot.bufs.drain(..).flatten().for_each(|buf| pool.give(buf));
+                return None;
+            };
+            slot.bufs.push(Some(buf));
+            left -= len;
+        }
+        self.free.pop();
+        (slot.connection, slot.command, slot.negotiated) = (connection, command, negotiated);
+        (slot.piece_bytes, slot.sent_bytes) = (piece_bytes, 0);
+        (slot.has_flushed, slot.outstanding) = (false, 0);
+        (slot.error, slot.reply) = (checked.err(), None);
+        Some(n)
+    }
+
+    /// All data of a request are there: it is sent, or answered.
+    pub(super) fn submit(&mut self, n: u32) {
+        let slot = &mut self.slots[n as usize];
+        match slot.command.kind {
+            _ if slot.error.is_some() => self.answer(n),
+            // Nothing is cached here; and what is allocated is not known.
+            Kind::Cache | Kind::BlockStatus | Kind::Disconnect | Kind::Unknown(_) => self.answer(n),
+            _ => self.queue(n),
+        }
+    }
+
+    /// The part of a buffer that receives data from `at` on, of a write whose data are coming.
+    pub(super) fn room<'a>(&'a mut self, n: u32, at: u32, pool: &'a Pool) -> &'a mut [u8] {
+        let Request { bufs, piece_bytes, .. } = &mut self.slots[n as usize];
+        let (piece, at) = (at / *piece_bytes, at % *piece_bytes);
+        match bufs.get_mut(piece as usize).and_then(Option::as_mut) {
+            Some(buf) => pool.bytes_mut(buf).get_mut(at as usize..).unwrap_or_default(),
+            None => &mut [],
+        }
+    }
+
+    /// Sends pieces to the namespace, as long as it accepts them. Returns whether it did anything.
+    pub(super) fn send(&mut self, machine: &mut Multipath, r: &mut Resources<'_>) -> bool {
+        let Some(namespace) = machine.namespace().copied() else { return false };
+        let mut any = false;
+        while let Some(&n) = self.ready.front() {
+            let slot = &mut self.slots[n as usize];
+            let sent = match slot.error {
+                Some(_) => Sent::All,
+                None => slot.send(n, &namespace, machine, r),
+            };
+            match sent {
+                Sent::All => {
+                    self.ready.pop_front();
+                    slot.is_ready = false;
+                    if slot.error.is_some() && slot.outstanding == 0 {
+                        self.answer(n);
+                    }
+                }
+                Sent::Not if slot.error.is_none() => return any,
+                Sent::More | Sent::Not => {}
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// A piece is done.
+    pub(super) fn on_done(&mut self, done: BlockDone) {
+        let (n, piece) = ((done.tag >> PIECE_BITS) as u32, done.tag as u32 as usize);
+        let Some(slot) = self.slots.get_mut(n as usize) else { return };
+        slot.outstanding -= 1;
+        if let Some(place) = slot.bufs.get_mut(piece) {
+            *place = done.data;
+        }
+        if let Err(why) = done.outcome {
+            slot.error.get_or_insert(errno(why));
+        }
+        if slot.outstanding > 0 || slot.is_ready {
+            return;
+        }
+        match slot.error.is_some() || slot.is_sent() {
+            true => self.answer(n),
+            // Pieces without data go one after another.
+            false => self.queue(n),
+        }
+    }
+
+    /// Returns the next request that has a reply.
+    pub(super) fn next_answered(&mut self) -> Option<u32> {
+        self.answered.pop_front()
+    }
+
+    /// Frees a request: its reply is sent, or nobody waits for it.
+    pub(super) fn free(&mut self, n: u32, pool: &mut Pool) {
+        self.slots[n as usize].bufs.drain(..).flatten().for_each(|buf| pool.give(buf));
+        self.free.push(n);
+    }
+
+    fn queue(&mut self, n: u32) {
+        self.slots[n as usize].is_ready = true;
+        self.ready.push_back(n);
+    }
+
+    fn answer(&mut self, n: u32) {
+        let slot = &mut self.slots[n as usize];
+        let outcome = slot.error.map_or(Ok(()), Err);
+        slot.reply = Some(Reply::new(&slot.command, outcome, slot.negotiated));
+        self.answered.push_back(n);
+    }
+}
+
+/// What became of an attempt to send a piece.
+enum Sent {
+    /// There is nothing more to send now.
+    All,
+    More,
+    /// The namespace accepts no more requests at present.
+    Not,
+}
+
+impl Request {
+    /// Returns the parts of the reply in order: its head, then its data.
+    pub(super) fn parts<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = &'a [u8]> {
+        let has_data = self.command.kind == Kind::Read && self.error.is_none();
+        let data = self.bufs.iter().flatten().filter(move |_| has_data);
+        let head = self.reply.as_ref().map_or(&[][..], Reply::bytes);
+        std::iter::once(head).chain(data.map(|buf| pool.bytes(buf)))
+    }
+
+    fn has_data(&self) -> bool {
+        matches!(self.command.kind, Kind::Read | Kind::Write)
+    }
+
+    fn is_sent(&self) -> bool {
+        let needs_flush = match self.command.kind {
+            Kind::Flush => true,
+            Kind::Trim => self.command.is_fua(),
+            _ => false,
+        };
+        self.sent_bytes == self.command.len && (self.has_flushed || !needs_flush)
+    }
+
+    fn send(
+        &mut self,
+        n: u32,
+        namespace: &Namespace,
+        machine: &mut Multipath,
+        r: &mut Resources<'_>,
+    ) -> Sent {
+        let (operation, len) = self.next(namespace);
+        let piece = self.sent_bytes / self.piece_bytes;
+        let data = self.bufs.get_mut(piece as usize).and_then(Option::take);
+        let request = BlockRequest {
+            operation,
+            slba: (self.command.offset + u64::from(self.sent_bytes))
+                / u64::from(namespace.block_bytes),
+            blocks: len / namespace.block_bytes,
+            data,
+            tag: u64::from(n) << PIECE_BITS | u64::from(piece),
+        };
+        match machine.submit(request, r) {
+            Ok(()) => {
+                self.outstanding += 1;
+                self.sent_bytes += len;
+                self.has_flushed |= operation == Operation::Flush;
+                if self.has_data() && !self.is_sent() { Sent::More } else { Sent::All }
+            }
+            Err((request, why)) => {
+                if let Some(place) = self.bufs.get_mut(piece as usize) {
+                    *place = request.data;
+                }
+                if why == Unaccepted::NotReady {
+                    self.error.get_or_insert(Errno::Shutdown);
+                }
+                Sent::Not
+            }
+        }
+    }
+
+    /// The next piece: its operation and length. There is one.
+    fn next(&self, namespace: &Namespace) -> (Operation, u32) {
+        let left = self.command.len - self.sent_bytes;
+        let most = |blocks: u32| left.min(blocks.saturating_mul(namespace.block_bytes));
+        let fua = self.command.is_fua();
+        match self.command.kind {
+            Kind::Read => (Operation::Read, left.min(self.piece_bytes)),
+            Kind::Write => (Operation::Write { fua }, left.min(self.piece_bytes)),
+            Kind::Trim if left > 0 => (Operation::Discard, most(namespace.max_discard_blocks)),
+            Kind::WriteZeroes => {
+                let deallocate = namespace.zeroes_deallocate && !self.command.keeps_allocation();
+                let operation = Operation::WriteZeroes { deallocate, fua };
+                (operation, most(namespace.max_zeroes_blocks))
+            }
+            _ => (Operation::Flush, 0),
+        }
+    }
+}
+
+/// The error of the protocol for a failure.
+fn errno(why: Failure) -> Errno {
+    let status = match why {
+        Failure::Status(status) => status.without_dnr().with_more(false).with_crd(0),
+        Failure::NoPath => return Errno::Io,
+        Failure::Closed => return Errno::Shutdown,
+    };
+    match status {
+        Status::NAMESPACE_WRITE_PROTECTED => Errno::Perm,
+        Status::CAPACITY_EXCEEDED => Errno::NoSpace,
+        Status::INVALID_OPCODE => Errno::NotSupported,
+        _ => Errno::Io,
+    }
+}

@@ -1,0 +1,53 @@
+//! Addresses of further paths: ADDRESS[:PORT][@SOURCE].
+
+use std::net::{IpAddr, SocketAddr};
+
+/// A path of the command line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PathAddress {
+    /// Address of the target.
+    pub to: SocketAddr,
+    /// Address to connect from; `None`: as for the first path.
+    pub source: Option<IpAddr>,
+}
+
+/// Parses an address with the port of the first path, 4420 by default. An IPv6 address with a port is in brackets.
+pub(super) fn path(text: &str) -> Result<PathAddress, String> {
+    let (to, source) = match text.split_once('@') {
+        Some((to, source)) => (to, Some(source)),
+        None => (text, None),
+    };
+    let address = |text: &str| {
+        let ip = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        ip.parse::<IpAddr>().map_err(|_| format!("{text:?} is no IP address"))
+    };
+    let to = match to.parse::<SocketAddr>() {
+        Ok(to) => to,
+        Err(_) => SocketAddr::new(address(to)?, nvme::PORT),
+    };
+    if to.ip().is_unspecified() || to.ip().is_multicast() || to.port() == 0 {
+        return Err(format!("{to} is no address to connect to"));
+    }
+    Ok(PathAddress { to, source: source.map(address).transpose()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_a_port_and_a_source_or_neither() {
+        let of = |text| path(text).map(|p| (p.to.to_string(), p.source.map(|s| s.to_string())));
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(of("192.0.2.1"), Ok(("192.0.2.1:4420".into(), None)));
+        assert_eq!(of("192.0.2.1:4421"), Ok(("192.0.2.1:4421".into(), None)));
+        assert_eq!(of("192.0.2.1:1@192.0.2.9"), Ok(("192.0.2.1:1".into(), some("192.0.2.9"))));
+        assert_eq!(of("fd00::1"), Ok(("[fd00::1]:4420".into(), None)));
+        assert_eq!(of("[fd00::1]:5@fd00::2"), Ok(("[fd00::1]:5".into(), some("fd00::2"))));
+        for wrong in
+            ["", "host", "192.0.2.1:0", "0.0.0.0", "192.0.2.1@", "192.0.2.1@x", "1.2.3.4:x"]
+        {
+            assert!(of(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! The loop of `nvmf attach`: one thread for paths, connections and signals.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use rdma::{AdaptivePoller, Pool, SpinBudget, Wake};
+use tracing::{error, info, warn};
+
+use super::connection::{Connection, MOST_REQUESTS, Shared};
+use super::fabrics::FabricSet;
+use super::notice;
+use super::operation::RequestTable;
+use crate::Error;
+use crate::interrupt::Stop;
+use crate::multipath::{BlockRequest, Multipath, Notice, Operation, Resources};
+use crate::nbd::{self, Export, flag};
+
+/// Connections at once; more wait to be accepted.
+const MOST_CONNECTIONS: usize = 16;
+/// The longest sleep, which limits the effect of a missed wake-up.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Time for requests that are under way when the end is asked for.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+/// Time for closing the connections to the target.
+const CLOSE_LIMIT: Duration = Duration::from_secs(8);
+/// How long to look for events before sleeping, if none is expected.
+const SPIN: Duration = Duration::from_micros(100);
+/// Signals and new connections are looked for in one of so many iterations that do not sleep.
+const LOOK_EVERY: u32 = 64;
+/// Tag of the last Flush; those of requests are below.
+const LAST_FLUSH: u64 = u64::MAX;
+
+/// Options of the export.
+#[derive(Clone, Debug)]
+pub(super) struct ExportOptions {
+    pub(super) name: String,
+    pub(super) is_read_only: bool,
+    pub(super) piece_bytes: u32,
+}
+
+/// Where the end is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// Not asked for.
+    No,
+    /// Requests under way are carried out, until then.
+    Draining(Instant),
+    /// The last Flush is under way, until then.
+    Flushing(Instant),
+    /// The controllers are being shut down, until then.
+    Closing(Instant),
+}
+
+/// Everything.
+pub(super) struct Server {
+    machine: Multipath,
+    pool: Pool,
+    fabrics: FabricSet,
+    requests: RequestTable,
+    waiting: VecDeque<usize>,
+    connections: Vec<Option<Connection>>,
+    listener: Option<UnixListener>,
+    stop: Stop,
+    options: ExportOptions,
+    /// As of the last notice.
+    export: Export,
+    ending: Ending,
+    next_tick: Option<Instant>,
+    iterations: u32,
+}
+
+impl Server {
+    pub(super) fn new(
+        machine: Multipath,
+        pool: Pool,
+        fabrics: FabricSet,
+        stop: Stop,
+        options: ExportOptions,
+    ) -> Server {
+        Server {
+            machine,
+            pool,
+            fabrics,
+            requests: RequestTable::new(MOST_CONNECTIONS as u32 * MOST_REQUESTS),
+            waiting: VecDeque::with_capacity(MOST_CONNECTIONS),
+            connections: (0..MOST_CONNECTIONS).map(|_| None).collect(),
+            listener: None,
+            stop,
+            options,
+            export: Export::default(),
+            ending: Ending::No,
+            next_tick: None,
+            iterations: 0,
+        }
+    }
+
+    /// Connects the paths, until one is live. Returns whether one is; otherwise the end was asked for.
+    ///
+    /// # Errors
+    /// No path could be connected: why the first could not.
+    pub(super) fn connect(&mut self) -> Result<bool, Error> {
+        let mut failure = None;
+        loop {
+            let any = self.iterate(&mut failure);
+            if self.ending != Ending::No {
+                self.close(Instant::now());
+                while !self.has_ended(Instant::now())? {
+                    self.sleep();
+                    self.iterate(&mut failure);
+                }
+                return Ok(false);
+            }
+            if self.machine.namespace().is_some() {
+                return Ok(true);
+            }
+            if self.machine.has_tried_all() {
+                let no_namespace = "the target has no such namespace: see `nvmf list`".to_owned();
+                return Err(Error::Local(failure.unwrap_or(no_namespace)));
+            }
+            if !any {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Serves clients until the end is asked for and reached.
+    ///
+    /// # Errors
+    /// All paths are given up.
+    pub(super) fn serve(&mut self, listener: UnixListener) -> Result<(), Error> {
+        self.listener = Some(listener);
+        let mut poller = AdaptivePoller::new(SpinBudget::auto(SPIN), Instant::now());
+        let mut ignored = None;
+        loop {
+            let any = self.iterate(&mut ignored);
+            let now = Instant::now();
+            if self.has_ended(now)? {
+                return Ok(());
+            }
+            if any {
+                poller.worked(now);
+            } else if poller.goes_on(now, self.requests.in_use() > 0) {
+                std::hint::spin_loop();
+            } else {
+                self.sleep();
+                poller.worked(Instant::now());
+            }
+        }
+    }
+
+    /// Follows the end. Returns whether it is reached.
+    fn has_ended(&mut self, now: Instant) -> Result<bool, Error> {
+        if self.machine.is_lost() && self.ending == Ending::No {
+            let lost =
+                "all paths are given up: requests have failed, and the namespace is detached";
+            return Err(Error::Local(lost.into()));
+        }
+        match self.ending {
+            Ending::Draining(until) if self.requests.in_use() == 0 || now >= until => {
+                let left = self.requests.in_use();
+                if left > 0 {
+                    warn!("{left} requests of clients are not done, and fail");
+                }
+                self.ending = Ending::Flushing(until.max(now + CLOSE_LIMIT));
+                let (operation, tag) = (Operation::Flush, LAST_FLUSH);
+                let flush = BlockRequest { operation, slba: 0, blocks: 0, data: None, tag };
+                let mut r = Resources { pool: &mut self.pool, fabrics: &mut self.fabrics, now };
+                if self.options.is_read_only || self.machine.submit(flush, &mut r).is_err() {
+                    self.close(now);
+                }
+            }
+            Ending::Flushing(until) if now >= until => {
+                warn!("the last flush is not done: what was not flushed may not be durable");
+                self.close(now);
+            }
+            Ending::Closing(until) => return Ok(self.machine.is_closed() || now >= until),
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    fn close(&mut self, now: Instant) {
+        self.ending = Ending::Closing(now + CLOSE_LIMIT);
+        let mut r = Resources { pool: &mut self.pool, fabrics: &mut self.fabrics, now };
+        self.machine.close(&mut r);
+        self.fabrics.flush();
+    }
+
+    /// One iteration. Returns whether anything happened.
+    fn iterate(&mut self, failure: &mut Option<String>) -> bool {
+        self.iterations = self.iterations.wrapping_add(1);
+        let mut any = self.iterations.is_multiple_of(LOOK_EVERY) && self.look(Duration::ZERO);
+        any |= self.clients(Connection::read);
+        any |= self.paths();
+        while let Some(what) = self.machine.next_notice() {
+            any = true;
+            if let Notice::Failed { why, .. } = &what {
+                failure.get_or_insert(why.to_string());
+            }
+            notice::report(&self.machine, &what);
+            self.export = self.current_export();
+        }
+        any |= self.clients(|connection, _, s| connection.write(s));
+        self.fabrics.flush();
+        any
+    }
+
+    /// Lets each client do something, and forgets those that have left.
+    fn clients(
+        &mut self,
+        mut act: impl FnMut(&mut Connection, usize, &mut Shared<'_>) -> bool,
+    ) -> bool {
+        let Server { pool, requests, waiting, connections, options, export, .. } = self;
+        let piece_bytes = options.piece_bytes;
+        let mut s = Shared { pool, requests, waiting, export, piece_bytes };
+        let mut any = false;
+        for (number, place) in connections.iter_mut().enumerate() {
+            let Some(connection) = place else { continue };
+            any |= act(connection, number, &mut s);
+            if connection.is_ending() {
+                s.waiting.retain(|waiting| *waiting != number);
+            }
+            if connection.is_over() {
+                *place = None;
+            }
+        }
+        any
+    }
+
+    /// Moves what is under way on the paths.
+    fn paths(&mut self) -> bool {
+        let now = Instant::now();
+        let Server { machine, pool, fabrics, requests, .. } = self;
+        let mut any = false;
+        for number in 0..fabrics.len() {
+            let (mut batch, receiving) = fabrics.poll(number, now);
+            any |= receiving || !batch.is_empty();
+            for event in batch.drain(..) {
+                let mut r = Resources { pool, fabrics, now };
+                // No other user of this fabric exists, and a host accepts no connections.
+                drop(machine.on_event(number, event, &mut r));
+            }
+            fabrics.recycle(batch);
+        }
+        let mut r = Resources { pool, fabrics, now };
+        any |= requests.send(machine, &mut r);
+        self.next_tick = machine.tick(&mut r);
+        while let Some(done) = self.machine.next_done(&mut self.pool) {
+            any = true;
+            if done.tag != LAST_FLUSH {
+                self.requests.on_done(done);
+                continue;
+            }
+            if let Err(why) = done.outcome {
+                error!("the last flush failed: {why}");
+            }
+            if let Ending::Flushing(_) = self.ending {
+                self.close(now);
+            }
+        }
+        self.reply();
+        any
+    }
+
+    fn reply(&mut self) {
+        while let Some(request) = self.requests.next_answered() {
+            let number = self.requests.get(request).connection;
+            // It is there: a connection stays until all its requests are answered.
+            if let Some(connection) = self.connections.get_mut(number).and_then(Option::as_mut) {
+                connection.reply(request);
+            }
+        }
+    }
+
+    /// Sleeps until something happens.
+    fn sleep(&mut self) {
+        let sends = self.machine.waits_for_sends();
+        self.fabrics.arm(if sends { Wake::Any } else { Wake::Needed });
+        // What happened before the arming ends no sleep.
+        let any = self.paths();
+        self.fabrics.flush();
+        if any {
+            return;
+        }
+        let now = Instant::now();
+        let until = match self.ending {
+            Ending::No => None,
+            Ending::Draining(at) | Ending::Flushing(at) | Ending::Closing(at) => Some(at),
+        };
+        let times = [self.fabrics.deadline(), self.next_tick, until, Some(now + LONGEST_SLEEP)];
+        let next = times.into_iter().flatten().min().unwrap_or(now);
+        self.look(next.saturating_duration_since(now));
+    }
+
+    /// Waits for `limit` until a descriptor is ready; accepts connections, takes signals.
+    fn look(&mut self, limit: Duration) -> bool {
+        let mut fds = vec![PollFd::new(self.stop.descriptor(), PollFlags::POLLIN)];
+        let listener = self.listener.as_ref().filter(|_| self.has_room());
+        let at_listener = listener.map(|listener| {
+            fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+            fds.len() - 1
+        });
+        for (number, connection) in self.connections.iter().enumerate() {
+            let Some(connection) = connection else { continue };
+            let reads = connection.wants_input() && !self.waiting.contains(&number);
+            let mut wanted = PollFlags::empty();
+            wanted.set(PollFlags::POLLIN, reads);
+            wanted.set(PollFlags::POLLOUT, connection.is_blocked());
+            // Of one for which nothing can be done, not even its end is of interest.
+            if !wanted.is_empty() {
+                fds.push(PollFd::new(connection.descriptor(), wanted));
+            }
+        }
+        if !limit.is_zero() {
+            let descriptors = self.fabrics.descriptors();
+            fds.extend(descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        }
+        // Signals and failures also end the sleep; then nothing is ready.
+        let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None);
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
+        drop(fds);
+        if at_listener.is_some_and(|at| ready[at]) {
+            self.accept();
+        }
+        if ready[0] && self.stop.wait(Duration::ZERO) && self.ending == Ending::No {
+            self.end();
+        }
+        ready.contains(&true)
+    }
+
+    fn has_room(&self) -> bool {
+        self.ending == Ending::No && self.connections.iter().any(Option::is_none)
+    }
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        for place in self.connections.iter_mut().filter(|place| place.is_none()) {
+            let Ok((stream, _)) = listener.accept() else { return };
+            *place = Connection::new(stream).ok();
+        }
+    }
+
+    /// The end is asked for.
+    fn end(&mut self) {
+        info!("ending: requests under way are carried out first");
+        self.ending = Ending::Draining(Instant::now() + DRAIN_LIMIT);
+        self.listener = None;
+        self.clients(|connection, _, s| {
+            connection.end(s);
+            true
+        });
+    }
+
+    /// The export as it is now.
+    fn current_export(&self) -> Export {
+        let Some(namespace) = self.machine.namespace() else { return Export::default() };
+        let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_DF;
+        // A Flush is a command of the namespace, and there is no cache here: it covers the writes of
+        // all connections.
+        flags |= flag::CAN_MULTI_CONN | flag::SEND_CACHE;
+        for (has, flag) in [
+            (self.options.is_read_only || namespace.is_write_protected, flag::READ_ONLY),
+            (namespace.can_discard, flag::SEND_TRIM),
+            (namespace.can_write_zeroes, flag::SEND_WRITE_ZEROES),
+        ] {
+            flags |= if has { flag } else { 0 };
+        }
+        Export {
+            name: self.options.name.clone(),
+            description: notice::describe(&self.machine),
+            size_bytes: namespace.blocks * u64::from(namespace.block_bytes),
+            flags,
+            block_bytes: namespace.block_bytes,
+            preferred_bytes: namespace.preferred_bytes.next_power_of_two().clamp(4096, 1 << 20),
+            most_bytes: nbd::MOST_BYTES,
+        }
+    }
+}
