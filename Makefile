@@ -84,8 +84,10 @@ doc: packages # The documentation builds, every link leads somewhere
 budgets: build test-packages # A command costs no more instructions than it may
 	COST="$(BUILD)"/release/instruction_count tests/bench/budgets
 
-native: build # Target and host on this machine, by a user without any right
+native: build # Target and host on this machine, by a user without any right, and under clients of the NBD protocol
+	@$(call install,libnbd-bin qemu-utils fio)
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/demo/unprivileged
+	NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/demo/unprivileged attach
 
 guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
