@@ -50,6 +50,8 @@ pub struct BackingDevice {
     /// Smallest block size that direct I/O supports here.
     pub(super) smallest_block_bytes: u32,
     pub(super) read_only: bool,
+    /// A memory file or a file on tmpfs: data are copied by the reactor.
+    pub(super) in_memory: bool,
     /// Device number of the file system or block device.
     pub(super) place: u64,
     /// For a block device: its unique identity, where known.
@@ -186,6 +188,7 @@ impl BackingDevice {
             block_size_bytes: AtomicU32::new(config.block_size_bytes),
             smallest_block_bytes: 512,
             read_only: config.read_only,
+            in_memory: kind == Kind::Ram,
             place: 0,
             identity: None,
             lost: AtomicBool::new(false),
@@ -208,6 +211,12 @@ impl BackingDevice {
         if fallocate(file.as_fd(), flags, at, len) == Err(Errno::EOPNOTSUPP) {
             self.refuse(Space::Punch);
         }
+    }
+
+    /// Whether its data are in memory, so that the ring copies them without the kernel's workers.
+    #[must_use]
+    pub fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     /// Its kind.

@@ -50,6 +50,11 @@ impl Below {
     }
 }
 
+/// Whether a file is on tmpfs: its pages are in memory and have no device below.
+pub(super) fn is_on_tmpfs(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|system| system.filesystem_type().0 as u32 == TMPFS)
+}
+
 /// A namespace whose blocks may be torn at a power failure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Torn {

@@ -18,7 +18,7 @@ use tracing::warn;
 use super::backing::{BackingConfig, BackingKind, Geometry, Kind, Space};
 use super::device::BackingDevice;
 use super::hold::{Hold, Stamp, claim_device, is_same, lock, read_block, shares};
-use super::media_properties::Below;
+use super::media_properties::{Below, is_on_tmpfs};
 use super::open_error::{OpenError, failed, place, refused};
 use super::owner_file::{self, Daemon, Owner};
 use super::sysfs::Device;
@@ -130,6 +130,7 @@ impl BackingDevice {
         let mut fresh = BackingDevice::assemble(self.kind, Some(file), name, size, config);
         fresh.is_long(self.found_bytes());
         fresh.hold = Some(Arc::clone(hold));
+        fresh.in_memory = self.in_memory;
         fresh.place = self.place;
         fresh.identity.clone_from(&self.identity);
         fresh.geometry = self.geometry;
@@ -405,9 +406,11 @@ fn finish(
     let meta =
         file.metadata().map_err(|error| failed(&format!("cannot look at {name}"), &error))?;
     let below = Below::of(&file);
+    let in_memory = kind == Kind::File && is_on_tmpfs(&file);
     // If the half of a block can be read, so can the other half.
     let fine = config.block_size_bytes == 512 || read_block(&file, 0, 512).is_ok();
     let mut backing = BackingDevice::assemble(kind, Some(file), name, bytes, config);
+    backing.in_memory = in_memory;
     backing.smallest_block_bytes = if fine { 512 } else { config.block_size_bytes };
     backing.place = if kind == Kind::Device { meta.rdev() } else { meta.dev() };
     if kind == Kind::Device {

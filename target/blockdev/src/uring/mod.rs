@@ -99,7 +99,7 @@ pub struct RingStats {
     /// Reads and writes with addresses instead: the region is not registered (see the log), a
     /// window crosses a 1 GiB boundary, or zeros are written.
     pub plain: u64,
-    /// Reads and writes of RAM, copied by this thread.
+    /// Reads and writes in memory, copied by this thread.
     pub copied: u64,
     /// fsync operations.
     pub syncs: u64,
@@ -400,12 +400,12 @@ impl BlockDevice for Ring {
     fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
         let Ring { flights, memory, stats, .. } = self;
         flights.submit(backing, tag, op, |flight, backing| match backing.kind() {
-            Kind::Ram => copy_now(flight, backing, memory).inspect(|_| stats.copied += 1),
-            _ => {
+            Kind::Null => {
                 let buf = flight.buf().filter(|_| flight.is_read());
                 buf.into_iter().for_each(|buf| clear(memory, buf));
                 None
             }
+            _ => copy_now(flight, backing, memory).inspect(|_| stats.copied += 1),
         });
     }
 
@@ -457,10 +457,11 @@ fn clear(memory: &Memory, buf: &Buf) {
     unsafe { place.addr.write_bytes(0, buf.len() as usize) };
 }
 
-/// Executes a read or write of RAM in this thread: the outcome, or none for another operation.
+/// Executes a read or write in memory in this thread: the outcome, or none for another operation.
+/// (A file in memory has no device to wait for, also not with FUA.)
 ///
-/// The kernel does not execute io_uring transfers of memory files inline but passes each to a
-/// worker: measured, less than half the rate on twice the processors.
+/// The kernel does not execute io_uring transfers of tmpfs inline but passes each to a worker:
+/// measured, less than half the rate on twice the processors.
 fn copy_now(
     flight: &mut PendingIo,
     backing: &BackingDevice,

@@ -11,7 +11,7 @@ use nvme::status::Status;
 use rdma::Tag;
 
 use super::{MAX_OPS, RingLimits, worker_quota};
-use crate::fault_injection::Verdict;
+use crate::fault_injection::{InjectedFault, Verdict};
 use crate::request::{PendingIo, Step};
 use crate::uring::cancel::Cancellations;
 use crate::uring::sqe::Attachment;
@@ -112,7 +112,7 @@ impl Flights {
         self.recompute_shares();
     }
 
-    /// Takes an operation. `at_once` executes one of RAM without the kernel, or returns none.
+    /// Takes an operation. `at_once` executes one in memory without the ring, or returns none.
     pub fn submit(
         &mut self,
         backing: DeviceId,
@@ -131,7 +131,9 @@ impl Flights {
         let mut flight = PendingIo::new(index, tag, op);
         let backing = &attachment.backing;
         let outcome = match (flight.immediate_result(backing), backing.kind()) {
-            (None, Kind::Ram) => at_once(&mut flight, backing),
+            (None, _) if backing.is_in_memory() && is_faultless(backing) => {
+                at_once(&mut flight, backing)
+            }
             (Some(outcome), Kind::Null) => at_once(&mut flight, backing).or(Some(outcome)),
             (outcome, _) => outcome,
         };
@@ -298,4 +300,9 @@ impl Flights {
         let done = self.complete(slot, outcome.unwrap_or(Err(Status::INTERNAL_ERROR.with_dnr())));
         self.ready.extend(done);
     }
+}
+
+/// Whether the kernel's results are used as they are.
+fn is_faultless(backing: &BackingDevice) -> bool {
+    backing.health().fault() == InjectedFault::None
 }

@@ -166,6 +166,37 @@ fn every_operation_on_ram() {
     assert_eq!(bench.ring.stats().again, 1);
 }
 
+/// The directory is on tmpfs, which allows direct I/O since Linux 6.6.
+#[test]
+fn every_operation_on_tmpfs_without_workers_of_the_kernel() {
+    let mut bench = Bench::new(8);
+    bench.dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let kind = BackingKind::File { path: bench.path("disk.img"), size: Some(SIZE) };
+    let config = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
+    let backing = match BackingDevice::open(&config) {
+        Ok(backing) => Arc::new(backing),
+        Err(refused) => {
+            assert!(refused.sentence.contains("O_DIRECT"), "{}", refused.sentence);
+            return;
+        }
+    };
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    every_operation(&mut bench, 512);
+    let stats = bench.ring.stats();
+    assert_eq!((stats.fixed, stats.plain, stats.copied), (0, 0, 6));
+    // An injected fault replaces results of the ring.
+    backing.health().set_fault(InjectedFault::Full);
+    assert_eq!(bench.write(0, 512, 0x33, false), Err(Status::CAPACITY_EXCEEDED.with_dnr()));
+    backing.health().set_fault(InjectedFault::None);
+    assert_eq!(bench.write(0, 512, 0x33, false), Ok(()));
+    assert_eq!(bench.ring.stats().copied, 7);
+    // A file that was shortened is not made long again by a write.
+    OpenOptions::new().write(true).open(bench.path("disk.img")).unwrap().set_len(512).unwrap();
+    assert_eq!(bench.read(SIZE - 512, 512), Err(crate::Health::NOT_READY));
+    assert_eq!(bench.write(SIZE - 512, 512, 0x44, false), Err(crate::Health::NOT_READY));
+    assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), 512);
+}
+
 #[test]
 fn null_hands_out_zeros_never_what_was_there() {
     let (mut bench, _) = Bench::with_kind(BackingKind::Null { size: SIZE });
