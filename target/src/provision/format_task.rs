@@ -61,7 +61,7 @@ pub struct FormatTask<D> {
 
 /// A format that has ended, and whose outcome no reactor contradicts once it has passed the barrier.
 #[derive(Debug)]
-pub struct EndedFormat {
+pub struct FormatCompletion {
     outcome: Result<(), Status>,
     barrier: MessageBarrier,
 }
@@ -133,7 +133,7 @@ impl<D> FormatTask<D> {
         self,
         erased: Result<(), Status>,
         devices: &mut impl FormatDevices<Device = D>,
-    ) -> EndedFormat {
+    ) -> FormatCompletion {
         let gone = !self.is_served(devices);
         let FormatTask { nqn, nsid, device, job, .. } = self;
         let erased = if gone { Err(Status::INVALID_NAMESPACE.with_dnr()) } else { erased };
@@ -149,11 +149,11 @@ impl<D> FormatTask<D> {
         });
         devices.republish(&nqn);
         let barrier = MessageBarrier::send(devices.registry().reactors());
-        EndedFormat { outcome, barrier }
+        FormatCompletion { outcome, barrier }
     }
 }
 
-impl EndedFormat {
+impl FormatCompletion {
     /// The outcome, once every reactor has the published state.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<(), Status>> {
@@ -213,7 +213,7 @@ fn format(
         task.device.backing.erase(stop, |done, of| progress.set(done, of))
     });
     let mut provisioner = lock(provisioner);
-    let EndedFormat { outcome, barrier } = task.finish(erased, &mut *provisioner);
+    let FormatCompletion { outcome, barrier } = task.finish(erased, &mut *provisioner);
     wait_for_reactors(barrier);
     outcome
 }

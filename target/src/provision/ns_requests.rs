@@ -40,7 +40,7 @@ use crate::state::ns_catalog::NamespaceCatalogRecord;
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// A namespace that is being deleted does not change.
-pub type Held = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
+pub type DeleteGuards = (write_protect::WriteProtectGuard, reservation::ReservationGuard);
 
 /// Executes a request. Returns the id of the created namespace, or 0. Operations in the directory
 /// of the subsystem may block for ever: the provisioner is not locked meanwhile, and the
@@ -138,7 +138,7 @@ pub struct RequestTask {
     directory: Arc<NamespaceDirectory>,
     /// Held until the deleted namespaces are no longer served. Write protection or a reservation
     /// either precedes this, also while the request has waited, or fails.
-    guards: Vec<Held>,
+    guards: Vec<DeleteGuards>,
     /// The namespace whose file was created.
     made: Option<(u32, Uuid)>,
     /// The namespace cannot be served: its record is reverted.
@@ -201,7 +201,7 @@ impl RequestTask {
         nqn: Nqn,
         directory: Arc<NamespaceDirectory>,
         plan: RequestPlan,
-        guards: Vec<Held>,
+        guards: Vec<DeleteGuards>,
     ) -> RequestTask {
         let writing = Writing::Nothing;
         RequestTask { nqn, plan, directory, guards, made: None, undoes: false, writing }
@@ -417,7 +417,7 @@ impl Provisioner {
         subsystem: &SubsystemConfig,
         managed: &ManagedConfig,
         free_bytes: u64,
-    ) -> Result<(RequestPlan, Vec<Held>), Status> {
+    ) -> Result<(RequestPlan, Vec<DeleteGuards>), Status> {
         let nqn = subsystem.nqn;
         let catalog = self.catalogs.get(&nqn).ok_or(FAILED)?;
         let mut random = [0; 16];
@@ -445,7 +445,7 @@ impl Provisioner {
     ///
     /// # Errors
     /// The namespace is protected or reserved, or its state cannot be read.
-    fn may_go(&self, place: Place, entry: &Entry, host: &HostId) -> Result<Held, Status> {
+    fn may_go(&self, place: Place, entry: &Entry, host: &HostId) -> Result<DeleteGuards, Status> {
         let (nqn, nsid) = place;
         // A configured namespace with the same id is another one.
         let served = self.stores.store(nqn, nsid).filter(|store| store.uuid() == entry.uuid);

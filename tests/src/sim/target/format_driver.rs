@@ -11,7 +11,7 @@ use nvmfd::blockdev::{BlockSizes, DeviceId};
 use nvmfd::core::registry::Registry;
 use nvmfd::core::subsystem::lba_format::Format;
 use nvmfd::core::subsystem::ns_request::FormatRequest;
-use nvmfd::provision::format_task::{EndedFormat, FormatDevices, FormatTask};
+use nvmfd::provision::format_task::{FormatCompletion, FormatDevices, FormatTask};
 use nvmfd::state::block_size;
 use nvmfd::worker::answer;
 use rdma::Tag;
@@ -58,7 +58,7 @@ enum Stage {
     /// Number of completed steps.
     Erasing(FormatTask<FormattedSpace>, u64),
     /// It has ended; reactors do not have the new state yet.
-    Ended(EndedFormat),
+    Ended(FormatCompletion),
 }
 
 /// A namespace and its device at the beginning of a format.
