@@ -120,7 +120,7 @@ impl MessageBarrier {
         MessageBarrier(reactors.iter().enumerate().filter_map(asked).collect())
     }
 
-    /// Whether all reactors have, or have ended.
+    /// Whether all reactors have passed it or have ended.
     #[must_use]
     pub fn is_passed(&self) -> bool {
         self.0.iter().all(|(_, answered)| answered.try_recv() != Err(TryRecvError::Empty))

@@ -204,7 +204,7 @@ impl Flights {
         }
     }
 
-    /// It was submitted.
+    /// Its entry was submitted to the kernel.
     pub fn submitted(&mut self, _: Submission) {
         self.in_kernel += 1;
     }

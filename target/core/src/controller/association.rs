@@ -28,7 +28,7 @@ pub struct Association {
     pub subsystem: Nqn,
     /// The host, as it calls itself.
     pub host: Nqn,
-    /// The host identifier that it gave.
+    /// The host identifier of its Connect command.
     pub host_id: [u8; 16],
     /// The shortest keep alive timeout that its listener grants, in milliseconds.
     pub keep_alive_min_ms: u32,

@@ -189,7 +189,7 @@ impl Format {
         self.lock().under_way.clone()
     }
 
-    /// A host begins.
+    /// Starts a format for a host.
     ///
     /// # Errors
     /// Format in Progress: another one has begun.

@@ -38,7 +38,7 @@ impl Paths {
         }
     }
 
-    /// A path has another state now; returns false if it is the same.
+    /// Records the state of a path; returns whether it has changed.
     pub fn set(&mut self, path: usize, space: usize, state: AnaState, now: Moment) -> bool {
         let old = std::mem::replace(&mut self.states[path][space], (state, now));
         old.0 != state
