@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use super::qp::ecn::{NotificationPoint, RESERVED};
 use super::qp::memory_region::{Memory, Rights};
 use super::qp::reorder_buffer::ReorderBuffer;
-use super::qp::requester::{Requester, Wqe};
+use super::qp::requester::Requester;
 use super::qp::responder::{Outcome, Responder};
 use super::stats::datagrams::DatagramOutcome;
 use super::stats::link_errors::{LinkError, LinkErrorCounts};
@@ -131,8 +131,8 @@ pub struct QueuePair {
     requester: Requester,
     responder: Responder,
     /// Posted since the last flush, without a packet number yet.
-    sends: VecDeque<Wqe>,
-    reads: VecDeque<Wqe>,
+    sends: VecDeque<(Tag, Work)>,
+    reads: VecDeque<(Tag, Work)>,
     /// Bytes of the writes among them.
     written_bytes: u32,
     selective: bool,
@@ -203,20 +203,18 @@ impl QueuePair {
                     self.commit();
                 }
                 self.written_bytes = self.written_bytes.saturating_add(work.buf().len());
-                self.requester.post(Wqe::new(tag, work));
+                self.requester.post(tag, work);
             }
-            Work::Send { .. } => self.sends.push_back(Wqe::new(tag, work)),
-            Work::Read { .. } => self.reads.push_back(Wqe::new(tag, work)),
+            Work::Send { .. } => self.sends.push_back((tag, work)),
+            Work::Read { .. } => self.reads.push_back((tag, work)),
         }
     }
 
     /// Assigns packet numbers to posted work.
     fn commit(&mut self) {
         self.written_bytes = 0;
-        for posted in [&mut self.sends, &mut self.reads] {
-            if !posted.is_empty() {
-                self.requester.append(posted);
-            }
+        while let Some((tag, work)) = self.sends.pop_front().or_else(|| self.reads.pop_front()) {
+            self.requester.post(tag, work);
         }
     }
 

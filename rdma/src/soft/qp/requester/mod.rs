@@ -76,7 +76,7 @@ const MOST_WINDOW: u32 = 4096;
 
 /// One posted work request (work queue element).
 #[derive(Debug)]
-pub(super) struct Wqe {
+struct Wqe {
     tag: Tag,
     work: Work,
     /// Its first packet; far away until that is sent.
@@ -87,11 +87,6 @@ pub(super) struct Wqe {
 }
 
 impl Wqe {
-    #[inline]
-    pub(super) fn new(tag: Tag, work: Work) -> Wqe {
-        Wqe { tag, work, first: u64::MAX, packets: 0, piece: 1 }
-    }
-
     fn end(&self) -> u64 {
         self.first.saturating_add(u64::from(self.packets))
     }
@@ -269,13 +264,8 @@ impl Requester {
 
     /// Posts a send, write or read.
     #[inline]
-    pub(super) fn post(&mut self, wqe: Wqe) {
-        self.works.push_back(wqe);
-    }
-
-    /// Queues several, in order.
-    pub(super) fn append(&mut self, posted: &mut VecDeque<Wqe>) {
-        self.works.append(posted);
+    pub(crate) fn post(&mut self, tag: Tag, work: Work) {
+        self.works.push_back(Wqe { tag, work, first: u64::MAX, packets: 0, piece: 1 });
     }
 
     /// The base transport header of packet `at`, but for its operation code.
