@@ -134,10 +134,12 @@ bench-guests: build ## Measure it beside the kernel's target, in both kinds of g
 
 PACKETS ?= 20000000
 SECONDS_OF_FLOOD ?= 60
-hostile: build test-packages ## Twenty million mutated packets, five million messages, and floods, in memory and on sockets: some minutes
+CAPSULES ?= 10000000
+hostile: build test-packages ## Twenty million mutated packets, five million messages, ten million capsules, and floods, in memory and on sockets
 	PACKETS=$(PACKETS) SECONDS=$(SECONDS_OF_FLOOD) SHARE=70 $(CARGO) test --release -p rdma --no-default-features \
 	  --test soft_malformed -- --nocapture --test-threads 1
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ATTACKER="$(BUILD)"/release/flood SLOW="$(BUILD)"/release/slow_hosts FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
+	NVMFD="$(NVMFD)" RAW="$(BUILD)"/release/raw_host CAPSULES=$(CAPSULES) tests/bench/capsules
 
 HOURS ?= 2
 torture: build test-packages ## Every guarantee of docs/reliability.md at full size, then a soak: make torture HOURS=12

@@ -1,15 +1,16 @@
 //! The raw host: connections that carry arbitrary bytes, and their responses.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rdma::soft::{self, Soft};
 use rdma::verbs::{Load, Verbs};
 use rdma::{
-    Completion, Event, Fabric, FabricError, Initiator, Pool, PoolPlan, Qp, QpLimits, Reason,
-    Remote, RemoteRegion, Wake, Work,
+    Completion, Event, FabricError, Initiator, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
+    RemoteRegion, Wake, Work,
 };
 
 const PLAN: PoolPlan = PoolPlan {
@@ -49,11 +50,17 @@ struct State {
     end: Option<Reason>,
 }
 
+/// A fabric whose events can be awaited with `poll`.
+trait Transport: Initiator + AsFd {}
+
+impl Transport for Verbs {}
+impl Transport for Soft {}
+
 /// Memory, a device, and connections. Sleeps when idle.
 pub(crate) struct Host {
     to: SocketAddr,
     pool: Pool,
-    fabric: Verbs,
+    fabric: Box<dyn Transport>,
     states: Vec<State>,
     by_qp: HashMap<Qp, usize>,
     batch: Vec<Event>,
@@ -61,9 +68,14 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub(crate) fn new(to: SocketAddr) -> Result<Host, FabricError> {
+    /// Opens `soft` at the address `source`, or without it the RDMA devices.
+    pub(crate) fn new(to: SocketAddr, source: Option<IpAddr>) -> Result<Host, FabricError> {
         let pool = Pool::new(PLAN).map_err(|e| FabricError(format!("no memory: {e}")))?;
-        let fabric = Verbs::new(pool.region().clone(), Load::default())?;
+        let region = pool.region().clone();
+        let fabric: Box<dyn Transport> = match source {
+            None => Box::new(Verbs::new(region, Load::default())?),
+            source => Box::new(Soft::new(region, soft::Options { source, ..Default::default() })?),
+        };
         Ok(Host {
             to,
             pool,

@@ -9,7 +9,7 @@ mod host;
 mod io;
 mod malformed;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::host::Host;
 use nvme::Nqn;
 
 const USAGE: &str = "usage: raw_host ADDRESS:PORT SUBSYSTEM-NQN HOST-NQN OTHER-HOST-NQN \
-                     [--iwarp] [--seed N] [--capsules N] [--pairs N] [--only PART]
+                     [--iwarp] [--soft FROM] [--seed N] [--capsules N] [--pairs N] [--only PART]
                      [--storm SECONDS]
 The subsystem serves namespace 1 with blocks of 4096 bytes and namespace 2 with blocks of 512, to
 these two hosts and to no other. What is on them is lost.";
@@ -29,6 +29,7 @@ struct Arguments {
     to: SocketAddr,
     names: Names,
     iwarp: bool,
+    soft: Option<IpAddr>,
     seed: u64,
     capsules: u32,
     pairs: u32,
@@ -42,10 +43,12 @@ fn arguments() -> Option<Arguments> {
     let mut nqn = || words.next()?.parse::<Nqn>().ok();
     let names = Names { subnqn: nqn()?, host: nqn()?, other: nqn()? };
     let (seed, capsules, pairs, only, storm) = (1, 4000, 400, None, None);
-    let mut found = Arguments { to, names, iwarp: false, seed, capsules, pairs, only, storm };
+    let mut found =
+        Arguments { to, names, iwarp: false, soft: None, seed, capsules, pairs, only, storm };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--iwarp" => found.iwarp = true,
+            "--soft" => found.soft = Some(words.next()?.parse().ok()?),
             "--seed" => found.seed = words.next()?.parse().ok()?,
             "--capsules" => found.capsules = words.next()?.parse().ok()?,
             "--pairs" => found.pairs = words.next()?.parse().ok()?,
@@ -69,9 +72,9 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> bool {
-    let Arguments { to, names, iwarp, seed, capsules, pairs, only, storm } = arguments;
+    let Arguments { to, names, iwarp, soft, seed, capsules, pairs, only, storm } = arguments;
     let mut tally = Tally::default();
-    let host = match Host::new(to) {
+    let host = match Host::new(to, soft) {
         Ok(host) => host,
         Err(e) => {
             tally.check("the raw host starts", false, || e.to_string());

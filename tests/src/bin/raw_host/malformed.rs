@@ -2,6 +2,7 @@
 //! of random capsules, while another host must be served unaffected.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use nvme::fabrics::PropertyGet;
 use nvme::identify::{Cns, Identify};
@@ -9,7 +10,7 @@ use nvme::property::Property;
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, cm};
 use rdma::Remote;
 
-use crate::fixture::{Got, Outcome, Queue, Random, SILENCE, Want, World, pattern};
+use crate::fixture::{Got, Outcome, Queue, Random, Want, World, pattern};
 use crate::host::PATIENCE;
 
 /// The namespace and the blocks of the bystander, and its place in the window, which no other
@@ -22,6 +23,9 @@ const AT: u32 = 0x1C_0000;
 /// Random commands use addresses below this; with the longest transfer they end before Connect
 /// data.
 const RANDOM_BYTES: u64 = 0x8_0000;
+
+/// Time limit for unexpected responses.
+const MORE: Duration = Duration::from_millis(3);
 
 /// Another host of the same target, which must be served unaffected.
 struct Bystander {
@@ -217,7 +221,7 @@ fn flood(world: &mut World, cntlid: u16, bystander: &mut Bystander) -> Outcome {
         world.expect(&format!("queue of {} entries", sqsize_z + 1), &got, &Want::Done);
         let read = Sqe::io(IoOpcode::READ, 1).with_sgl(world.keyed(4096)).emit();
         let cids: BTreeSet<u16> = (0..128).map(|_| world.tell(&mut queue, &read)).collect();
-        let result = collect(world, &queue, cids, &BTreeSet::new());
+        let result = collect(world, &queue, cids, &BTreeSet::new(), MORE);
         bystander.look(world)?;
         let name = format!("128 commands at once on a queue of {} entries", sqsize_z + 1);
         world.tally.check(&name, result.is_ok(), || format!("{result:?}"));
@@ -239,20 +243,20 @@ fn same_id(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// Takes responses until every command of `owed` has one, or the connection has ended. Each must be
-/// for a command of `owed` or of `held`, once. Returns the number of responses, and whether the
-/// connection is alive.
+/// Takes responses until every command of `owed` has one, and further ones until none arrives within
+/// `more`, or the connection has ended. Each must be for a command of `owed` or of `held`, once.
+/// Returns the number of responses, and whether the connection is alive.
 fn collect(
     world: &mut World,
     queue: &Queue,
     mut owed: BTreeSet<u16>,
     held: &BTreeSet<u16>,
+    more: Duration,
 ) -> Result<(usize, bool), String> {
     let mut held = held.clone();
     let mut answered = 0;
     loop {
-        // A little longer than needed: for unexpected responses.
-        let limit = if owed.is_empty() { SILENCE / 100 } else { PATIENCE };
+        let limit = if owed.is_empty() { more } else { PATIENCE };
         let Some(message) = world.host.message(queue.link, limit) else {
             let ended = world.host.end(queue.link).is_some();
             return match owed.is_empty() || ended {
@@ -290,7 +294,7 @@ pub(crate) fn random(world: &mut World, seed: u64, capsules: u32) -> Outcome {
             queues.insert(0, io);
         }
         let mut held = BTreeSet::new();
-        for _ in 0..32 {
+        for batch in 0..32 {
             let mut owed = BTreeSet::new();
             let mut log = Vec::new();
             for _ in 0..=random.below(8) {
@@ -306,7 +310,9 @@ pub(crate) fn random(world: &mut World, seed: u64, capsules: u32) -> Outcome {
                 sent += 1;
             }
             bystander.look(world).map_err(|e| format!("{e}, after {log:02x?}"))?;
-            let outcome = collect(world, &queues[0], owed, &held);
+            // The next batch finds unexpected responses as well.
+            let more = if batch == 31 { MORE } else { Duration::ZERO };
+            let outcome = collect(world, &queues[0], owed, &held, more);
             let (count, alive) = outcome.map_err(|e| format!("{e}, after {log:02x?}"))?;
             answered += count;
             if !alive {
