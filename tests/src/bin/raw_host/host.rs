@@ -50,7 +50,7 @@ struct State {
     end: Option<Reason>,
 }
 
-/// A fabric whose events can be awaited with `poll`.
+/// A fabric with a descriptor for `poll`.
 trait Transport: Initiator + AsFd {}
 
 impl Transport for Verbs {}
