@@ -439,7 +439,7 @@ impl std::fmt::Debug for HeaderBytes {
 }
 
 /// A parsed datagram. Its CRC has not been checked. Extended headers are parsed where they are used:
-/// most packets have one or none.
+/// most packets have one or none. (Packets are equal if their bytes are, also in reserved bits.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
     /// Base transport header.
