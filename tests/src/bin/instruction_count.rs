@@ -8,7 +8,7 @@
 //! The difference between two runs of different lengths is what the commands between them have cost:
 //! queues, transport and CRC, without sockets and the ring. `tests/bench/cost` does that.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -24,6 +24,7 @@ use nvmfd::core::registry::Registry;
 use nvmfd::core::shared::Shared;
 use nvmfd::core::subsystem::ana::AnaStates;
 use nvmfd::core::subsystem::bad_blocks::BadBlocks;
+use nvmfd::core::subsystem::rate_limit::{Limit, Limiter};
 use nvmfd::core::subsystem::reservation::Reservation;
 use nvmfd::core::subsystem::write_protect::Protection;
 use nvmfd::core::subsystem::{AccessPolicy, ListenerConfig, Namespace, Subsystem};
@@ -38,6 +39,9 @@ const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:2d1c4be8-7a80-4c0f-9d68-0d6c
 const TURN: Duration = Duration::from_micros(10);
 /// Bytes of each command's data.
 const BYTES: u32 = 4096;
+/// I/O queue pairs of an idle host, and their entries.
+const IDLE_QUEUES: u16 = 63;
+const IDLE_ENTRIES: u16 = 4;
 
 /// Sends commands to a target in the same thread.
 #[derive(Parser, Debug)]
@@ -51,6 +55,18 @@ struct Arguments {
     /// Writes instead of reads
     #[arg(long)]
     write: bool,
+    /// Namespaces of the subsystem; commands go to the last one
+    #[arg(long, default_value_t = 1)]
+    namespaces: u32,
+    /// Commands go to all namespaces in turn
+    #[arg(long)]
+    spread: bool,
+    /// I/O queue pairs that are connected to the target, all but one of them idle
+    #[arg(long, default_value_t = 1)]
+    queue_pairs: u16,
+    /// Rate limits, which delay nothing, of the host and of each namespace
+    #[arg(long)]
+    qos: bool,
 }
 
 /// A device that completes everything by the next iteration.
@@ -78,10 +94,17 @@ struct Target {
 }
 
 impl Target {
-    fn new(at: SocketAddr, network: &Arc<Mutex<Network>>, now: Instant) -> Target {
+    fn new(
+        at: SocketAddr,
+        network: &Arc<Mutex<Network>>,
+        arguments: &Arguments,
+        now: Instant,
+    ) -> Target {
+        let idle = u32::from(arguments.queue_pairs - 1);
+        let idle_receives = idle * u32::from(IDLE_ENTRIES) + (idle / 32 + 1) * 64;
         let plan = PoolPlan {
-            cells: 1024,
-            receives: 512,
+            cells: 1024 + 2 * idle_receives,
+            receives: 512 + idle_receives,
             lead_bytes: 64,
             tail_bytes: 4096,
             data_bytes: 4 << 20,
@@ -89,13 +112,17 @@ impl Target {
         };
         let pool = Pool::new(plan).expect("memory");
         let (sender, _mailbox) = mailbox().expect("a mailbox");
-        let registry = Registry::new(vec![sender], 16, 256);
-        registry.publish(Arc::new(subsystem()));
+        let registry = Registry::new(vec![sender], 64, 256 + idle_receives);
+        registry.publish(Arc::new(subsystem(arguments, now)));
         let listener =
             ListenerConfig { id: 1, address: at, ana: AnaStates::default(), keep_alive_min_ms: 0 };
         registry.set_listeners(vec![listener]);
-        let limits =
-            Limits { queue_depth: 128, io_queues: 4, in_capsule_bytes: 4096, mdts_bytes: 1 << 17 };
+        let limits = Limits {
+            queue_depth: 128,
+            io_queues: IDLE_QUEUES,
+            in_capsule_bytes: 4096,
+            mdts_bytes: 1 << 17,
+        };
         let mut fabric = fabric(at, network, &pool, 1, now);
         fabric.listen(at).expect("a listener");
         Target {
@@ -107,6 +134,14 @@ impl Target {
             shared: Shared::new(Arc::new(registry), Workers::default(), SystemTime::now),
             events: Vec::with_capacity(64),
         }
+    }
+
+    /// Commands that are counted in the statistics.
+    fn counted(&self) -> u64 {
+        self.shared.observers().iter().flat_map(|o| o.all_rows()).fold(0, |sum, row| {
+            let ops = row.kinds.iter();
+            sum + ops.map(|tally| tally.total.read().iter().sum::<u64>()).sum::<u64>()
+        })
     }
 }
 
@@ -129,44 +164,131 @@ fn target_turn(target: &mut Target, now: Instant) {
     target.fabric.flush();
 }
 
+/// Hosts at one address, with a session each.
+struct Hosts {
+    sessions: Vec<Session>,
+    fabric: Soft,
+    pool: Pool,
+    events: Vec<Event>,
+}
+
+impl Hosts {
+    fn new(
+        from: SocketAddr,
+        network: &Arc<Mutex<Network>>,
+        plan: PoolPlan,
+        seed: u64,
+        now: Instant,
+    ) -> Hosts {
+        let pool = Pool::new(plan).expect("memory");
+        let fabric = fabric(from, network, &pool, seed, now);
+        Hosts { sessions: Vec::new(), fabric, pool, events: Vec::with_capacity(64) }
+    }
+
+    fn connect(&mut self, options: session::Options, now: Instant) {
+        let mut session = Session::new(options);
+        session.start(&mut session::Io { pool: &mut self.pool, fabric: &mut self.fabric, now });
+        self.sessions.push(session);
+    }
+
+    /// Handles the events of the fabric.
+    fn receive(&mut self, now: Instant) {
+        let Hosts { sessions, fabric, pool, events } = self;
+        fabric.poll(now, events);
+        let mut io = session::Io { pool, fabric, now };
+        for event in events.drain(..) {
+            sessions.iter_mut().try_fold(event, |event, session| session.on_event(event, &mut io));
+        }
+        for session in sessions {
+            session.tick(&mut io);
+            assert_ne!(session.phase(), Phase::Ended, "{:?}", session.ended());
+        }
+    }
+
+    fn send(&mut self) {
+        self.fabric.flush();
+        self.fabric.arm(Wake::Any);
+    }
+}
+
+/// The target, the hosts and the network between them.
+struct World {
+    network: Arc<Mutex<Network>>,
+    target: Target,
+    idle: Hosts,
+    host: Hosts,
+    now: Instant,
+}
+
+impl World {
+    /// One iteration of the target and of all hosts. Their datagrams leave with [`Hosts::send`].
+    fn turn(&mut self) {
+        self.pass();
+        target_turn(&mut self.target, self.now);
+        self.pass();
+        self.idle.receive(self.now);
+        self.idle.send();
+        self.host.receive(self.now);
+    }
+
+    /// Advances the clock by an iteration and delivers datagrams.
+    fn pass(&mut self) {
+        self.now += TURN;
+        let mut network = self.network.lock().unwrap_or_else(PoisonError::into_inner);
+        while network.arrive(self.now).is_some() {}
+    }
+
+    /// Connects idle hosts, with this number of I/O queue pairs in total.
+    fn connect_idle(&mut self, options: &session::Options, mut queue_pairs: u16) {
+        while queue_pairs > 0 {
+            let io_queues = queue_pairs.min(IDLE_QUEUES);
+            let nth = self.idle.sessions.len();
+            let hostnqn = format!("{HOST}.idle{nth}").parse().expect("a name");
+            let hostid = [nth as u8 + 8; 16];
+            let queue_entries = IDLE_ENTRIES;
+            let more =
+                session::Options { hostnqn, hostid, io_queues, queue_entries, ..options.clone() };
+            self.idle.connect(more, self.now);
+            while self.idle.sessions[nth].phase() != Phase::Ready {
+                self.turn();
+            }
+            assert_eq!(self.idle.sessions[nth].io_queues(), io_queues);
+            queue_pairs -= io_queues;
+        }
+    }
+}
+
 fn main() {
     let arguments = Arguments::parse();
-    let mut now = Instant::now();
+    let now = Instant::now();
     let network = Arc::new(Mutex::new(Network::new(1, Faults::NONE)));
-    let (at, from) = ("192.0.2.1:4420", "192.0.2.2:0");
-    let (at, from): (SocketAddr, SocketAddr) =
-        (at.parse().expect("an address"), from.parse().expect("an address"));
-    let mut target = Target::new(at, &network, now);
-
+    let [at, from, idle_from]: [SocketAddr; 3] =
+        ["192.0.2.1:4420", "192.0.2.2:0", "192.0.2.3:0"].map(|it| it.parse().expect("an address"));
     let (nqn, host) = (NQN.parse().expect("a name"), HOST.parse::<Nqn>().expect("a name"));
     let options = session::Options { kato_ms: 0, ..session::Options::new(at, nqn, host, [7; 16]) };
-    let mut pool = Pool::new(options.plan(1 << 20, 1 << 17)).expect("memory");
-    let mut fabric = fabric(from, &network, &pool, 2, now);
-    let mut session = Session::new(options);
-    let mut events = Vec::with_capacity(64);
-    session.start(&mut session::Io { pool: &mut pool, fabric: &mut fabric, now });
+    let idle_entries = IDLE_ENTRIES.saturating_mul(arguments.queue_pairs);
+    let idle_plan =
+        session::Options { io_queues: 32, queue_entries: idle_entries, ..options.clone() };
+    let target = Target::new(at, &network, &arguments, now);
+    let host = Hosts::new(from, &network, options.plan(1 << 20, 1 << 17), 2, now);
+    let idle = Hosts::new(idle_from, &network, idle_plan.plan(1 << 20, 1 << 17), 3, now);
+    let mut world = World { network, target, idle, host, now };
+    world.connect_idle(&options, arguments.queue_pairs - 1);
+    world.host.connect(options, world.now);
 
     let mut idle = Vec::new();
     let (mut exposed, mut sent, mut done) = (false, 0, 0);
     while done < arguments.commands {
-        now += TURN;
-        while network.lock().unwrap_or_else(PoisonError::into_inner).arrive(now).is_some() {}
-        target_turn(&mut target, now);
-        now += TURN;
-        while network.lock().unwrap_or_else(PoisonError::into_inner).arrive(now).is_some() {}
-        fabric.poll(now, &mut events);
-        let mut io = session::Io { pool: &mut pool, fabric: &mut fabric, now };
-        for event in events.drain(..) {
-            session.on_event(event, &mut io);
-        }
-        session.tick(&mut io);
+        world.turn();
+        let Hosts { sessions, fabric, pool, .. } = &mut world.host;
+        let session = &mut sessions[0];
+        let mut io = session::Io { pool, fabric, now: world.now };
         while let Some(home) = session.next_done() {
             let answer = home.outcome.expect("an answer");
             assert!(answer.status.is_success(), "{}", answer.status);
             done += 1;
             idle.push(home.data);
         }
-        assert_ne!(session.phase(), Phase::Ended, "{:?}", session.ended());
         if session.phase() == Phase::Ready {
             if !std::mem::replace(&mut exposed, true) {
                 let qp = session.qp(1).expect("a queue");
@@ -179,22 +301,24 @@ fn main() {
             while sent < arguments.commands
                 && let Some(data) = idle.pop()
             {
-                let opcode = if arguments.write { IoOpcode::WRITE } else { IoOpcode::READ };
-                let sqe = Sqe::io(opcode, 1).with_range(sent % 1024, 0);
+                let sqe = command(&arguments, sent);
                 let request = Request { sqe, data, tag: sent };
                 assert!(session.submit(1, request, &mut io).is_ok());
                 sent += 1;
             }
         }
-        io.fabric.flush();
-        io.fabric.arm(Wake::Any);
+        world.host.send();
     }
-    let counted: u64 =
-        target.shared.observers().iter().flat_map(|o| o.all_rows()).fold(0, |sum, row| {
-            let ops = row.kinds.iter();
-            sum + ops.map(|tally| tally.total.read().iter().sum::<u64>()).sum::<u64>()
-        });
-    println!("{done} commands done, {counted} of them counted so far");
+    let (counted, queues) = (world.target.counted(), world.target.queues.count());
+    println!("{done} commands done, {counted} of them counted so far, {queues} queue pairs");
+}
+
+/// Returns the command of this number.
+fn command(arguments: &Arguments, number: u64) -> Sqe {
+    let opcode = if arguments.write { IoOpcode::WRITE } else { IoOpcode::READ };
+    let count = arguments.namespaces;
+    let nsid = if arguments.spread { 1 + (number % u64::from(count)) as u32 } else { count };
+    Sqe::io(opcode, nsid).with_range(number % 1024, 0)
 }
 
 fn fabric(
@@ -211,30 +335,35 @@ fn fabric(
     Soft::in_air(port, config, entropy, now, Arc::clone(pool.region())).expect("a fabric")
 }
 
-fn subsystem() -> Subsystem {
+fn subsystem(arguments: &Arguments, now: Instant) -> Subsystem {
     let nqn: Nqn = NQN.parse().expect("a name");
-    let namespace = Namespace {
-        nsid: 1,
-        backing: DeviceId(0),
+    let limiters = || -> Vec<Arc<Limiter>> {
+        let limit = Limit { iops: Some(5_000_000), bandwidth: Some(100 << 30), ..Limit::default() };
+        arguments.qos.then(|| Arc::new(Limiter::new(limit, now))).into_iter().collect()
+    };
+    let namespace = |nsid: u32| Namespace {
+        nsid,
+        backing: DeviceId(nsid - 1),
         health: Arc::default(),
         geometry: Geometry::default(),
         blocks: 1024,
         block_shift: 12,
         read_only: false,
-        protection: Protection::none(nqn, 1),
+        protection: Protection::none(nqn, nsid),
         allow_format: false,
         formats: BlockSizes::only(12),
         formatting: None,
         write_uncorrectable: false,
         marks: BadBlocks::volatile(),
-        limiters: Vec::new(),
+        limiters: limiters(),
         ana_group: 1,
         volatile_cache: true,
         uuid: [1; 16],
         nguid: [1; 16],
         eui64: None,
-        reservation: Reservation::volatile(nqn, 1),
+        reservation: Reservation::volatile(nqn, nsid),
     };
+    let host: Nqn = HOST.parse().expect("a name");
     Subsystem {
         nqn,
         serial: Text::lossy("COST"),
@@ -242,9 +371,9 @@ fn subsystem() -> Subsystem {
         allow_any_host: true,
         hosts: BTreeSet::new(),
         offer: Arc::new(AccessPolicy::default()),
-        namespaces: vec![namespace],
+        namespaces: (1..=arguments.namespaces).map(namespace).collect(),
         management: None,
-        host_limiters: Arc::default(),
+        host_limiters: Arc::new(BTreeMap::from([(host, limiters())])),
         usage: Arc::default(),
     }
 }
