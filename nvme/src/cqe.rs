@@ -27,7 +27,7 @@ impl Cqe {
     /// Completion of command `cid` with `status`; the other fields are zero.
     #[inline]
     pub fn new(cid: u16, status: Status) -> Self {
-        Self { cid, status, ..Self::default() }
+        Self { result: 0, sqhd: 0, sqid: 0, cid, status }
     }
 
     /// Dword 0 of the result.

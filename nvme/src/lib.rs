@@ -45,6 +45,7 @@ pub(crate) trait Bits: Sized {
 macro_rules! wire {
     (@emit $name:ident, $size:literal, { $($field:ident = $offset:literal,)* }) => {
         /// The structure on the wire. Bytes that belong to no field are zero.
+        #[inline]
         pub fn emit(&self) -> [u8; $size] {
             let mut bytes = [0; $size];
             $( $crate::Field::put(&self.$field, &mut bytes[$offset..]); )*
@@ -56,9 +57,11 @@ macro_rules! wire {
         /// As a field of a larger structure.
         impl $crate::Field for $name {
             const BYTES: usize = $size;
+            #[inline]
             fn get(from: &[u8]) -> Self {
                 Self::parse(&$crate::Field::get(from))
             }
+            #[inline]
             fn put(&self, to: &mut [u8]) {
                 $crate::Field::put(&self.emit(), to);
             }
@@ -89,6 +92,7 @@ macro_rules! wire {
 
             /// Reads the structure. Every content parses; bytes that belong to no field are
             /// ignored.
+            #[inline]
             pub fn parse(bytes: &[u8; $size]) -> Self {
                 Self { $( $field: $crate::Field::get(&bytes[$offset..]), )* }
             }
@@ -161,9 +165,11 @@ macro_rules! open_enum {
 
         impl $crate::Field for $name {
             const BYTES: usize = <$int as $crate::Field>::BYTES;
+            #[inline]
             fn get(from: &[u8]) -> Self {
                 Self($crate::Field::get(from))
             }
+            #[inline]
             fn put(&self, to: &mut [u8]) {
                 $crate::Field::put(&self.0, to);
             }
@@ -197,6 +203,7 @@ macro_rules! bits {
         impl $name {
             $(
                 $(#[$fmeta])*
+                #[inline]
                 pub fn $get(self) -> $ty {
                     $crate::Bits::from_bits(u64::from(self.0) >> $low & $crate::mask($width))
                 }
@@ -204,6 +211,7 @@ macro_rules! bits {
                 #[doc = concat!("With `", stringify!($get), "` changed; what does not fit in ",
                     stringify!($width), " bits is dropped.")]
                 #[must_use]
+                #[inline]
                 pub fn $with(self, value: $ty) -> Self {
                     let mask = $crate::mask($width) << $low;
                     let bits = $crate::Bits::into_bits(value) << $low & mask;
@@ -223,9 +231,11 @@ macro_rules! bits {
 
         impl $crate::Field for $name {
             const BYTES: usize = <$int as $crate::Field>::BYTES;
+            #[inline]
             fn get(from: &[u8]) -> Self {
                 Self($crate::Field::get(from))
             }
+            #[inline]
             fn put(&self, to: &mut [u8]) {
                 $crate::Field::put(&self.0, to);
             }
@@ -344,9 +354,11 @@ pub(crate) fn nsids(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = u32> + '_ {
 
 impl Field for u8 {
     const BYTES: usize = 1;
+    #[inline]
     fn get(from: &[u8]) -> Self {
         from[0]
     }
+    #[inline]
     fn put(&self, to: &mut [u8]) {
         to[0] = *self;
     }
@@ -356,9 +368,11 @@ macro_rules! integer_fields {
     ($($int:ty, $bytes:literal, $read:ident, $write:ident;)*) => {$(
         impl Field for $int {
             const BYTES: usize = $bytes;
+            #[inline]
             fn get(from: &[u8]) -> Self {
                 LittleEndian::$read(from)
             }
+            #[inline]
             fn put(&self, to: &mut [u8]) {
                 LittleEndian::$write(to, *self);
             }
@@ -375,9 +389,11 @@ integer_fields! {
 
 impl<T: Field, const N: usize> Field for [T; N] {
     const BYTES: usize = T::BYTES * N;
+    #[inline]
     fn get(from: &[u8]) -> Self {
         core::array::from_fn(|i| T::get(&from[i * T::BYTES..]))
     }
+    #[inline]
     fn put(&self, to: &mut [u8]) {
         for (i, value) in self.iter().enumerate() {
             value.put(&mut to[i * T::BYTES..]);
@@ -387,9 +403,11 @@ impl<T: Field, const N: usize> Field for [T; N] {
 
 impl Bits for bool {
     const WIDTH: u32 = 1;
+    #[inline]
     fn from_bits(bits: u64) -> Self {
         bits & 1 == 1
     }
+    #[inline]
     fn into_bits(self) -> u64 {
         u64::from(self)
     }
@@ -399,9 +417,11 @@ macro_rules! integer_bits {
     ($($int:ty)*) => {$(
         impl Bits for $int {
             const WIDTH: u32 = <$int>::BITS;
+            #[inline]
             fn from_bits(bits: u64) -> Self {
                 bits as $int
             }
+            #[inline]
             fn into_bits(self) -> u64 {
                 u64::from(self)
             }

@@ -161,6 +161,14 @@ impl Sgl {
             _ => None,
         }
     }
+
+    /// The same of a descriptor in wire format, valid or not, of which nothing else is read.
+    #[inline]
+    pub const fn invalidate_key_of(bytes: &[u8; 16]) -> Option<u32> {
+        const INVALIDATING: u8 = SglType::KEYED_DATA_BLOCK.0 << 4 | SglSubtype::INVALIDATE_KEY.0;
+        let [.., d, e, f, g, identifier] = *bytes;
+        if identifier == INVALIDATING { Some(u32::from_le_bytes([d, e, f, g])) } else { None }
+    }
 }
 
 /// A Last Segment descriptor of a capsule: the data are described by descriptors in the capsule
@@ -263,6 +271,8 @@ mod tests {
         #[test]
         fn what_parses_comes_out_the_same(mut bytes: [u8; 16], pick in 0usize..4) {
             bytes[15] = [bytes[15], 0x40, 0x4F, 0x01][pick];
+            let key = Sgl::parse(&bytes).ok().and_then(Sgl::invalidate_key);
+            prop_assert_eq!(Sgl::invalidate_key_of(&bytes), key);
             if let Ok(sgl) = Sgl::parse(&bytes) {
                 if matches!(sgl, Sgl::InCapsule { .. }) {
                     bytes[12..15].fill(0);

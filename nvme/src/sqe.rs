@@ -89,7 +89,9 @@ impl Flags {
 
 wire! {
     /// Submission queue entry: a command of 64 bytes. The fields cover every byte, so any content
-    /// parses and `emit` returns it unchanged.
+    /// parses and `emit` returns it unchanged. In memory they are as on the wire, so that reading one
+    /// is a copy.
+    #[repr(C)]
     pub struct Sqe[64] {
         /// Opcode; see [`AdminOpcode`] and [`IoOpcode`].
         opcode: u8 = 0,
@@ -216,8 +218,15 @@ impl Sqe {
         Sgl::parse(&self.dptr)
     }
 
+    /// The key to invalidate with the response, if the host requested it.
+    #[inline]
+    pub const fn invalidate_key(&self) -> Option<u32> {
+        Sgl::invalidate_key_of(&self.dptr)
+    }
+
     /// Checks that the command uses an SGL with a metadata address, as required over a fabric, and
     /// is not fused. If not: the status that rejects it.
+    #[inline]
     pub fn check_flags(&self) -> Result<(), Status> {
         if self.flags.psdt() == Flags::SGL.psdt() && self.flags.fuse() == 0 {
             Ok(())

@@ -158,9 +158,11 @@ impl core::error::Error for Status {}
 /// As `field`: a status field within a log page.
 impl Field for Status {
     const BYTES: usize = 2;
+    #[inline]
     fn get(from: &[u8]) -> Self {
         Self::from_field(Field::get(from))
     }
+    #[inline]
     fn put(&self, to: &mut [u8]) {
         self.field().put(to);
     }

@@ -51,6 +51,7 @@ impl Buddy {
     }
 
     /// Free units outside of the range set aside.
+    #[inline]
     pub(super) fn free_for_all_units(&self) -> u32 {
         self.free_units[0]
     }

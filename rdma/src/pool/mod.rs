@@ -139,6 +139,7 @@ impl Region {
     ///
     /// # Panics
     /// The buffer is of another pool; [`Region::bytes_mut`] panics as well.
+    #[inline]
     #[must_use]
     pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
         self.check(buf);
@@ -149,6 +150,7 @@ impl Region {
     }
 
     /// The bytes of the window, mutable.
+    #[inline]
     #[must_use]
     pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
         self.check(buf);
@@ -176,14 +178,17 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.place(window.offset), window.len as usize) }
     }
 
+    #[inline]
     fn check(&self, buf: &Buf) {
         assert_eq!(buf.pool, self.id, "a buffer of another pool");
     }
 
+    #[inline]
     fn at(&self, buf: &Buf) -> *mut u8 {
         self.place(buf.offset())
     }
 
+    #[inline]
     fn place(&self, offset: u64) -> *mut u8 {
         // SAFETY: base + start + len was checked against the section when the buffer was made and
         // against the capacity whenever its window moved; both are inside the mapping.
@@ -454,6 +459,7 @@ impl Pool {
     ///
     /// # Panics
     /// The buffer is of another pool; the other methods with a buffer panic as well.
+    #[inline]
     #[must_use]
     pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
         self.region.bytes(buf)
@@ -505,6 +511,7 @@ impl Pool {
     }
 
     /// Bytes of free data buffers outside of the range set aside.
+    #[inline]
     #[must_use]
     pub fn free_for_all_bytes(&self) -> u64 {
         u64::from(self.data.free_for_all_units()) * u64::from(PAGE_BYTES)
