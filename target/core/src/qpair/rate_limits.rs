@@ -62,28 +62,33 @@ impl RateLimits {
         }
     }
 
+    #[inline]
     fn limiters<'a>(
         &'a self,
         entry: &Request,
         role: &'a QueueRole,
     ) -> impl Iterator<Item = &'a Arc<Limiter>> {
-        let namespace = match role {
-            QueueRole::Io { subsystem, .. } => subsystem.namespace(entry.sqe.nsid).ok(),
-            _ => None,
+        let of_namespace = match role {
+            QueueRole::Io { subsystem, .. } => match subsystem.namespace(entry.sqe.nsid) {
+                Ok(namespace) => &namespace.limiters[..],
+                Err(_) => &[],
+            },
+            _ => &[],
         };
-        let of_namespace = namespace.into_iter().flat_map(|namespace| &namespace.limiters);
-        of_namespace.chain(&self.of_host)
+        of_namespace.iter().chain(&self.of_host)
     }
 }
 
 /// Returns the bytes that a command moves, with those of the other half of a fused one, as far as
 /// its submission queue entry gives them; none for a command that is never limited.
+#[inline]
 fn bytes_moved(requests: &Requests, slot: u16) -> Option<u64> {
     let entry = &requests[slot];
     let other = entry.fused_with().and_then(|other| of_plan(&requests[other].plan));
     of_plan(&entry.plan).map(|bytes| bytes.saturating_add(other.unwrap_or(0)))
 }
 
+#[inline]
 fn of_plan(plan: &Plan) -> Option<u64> {
     match plan {
         Plan::Load { to, .. } => Some(to.len.into()),
