@@ -26,14 +26,20 @@ impl QueueStats {
     /// Returns the counters of a namespace.
     #[inline]
     fn work(&mut self, nsid: u32, role: &QueueRole) -> &mut Work {
-        let (work, evicted) = self.counters.of(nsid);
+        if !self.counters.has(nsid) {
+            self.begin_counting(nsid, role);
+        }
+        self.counters.of(nsid)
+    }
+
+    #[inline(never)]
+    fn begin_counting(&mut self, nsid: u32, role: &QueueRole) {
         if let (Some((nsid, evicted)), QueueRole::Io { association, subsystem, .. }) =
-            (evicted, role)
+            (self.counters.begin(nsid), role)
         {
             association.usage.add(&evicted);
             subsystem.usage.add(nsid, &evicted);
         }
-        work
     }
 
     /// Counts a read of this length.

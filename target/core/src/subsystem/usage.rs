@@ -35,15 +35,25 @@ pub struct Work {
 pub struct IoCounters([(u32, Work); APART]);
 
 impl IoCounters {
-    /// Returns the counters of a namespace, and those of another one to be flushed because it was
-    /// evicted.
-    pub fn of(&mut self, nsid: u32) -> (&mut Work, Option<(u32, Work)>) {
-        let entry = &mut self.0[nsid as usize % APART];
-        let evicted = match entry.0 == nsid {
-            true => None,
-            false => Some(std::mem::replace(entry, (nsid, Work::default()))),
-        };
-        (&mut entry.1, evicted.filter(|(_, work)| *work != Work::default()))
+    /// Whether there are counters of a namespace.
+    #[inline]
+    #[must_use]
+    pub fn has(&self, nsid: u32) -> bool {
+        self.0[nsid as usize % APART].0 == nsid
+    }
+
+    /// Begins to count the work of a namespace. Returns the counters of another one to be flushed
+    /// because it is evicted.
+    #[must_use]
+    pub fn begin(&mut self, nsid: u32) -> Option<(u32, Work)> {
+        let before = std::mem::replace(&mut self.0[nsid as usize % APART], (nsid, Work::default()));
+        Some(before).filter(|(_, work)| *work != Work::default())
+    }
+
+    /// Returns the counters of a namespace.
+    #[inline]
+    pub fn of(&mut self, nsid: u32) -> &mut Work {
+        &mut self.0[nsid as usize % APART].1
     }
 
     /// Takes all counters, to be flushed.
@@ -230,7 +240,8 @@ mod tests {
         let (usage, mut tally) = (Usage::default(), IoCounters::default());
         for round in 0..100u32 {
             let nsid = 1 + round % 12;
-            let (counted, evicted) = tally.of(nsid);
+            let evicted = if tally.has(nsid) { None } else { tally.begin(nsid) };
+            let counted = tally.of(nsid);
             counted.reads += 1;
             counted.units_read += 8;
             evicted.iter().for_each(|(nsid, work)| usage.of(*nsid).add(work));
