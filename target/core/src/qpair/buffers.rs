@@ -48,6 +48,7 @@ pub(super) struct BufferShare {
 }
 
 /// Returns the bytes of data buffers that are free for I/O commands.
+#[inline]
 #[must_use]
 pub fn free_for_io(pool: &Pool) -> u64 {
     pool.free_for_all_bytes().saturating_sub(DATA_FOR_ADMIN_BYTES)
@@ -120,7 +121,7 @@ impl BufferShare {
     #[inline]
     pub(super) fn discharge(&self, entry: &mut Request, io: &mut Io<'_>) {
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
-        if let Some(tenant) = self.tenant {
+        if let (Some(tenant), 1..) = (self.tenant, charged_bytes) {
             let lane = NsIndex::of(entry.sqe.nsid);
             io.waiters.discharge(tenant, lane, entry.device, charged_bytes);
         }
@@ -202,8 +203,8 @@ pub(super) fn lane(entry: &Request, role: &QueueRole) -> Option<NsIndex> {
 /// submitted.
 #[inline]
 pub(super) fn lend_receive(entry: &mut Request, io: &mut Io<'_>) {
-    // Data that are not page-aligned are copied in any case.
     let Plan::Store { from: Source::Capsule { .. }, backing, .. } = entry.plan else { return };
+    // Data that are not page-aligned are copied in any case.
     if needs(entry) == (0, 0) && !entry.lends_receive {
         let (device, receives) = (DeviceSlot::of(backing), io.pool.plan().receives);
         entry.lends_receive = io.waiters.keep_receive(device, receives);

@@ -173,12 +173,14 @@ pub struct BufferScheduler {
 
 impl BufferScheduler {
     /// Whether no command waits.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.admin.is_empty() && self.turns.is_empty()
     }
 
     /// Whether no command waits, and none is held back.
+    #[inline]
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.is_empty() && !self.short
@@ -245,7 +247,15 @@ impl BufferScheduler {
 
     /// Whether a new command may try to allocate buffers at once.
     #[must_use]
+    #[inline]
     pub fn may_try(&self, share: Option<u32>, store: Option<DeviceSlot>) -> bool {
+        // With no command waiting, none is overtaken: the usual case.
+        self.is_idle() || self.may_overtake(share, store)
+    }
+
+    /// The same where commands wait.
+    #[inline(never)]
+    fn may_overtake(&self, share: Option<u32>, store: Option<DeviceSlot>) -> bool {
         let Some(share) = share else { return true };
         let nobody = || self.shares.get(share as usize).is_none_or(|share| share.line.is_empty());
         let is_open = || store.is_none_or(|store| !self.stores.is_closed(store));
@@ -262,12 +272,10 @@ impl BufferScheduler {
     #[inline]
     #[must_use]
     pub fn allows(&self, share: u32, wish: &BufferDemand) -> bool {
-        !self.is_limited(share, wish.wanted_bytes, wish.free_bytes)
-            && (self.has_much_free(share, wish) || self.allows_little(share, wish))
+        self.has_much_free(share, wish) || self.allows_little(share, wish)
     }
 
     /// Whether a share is slow, and slow ones hold as much as they may.
-    #[inline]
     fn is_limited(&self, share: u32, wanted_bytes: u64, free_bytes: u64) -> bool {
         let share = self.shares.get(share as usize);
         share.is_some_and(|share| share.promptness.is_slow())
@@ -286,18 +294,23 @@ impl BufferScheduler {
         }
     }
 
-    /// Whether so much is free, compared with the bytes of the share and the device, that no limit
-    /// can apply: the usual case.
+    /// Whether the share is not slow, and so much is free, compared with its bytes and those of the
+    /// device, that no limit can apply: the usual case.
     #[inline]
     fn has_much_free(&self, share: u32, wish: &BufferDemand) -> bool {
         let BufferDemand { store, wanted_bytes, free_bytes, .. } = *wish;
         let Some(share) = self.shares.get(share as usize) else { return true };
-        share.held_bytes.saturating_add(wanted_bytes) <= free_bytes
+        !share.promptness.is_slow()
+            && share.held_bytes.saturating_add(wanted_bytes) <= free_bytes
             && store.is_none_or(|store| self.stores.holds_little(store, free_bytes))
     }
 
+    #[inline(never)]
     fn allows_little(&self, share: u32, wish: &BufferDemand) -> bool {
         let BufferDemand { lane, store, wanted_bytes, free_bytes, largest_bytes } = *wish;
+        if self.is_limited(share, wanted_bytes, free_bytes) {
+            return false;
+        }
         let Some(share) = self.shares.get(share as usize) else { return true };
         let stock = (free_bytes, largest_bytes);
         share.allows(lane, wanted_bytes, free_bytes)
@@ -321,6 +334,7 @@ impl BufferScheduler {
     }
 
     /// Charges the bytes of a command to its share, namespace and device.
+    #[inline]
     pub fn charge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         share.held_bytes += u64::from(bytes);
@@ -334,6 +348,7 @@ impl BufferScheduler {
 
     /// Discharges the bytes of a command from its device, which it no longer needs: it is sending
     /// its data to the host.
+    #[inline]
     pub fn discharge_store(&mut self, share: u32, store: DeviceSlot, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let held = &mut share.by_store[store.index() % LANES];
@@ -343,6 +358,7 @@ impl BufferScheduler {
 
     /// Discharges the bytes of a command that has ended; `store`: the device, if it needed that
     /// until now.
+    #[inline]
     pub fn discharge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let less = |held: &mut u64| *held = held.saturating_sub(bytes.into());

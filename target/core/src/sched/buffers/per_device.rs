@@ -29,11 +29,13 @@ pub struct DeviceSlot(u16);
 
 impl DeviceSlot {
     /// Returns the index of a backing store.
+    #[inline]
     #[must_use]
     pub fn of(backing: DeviceId) -> DeviceSlot {
         DeviceSlot((backing.0 % DeviceId::COUNT) as u16)
     }
 
+    #[inline]
     pub(super) fn index(self) -> usize {
         self.0.into()
     }
@@ -66,10 +68,12 @@ impl Default for DeviceShares {
 }
 
 impl DeviceShares {
+    #[inline]
     pub(super) fn charge(&mut self, store: DeviceSlot, bytes: u32) {
         self.held_bytes[store.index()] += u64::from(bytes);
     }
 
+    #[inline]
     pub(super) fn discharge(&mut self, store: DeviceSlot, bytes: u32) {
         let held = &mut self.held_bytes[store.index()];
         *held = held.saturating_sub(bytes.into());
