@@ -1,5 +1,6 @@
 //! State of one command of a queue, and of its submission queue.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use nvme::{Sqe, Status};
@@ -181,8 +182,16 @@ pub(super) struct Request {
     pub(super) lock: LockState,
     /// The capsule's receive buffer, until it is posted again.
     pub(super) capsule: Option<Buf>,
-    ext: RequestExt,
+    /// Allocated when a command in this slot needs it for the first time, and kept.
+    ext: Option<Box<RequestExt>>,
 }
+
+/// Fields that every command uses fill so many cache lines; those of its response are first.
+const _: () = {
+    const LINE_BYTES: usize = 64;
+    assert!(size_of::<Request>() <= 6 * LINE_BYTES);
+    assert!(offset_of!(Request, sqe) <= 3 * LINE_BYTES);
+};
 
 /// The right to complete a command: one for each command received, consumed by its response.
 #[derive(Debug)]
@@ -248,14 +257,14 @@ impl Request {
             step: 0,
             lock: LockState::None,
             capsule: None,
-            ext: RequestExt::default(),
+            ext: None,
         }
     }
 
     /// Begins a command whose capsule arrived at `came_ns`.
     pub(super) fn begin(&mut self, sqe: Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
         if std::mem::take(&mut self.has_ext) {
-            self.ext.forget();
+            self.ext.iter_mut().for_each(|ext| ext.forget());
         }
         self.enter(State::Waiting(WaitReason::Buffers));
         self.bounces = false;
@@ -301,19 +310,19 @@ impl Request {
     /// Returns its [`RequestExt`], if that is in use.
     #[inline]
     pub(super) fn ext(&self) -> Option<&RequestExt> {
-        if self.has_ext { Some(&self.ext) } else { None }
+        if self.has_ext { self.ext.as_deref() } else { None }
     }
 
     /// Returns the same, mutable.
     #[inline]
     pub(super) fn ext_mut(&mut self) -> Option<&mut RequestExt> {
-        if self.has_ext { Some(&mut self.ext) } else { None }
+        if self.has_ext { self.ext.as_deref_mut() } else { None }
     }
 
     /// Returns its [`RequestExt`], which is in use from now on.
     pub(super) fn make_ext(&mut self) -> &mut RequestExt {
         self.has_ext = true;
-        &mut self.ext
+        self.ext.get_or_insert_default()
     }
 
     /// The slot of the other half of a fused command.
@@ -350,10 +359,11 @@ impl Request {
         if self.state != State::Pulling && !more_to_do {
             return None;
         }
-        match (self.ext.barriers.first(), !self.ext.aborts.is_empty()) {
+        let ext = self.ext()?;
+        match (ext.barriers.first(), !ext.aborts.is_empty()) {
             (Some(barrier), _) => Some(barrier.status()),
             (None, true) => Some(Status::ABORT_REQUESTED),
-            (None, false) => self.ext.is_deleted.then_some(Status::ABORTED_SQ_DELETION),
+            (None, false) => ext.is_deleted.then_some(Status::ABORTED_SQ_DELETION),
         }
     }
 
@@ -428,7 +438,6 @@ impl Head {
 
 #[cfg(test)]
 mod tests {
-    use std::mem::offset_of;
     use std::sync::mpsc::channel;
 
     use nvme::Nqn;
@@ -437,15 +446,6 @@ mod tests {
     use crate::message::mailbox;
     use crate::qpair::request::*;
     use crate::sched::abort::AbortRequest;
-
-    /// Fields that every command uses fill this number of cache lines; those of its response are
-    /// first.
-    #[test]
-    fn what_few_commands_have_is_behind_what_all_have() {
-        const LINE_BYTES: usize = 64;
-        assert!(offset_of!(Request, ext) <= 7 * LINE_BYTES, "{}", offset_of!(Request, ext));
-        assert!(offset_of!(Request, sqe) <= 3 * LINE_BYTES, "{}", offset_of!(Request, sqe));
-    }
 
     #[test]
     fn a_command_that_was_answered_is_not_carried_out_and_a_free_slot_is_not_answered() {
@@ -521,8 +521,8 @@ mod tests {
         slot.enter(State::Free);
         slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
         assert!(slot.ext().is_none());
-        let fresh = Request::new(None);
-        assert_eq!(format!("{:?}", slot.make_ext()), format!("{:?}", fresh.ext), "every field");
+        let fresh = format!("{:?}", RequestExt::default());
+        assert_eq!(format!("{:?}", slot.make_ext()), fresh, "every field");
         slot.take_buffers().for_each(|buf| pool.give(buf));
         assert!(pool.is_full());
     }
