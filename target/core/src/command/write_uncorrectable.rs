@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nvme::{Sqe, Status};
 
 use super::io::writable;
-use super::{CapsuleInfo, Plan, no_data};
+use super::{Plan, no_data};
 use crate::subsystem::Namespace;
 use crate::subsystem::bad_blocks::{Change, MOST_MARKED_BLOCKS};
 
@@ -19,7 +19,7 @@ pub(crate) const UNREADABLE: Status = Status::UNRECOVERED_READ_ERROR.with_dnr();
 ///
 /// # Errors
 /// Invalid Command Opcode if the namespace does not allow it; otherwise the error of the command.
-pub(super) fn plan(sqe: &Sqe, namespace: &Namespace, _: CapsuleInfo) -> Result<Plan, Status> {
+pub(super) fn plan(sqe: &Sqe, namespace: &Namespace) -> Result<Plan, Status> {
     if !namespace.write_uncorrectable {
         return Err(Status::INVALID_OPCODE.with_dnr());
     }
@@ -74,6 +74,7 @@ pub(super) fn judge(mut plan: Plan, namespace: &Namespace) -> Result<Plan, Statu
 mod tests {
     use nvme::{IoOpcode, Sgl};
 
+    use crate::command::CapsuleInfo;
     use crate::command::io;
     use crate::command::write_uncorrectable::*;
     use crate::subsystem::Subsystem;
@@ -93,7 +94,7 @@ mod tests {
     }
 
     fn ask(sqe: &Sqe) -> Result<Plan, Status> {
-        io::plan(sqe, &marked(), Barred(0), RECEIVED)
+        io::plan_in(sqe, &marked(), Barred(0), RECEIVED)
     }
 
     fn with_data(opcode: IoOpcode, slba: u64, nlb_z: u16) -> Sqe {
@@ -161,9 +162,9 @@ mod tests {
         }
         let mut subsystem = marked();
         subsystem.namespaces[2].read_only = true;
-        let got = io::plan(&sqe, &subsystem, Barred(0), RECEIVED);
+        let got = io::plan_in(&sqe, &subsystem, Barred(0), RECEIVED);
         assert_eq!(got, Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr()));
-        let got = io::plan(&sqe, &marked(), Barred::WRITE, RECEIVED);
+        let got = io::plan_in(&sqe, &marked(), Barred::WRITE, RECEIVED);
         assert_eq!(got, Err(Status::RESERVATION_CONFLICT.with_dnr()));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use rdma::Pool;
 
 use super::buffers::{self, BufferShare, DATA_FOR_ADMIN_BYTES, Want, free_for_io};
+use super::execute::Decided;
 use super::request::{State, WaitReason};
 use super::{Io, QueuePair};
 use crate::sched::buffers::{BufferDemand, NsIndex, TryAlloc};
@@ -14,9 +15,9 @@ use crate::subsystem::rate_limit::Grant;
 impl QueuePair {
     /// Admits a command: it waits for its rate limits, then for buffers.
     #[inline]
-    pub(super) fn admit(&mut self, slot: u16, io: &mut Io<'_>) {
+    pub(super) fn admit(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
         if !self.rate_limits.are_there() || !self.waits_for_limits(slot, io) {
-            self.admit_to_buffers(slot, io);
+            self.admit_to_buffers(slot, decided, io);
         }
     }
 
@@ -25,7 +26,7 @@ impl QueuePair {
         let entry = &mut self.requests[slot];
         if self.conn.is_open() && entry.state() == State::Waiting(WaitReason::RateLimit) {
             entry.enter(State::Waiting(WaitReason::Buffers));
-            self.admit_to_buffers(slot, io);
+            self.admit_to_buffers(slot, Decided::Before, io);
         }
     }
 
@@ -37,8 +38,8 @@ impl QueuePair {
             return TryAlloc::Done;
         }
         let want = buffers::want(&self.requests, slot);
-        match self.allocate(slot, want, aside, io) {
-            TryAlloc::Done => self.execute(slot, io),
+        match self.allocate(slot, &want, aside, io) {
+            TryAlloc::Done => self.execute(slot, Decided::Before, io),
             // It is removed from the wait queue, and waits for other commands of its queue pair.
             TryAlloc::Over if self.buffers.tenant.is_none() => {
                 self.buffers.defer(&mut self.requests, slot, io);
@@ -78,7 +79,7 @@ impl QueuePair {
             let tried = match self.requests[slot].state() {
                 State::Waiting(WaitReason::AdminCap) => {
                     let want = buffers::want(&self.requests, slot);
-                    Some(self.allocate(slot, want, false, io))
+                    Some(self.allocate(slot, &want, false, io))
                 }
                 _ => None,
             };
@@ -87,7 +88,7 @@ impl QueuePair {
             }
             self.buffers.end_deferred(io);
             match tried {
-                Some(TryAlloc::Done) => self.execute(slot, io),
+                Some(TryAlloc::Done) => self.execute(slot, Decided::Before, io),
                 Some(_) => {
                     self.requests[slot].enter(State::Waiting(WaitReason::Buffers));
                     self.wait_for_buffers(slot, tried, io);
@@ -101,15 +102,14 @@ impl QueuePair {
     fn waits_for_limits(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
         let entry = &self.requests[slot];
         let (nsid, Some(tenant)) = (entry.sqe.nsid, self.buffers.tenant) else { return false };
-        if !self.rate_limits.apply_to(&self.requests, slot, &self.conn.role) {
-            return false;
-        }
-        let booked = match io.waiters.rate_limits.may_book(tenant, nsid) {
-            true => self.book(slot, io.now),
-            false => None,
-        };
-        if booked.is_some_and(|grant| grant.start <= io.now) {
-            return false;
+        let may_book = io.waiters.rate_limits.may_book(tenant, nsid);
+        let booked = if may_book { self.book(slot, io.now) } else { None };
+        let is_limited = || self.rate_limits.apply_to(&self.requests, slot, &self.conn.role);
+        match booked {
+            Some(grant) if grant.start <= io.now => return false,
+            // No limit applies to it.
+            None if may_book || !is_limited() => return false,
+            _ => {}
         }
         io.waiters.rate_limits.push(tenant, (self.requests.key, slot), nsid, booked);
         self.requests[slot].enter(State::Waiting(WaitReason::RateLimit));
@@ -117,7 +117,8 @@ impl QueuePair {
     }
 
     /// Allocates the buffers of a command and begins it, or queues it for them.
-    fn admit_to_buffers(&mut self, slot: u16, io: &mut Io<'_>) {
+    #[inline]
+    fn admit_to_buffers(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
         buffers::lend_receive(&mut self.requests[slot], io);
         if let Some(other) = self.requests[slot].fused_with() {
             buffers::lend_receive(&mut self.requests[other], io);
@@ -125,9 +126,9 @@ impl QueuePair {
         // A command without data overtakes those that wait for buffers.
         let want = buffers::want(&self.requests, slot);
         let may_try = want.all_bytes == 0 || io.waiters.may_try(self.buffers.tenant, want.device);
-        let tried = may_try.then(|| self.allocate(slot, want, false, io));
+        let tried = may_try.then(|| self.allocate(slot, &want, false, io));
         match tried {
-            Some(TryAlloc::Done) => self.execute(slot, io),
+            Some(TryAlloc::Done) => self.execute(slot, decided, io),
             Some(TryAlloc::Over) if self.buffers.tenant.is_none() => {
                 self.buffers.defer(&mut self.requests, slot, io);
             }
@@ -135,6 +136,7 @@ impl QueuePair {
         }
     }
 
+    #[inline(never)]
     fn wait_for_buffers(&self, slot: u16, tried: Option<TryAlloc>, io: &mut Io<'_>) {
         let waiter = BufferShare::waiter(&self.requests, slot, &self.conn.role, io.pool);
         io.waiters.push(self.buffers.tenant, waiter, tried);
@@ -142,7 +144,7 @@ impl QueuePair {
 
     /// Allocates the buffers that the plan needs, with those of the other half of a fused command:
     /// all or none. `aside`: also from the part set aside.
-    fn allocate(&mut self, slot: u16, want: Want, aside: bool, io: &mut Io<'_>) -> TryAlloc {
+    fn allocate(&mut self, slot: u16, want: &Want, aside: bool, io: &mut Io<'_>) -> TryAlloc {
         let wanted_bytes = want.all_bytes;
         if wanted_bytes == 0 {
             return TryAlloc::Done;
@@ -186,7 +188,7 @@ impl QueuePair {
         io: &mut Io<'_>,
     ) -> TryAlloc {
         let want = buffers::want_alone(&self.requests[other]);
-        if self.allocate_own(other, want, aside, io) {
+        if self.allocate_own(other, &want, aside, io) {
             return TryAlloc::Done;
         }
         let entry = &mut self.requests[slot];
@@ -197,15 +199,15 @@ impl QueuePair {
     }
 
     #[inline]
-    fn allocate_own(&mut self, slot: u16, want: Want, aside: bool, io: &mut Io<'_>) -> bool {
+    fn allocate_own(&mut self, slot: u16, want: &Want, aside: bool, io: &mut Io<'_>) -> bool {
         let tenant = self.buffers.tenant;
-        let take = match tenant {
-            _ if aside => Pool::take_aside,
-            Some(_) => Pool::take_data,
+        let take = |pool: &mut Pool, bytes: u32| match tenant {
+            _ if aside => pool.take_aside(bytes),
+            Some(_) => pool.take_data(bytes),
             // Few and small buffers, for which no host must wait.
-            None => Pool::take_any,
+            None => pool.take_any(bytes),
         };
-        let Want { first, second, own_bytes, device, .. } = want;
+        let Want { first, second, own_bytes, device, .. } = *want;
         let entry = &mut self.requests[slot];
         if first > 0 && entry.data.is_none() {
             entry.data = take(io.pool, first);

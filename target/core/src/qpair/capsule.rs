@@ -5,10 +5,11 @@ use nvme::sqe::Flags;
 use nvme::{Sqe, Status};
 use rdma::{Buf, Work};
 
+use super::execute::Decided;
 use super::fused::FusedState;
 use super::request::{State, WaitReason};
 use super::role::QueueRole;
-use super::{Io, QueuePair, bad_blocks, event_log, fused, sgl_transfer};
+use super::{Io, QueuePair, bad_blocks, event_log, fused, role, sgl_transfer};
 use crate::command::{CapsuleInfo, Plan, SQE_BYTES, admin, fabrics, io as rules};
 use crate::controller::{Controller, ControllerState};
 use crate::diag::cause::Cause;
@@ -58,7 +59,7 @@ impl QueuePair {
             self.close(io);
             return;
         }
-        self.requests[slot].begin(sqe, buf, came_ns, io.now_ns);
+        self.requests[slot].begin(&sqe, buf, came_ns, io.now_ns);
         self.head.advance();
         if sqe.flags.fuse() != 0 || self.fused != FusedState::None {
             return self.on_half(slot, &sqe, tail_bytes, io);
@@ -70,7 +71,7 @@ impl QueuePair {
     /// Assigns free slots to capsules that wait for one, the oldest first. None is removed before a
     /// slot is free: it would be queued last again, and the halves of a fused command would be
     /// reordered.
-    #[inline]
+    #[inline(never)]
     pub(super) fn resume_backlog(&mut self, io: &mut Io<'_>) {
         while self.conn.is_open()
             && !self.requests.is_full()
@@ -88,6 +89,7 @@ impl QueuePair {
     }
 
     /// Handles half of a fused command, or a command behind a first half.
+    #[inline(never)]
     fn on_half(&mut self, slot: u16, sqe: &Sqe, tail_bytes: u32, io: &mut Io<'_>) {
         let before = std::mem::take(&mut self.fused);
         let may_be_fused = self.conn.role.is_io() && !sqe.is_fabrics();
@@ -106,7 +108,7 @@ impl QueuePair {
                     Ok(plan) => {
                         let entry = &mut self.requests[slot];
                         entry.enter(State::Waiting(WaitReason::FusedPartner));
-                        entry.plan = plan;
+                        entry.set_plan(plan);
                         // So that its completion updates `fused`.
                         entry.make_ext();
                         self.fused = FusedState::Held(slot);
@@ -121,7 +123,7 @@ impl QueuePair {
                 let plan = self.decide(slot, &alone, tail_bytes, io);
                 match fused::join(&mut self.requests, first, slot, plan) {
                     // The first half waits for resources for both.
-                    Ok(()) => self.admit(first, io),
+                    Ok(()) => self.admit(first, Decided::Before, io),
                     Err((of_first, of_second)) => {
                         self.complete(first, Err(of_first), io);
                         self.complete(slot, Err(of_second), io);
@@ -168,6 +170,7 @@ impl QueuePair {
     }
 
     /// Applies the rules to a command.
+    #[inline]
     fn rule(
         &mut self,
         slot: u16,
@@ -193,29 +196,40 @@ impl QueuePair {
                 if !association.is_ready() {
                     return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
                 }
-                association.reach.check_io(sqe, subsystem)?;
-                let barred = association.reservations.barred(sqe.nsid);
-                rules::plan(sqe, subsystem, barred, received)
+                let (namespace, barred) = role::access(association, subsystem, sqe.nsid)?;
+                rules::plan(sqe, namespace, barred, received)
             }
-            QueueRole::Admin(controller) => {
-                controller.association.note_traffic();
-                let (epoch, life) = (controller.association.epoch(), controller.life());
-                let plan = rule_admin(controller, slot, sqe, received, io);
-                self.follow_controller((epoch, life), io);
-                if plan.is_ok() {
-                    event_log::note_start(&self.conn.role, sqe, io);
-                }
-                plan
-            }
-            QueueRole::Nothing { .. } => {
-                let plan = fabrics::first(sqe, received);
-                if let Err(status) = plan {
-                    // The first command is not a valid Connect.
-                    conn.record_end(Cause::BadConnect, status.to_string(), io);
-                }
-                plan
+            QueueRole::Admin(_) | QueueRole::Nothing { .. } => {
+                self.rule_without_io(slot, sqe, received, io)
             }
         }
+    }
+
+    /// The same on an admin queue, or before the Connect.
+    #[inline(never)]
+    fn rule_without_io(
+        &mut self,
+        slot: u16,
+        sqe: &Sqe,
+        received: CapsuleInfo,
+        io: &mut Io<'_>,
+    ) -> Result<Plan, Status> {
+        if let QueueRole::Admin(controller) = &mut self.conn.role {
+            controller.association.note_traffic();
+            let (epoch, life) = (controller.association.epoch(), controller.life());
+            let plan = rule_admin(controller, slot, sqe, received, io);
+            self.follow_controller((epoch, life), io);
+            if plan.is_ok() {
+                event_log::note_start(&self.conn.role, sqe, io);
+            }
+            return plan;
+        }
+        let plan = fabrics::first(sqe, received);
+        if let Err(status) = plan {
+            // The first command is not a valid Connect.
+            self.conn.record_end(Cause::BadConnect, status.to_string(), io);
+        }
+        plan
     }
 
     /// Handles a reset or failure of the controller by an admin command; the epoch and state are

@@ -117,11 +117,11 @@ impl QueuePair {
         if !self.conn.is_open() {
             return self.release(slot, io);
         }
-        let entry = &mut self.requests[slot];
-        let Some(reply) = entry.take_reply() else {
+        let Some((reply, entry)) = self.requests.take_reply(slot) else {
             debug_assert!(false, "a command was completed twice");
             return;
         };
+        let qp = self.conn.qp;
         let stage = if push.is_some() { Stage::Push } else { Stage::Reply };
         entry.enter(State::Replying);
         entry.status = status;
@@ -130,58 +130,35 @@ impl QueuePair {
         buffers::return_receive(entry, io);
         self.buffers.leave_device(entry, io);
         if let Some(ext) = entry.ext_mut() {
-            ext.fused_failed = false;
-            ext.clears = ClearBadBlocks::None;
-            ext.barriers.clear();
-            if !status.is(Status::ABORT_REQUESTED) {
-                ext.aborts.clear();
-            }
-            if let Some(buf) = ext.second.take() {
-                io.pool.give(buf);
-            }
+            ext.end(status, io.pool);
         }
         if let Some(mut buf) = entry.capsule.take() {
             io.pool.rewind(&mut buf);
-            io.fabric.post(self.conn.qp, 0, Work::Recv(buf));
+            io.fabric.post(qp, 0, Work::Recv(buf));
         }
         match (entry.data.take(), push) {
             (Some(from), Some(to)) => {
                 entry.posted += 1;
-                io.fabric.post(self.conn.qp, slot.into(), Work::Write { from, to });
+                io.fabric.post(qp, slot.into(), Work::Write { from, to });
             }
             (Some(buf), None) => io.pool.give(buf),
             (None, _) => {}
         }
-        self.post_response(slot, reply, status, result, io);
-        if self.requests[slot].has_ext() {
+        let Reply { cid, invalidate } = reply;
+        if let Some(mut from) = entry.cell.take() {
+            let cqe = Cqe { result, sqhd: self.head.field(), sqid: self.conn.qid, cid, status };
+            from.select(0, Cqe::BYTES as u32);
+            io.pool.bytes_mut(&mut from).copy_from_slice(&cqe.emit());
+            entry.posted += 1;
+            io.fabric.post(qp, slot.into(), Work::Send { from, invalidate });
+        }
+        if entry.has_ext() {
             self.end_partner(slot, status, io);
         }
     }
 
-    /// Posts the response of a command, after which the host may reuse the command id.
-    #[inline]
-    fn post_response(
-        &mut self,
-        slot: u16,
-        reply: Reply,
-        status: Status,
-        result: u64,
-        io: &mut Io<'_>,
-    ) {
-        let Reply { cid, invalidate } = reply;
-        self.requests.release_cid(cid);
-        let entry = &mut self.requests[slot];
-        if let Some(mut from) = entry.cell.take() {
-            let (sqhd, sqid) = (self.head.field(), self.conn.qid);
-            let cqe = Cqe { result, sqhd, sqid, ..Cqe::new(cid, status) };
-            from.select(0, Cqe::BYTES as u32);
-            io.pool.bytes_mut(&mut from).copy_from_slice(&cqe.emit());
-            entry.posted += 1;
-            io.fabric.post(self.conn.qp, slot.into(), Work::Send { from, invalidate });
-        }
-    }
-
     /// Handles the other half of a fused command after one was completed.
+    #[inline(never)]
     fn end_partner(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
         match self.fused.part(&mut self.requests, slot, status) {
             Partner::GoesOn => {}
@@ -194,26 +171,35 @@ impl QueuePair {
     }
 
     /// Handles the completion of posted data or of a posted response.
+    #[inline]
     pub(super) fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.posted -= 1;
         if entry.posted == 0 && entry.state() == State::Replying {
-            let entry = &self.requests[slot];
-            self.stats.observe(entry, self.requests.key, &self.conn, io);
-            // The host has received the response. If the command was aborted, its Abort commands
-            // are completed only now: on another queue, and so on another connection, nothing else
-            // keeps their responses from overtaking this one.
-            if let Some(ext) = self.requests[slot].ext_mut() {
-                ext.aborts.drain(..).for_each(AbortToken::succeed);
-            }
-            self.set_free(slot, io);
+            self.end(slot, io);
             if self.disconnect_slot == Some(slot) {
                 // The host has received the response.
                 return self.close(io);
             }
         }
         self.on_fault(fault, io);
-        self.resume_backlog(io);
+        if !self.backlog.is_empty() {
+            self.resume_backlog(io);
+        }
+    }
+
+    /// Handles the end of a command: the host has received its data and its response.
+    #[inline(never)]
+    fn end(&mut self, slot: u16, io: &mut Io<'_>) {
+        let key = self.requests.key;
+        let entry = &mut self.requests[slot];
+        self.stats.observe(entry, key, &self.conn, io);
+        // If the command was aborted, its Abort commands are completed only now: on another queue,
+        // and so on another connection, nothing else keeps their responses from overtaking this one.
+        if let Some(ext) = entry.ext_mut() {
+            ext.aborts.drain(..).for_each(AbortToken::succeed);
+        }
+        self.set_free(slot, io);
     }
 
     #[inline]
@@ -242,6 +228,7 @@ impl QueuePair {
     }
 
     /// Frees the slot of a command that has ended and holds no buffers any more.
+    #[inline]
     fn set_free(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.enter(State::Free);

@@ -22,42 +22,69 @@ use crate::stats::Stage;
 use crate::subsystem::Extent;
 use nvmfd_blockdev::{DeviceId, IoCompletion, IoRequest};
 
+/// When the rules have decided on a command that begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Decided {
+    /// In this step: what they have checked still holds.
+    Now,
+    /// It has waited since, and is checked again.
+    Before,
+}
+
 impl QueuePair {
     /// Starts the plan that was decided for a command.
     #[inline]
     pub(super) fn start(&mut self, slot: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
         match plan {
-            Ok(Plan::Reply(result)) => self.complete(slot, Ok(result), io),
-            Ok(plan @ (Plan::Park | Plan::Disconnect | Plan::Abort { .. })) => {
+            Ok(plan) => {
                 let entry = &mut self.requests[slot];
-                entry.enter(State::Waiting(WaitReason::Event));
-                entry.plan = plan;
+                entry.set_plan(plan);
                 match entry.plan {
-                    Plan::Disconnect => self.disconnect(slot, io),
-                    Plan::Abort { sqid, cid } => self.abort(slot, sqid, cid, io),
-                    _ => {}
+                    Plan::Reply(_) | Plan::Park | Plan::Disconnect | Plan::Abort { .. } => {
+                        self.start_alone(slot, io);
+                    }
+                    _ => self.admit(slot, Decided::Now, io),
                 }
             }
-            Ok(plan) => {
-                self.requests[slot].plan = plan;
-                self.admit(slot, io);
-            }
             Err(status) => self.complete(slot, Err(status), io),
+        }
+    }
+
+    /// Starts a command that needs neither buffers nor a device.
+    #[inline(never)]
+    fn start_alone(&mut self, slot: u16, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        if let Plan::Reply(result) = entry.plan {
+            return self.complete(slot, Ok(result), io);
+        }
+        entry.enter(State::Waiting(WaitReason::Event));
+        match entry.plan {
+            Plan::Disconnect => self.disconnect(slot, io),
+            Plan::Abort { sqid, cid } => self.abort(slot, sqid, cid, io),
+            _ => {}
         }
     }
 
     /// Executes the first step after the buffers are allocated; of a fused command, that of both
     /// halves.
     #[inline]
-    pub(super) fn execute(&mut self, slot: u16, io: &mut Io<'_>) {
-        self.execute_alone(slot, io);
+    pub(super) fn execute(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        if let (Plan::Load { backing, at, .. }, Decided::Now) = (&entry.plan, decided)
+            && let Some(into) = entry.data.take()
+        {
+            // A Read changes nothing, so it needs no lock.
+            let (backing, op) = (*backing, IoRequest::Read { into, at: *at });
+            return self.submit_to_device(slot, backing, op, io);
+        }
+        self.execute_alone(slot, decided, io);
         // It may have ended by now.
         if let Some(other) = self.requests[slot].fused_with() {
-            self.execute_alone(other, io);
+            self.execute_alone(other, decided, io);
         }
     }
 
-    fn execute_alone(&mut self, slot: u16, io: &mut Io<'_>) {
+    fn execute_alone(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         match &mut entry.plan {
             Plan::Give { .. } => {
@@ -91,7 +118,7 @@ impl QueuePair {
                         let bytes = io.pool.bytes(capsule);
                         io.pool.bytes_mut(data).copy_from_slice(bytes);
                     }
-                    self.on_pulled(slot, io);
+                    self.on_pulled(slot, decided, io);
                 }
             },
             Plan::Flush { .. }
@@ -165,7 +192,7 @@ impl QueuePair {
     }
 
     /// Executes the next step of a command whose data have arrived.
-    pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
+    pub(super) fn on_pulled(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         if let Some(ext) = entry.ext() {
             if let Some(other) = ext.fused_with {
@@ -181,7 +208,8 @@ impl QueuePair {
         match entry.plan {
             Plan::Store { backing, at, fua, .. } => {
                 let buf = entry.data.take().or_else(|| entry.capsule.take());
-                self.submit(slot, backing, buf.map(|from| IoRequest::Write { from, at, fua }), io);
+                let op = buf.map(|from| IoRequest::Write { from, at, fua });
+                self.submit_decided(slot, backing, op, decided, io);
             }
             Plan::Compare { backing, at, .. } => {
                 let buf = entry.make_ext().second.take();
@@ -241,6 +269,23 @@ impl QueuePair {
 
     /// Handles the completion of a device operation or of a worker's job.
     pub fn on_disk(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        if let (&Plan::Load { to, .. }, Ok(()), false, true) =
+            (&entry.plan, done.outcome, entry.has_ext(), self.conn.is_open())
+        {
+            // A Read has one step, and neither a lock nor anything to flush.
+            entry.data = done.buf;
+            self.stats.count_read(entry, to.len.into(), &self.conn.role);
+            self.requests.outstanding -= 1;
+            self.send_response(slot, Status::SUCCESS, 0, Some(to), io);
+            return self.raise_events(io);
+        }
+        self.on_step_done(slot, done, io);
+    }
+
+    /// The same for a command that is no plain Read.
+    #[inline(never)]
+    fn on_step_done(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
         self.requests.outstanding -= 1;
         let is_open = self.conn.is_open();
         let entry = &mut self.requests[slot];
@@ -380,7 +425,8 @@ impl QueuePair {
         };
         let (backing, at, len) = (*backing, *at, from.len_bytes());
         let op = IoRequest::Read { into, at };
-        self.submit_locked(first, backing, op, Some((at, len.into())), io);
+        let blocks = Some((at, len.into()));
+        self.submit_locked(first, backing, op, blocks, Decided::Before, io);
     }
 
     /// Begins the write of a fused command, after the comparison has succeeded.
@@ -511,14 +557,28 @@ impl QueuePair {
         }
     }
 
-    /// Submits an operation to the device, as soon as no other command prevents it.
-    #[inline]
+    /// Submits an operation to the device, as soon as no other command prevents it. The checks made
+    /// on arrival are repeated.
+    #[inline(never)]
     fn submit(&mut self, slot: u16, backing: DeviceId, op: Option<IoRequest>, io: &mut Io<'_>) {
+        self.submit_decided(slot, backing, op, Decided::Before, io);
+    }
+
+    /// The same; the checks are repeated unless they were made in this step.
+    #[inline]
+    fn submit_decided(
+        &mut self,
+        slot: u16,
+        backing: DeviceId,
+        op: Option<IoRequest>,
+        decided: Decided,
+        io: &mut Io<'_>,
+    ) {
         // Its buffers were allocated before, so there always is an operation.
         let Some(op) = op else {
             return self.complete(slot, Err(Status::INTERNAL_ERROR), io);
         };
-        self.submit_locked(slot, backing, op, None, io);
+        self.submit_locked(slot, backing, op, None, decided, io);
     }
 
     /// The same; `exclusive`: no other command may change these bytes meanwhile.
@@ -529,6 +589,7 @@ impl QueuePair {
         backing: DeviceId,
         op: IoRequest,
         exclusive: Option<(u64, u64)>,
+        decided: Decided,
         io: &mut Io<'_>,
     ) {
         let entry = &mut self.requests[slot];
@@ -539,7 +600,9 @@ impl QueuePair {
         if !RangeLockState::lock(entry, backing, op.changes(), exclusive, io) {
             return self.locks.wait(entry, (backing, op), io.now_ns);
         }
-        if let Err(status) = self.conn.role.may_begin(entry, &op) {
+        if decided == Decided::Before
+            && let Err(status) = self.conn.role.may_begin(entry, &op)
+        {
             entry.put_back(op.into_buf());
             return self.complete(slot, Err(status), io);
         }

@@ -66,6 +66,7 @@ use buffers::BufferShare;
 pub use buffers::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
 pub use connect::RECEIVES_FOR_ADMIN;
 use connection::{Connection, Link};
+use execute::Decided;
 use fused::FusedState;
 pub use io::Io;
 use range_lock::RangeLockState;
@@ -270,6 +271,7 @@ impl QueuePair {
     }
 
     /// Handles the completion of a work request.
+    #[inline]
     pub fn on_completion(&mut self, done: Completion, io: &mut Io<'_>) {
         let slot = done.tag as u16;
         let is_open = self.conn.is_open();
@@ -300,7 +302,7 @@ impl QueuePair {
                 match outcome {
                     Ok(_) if is_open => {
                         if self.on_piece_pulled(slot, io) {
-                            self.on_pulled(slot, io);
+                            self.on_pulled(slot, Decided::Before, io);
                         }
                     }
                     outcome => {

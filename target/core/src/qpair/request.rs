@@ -27,9 +27,9 @@ pub const SENDS_PER_RECEIVE: u32 = 2 * SLOTS_PER_RECEIVE as u32;
 /// The states of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
+    Waiting(WaitReason),
     /// There is no command.
     Free,
-    Waiting(WaitReason),
     /// Its data are read from the host, or those of the other half of a fused command.
     Pulling,
     /// A device has an operation of it.
@@ -262,19 +262,30 @@ impl Request {
     }
 
     /// Begins a command whose capsule arrived at `came_ns`.
-    pub(super) fn begin(&mut self, sqe: Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
+    #[inline]
+    pub(super) fn begin(&mut self, sqe: &Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
         if std::mem::take(&mut self.has_ext) {
             self.ext.iter_mut().for_each(|ext| ext.forget());
         }
         self.enter(State::Waiting(WaitReason::Buffers));
         self.bounces = false;
         self.clock.start(came_ns, now_ns);
-        self.sqe = sqe;
-        self.plan = Plan::Reply(0);
-        let invalidate = sqe.sgl().ok().and_then(|sgl| sgl.invalidate_key());
-        self.reply = Some(Reply { cid: sqe.cid, invalidate });
+        self.sqe = *sqe;
+        self.set_plan(Plan::Reply(0));
+        self.reply = Some(Reply { cid: sqe.cid, invalidate: sqe.invalidate_key() });
         self.capsule = Some(capsule);
         self.step = 0;
+    }
+
+    /// Sets the plan, in place of that of an earlier command.
+    #[inline]
+    pub(super) fn set_plan(&mut self, plan: Plan) {
+        let before = std::mem::replace(&mut self.plan, plan);
+        // The plans of most commands own nothing: nothing is called to drop them.
+        match before {
+            Plan::Reply(_) | Plan::Load { .. } | Plan::Store { .. } => std::mem::forget(before),
+            _ => drop(before),
+        }
     }
 
     /// Returns its state.
@@ -411,6 +422,20 @@ impl Request {
 }
 
 impl RequestExt {
+    /// Releases what a command with this response no longer needs.
+    #[cold]
+    pub(super) fn end(&mut self, status: Status, pool: &mut Pool) {
+        self.fused_failed = false;
+        self.clears = ClearBadBlocks::None;
+        self.barriers.clear();
+        if !status.is(Status::ABORT_REQUESTED) {
+            self.aborts.clear();
+        }
+        if let Some(buf) = self.second.take() {
+            pool.give(buf);
+        }
+    }
+
     /// Resets it for another command in the slot. Buffers and the operation are already removed.
     fn forget(&mut self) {
         self.fused_with = None;
@@ -425,12 +450,15 @@ impl RequestExt {
 }
 
 impl Head {
+    #[inline]
     pub(super) fn advance(&mut self) {
+        // A queue without a Connect has no size yet.
         if self.size > 0 {
-            self.at = (self.at + 1) % self.size;
+            self.at = if self.at + 1 < self.size { self.at + 1 } else { 0 };
         }
     }
 
+    #[inline]
     pub(super) fn field(self) -> u16 {
         if self.off { u16::MAX } else { self.at }
     }
@@ -502,7 +530,7 @@ mod tests {
         };
         let mut pool = Pool::new(plan).unwrap();
         let mut slot = Request::new(None);
-        slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
+        slot.begin(&Sqe::default(), pool.take_cell().unwrap(), 0, 0);
         assert!(slot.ext().is_none() && slot.ext_mut().is_none() && !slot.is_scattered());
         let (sender, _mailbox) = mailbox().unwrap();
         let (ended, _ends) = channel();
@@ -519,7 +547,7 @@ mod tests {
         assert!(pool.is_full());
 
         slot.enter(State::Free);
-        slot.begin(Sqe::default(), pool.take_cell().unwrap(), 0, 0);
+        slot.begin(&Sqe::default(), pool.take_cell().unwrap(), 0, 0);
         assert!(slot.ext().is_none());
         let fresh = format!("{:?}", RequestExt::default());
         assert_eq!(format!("{:?}", slot.make_ext()), fresh, "every field");

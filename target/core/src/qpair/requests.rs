@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use rdma::Pool;
 
-use super::request::{Request, SLOTS_PER_RECEIVE};
+use super::request::{Reply, Request, SLOTS_PER_RECEIVE};
 
 /// Command slots, by number.
 #[derive(Debug)]
@@ -89,10 +89,14 @@ impl Requests {
         free
     }
 
-    /// Releases the id of a completed command: the host may reuse it.
+    /// Takes the right to complete a command, and releases its id: the host may reuse that when it
+    /// has the response. None if the command was completed.
     #[inline]
-    pub(super) fn release_cid(&mut self, cid: u16) {
-        self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
+    pub(super) fn take_reply(&mut self, slot: u16) -> Option<(Reply, &mut Request)> {
+        let entry = &mut self.entries[usize::from(slot)];
+        let reply = entry.take_reply()?;
+        self.cids[usize::from(reply.cid >> 6)] &= !(1 << (reply.cid & 63));
+        Some((reply, entry))
     }
 
     /// Returns the tag that identifies a command's operation at a device or a worker.

@@ -9,7 +9,8 @@ use super::request::Request;
 use crate::command::io as rules;
 use crate::controller::Controller;
 use crate::controller::association::Association;
-use crate::subsystem::Subsystem;
+use crate::subsystem::reservation::Barred;
+use crate::subsystem::{Namespace, Subsystem};
 use nvmfd_blockdev::{DeviceId, IoRequest};
 
 /// Role of a queue pair.
@@ -68,9 +69,8 @@ impl QueueRole {
     }
 
     /// Whether a step of a command may begin now. The checks made on arrival are repeated: the
-    /// command may have waited for limits, buffers, its data or other commands, and a host to which
+    /// command has waited for limits, buffers, its data or other commands, and a host to which
     /// a reservation was reported meanwhile must not see it executed afterwards.
-    #[inline]
     pub(super) fn may_begin(&self, entry: &Request, op: &IoRequest) -> Result<(), Status> {
         // A flush after other steps changes nothing.
         match op {
@@ -80,7 +80,6 @@ impl QueueRole {
     }
 
     /// The same for a step that accesses this range of bytes.
-    #[inline]
     pub(super) fn may_begin_at(
         &self,
         entry: &Request,
@@ -88,8 +87,23 @@ impl QueueRole {
     ) -> Result<(), Status> {
         // Commands of an admin queue are for its whole subsystem.
         let QueueRole::Io { association, subsystem, .. } = self else { return Ok(()) };
-        association.reach.check_io(&entry.sqe, subsystem)?;
-        let barred = association.reservations.barred(entry.sqe.nsid);
-        rules::may_begin(&entry.sqe, &entry.plan, range, subsystem, barred)
+        let (namespace, barred) = access(association, subsystem, entry.sqe.nsid)?;
+        rules::may_begin(&entry.sqe, &entry.plan, range, namespace, barred)
     }
+}
+
+/// Looks up the namespace of an I/O command, if there is one, and what reservations deny its host
+/// there: once for all checks.
+///
+/// # Errors
+/// The path related status of the ANA state of the namespace.
+#[inline]
+pub(super) fn access<'a>(
+    association: &Association,
+    subsystem: &'a Subsystem,
+    nsid: u32,
+) -> Result<(Result<&'a Namespace, Status>, Barred), Status> {
+    let namespace = subsystem.namespace(nsid);
+    association.reach.check_io(namespace)?;
+    Ok((namespace, association.reservations.barred(nsid)))
 }

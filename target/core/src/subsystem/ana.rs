@@ -10,10 +10,10 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use nvme::Status;
 use nvme::log::{AnaGroup, AnaHeader, AnaState};
-use nvme::{Sqe, Status};
 
-use crate::subsystem::{MAX_NSID, Subsystem};
+use crate::subsystem::{MAX_NSID, Namespace, Subsystem};
 
 /// The largest group id (ANAGRPMAX), and how many groups there may be (NANAGRPID).
 pub const ANA_GROUPS: u32 = 64;
@@ -154,8 +154,8 @@ impl AnaStateTable {
     /// # Errors
     /// As [`AnaStateTable::check`].
     #[inline]
-    pub(crate) fn check_io(&self, sqe: &Sqe, subsystem: &Subsystem) -> Result<(), Status> {
-        match subsystem.namespace(sqe.nsid) {
+    pub(crate) fn check_io(&self, namespace: Result<&Namespace, Status>) -> Result<(), Status> {
+        match namespace {
             Ok(namespace) => self.check(namespace.ana_group),
             Err(_) => Ok(()),
         }
@@ -289,7 +289,7 @@ mod tests {
             reach.set(&states);
             assert_eq!(reach.states(), states);
             for (nsid, code) in [(1, None), (2, code), (7, None), (3, None), (u32::MAX, None)] {
-                let result = reach.check_io(&Sqe::io(nvme::IoOpcode::READ, nsid), &subsystem);
+                let result = reach.check_io(subsystem.namespace(nsid));
                 assert_eq!(result.err().map(Status::code), code, "{state}, namespace {nsid}");
                 assert!(!result.is_err_and(Status::dnr), "{state}");
             }
