@@ -27,7 +27,7 @@ mod buddy;
 mod remote_region;
 
 use std::io;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -110,7 +110,7 @@ impl PoolPlan {
 #[derive(Debug)]
 pub struct Region {
     /// The pool's identity, which its buffers carry.
-    id: u32,
+    id: NonZeroU32,
     base: NonNull<u8>,
     len: usize,
 }
@@ -204,13 +204,13 @@ impl Drop for Region {
     }
 }
 
-/// Purpose of a buffer; determines its section.
+/// Section of a buffer: cells, receives, or else data of this order (`PAGE_BYTES << order`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Class {
-    Cell,
-    Receive,
-    /// `PAGE_BYTES << order`
-    Data(u8),
+struct Class(u8);
+
+impl Class {
+    const CELL: Class = Class(u8::MAX);
+    const RECEIVE: Class = Class(u8::MAX - 1);
 }
 
 /// An owned part of a [`Pool`]. Posting moves it away, completion returns it; finally it goes to
@@ -218,7 +218,9 @@ enum Class {
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "a buffer that is dropped is lost to its pool: give it back"]
 pub struct Buf {
-    pool: u32,
+    /// The number of its pool. It is not zero, so it also tells whether there is a buffer: one that
+    /// may not be there is moved in two copies of 16 bytes.
+    pool: NonZeroU32,
     class: Class,
     base: u64,
     capacity: u32,
@@ -280,7 +282,7 @@ impl Buf {
 /// `RemoteRegion::split` alone, once for each region, and returned to `RemoteRegion::join`.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Window {
-    pool: u32,
+    pool: NonZeroU32,
     offset: u64,
     len: u32,
 }
@@ -303,7 +305,7 @@ impl Window {
 /// The buffers of one reactor.
 #[derive(Debug)]
 pub struct Pool {
-    id: u32,
+    id: NonZeroU32,
     plan: PoolPlan,
     region: Arc<Region>,
     cells: Vec<u32>,
@@ -326,8 +328,8 @@ impl Pool {
             u32::try_from(plan.data_section() / u64::from(PAGE_BYTES)).map_err(io::Error::other)?;
         let top = (plan.largest_bytes / PAGE_BYTES).trailing_zeros() as u8;
         // This number alone tells whether a buffer is in a region, so it is never reused.
-        let id = u32::try_from(NEXT.fetch_add(1, Ordering::Relaxed))
-            .map_err(|_| io::Error::other("there have been 2^32 pools"))?;
+        let id = u32::try_from(NEXT.fetch_add(1, Ordering::Relaxed)).ok().and_then(NonZeroU32::new);
+        let id = id.ok_or_else(|| io::Error::other("there have been 2^32 pools"))?;
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice; it
         // overlaps nothing and is unmapped by Region alone.
@@ -358,7 +360,7 @@ impl Pool {
     pub fn take_cell(&mut self) -> Option<Buf> {
         let index = self.cells.pop()?;
         let base = u64::from(index) * u64::from(CELL_BYTES);
-        Some(self.buf(Class::Cell, base, CELL_BYTES, 0, CELL_BYTES))
+        Some(self.buf(Class::CELL, base, CELL_BYTES, 0, CELL_BYTES))
     }
 
     /// Allocates a receive buffer; the window is the lead and the tail.
@@ -367,7 +369,7 @@ impl Pool {
         let base = self.plan.cell_section() + u64::from(index) * self.plan.receive_bytes();
         let start = PAGE_BYTES - self.plan.lead_bytes;
         let len = self.plan.lead_bytes + self.plan.tail_bytes;
-        Some(self.buf(Class::Receive, base, PAGE_BYTES + self.plan.tail_bytes, start, len))
+        Some(self.buf(Class::RECEIVE, base, PAGE_BYTES + self.plan.tail_bytes, start, len))
     }
 
     /// Allocates a page-aligned buffer with a window of `len` bytes (1 to the plan's largest), or
@@ -423,7 +425,7 @@ impl Pool {
         let base = self.plan.cell_section()
             + self.plan.receive_section()
             + u64::from(unit) * u64::from(PAGE_BYTES);
-        Some(self.buf(Class::Data(order), base, PAGE_BYTES << order, 0, len))
+        Some(self.buf(Class(order), base, PAGE_BYTES << order, 0, len))
     }
 
     /// Releases a buffer.
@@ -434,12 +436,12 @@ impl Pool {
         self.region.check(&buf);
         let sections = (self.plan.cell_section(), self.plan.receive_section());
         match buf.class {
-            Class::Cell => self.cells.push((buf.base / u64::from(CELL_BYTES)) as u32),
-            Class::Receive => {
+            Class::CELL => self.cells.push((buf.base / u64::from(CELL_BYTES)) as u32),
+            Class::RECEIVE => {
                 let index = (buf.base - sections.0) / self.plan.receive_bytes();
                 self.receives.push(index as u32);
             }
-            Class::Data(order) => {
+            Class(order) => {
                 let unit = (buf.base - sections.0 - sections.1) / u64::from(PAGE_BYTES);
                 self.data.give(unit as u32, order);
             }
@@ -449,7 +451,7 @@ impl Pool {
     /// Resets the window of a receive buffer to that of [`Pool::take_receive`].
     #[inline]
     pub fn rewind(&self, buf: &mut Buf) {
-        if buf.class == Class::Receive {
+        if buf.class == Class::RECEIVE {
             let len = self.plan.lead_bytes + self.plan.tail_bytes;
             buf.select(PAGE_BYTES - self.plan.lead_bytes, len);
         }
