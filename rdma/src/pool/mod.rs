@@ -307,6 +307,9 @@ impl Window {
 pub struct Pool {
     id: NonZeroU32,
     plan: PoolPlan,
+    /// Offsets of the receives and of the data.
+    receives_at: u64,
+    data_at: u64,
     region: Arc<Region>,
     cells: Vec<u32>,
     receives: Vec<u32>,
@@ -334,9 +337,12 @@ impl Pool {
         // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice; it
         // overlaps nothing and is unmapped by Region alone.
         let base = unsafe { mmap_anonymous(None, size, prot, MapFlags::MAP_PRIVATE)? };
+        let receives_at = plan.cell_section();
         Ok(Pool {
             id,
             plan,
+            receives_at,
+            data_at: receives_at + plan.receive_section(),
             region: Arc::new(Region { id, base: base.cast(), len }),
             cells: (0..plan.cells).rev().collect(),
             receives: (0..plan.receives).rev().collect(),
@@ -366,7 +372,7 @@ impl Pool {
     /// Allocates a receive buffer; the window is the lead and the tail.
     pub fn take_receive(&mut self) -> Option<Buf> {
         let index = self.receives.pop()?;
-        let base = self.plan.cell_section() + u64::from(index) * self.plan.receive_bytes();
+        let base = self.receives_at + u64::from(index) * self.plan.receive_bytes();
         let start = PAGE_BYTES - self.plan.lead_bytes;
         let len = self.plan.lead_bytes + self.plan.tail_bytes;
         Some(self.buf(Class::RECEIVE, base, PAGE_BYTES + self.plan.tail_bytes, start, len))
@@ -422,9 +428,7 @@ impl Pool {
         }
         let order = (capacity_for(len) / PAGE_BYTES).trailing_zeros() as u8;
         let unit = take(&mut self.data, order)?;
-        let base = self.plan.cell_section()
-            + self.plan.receive_section()
-            + u64::from(unit) * u64::from(PAGE_BYTES);
+        let base = self.data_at + u64::from(unit) * u64::from(PAGE_BYTES);
         Some(self.buf(Class(order), base, PAGE_BYTES << order, 0, len))
     }
 
@@ -434,15 +438,14 @@ impl Pool {
     /// The buffer is of another pool.
     pub fn give(&mut self, buf: Buf) {
         self.region.check(&buf);
-        let sections = (self.plan.cell_section(), self.plan.receive_section());
         match buf.class {
             Class::CELL => self.cells.push((buf.base / u64::from(CELL_BYTES)) as u32),
             Class::RECEIVE => {
-                let index = (buf.base - sections.0) / self.plan.receive_bytes();
+                let index = (buf.base - self.receives_at) / self.plan.receive_bytes();
                 self.receives.push(index as u32);
             }
             Class(order) => {
-                let unit = (buf.base - sections.0 - sections.1) / u64::from(PAGE_BYTES);
+                let unit = (buf.base - self.data_at) / u64::from(PAGE_BYTES);
                 self.data.give(unit as u32, order);
             }
         }
