@@ -261,7 +261,7 @@ impl Plan {
     }
 
     /// Returns the device that it accesses, if it is a single one.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn backing(&self) -> Option<DeviceId> {
         match self {

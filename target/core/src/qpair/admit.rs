@@ -117,7 +117,7 @@ impl QueuePair {
     }
 
     /// Allocates the buffers of a command and begins it, or queues it for them.
-    #[inline]
+    #[inline(always)]
     fn admit_to_buffers(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
         buffers::lend_receive(&mut self.requests[slot], io);
         if let Some(other) = self.requests[slot].fused_with() {
@@ -198,7 +198,7 @@ impl QueuePair {
         TryAlloc::Short
     }
 
-    #[inline]
+    #[inline(always)]
     fn allocate_own(&mut self, slot: u16, want: &Want, aside: bool, io: &mut Io<'_>) -> bool {
         let tenant = self.buffers.tenant;
         let take = |pool: &mut Pool, bytes: u32| match tenant {

@@ -110,7 +110,7 @@ impl BufferShare {
 
     /// Discharges a command from its device, which it no longer needs: a host that does not receive
     /// its data must not withhold buffers from other hosts of the device.
-    #[inline]
+    #[inline(always)]
     pub(super) fn leave_device(&self, entry: &mut Request, io: &mut Io<'_>) {
         if let (Some(tenant), Some(device)) = (self.tenant, entry.device.take()) {
             io.waiters.discharge_store(tenant, device, entry.charged_bytes);
@@ -118,7 +118,7 @@ impl BufferShare {
     }
 
     /// Discharges a command that has ended and holds no buffers any more.
-    #[inline]
+    #[inline(always)]
     pub(super) fn discharge(&self, entry: &mut Request, io: &mut Io<'_>) {
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
         if let (Some(tenant), 1..) = (self.tenant, charged_bytes) {
@@ -129,7 +129,7 @@ impl BufferShare {
 
     /// Records how long the host of a command that has ended held its buffers: until the reactor fell asleep,
     /// if it did not wake for the acknowledgement, which so makes no prompt host slow.
-    #[inline]
+    #[inline(always)]
     pub(super) fn note_hold(&self, entry: &Request, io: &mut Io<'_>) {
         if let (Some(tenant), 1..) = (self.tenant, entry.charged_bytes) {
             io.waiters.note_hold(tenant, entry.clock.at_host_ns(io.sent_ns));
@@ -165,7 +165,7 @@ pub(super) fn held_bytes(requests: &Requests) -> u64 {
 }
 
 /// Returns the buffers that a command needs, including those of the other half of a fused command.
-#[inline]
+#[inline(always)]
 pub(super) fn want(requests: &Requests, slot: u16) -> Want {
     let entry = &requests[slot];
     let own = want_alone(entry);
@@ -177,7 +177,7 @@ pub(super) fn want(requests: &Requests, slot: u16) -> Want {
     }
 }
 
-#[inline]
+#[inline(always)]
 pub(super) fn want_alone(entry: &Request) -> Want {
     let (first, second) = needs(entry);
     let own_bytes = taken_bytes(first).saturating_add(taken_bytes(second));
@@ -245,7 +245,7 @@ fn taken_bytes(len: u32) -> u32 {
 }
 
 /// Returns the bytes of the first and second data buffer that a command needs from the pool.
-#[inline]
+#[inline(always)]
 fn needs(entry: &Request) -> (u32, u32) {
     let pulled = |from: &Source| match *from {
         Source::Host(remote) => remote.len,

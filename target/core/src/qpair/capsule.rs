@@ -103,7 +103,7 @@ impl QueuePair {
         let alone = sqe.with_flags(sqe.flags.with_fuse(0));
         match (fuse, before) {
             (Flags::FUSED_FIRST, _) => {
-                let plan = self.decide(slot, &alone, tail_bytes, io);
+                let plan = self.decide_half(slot, &alone, tail_bytes, io);
                 match plan.and_then(|plan| fused::check_first(sqe, plan, &self.conn.role)) {
                     Ok(plan) => {
                         let entry = &mut self.requests[slot];
@@ -120,7 +120,7 @@ impl QueuePair {
                 }
             }
             (Flags::FUSED_SECOND, FusedState::Held(first)) => {
-                let plan = self.decide(slot, &alone, tail_bytes, io);
+                let plan = self.decide_half(slot, &alone, tail_bytes, io);
                 match fused::join(&mut self.requests, first, slot, plan) {
                     // The first half waits for resources for both.
                     Ok(()) => self.admit(first, Decided::Before, io),
@@ -135,14 +135,26 @@ impl QueuePair {
             }
             (Flags::FUSED_SECOND, FusedState::None) => self.complete(slot, Err(missing), io),
             _ => {
-                let plan = self.decide(slot, sqe, tail_bytes, io);
+                let plan = self.decide_half(slot, sqe, tail_bytes, io);
                 self.start(slot, plan, io);
             }
         }
     }
 
+    /// Decides on the plan of half of a fused command, or of a command behind one.
+    #[inline(never)]
+    fn decide_half(
+        &mut self,
+        slot: u16,
+        sqe: &Sqe,
+        tail_bytes: u32,
+        io: &mut Io<'_>,
+    ) -> Result<Plan, Status> {
+        self.decide(slot, sqe, tail_bytes, io)
+    }
+
     /// Decides on the plan of a command.
-    #[inline]
+    #[inline(always)]
     fn decide(
         &mut self,
         slot: u16,

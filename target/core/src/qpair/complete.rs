@@ -228,7 +228,7 @@ impl QueuePair {
     }
 
     /// Frees the slot of a command that has ended and holds no buffers any more.
-    #[inline]
+    #[inline(always)]
     fn set_free(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.enter(State::Free);

@@ -33,7 +33,7 @@ pub(super) enum Decided {
 
 impl QueuePair {
     /// Starts the plan that was decided for a command.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(&mut self, slot: u16, plan: Result<Plan, Status>, io: &mut Io<'_>) {
         match plan {
             Ok(plan) => {
@@ -67,7 +67,7 @@ impl QueuePair {
 
     /// Executes the first step after the buffers are allocated; of a fused command, that of both
     /// halves.
-    #[inline]
+    #[inline(always)]
     pub(super) fn execute(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         if let (Plan::Load { backing, at, .. }, Decided::Now) = (&entry.plan, decided)
@@ -609,7 +609,7 @@ impl QueuePair {
         self.submit_to_device(slot, backing, op, io);
     }
 
-    #[inline]
+    #[inline(always)]
     fn submit_to_device(&mut self, slot: u16, backing: DeviceId, op: IoRequest, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.enter(State::AtDevice);

@@ -271,7 +271,7 @@ impl QueuePair {
     }
 
     /// Handles the completion of a work request.
-    #[inline]
+    #[inline(always)]
     pub fn on_completion(&mut self, done: Completion, io: &mut Io<'_>) {
         let slot = done.tag as u16;
         let is_open = self.conn.is_open();

@@ -262,7 +262,7 @@ impl Request {
     }
 
     /// Begins a command whose capsule arrived at `came_ns`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin(&mut self, sqe: &Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
         if std::mem::take(&mut self.has_ext) {
             self.ext.iter_mut().for_each(|ext| ext.forget());
@@ -271,14 +271,17 @@ impl Request {
         self.bounces = false;
         self.clock.start(came_ns, now_ns);
         self.sqe = *sqe;
-        self.set_plan(Plan::Reply(0));
+        // Whoever looks for commands of a kind by their plans must not find that of an earlier command.
+        if !matches!(self.plan, Plan::Load { .. } | Plan::Store { .. }) {
+            self.plan = Plan::Reply(0);
+        }
         self.reply = Some(Reply { cid: sqe.cid, invalidate: sqe.invalidate_key() });
         self.capsule = Some(capsule);
         self.step = 0;
     }
 
     /// Sets the plan, in place of that of an earlier command.
-    #[inline]
+    #[inline(always)]
     pub(super) fn set_plan(&mut self, plan: Plan) {
         let before = std::mem::replace(&mut self.plan, plan);
         // The plans of most commands own nothing: nothing is called to drop them.

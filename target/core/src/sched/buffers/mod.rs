@@ -247,7 +247,7 @@ impl BufferScheduler {
 
     /// Whether a new command may try to allocate buffers at once.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn may_try(&self, share: Option<u32>, store: Option<DeviceSlot>) -> bool {
         // With no command waiting, none is overtaken: the usual case.
         self.is_idle() || self.may_overtake(share, store)
@@ -269,7 +269,7 @@ impl BufferScheduler {
     }
 
     /// Whether a share permits the buffers that a command needs.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn allows(&self, share: u32, wish: &BufferDemand) -> bool {
         self.has_much_free(share, wish) || self.allows_little(share, wish)
@@ -283,7 +283,7 @@ impl BufferScheduler {
     }
 
     /// Records that the host of a command that has ended held its buffers for `hold_ns`.
-    #[inline]
+    #[inline(always)]
     pub fn note_hold(&mut self, number: u32, hold_ns: u64) {
         let Some(share) = self.shares.get_mut(number as usize) else { return };
         let (of, held_bytes) = (share.promptness, share.held_bytes);
@@ -334,7 +334,7 @@ impl BufferScheduler {
     }
 
     /// Charges the bytes of a command to its share, namespace and device.
-    #[inline]
+    #[inline(always)]
     pub fn charge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         share.held_bytes += u64::from(bytes);
@@ -348,7 +348,7 @@ impl BufferScheduler {
 
     /// Discharges the bytes of a command from its device, which it no longer needs: it is sending
     /// its data to the host.
-    #[inline]
+    #[inline(always)]
     pub fn discharge_store(&mut self, share: u32, store: DeviceSlot, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let held = &mut share.by_store[store.index() % LANES];
@@ -358,7 +358,7 @@ impl BufferScheduler {
 
     /// Discharges the bytes of a command that has ended; `store`: the device, if it needed that
     /// until now.
-    #[inline]
+    #[inline(always)]
     pub fn discharge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
         let less = |held: &mut u64| *held = held.saturating_sub(bytes.into());
