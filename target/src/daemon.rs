@@ -62,7 +62,7 @@ pub struct RunningTarget {
     pending: Arc<Pending>,
     provisioner: Arc<Mutex<Provisioner>>,
     monitor: Arc<DeviceMonitor>,
-    fabrics: Fabrics,
+    fabrics: Arc<Fabrics>,
     reactors: Vec<ReactorThread>,
     worker: (WorkerThread, mpsc::Sender<NamespaceStateMessage>),
     ns_admin: (WorkerThread, mpsc::Sender<NamespaceAdminMessage>),
@@ -206,7 +206,7 @@ impl RunningTarget {
             pending,
             provisioner,
             monitor,
-            fabrics,
+            fabrics: Arc::new(fabrics),
             reactors: Vec::new(),
             worker,
             ns_admin,
@@ -453,32 +453,39 @@ impl RunningTarget {
                 plan.data_bytes
             )));
         }
-        let pool =
-            Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
-        let fabric = self.fabrics.make(index, pool.region().clone(), plan.receives);
-        let fabric = fabric.map_err(|error| Fatal(error.to_string()))?;
         let limits = &config.limits;
         let pending = Arc::clone(&self.pending);
-        let parts = Parts {
-            index,
-            pool,
-            fabric,
-            mailbox,
-            shared: Arc::clone(&self.shared),
-            on_lost_address: Box::new(move |at| pending.add_lost(at)),
-            limits: Limits {
-                queue_depth: limits.queue_depth,
-                io_queues: limits.io_queues,
-                in_capsule_bytes: limits.in_capsule_bytes,
-                mdts_bytes: limits.mdts_bytes,
-            },
-            spin: match config.reactor.spin {
-                Spin::Auto => SpinBudget::auto(SPIN_AUTO),
-                Spin::Micros(micros) => SpinBudget::of(Duration::from_micros(micros.into())),
-            },
-            stats: Arc::default(),
+        let stats: Arc<PollStats> = Arc::default();
+        let (fabrics, shared) = (Arc::clone(&self.fabrics), Arc::clone(&self.shared));
+        let of_reactor = Arc::clone(&stats);
+        let limits = Limits {
+            queue_depth: limits.queue_depth,
+            io_queues: limits.io_queues,
+            in_capsule_bytes: limits.in_capsule_bytes,
+            mdts_bytes: limits.mdts_bytes,
         };
-        let stats = Arc::clone(&parts.stats);
+        let spin = match config.reactor.spin {
+            Spin::Auto => SpinBudget::auto(SPIN_AUTO),
+            Spin::Micros(micros) => SpinBudget::of(Duration::from_micros(micros.into())),
+        };
+        // On the thread of the reactor, so that memory is of the node of its CPU.
+        let make = move || {
+            let pool =
+                Pool::new(plan).map_err(|error| Fatal(format!("no memory for a pool: {error}")))?;
+            let fabric = fabrics.make(index, pool.region().clone(), plan.receives);
+            let parts = Parts {
+                index,
+                pool,
+                fabric: fabric.map_err(|error| Fatal(error.to_string()))?,
+                mailbox,
+                shared,
+                on_lost_address: Box::new(move |at| pending.add_lost(at)),
+                limits,
+                spin,
+                stats: of_reactor,
+            };
+            Reactor::new(parts).map_err(|error| Fatal(format!("no io_uring: {error}")))
+        };
         let ending = Ending(Arc::clone(&stats));
         let cpu = config.reactor.cpus.get(index).copied();
         let (ready, is_ready) = sync_channel(1);
@@ -487,14 +494,12 @@ impl RunningTarget {
             .spawn(move || {
                 let _ending = ending;
                 pin(cpu);
-                match Reactor::new(parts) {
+                match make() {
                     Ok(reactor) => {
                         let _ = ready.send(Ok(()));
                         reactor.run();
                     }
-                    Err(error) => {
-                        let _ = ready.send(Err(Fatal(format!("no io_uring: {error}"))));
-                    }
+                    Err(fatal) => drop(ready.send(Err(fatal))),
                 }
             })
             .map_err(|error| Fatal(format!("no thread for a reactor: {error}")))?;
