@@ -10,8 +10,10 @@ use super::io_stats::{IoStats, Rows, StatsTable};
 use super::slow_log::{SlowCommand, SlowLog};
 use crate::diag::log_limiter::Totals;
 
-/// Counters of a reactor's poll loop, readable by all threads.
+/// Counters of a reactor's poll loop, readable by all threads. Reactors write them each turn, so no
+/// two of them are in a cache line, nor in a pair of lines, which processors fetch together.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct PollStats {
     /// Turns of the loop: it lives as long as this grows.
     pub turns: AtomicU64,
