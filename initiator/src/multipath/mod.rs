@@ -47,7 +47,7 @@
 //!
 //! * at once, if the target has closed the connection: so it has ended the association;
 //! * otherwise a Keep Alive Timeout, as the controller has granted it, and two seconds
-//!   (`replay_margin`) after the association ended here. The target has not heard of this host for
+//!   (`replay_margin`) after the association ended here. The target has not seen this host for
 //!   that long, and must have ended it: targets round the timeout up and look at it now and then.
 //!
 //! Its data are out of reach of the old association in any case: their keys are deregistered before

@@ -96,6 +96,13 @@ pub(crate) const SAMPLES: &[Sample] = &[
         status: 0,
     },
     Sample {
+        script: "tests/demo/attach",
+        variables: &[],
+        input: "         0   268435456    0  data\n",
+        output: "268435456 data\n",
+        status: 0,
+    },
+    Sample {
         script: "tests/demo/demo",
         variables: &[],
         input: PROCESS_STAT,

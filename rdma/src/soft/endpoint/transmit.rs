@@ -104,12 +104,12 @@ impl Endpoint {
     }
 
     /// Tries all local addresses again.
-    pub(in crate::soft) fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         self.ready.extend(self.halted.drain(..));
     }
 
     /// Before a long sleep: delayed acknowledgements are sent now. Returns true if there are any.
-    pub(in crate::soft) fn hasten(&mut self, now: Instant) -> bool {
+    pub(crate) fn hasten(&mut self, now: Instant) -> bool {
         while let Some(number) = self.keeping.pop() {
             if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut)
                 && std::mem::take(&mut slot.keeping)
@@ -135,7 +135,7 @@ impl Endpoint {
     }
 
     /// Maximum length of a train with this packet.
-    pub(in crate::soft) fn longest_train(&self, queued: &QueuedPacket) -> usize {
+    pub(crate) fn longest_train(&self, queued: &QueuedPacket) -> usize {
         let takes = match queued.packet.payload() {
             Payload::Management(at) => self.messages.get(at).is_none_or(|message| {
                 let pair = self.pairs.known(message.to, message.from);
@@ -147,7 +147,7 @@ impl Endpoint {
     }
 
     /// Called when a packet leaves at this place of its train.
-    pub(in crate::soft) fn depart(&mut self, queued: &QueuedPacket, place: usize) {
+    pub(crate) fn depart(&mut self, queued: &QueuedPacket, place: usize) {
         let slot = self.slots.get_mut(queued.slot as usize).and_then(Option::as_mut);
         if let Some(slot) = slot {
             slot.depart(&queued.packet, place);
