@@ -220,7 +220,7 @@ fn each_mistake_has_its_sentence() {
         (
             "allow_any_host = true",
             "hosts = [\"nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000000\"]",
-            "hosts that have no name",
+            "hosts without a name",
         ),
         ("allow_any_host = true", "serial = \"123456789012345678901\"", "1 to 20 printable"),
         ("allow_any_host = true", "serial = \"\"", "1 to 20 printable"),
