@@ -49,7 +49,7 @@ pub struct Args {
     /// Serve it to NBD clients at this Unix socket, which only this user may use
     #[arg(long, value_name = "SOCKET")]
     pub nbd: PathBuf,
-    /// Further addresses of the target: ADDRESS[:PORT][@SOURCE], the last to connect from
+    /// Further addresses of the target: ADDRESS, ADDRESS:PORT or ADDRESS:PORT@SOURCE (to connect from)
     #[arg(long, value_name = "PATH", value_delimiter = ',', value_parser = path_list::path)]
     pub paths: Vec<PathAddress>,
     /// Refuse writes

@@ -104,7 +104,7 @@ pub trait Fabrics {
 
 /// Borrowed resources.
 pub struct Resources<'a> {
-    /// One pool for all paths; [`MultipathOptions::plan`] computes its size.
+    /// One pool for all paths; `MultipathOptions::plan` computes its size.
     pub pool: &'a mut Pool,
     /// The fabrics, by the numbers in [`PathOptions`].
     pub fabrics: &'a mut dyn Fabrics,

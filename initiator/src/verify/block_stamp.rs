@@ -30,7 +30,7 @@ pub const MAGIC: [u8; 8] = *b"nvmf-blk";
 /// Bytes before the body.
 pub const HEADER_BYTES: usize = 64;
 /// LBAs are below this.
-pub(crate) const LBA_LIMIT: u64 = 1 << 48;
+pub const LBA_LIMIT: u64 = 1 << 48;
 
 const CRC_AT: usize = 52;
 /// Increment per word: an odd number without a pattern (the golden ratio).

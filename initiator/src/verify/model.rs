@@ -155,7 +155,7 @@ impl Model {
 
     /// Returns the memory in use, in bytes.
     #[must_use]
-    pub(crate) fn memory_bytes(&self) -> usize {
+    pub fn memory_bytes(&self) -> usize {
         self.registers.memory_bytes() + self.pending.capacity() * size_of::<Option<Pending>>()
     }
 

@@ -132,7 +132,7 @@ impl BlockingPool {
         }
     }
 
-    /// As [`BlockingPool::within`], without waiting: the paths of one server block together, so all
+    /// As `BlockingPool::within`, without waiting: the paths of one server block together, so all
     /// their tasks time out within one period.
     pub fn begin<T: Send + 'static>(
         &self,

@@ -25,7 +25,7 @@ pub enum Step {
         /// Completes only when the data are on stable storage.
         durable: bool,
     },
-    /// Writes `len` zeros (at most [`super::request::ZEROS_BYTES`]) at `at`.
+    /// Writes `len` zeros (at most `ZEROS_BYTES`) at `at`.
     Zeros {
         /// Byte offset.
         at: u64,

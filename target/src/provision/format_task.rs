@@ -2,7 +2,7 @@
 //! [`crate::core::subsystem::lba_format`] for the steps and the state after a kill.
 //!
 //! [`FormatTask`] has the order of the steps, and borrows the devices ([`FormatDevices`]) where it
-//! needs them; whoever drives it waits and erases in between. [`execute`] does so on a thread, with the
+//! needs them; whoever drives it waits and erases in between. `execute` does so on a thread, with the
 //! provisioner, which is locked at the beginning and at the end only: a reload is possible during
 //! the erase.
 

@@ -2,7 +2,7 @@
 //! and published to all reactors, before it is completed. `provision/ns_request_plan.rs` defines
 //! the steps and their order; [`RequestTask`] executes them, and borrows what it needs of those who
 //! serve the namespaces ([`NamespaceServer`]). Operations on files, and the wait for reactors, are left
-//! to whoever drives it: [`execute`] does so on a thread, with the provisioner.
+//! to whoever drives it: `execute` does so on a thread, with the provisioner.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -292,7 +292,7 @@ impl QueuePair {
         self.requester.troubles.note(LinkError::TrainsEnded);
     }
 
-    /// The next datagram to send; see [`QueuePair::transmit`]. To be called until there is none.
+    /// The next datagram to send. To be called until there is none.
     pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
         let mut packet = None;
         self.transmit(now, io, 1, &mut |next| packet = Some(next));

@@ -76,7 +76,7 @@ pub struct AsyncEvents {
 
 impl AsyncEvents {
     /// Resets for a controller reset: nothing is pending or masked. Outstanding requests stay
-    /// parked until [`AsyncEvents::take_parked`].
+    /// parked until `AsyncEvents::take_parked`.
     pub fn reset(&mut self) {
         *self = AsyncEvents { parked: std::mem::take(&mut self.parked), ..AsyncEvents::default() };
     }

@@ -39,7 +39,7 @@ pub struct ConnectContext {
     pub source: IpAddr,
     /// Limits of the target.
     pub limits: Limits,
-    /// Resources of its connection, as counted by [`Registry::queue_opened`].
+    /// Resources of its connection, as counted by `Registry::queue_opened`.
     pub held: Option<OpenQueue>,
     /// The time.
     pub now: Instant,

@@ -271,7 +271,7 @@ impl Op {
         sqe.with_flags(sqe.flags.with_fuse(self.half))
     }
 
-    /// Fills the data to send; or the buffer to read into with [`POISON`].
+    /// Fills the data to send; or the buffer to read into with `POISON`.
     pub fn fill(&self, bytes: &mut [u8]) {
         let (nsid, block) = (self.span.space as u8 + 1, SECTOR_BYTES as usize);
         match &self.kind {
