@@ -101,7 +101,8 @@ impl Target {
         now: Instant,
     ) -> Target {
         let idle = u32::from(arguments.queue_pairs - 1);
-        let idle_receives = idle * u32::from(IDLE_ENTRIES) + (idle / 32 + 1) * 64;
+        // The hosts share one address, which may hold half of the receives.
+        let idle_receives = 4 * (idle * u32::from(IDLE_ENTRIES) + (idle / 32 + 1) * 64);
         let plan = PoolPlan {
             cells: 1024 + 2 * idle_receives,
             receives: 512 + idle_receives,
