@@ -311,7 +311,8 @@ impl Simulation {
         let next = next.chain(self.wake.iter().flatten().copied());
         let next = next.chain(self.timers.peek().map(|Reverse((at, ..))| *at));
         let next = next.chain(self.judge.next_fence());
-        let next = next.chain(self.target.ns_admin.next_due());
+        let ns_admin = self.target.ns_admin.next_due().filter(|_| !self.target.is_dead());
+        let next = next.chain(ns_admin);
         let Some(next) = next.min() else { return Err("nothing will ever happen".to_owned()) };
         if next > self.now {
             (self.now, self.turns) = (next, 0);

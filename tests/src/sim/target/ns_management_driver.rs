@@ -325,6 +325,10 @@ impl Target {
         disk: &mut SimDevice,
         now: Instant,
     ) -> Option<Vec<NamespaceChange>> {
+        // A format that hangs in its record has the provisioner locked, so nothing is published.
+        if self.is_dead() {
+            return None;
+        }
         let mut done = None;
         loop {
             let Some(Work { order, mut task, next }) = self.ns_admin.at_work.take() else {
