@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use rdma::Pool;
 
@@ -50,6 +51,7 @@ struct Receiving {
 /// A connection.
 pub(super) struct Connection {
     stream: UnixStream,
+    since: Instant,
     input: Box<[u8]>,
     /// Where in it what was read and not used begins and ends.
     unused: Range<usize>,
@@ -73,10 +75,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: UnixStream) -> io::Result<Connection> {
+    pub(super) fn new(stream: UnixStream, since: Instant) -> io::Result<Connection> {
         stream.set_nonblocking(true)?;
         Ok(Connection {
             stream,
+            since,
             input: vec![0; INPUT_BYTES].into_boxed_slice(),
             unused: 0..0,
             stage: Stage::Handshake(Handshake::default()),
@@ -103,6 +106,22 @@ impl Connection {
 
     pub(super) fn is_blocked(&self) -> bool {
         self.is_blocked
+    }
+
+    /// Since when it is in its handshake, if it is.
+    pub(super) fn handshake_since(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Handshake(_) => Some(self.since),
+            Stage::Transmission(..) => None,
+        }
+    }
+
+    /// The size that the client knows, after its handshake.
+    pub(super) fn size_bytes(&self) -> Option<u64> {
+        match &self.stage {
+            Stage::Handshake(_) => None,
+            Stage::Transmission(_, export) => Some(export.size_bytes),
+        }
     }
 
     /// Nothing is left to do.
@@ -149,13 +168,16 @@ impl Connection {
                 Ok(_) => any = true,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => {
-                    self.is_broken = true;
-                    self.end(s);
-                    self.drop_replies(s);
-                }
+                Err(_) => self.abort(s),
             }
         }
+    }
+
+    /// Ends it without sending what is left.
+    pub(super) fn abort(&mut self, s: &mut Shared<'_>) {
+        self.is_broken = true;
+        self.end(s);
+        self.drop_replies(s);
     }
 
     /// Reads from the socket: long data into their buffer, anything else into the input.
@@ -267,10 +289,7 @@ impl Connection {
                     break;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => {
-                    self.is_broken = true;
-                    self.end(s);
-                }
+                Err(_) => self.abort(s),
             }
         }
         if self.is_broken {

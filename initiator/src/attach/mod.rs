@@ -5,6 +5,7 @@
 //! buffers that the target reads, and back, with at most one copy (none for long ones).
 
 mod connection;
+mod connection_table;
 mod fabrics;
 mod notice;
 mod operation;

@@ -1,7 +1,5 @@
 //! The loop of `nvmf attach`: one thread for paths, connections and signals.
 
-use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
@@ -11,6 +9,7 @@ use rdma::{AdaptivePoller, Pool, SpinBudget, Wake};
 use tracing::{error, info, warn};
 
 use super::connection::{Connection, MOST_REQUESTS, Shared};
+use super::connection_table::{ConnectionResources, ConnectionTable, MOST_CONNECTIONS};
 use super::fabrics::FabricSet;
 use super::notice;
 use super::operation::RequestTable;
@@ -19,8 +18,6 @@ use crate::interrupt::Stop;
 use crate::multipath::{BlockRequest, Multipath, Notice, Operation, Resources};
 use crate::nbd::{self, Export, flag};
 
-/// Connections at once; more wait to be accepted.
-const MOST_CONNECTIONS: usize = 16;
 /// The longest sleep, which limits the effect of a missed wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Time for requests that are under way when the end is asked for.
@@ -61,9 +58,7 @@ pub(super) struct Server {
     pool: Pool,
     fabrics: FabricSet,
     requests: RequestTable,
-    waiting: VecDeque<usize>,
-    connections: Vec<Option<Connection>>,
-    listener: Option<UnixListener>,
+    connections: ConnectionTable,
     stop: Stop,
     options: ExportOptions,
     /// As of the last notice.
@@ -86,9 +81,7 @@ impl Server {
             pool,
             fabrics,
             requests: RequestTable::new(MOST_CONNECTIONS as u32 * MOST_REQUESTS),
-            waiting: VecDeque::with_capacity(MOST_CONNECTIONS),
-            connections: (0..MOST_CONNECTIONS).map(|_| None).collect(),
-            listener: None,
+            connections: ConnectionTable::new(MOST_CONNECTIONS),
             stop,
             options,
             export: Export::default(),
@@ -132,7 +125,7 @@ impl Server {
     /// # Errors
     /// All paths are given up.
     pub(super) fn serve(&mut self, listener: UnixListener) -> Result<(), Error> {
-        self.listener = Some(listener);
+        self.connections.listen(Some(listener));
         let mut poller = AdaptivePoller::new(SpinBudget::auto(SPIN), Instant::now());
         let mut ignored = None;
         loop {
@@ -209,26 +202,19 @@ impl Server {
         any
     }
 
-    /// Lets each client do something, and forgets those that have left.
+    /// Lets each client do something. Returns whether any did.
     fn clients(
         &mut self,
-        mut act: impl FnMut(&mut Connection, usize, &mut Shared<'_>) -> bool,
+        act: impl FnMut(&mut Connection, usize, &mut Shared<'_>) -> bool,
     ) -> bool {
-        let Server { pool, requests, waiting, connections, options, export, .. } = self;
+        let (connections, r) = self.connections();
+        connections.each(r, act)
+    }
+
+    fn connections(&mut self) -> (&mut ConnectionTable, ConnectionResources<'_>) {
+        let Server { pool, requests, connections, options, export, .. } = self;
         let piece_bytes = options.piece_bytes;
-        let mut s = Shared { pool, requests, waiting, export, piece_bytes };
-        let mut any = false;
-        for (number, place) in connections.iter_mut().enumerate() {
-            let Some(connection) = place else { continue };
-            any |= act(connection, number, &mut s);
-            if connection.is_ending() {
-                s.waiting.retain(|waiting| *waiting != number);
-            }
-            if connection.is_over() {
-                *place = None;
-            }
-        }
-        any
+        (connections, ConnectionResources { pool, requests, export, piece_bytes })
     }
 
     /// Moves what is under way on the paths.
@@ -268,11 +254,7 @@ impl Server {
 
     fn reply(&mut self) {
         while let Some(request) = self.requests.next_answered() {
-            let number = self.requests.get(request).connection;
-            // It is there: a connection stays until all its requests are answered.
-            if let Some(connection) = self.connections.get_mut(number).and_then(Option::as_mut) {
-                connection.reply(request);
-            }
+            self.connections.reply(self.requests.get(request).connection, request);
         }
     }
 
@@ -291,7 +273,9 @@ impl Server {
             Ending::No => None,
             Ending::Draining(at) | Ending::Flushing(at) | Ending::Closing(at) => Some(at),
         };
-        let times = [self.fabrics.deadline(), self.next_tick, until, Some(now + LONGEST_SLEEP)];
+        let clients = self.connections.deadline();
+        let longest = Some(now + LONGEST_SLEEP);
+        let times = [self.fabrics.deadline(), self.next_tick, until, clients, longest];
         let next = times.into_iter().flatten().min().unwrap_or(now);
         self.look(next.saturating_duration_since(now));
     }
@@ -299,22 +283,11 @@ impl Server {
     /// Waits for `limit` until a descriptor is ready; accepts connections, takes signals.
     fn look(&mut self, limit: Duration) -> bool {
         let mut fds = vec![PollFd::new(self.stop.descriptor(), PollFlags::POLLIN)];
-        let listener = self.listener.as_ref().filter(|_| self.has_room());
-        let at_listener = listener.map(|listener| {
-            fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
+        let at_listener = self.connections.listener().map(|listener| {
+            fds.push(PollFd::new(listener, PollFlags::POLLIN));
             fds.len() - 1
         });
-        for (number, connection) in self.connections.iter().enumerate() {
-            let Some(connection) = connection else { continue };
-            let reads = connection.wants_input() && !self.waiting.contains(&number);
-            let mut wanted = PollFlags::empty();
-            wanted.set(PollFlags::POLLIN, reads);
-            wanted.set(PollFlags::POLLOUT, connection.is_blocked());
-            // Of one for which nothing can be done, not even its end is of interest.
-            if !wanted.is_empty() {
-                fds.push(PollFd::new(connection.descriptor(), wanted));
-            }
-        }
+        fds.extend(self.connections.descriptors().map(|(fd, wanted)| PollFd::new(fd, wanted)));
         if !limit.is_zero() {
             let descriptors = self.fabrics.descriptors();
             fds.extend(descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
@@ -323,32 +296,23 @@ impl Server {
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None);
         let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
         drop(fds);
+        let now = Instant::now();
         if at_listener.is_some_and(|at| ready[at]) {
-            self.accept();
+            self.connections.accept(now);
         }
+        let (connections, r) = self.connections();
+        connections.end_late_handshakes(now, r);
         if ready[0] && self.stop.wait(Duration::ZERO) && self.ending == Ending::No {
             self.end();
         }
         ready.contains(&true)
     }
 
-    fn has_room(&self) -> bool {
-        self.ending == Ending::No && self.connections.iter().any(Option::is_none)
-    }
-
-    fn accept(&mut self) {
-        let Some(listener) = &self.listener else { return };
-        for place in self.connections.iter_mut().filter(|place| place.is_none()) {
-            let Ok((stream, _)) = listener.accept() else { return };
-            *place = Connection::new(stream).ok();
-        }
-    }
-
     /// The end is asked for.
     fn end(&mut self) {
         info!("ending: requests under way are carried out first");
         self.ending = Ending::Draining(Instant::now() + DRAIN_LIMIT);
-        self.listener = None;
+        self.connections.listen(None);
         self.clients(|connection, _, s| {
             connection.end(s);
             true

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use rdma::{Pool, PoolPlan};
 
@@ -13,6 +14,10 @@ use crate::nbd::{Export, flag};
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const CACHE: u16 = 5;
+
+fn connection(stream: UnixStream) -> Connection {
+    Connection::new(stream, Instant::now()).expect("a descriptor")
+}
 
 struct Lab {
     pool: Pool,
@@ -46,7 +51,7 @@ impl Lab {
                 most_bytes: 64 << 10,
                 ..Export::default()
             },
-            connections: servers.into_iter().map(|s| Connection::new(s).expect("one")).collect(),
+            connections: servers.into_iter().map(connection).collect(),
         };
         (lab, clients)
     }
