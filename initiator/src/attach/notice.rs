@@ -7,8 +7,8 @@ use tracing::{info, warn};
 
 use crate::multipath::{Multipath, Notice, PathState};
 
-/// Logs a notice.
-pub(super) fn report(machine: &Multipath, notice: &Notice) {
+/// Logs a notice. So many clients know another size of the namespace.
+pub(super) fn report(machine: &Multipath, notice: &Notice, stale_clients: usize) {
     match notice {
         Notice::Live { path, ana } => info!("{} is live{}", name(machine, *path), state_of(*ana)),
         Notice::Failed { path, why, next: Some(next) } => {
@@ -22,11 +22,20 @@ pub(super) fn report(machine: &Multipath, notice: &Notice) {
             warn!("{} is {}{}", name(machine, *path), text(*state), meanwhile(machine));
         }
         Notice::Resized { blocks } => {
-            info!("the namespace has {blocks} blocks; clients that connect from now on see that");
+            info!("the namespace has {blocks} blocks{}", stale(stale_clients));
         }
         Notice::Removed { path } => {
             warn!("{} has no such namespace (any more)", name(machine, *path));
         }
+    }
+}
+
+/// What clients that are connected have to do after a change of the size: NBD cannot tell them.
+fn stale(clients: usize) -> String {
+    match clients {
+        0 => String::new(),
+        1 => "; the client that is connected keeps the old size until it connects again".into(),
+        n => format!("; {n} connections of clients keep the old size until they connect again"),
     }
 }
 

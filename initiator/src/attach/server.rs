@@ -194,8 +194,10 @@ impl Server {
             if let Notice::Failed { why, .. } = &what {
                 failure.get_or_insert(why.to_string());
             }
-            notice::report(&self.machine, &what);
             self.export = self.current_export();
+            let size_bytes = self.export.size_bytes;
+            let stale = self.connections.sizes_bytes().filter(|size| *size != size_bytes).count();
+            notice::report(&self.machine, &what, stale);
         }
         any |= self.clients(|connection, _, s| connection.write(s));
         self.fabrics.flush();
