@@ -3,6 +3,8 @@
 //! seed is one run, the same each time.
 
 mod checker;
+#[path = "../support/exposed_memory.rs"]
+mod exposed_memory;
 mod target;
 
 use std::collections::BTreeMap;
@@ -194,7 +196,7 @@ impl Lab {
         self.checker.begin(tag, range, stamps.as_deref());
         self.under_way.insert(tag, operation);
         let request = BlockRequest { operation, slba, blocks, data, tag };
-        self.with(|machine, r| machine.submit(request, r)).expect("accepted");
+        self.machine.submit(request, &mut self.pool).expect("accepted");
     }
 
     fn submit_any(&mut self) {
@@ -506,12 +508,12 @@ fn more_requests_than_agreed_are_refused_with_their_data() {
     let mut lab = Lab::new(1, MultipathOptions { requests: 2, ..common(0).0 }, false);
     let flush =
         || BlockRequest { operation: Operation::Flush, slba: 0, blocks: 0, data: None, tag: 7 };
-    let early = lab.with(|machine, r| machine.submit(flush(), r));
+    let early = lab.machine.submit(flush(), &mut lab.pool);
     assert!(early.is_err(), "there is no namespace yet");
     lab.run_until(10, |lab| lab.machine.namespace().is_some());
     lab.submit(Operation::Flush, 0, 0);
     lab.submit(Operation::Flush, 0, 0);
-    assert!(lab.with(|machine, r| machine.submit(flush(), r)).is_err());
+    assert!(lab.machine.submit(flush(), &mut lab.pool).is_err());
     lab.run_until(10, |lab| lab.under_way.is_empty());
     lab.submit(Operation::Flush, 0, 0);
     lab.run_until(10, |lab| lab.under_way.is_empty());

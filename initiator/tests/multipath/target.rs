@@ -18,11 +18,13 @@ use nvme::ids::LogId;
 use nvme::log::{AnaGroup, AnaHeader, AnaState, GetLogPage};
 use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use nvme::sqe::DsmRange;
-use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, Status, cm};
+use nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status, cm};
 use rdma::{
-    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Pool, PoolPlan, Qp,
-    QpLimits, Reason, Region, Remote, RemoteRegion, Tag, Wake, Work,
+    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Qp, QpLimits, Reason,
+    Region, RemoteRegion, Tag, Wake, Work,
 };
+
+use crate::exposed_memory::ExposedMemory;
 
 pub(crate) const BLOCK_BYTES: usize = 512;
 pub(crate) const BLOCKS: u64 = 12;
@@ -74,9 +76,7 @@ pub(crate) struct Target {
     pub(crate) now: Instant,
     pub(crate) random: Random,
     region: Arc<Region>,
-    handles: Pool,
-    open: BTreeMap<u32, Buf>,
-    next_key: u32,
+    exposed: ExposedMemory,
     links: BTreeMap<Qp, Link>,
     next_qp: u32,
     events: VecDeque<Event>,
@@ -176,16 +176,11 @@ impl Initiator for Target {
         if self.links.get(&qp).is_none_or(|link| link.is_ending) {
             return Err((buf, FabricError("the connection has ended".into())));
         }
-        let key = self.next_key;
-        self.next_key += 0x101;
-        let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
-        self.open.insert(key, buf);
-        let handle = self.handles.take_cell().expect("a handle");
-        Ok(RemoteRegion::new(handle, remote, Box::new(())))
+        Ok(self.exposed.register(buf))
     }
 
     fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
-        self.open.remove(&region.remote().key).expect("deregistered once")
+        self.exposed.deregister(&region)
     }
 }
 
@@ -217,14 +212,6 @@ impl Target {
         self.complete(qp, tag, Work::Recv(buf), Ok(bytes.len() as u32));
     }
 
-    /// The memory of a command, if its key is still registered.
-    fn memory(&mut self, sqe: &Sqe) -> Option<&mut [u8]> {
-        let Ok(Sgl::Keyed { addr, len, key, .. }) = sqe.sgl() else { return None };
-        let buf = self.open.get_mut(&key)?;
-        let at = (addr - 0x1_0000_0000 - buf.offset()) as usize;
-        Some(&mut self.region.bytes_mut(buf)[at..at + len.get() as usize])
-    }
-
     /// The next time at which something happens here.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let gone = self.gone.iter().map(|(at, ..)| *at);
@@ -236,29 +223,19 @@ impl Target {
     }
 
     pub(crate) fn is_clean(&self) -> bool {
-        self.open.is_empty() && self.links.is_empty()
+        self.exposed.is_empty() && self.links.is_empty()
     }
 }
 
 /// The target.
 impl Target {
     pub(crate) fn new(region: &Arc<Region>, ports: usize, random: Random, now: Instant) -> Target {
-        let handles = PoolPlan {
-            cells: 8192,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 0,
-            largest_bytes: 4096,
-        };
         let port = |_| Port { is_cut: false, is_listening: true, ana: AnaState::OPTIMIZED };
         Target {
             now,
             random,
             region: region.clone(),
-            handles: Pool::new(handles).expect("memory"),
-            open: BTreeMap::new(),
-            next_key: 0x1234,
+            exposed: ExposedMemory::new(region),
             links: BTreeMap::new(),
             next_qp: 1,
             events: VecDeque::new(),
@@ -381,7 +358,7 @@ impl Target {
         // Most are quick; of the others, some are still there when the host has lost the path.
         let most_ms = if self.random.percent(70) { 5 } else { self.longest_ms };
         let at = self.now + Duration::from_millis(self.random.below(most_ms));
-        let data = match self.memory(&sqe) {
+        let data = match self.exposed.get(&sqe) {
             Some(memory) if sqe.io_opcode() != IoOpcode::READ => memory.to_vec(),
             _ => data,
         };
@@ -434,7 +411,7 @@ impl Target {
             IoOpcode::READ => {
                 let found: Vec<u8> =
                     self.blocks[of_command].iter().flat_map(|stamp| content(*stamp)).collect();
-                if let Some(memory) = self.memory(sqe) {
+                if let Some(memory) = self.exposed.get(sqe) {
                     memory.copy_from_slice(&found);
                 }
             }
@@ -500,7 +477,7 @@ impl Target {
     }
 
     fn connect_queue(&mut self, qp: Qp, sqe: &Sqe, data: &[u8]) -> (Status, u64) {
-        let memory = self.memory(sqe).map(|memory| memory.to_vec());
+        let memory = self.exposed.get(sqe).map(|memory| memory.to_vec());
         let bytes: [u8; 1024] = memory.unwrap_or(data.to_vec()).try_into().expect("Connect data");
         let (connect, data) = (Connect::parse(sqe), ConnectData::parse(&bytes));
         let port = self.links[&qp].port;
@@ -551,7 +528,7 @@ impl Target {
     }
 
     fn reply_with(&mut self, sqe: &Sqe, page: &[u8]) -> Status {
-        let Some(memory) = self.memory(sqe) else { return Status::INTERNAL_ERROR };
+        let Some(memory) = self.exposed.get(sqe) else { return Status::INTERNAL_ERROR };
         let len = memory.len().min(page.len());
         memory[..len].copy_from_slice(&page[..len]);
         Status::SUCCESS

@@ -1,6 +1,8 @@
 //! A fabric that ends in a scripted target: what the session sends lies there until the test has
 //! it answered, by the book or against it.
 
+mod exposed_memory;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,9 +16,11 @@ use nvme::identify::{ControllerType, IdentifyController, Oncs, Sgls};
 use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, cm};
 use rdma::{
-    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Pool, PoolPlan, Qp,
-    QpLimits, Reason, Region, Remote, RemoteRegion, Tag, Wake, Work,
+    Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Pool, Qp, QpLimits,
+    Reason, Region, RemoteRegion, Tag, Wake, Work,
 };
+
+use exposed_memory::ExposedMemory;
 
 pub(crate) const CNTLID: u16 = 7;
 
@@ -32,10 +36,7 @@ struct Line {
 /// The fabric.
 pub(crate) struct Wire {
     region: Arc<Region>,
-    /// Source of the handles of remote regions; the buffers themselves are in `open`.
-    handles: Pool,
-    open: BTreeMap<u32, Buf>,
-    next_key: u32,
+    exposed: ExposedMemory,
     lines: BTreeMap<Qp, Line>,
     next_qp: u32,
     pub(crate) events: VecDeque<Event>,
@@ -149,17 +150,12 @@ impl Initiator for Wire {
         if self.lines.get(&qp).is_none_or(|line| line.ending) {
             return Err((buf, FabricError("the connection has ended".into())));
         }
-        let key = self.next_key;
-        self.next_key += 0x101;
-        let remote = Remote { addr: buf.offset() + 0x1_0000_0000, key, len: buf.len() };
-        self.open.insert(key, buf);
-        let handle = self.handles.take_cell().expect("a handle");
-        let exposed = RemoteRegion::new(handle, remote, Box::new(()));
+        let exposed = self.exposed.register(buf);
         Ok(if self.invalidates { exposed.with_invalidation() } else { exposed })
     }
 
     fn deregister_remote(&mut self, region: RemoteRegion) -> Buf {
-        self.open.remove(&region.remote().key).expect("concealed once")
+        self.exposed.deregister(&region)
     }
 
     fn short_message_bytes(&self, _: Qp) -> u32 {
@@ -257,14 +253,11 @@ impl Wire {
 
     /// The data of a command, if its memory is still registered.
     pub(crate) fn open_memory(&mut self, sqe: &Sqe) -> Option<&mut [u8]> {
-        let Ok(Sgl::Keyed { addr, len, key, .. }) = sqe.sgl() else { return None };
-        let buf = self.open.get_mut(&key)?;
-        let at = (addr - 0x1_0000_0000 - buf.offset()) as usize;
-        Some(&mut self.region.bytes_mut(buf)[at..at + len.get() as usize])
+        self.exposed.get(sqe)
     }
 
     pub(crate) fn is_clean(&self) -> bool {
-        self.open.is_empty()
+        self.exposed.is_empty()
             && self.unsent.is_empty()
             && self.lines.is_empty()
             && self.gone.is_empty()
@@ -338,19 +331,9 @@ pub(crate) fn controller() -> Controller {
 impl Lab {
     pub(crate) fn new(options: Options, target: Controller) -> Lab {
         let pool = Pool::new(options.plan(1 << 20, 1 << 17)).expect("memory");
-        let handles = PoolPlan {
-            cells: 4096,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: 0,
-            largest_bytes: 4096,
-        };
         let wire = Wire {
             region: pool.region().clone(),
-            handles: Pool::new(handles).expect("memory"),
-            open: BTreeMap::new(),
-            next_key: 0x1234,
+            exposed: ExposedMemory::new(pool.region()),
             lines: BTreeMap::new(),
             next_qp: 3,
             events: VecDeque::new(),
