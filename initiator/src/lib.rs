@@ -19,6 +19,7 @@ mod interrupt;
 pub mod multipath;
 pub mod nbd;
 pub mod options;
+pub mod path_address;
 pub mod rng;
 pub mod session;
 mod size;
@@ -26,7 +27,7 @@ mod source_addresses;
 pub mod verify;
 
 pub use fabric::Provider;
-pub use host::{Error, Host, HostOptions};
+pub use host::{Error, Host, HostOptions, MultipathHost, MultipathSetup};
 pub use session::{
     Data, Done, EndReason, Io, Lost, Options, Phase, Refused, Request, Response, Session,
 };

@@ -116,7 +116,7 @@ enum Command {
     ResvNotifLog(RawArgs),
     /// Measure how fast a namespace is
     Bench(initiator::bench::Args),
-    /// Write, read back and check that no write is lost
+    /// Overwrite blocks, read them back and check that no write is lost
     Verify(initiator::verify::Args),
     /// Serve a namespace to NBD clients: a block device without kernel module or root
     Attach(initiator::attach::Args),

@@ -10,7 +10,9 @@ use nvme::Nqn;
 use nvme::auth::Secret;
 
 use crate::fabric::Provider;
-use crate::host::Host;
+use crate::host::{Host, MultipathSetup};
+use crate::multipath::MultipathOptions;
+use crate::path_address::{PathAddress, path};
 use crate::{Error, HostOptions, Options, host_identity};
 
 /// Heading of these options in the help text.
@@ -68,6 +70,91 @@ pub struct TargetArgs {
     #[arg(help_heading = TARGET, long, value_name = "SECONDS", default_value_t = 30,
         value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub timeout: u32,
+}
+
+/// Options that select a namespace.
+#[derive(Args, Clone, Debug)]
+pub struct NamespaceArgs {
+    /// Which target.
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Namespace
+    #[arg(long, value_name = "NSID", default_value_t = 1)]
+    pub namespace_id: u32,
+}
+
+/// Heading of options of paths in the help text.
+const PATHS: &str = "Paths";
+
+/// Options of several paths, and of connecting them again: named as in `nvme connect`.
+#[derive(Args, Clone, Debug)]
+pub struct PathArgs {
+    /// Further addresses of the target: ADDRESS, ADDRESS:PORT or ADDRESS:PORT@SOURCE (to connect from)
+    #[arg(help_heading = PATHS, long, value_name = "PATH", value_delimiter = ',', value_parser = path)]
+    pub paths: Vec<PathAddress>,
+    /// Time between attempts to connect a path again, in seconds
+    #[arg(help_heading = PATHS, short = 'c', long, value_name = "SECONDS", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub reconnect_delay: u32,
+    /// Double that time after each failure, up to this [default: do not]
+    #[arg(help_heading = PATHS, long, value_name = "SECONDS", default_value_t = 0,
+        hide_default_value = true)]
+    pub reconnect_delay_max: u32,
+    /// Time until a path is given up, in seconds; -1: never
+    #[arg(help_heading = PATHS, short = 'l', long, value_name = "SECONDS", default_value_t = 600,
+        allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    pub ctrl_loss_tmo: i32,
+    /// Time until requests fail rather than wait for a path, in seconds [default: as long as a path
+    /// is not given up]
+    #[arg(help_heading = PATHS, long, alias = "fast_io_fail_tmo", value_name = "SECONDS")]
+    pub fast_io_fail_tmo: Option<u32>,
+    /// Repeat writes that were under way on a lost path at once, as Linux does, rather than when
+    /// the target must have ended the old association
+    #[arg(help_heading = PATHS, long)]
+    pub replay_at_once: bool,
+}
+
+impl PathArgs {
+    /// Returns the options of all paths.
+    #[must_use]
+    pub fn options(&self, nsid: u32) -> MultipathOptions {
+        let seconds = |s: u32| Duration::from_secs(s.into());
+        let usual = MultipathOptions::new(nsid);
+        MultipathOptions {
+            reconnect_delay: seconds(self.reconnect_delay),
+            reconnect_delay_max: seconds(self.reconnect_delay_max),
+            ctrl_loss_tmo: u32::try_from(self.ctrl_loss_tmo).ok().map(seconds),
+            fast_io_fail_tmo: self.fast_io_fail_tmo.map(seconds),
+            replay_margin: usual.replay_margin.filter(|_| !self.replay_at_once),
+            ..usual
+        }
+    }
+}
+
+impl NamespaceArgs {
+    /// Returns the namespace over the path of the target and those of `paths`; options that are not
+    /// given default to `usual`.
+    ///
+    /// # Errors
+    /// An invalid option.
+    pub fn resolve(
+        &self,
+        paths: &PathArgs,
+        usual: OptionDefaults,
+    ) -> Result<MultipathSetup, Error> {
+        let (session, host) = self.target.resolve(usual)?;
+        let first = PathAddress { to: session.to, source: host.source };
+        let further = paths.paths.iter();
+        let further = further.map(|p| PathAddress { source: p.source.or(host.source), ..*p });
+        Ok(MultipathSetup {
+            session,
+            paths: std::iter::once(first).chain(further).collect(),
+            provider: host.provider,
+            multipath: paths.options(self.namespace_id),
+            data_bytes: host.data_bytes,
+            largest_bytes: host.largest_bytes,
+        })
+    }
 }
 
 /// Defaults of the command line.

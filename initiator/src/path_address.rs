@@ -1,4 +1,4 @@
-//! Addresses of further paths: ADDRESS[:PORT][@SOURCE].
+//! Addresses of further paths: `ADDRESS[:PORT][@SOURCE]`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,7 +12,7 @@ pub struct PathAddress {
 }
 
 /// Parses an address with the port of the first path, 4420 by default. An IPv6 address with a port is in brackets.
-pub(super) fn path(text: &str) -> Result<PathAddress, String> {
+pub(crate) fn path(text: &str) -> Result<PathAddress, String> {
     let (to, source) = match text.split_once('@') {
         Some((to, source)) => (to, Some(source)),
         None => (text, None),

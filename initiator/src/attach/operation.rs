@@ -5,9 +5,8 @@ use std::collections::VecDeque;
 use nvme::Status;
 use rdma::{Buf, Pool};
 
-use crate::multipath::{
-    BlockDone, BlockRequest, Failure, Multipath, Namespace, Operation, Resources, Unaccepted,
-};
+use crate::MultipathHost;
+use crate::multipath::{BlockDone, BlockRequest, Failure, Namespace, Operation, Unaccepted};
 use crate::nbd::{Command, Errno, Kind, Negotiated, Reply};
 
 /// Bits of a tag that number the piece.
@@ -128,14 +127,14 @@ impl RequestTable {
     }
 
     /// Sends pieces to the namespace, as long as it accepts them. Returns whether it did anything.
-    pub(super) fn send(&mut self, machine: &mut Multipath, r: &mut Resources<'_>) -> bool {
-        let Some(namespace) = machine.namespace().copied() else { return false };
+    pub(super) fn send(&mut self, host: &mut MultipathHost) -> bool {
+        let Some(namespace) = host.multipath().namespace().copied() else { return false };
         let mut any = false;
         while let Some(&n) = self.ready.front() {
             let slot = &mut self.slots[n as usize];
             let sent = match slot.error {
                 Some(_) => Sent::All,
-                None => slot.send(n, &namespace, machine, r),
+                None => slot.send(n, &namespace, host),
             };
             match sent {
                 Sent::All => {
@@ -229,13 +228,7 @@ impl Request {
         self.sent_bytes == self.command.len && (self.has_flushed || !needs_flush)
     }
 
-    fn send(
-        &mut self,
-        n: u32,
-        namespace: &Namespace,
-        machine: &mut Multipath,
-        r: &mut Resources<'_>,
-    ) -> Sent {
+    fn send(&mut self, n: u32, namespace: &Namespace, host: &mut MultipathHost) -> Sent {
         let (operation, len) = self.next(namespace);
         let piece = self.sent_bytes / self.piece_bytes;
         let data = self.bufs.get_mut(piece as usize).and_then(Option::take);
@@ -247,7 +240,7 @@ impl Request {
             data,
             tag: u64::from(n) << PIECE_BITS | u64::from(piece),
         };
-        match machine.submit(request, r) {
+        match host.submit(request) {
             Ok(()) => {
                 self.outstanding += 1;
                 self.sent_bytes += len;

@@ -5,25 +5,22 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
-use rdma::{AdaptivePoller, Pool, SpinBudget, Wake};
+use rdma::{AdaptivePoller, SpinBudget};
 use tracing::{error, info, warn};
 
 use super::connection::{Connection, MOST_REQUESTS, Shared};
 use super::connection_table::{ConnectionResources, ConnectionTable, MOST_CONNECTIONS};
-use super::fabrics::FabricSet;
-use super::notice;
 use super::operation::RequestTable;
-use crate::Error;
+use crate::host::{CLOSE_LIMIT, notice};
 use crate::interrupt::Stop;
-use crate::multipath::{BlockRequest, Multipath, Notice, Operation, Resources};
+use crate::multipath::{BlockRequest, Notice, Operation};
 use crate::nbd::{self, Export, flag};
+use crate::{Error, MultipathHost};
 
 /// The longest sleep, which limits the effect of a missed wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Time for requests that are under way when the end is asked for.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
-/// Time for closing the connections to the target.
-const CLOSE_LIMIT: Duration = Duration::from_secs(8);
 /// How long to look for events before sleeping, if none is expected.
 const SPIN: Duration = Duration::from_micros(100);
 /// Signals and new connections are looked for in one of so many iterations that do not sleep.
@@ -54,9 +51,7 @@ enum Ending {
 
 /// Everything.
 pub(super) struct Server {
-    machine: Multipath,
-    pool: Pool,
-    fabrics: FabricSet,
+    host: MultipathHost,
     requests: RequestTable,
     connections: ConnectionTable,
     stop: Stop,
@@ -64,59 +59,21 @@ pub(super) struct Server {
     /// As of the last notice.
     export: Export,
     ending: Ending,
-    next_tick: Option<Instant>,
     iterations: u32,
 }
 
 impl Server {
-    pub(super) fn new(
-        machine: Multipath,
-        pool: Pool,
-        fabrics: FabricSet,
-        stop: Stop,
-        options: ExportOptions,
-    ) -> Server {
+    /// For a host with a path that is live.
+    pub(super) fn new(host: MultipathHost, stop: Stop, options: ExportOptions) -> Server {
         Server {
-            machine,
-            pool,
-            fabrics,
+            export: current_export(&host, &options),
+            host,
             requests: RequestTable::new(MOST_CONNECTIONS as u32 * MOST_REQUESTS),
             connections: ConnectionTable::new(MOST_CONNECTIONS),
             stop,
             options,
-            export: Export::default(),
             ending: Ending::No,
-            next_tick: None,
             iterations: 0,
-        }
-    }
-
-    /// Connects the paths, until one is live. Returns whether one is; otherwise the end was asked for.
-    ///
-    /// # Errors
-    /// No path could be connected: why the first could not.
-    pub(super) fn connect(&mut self) -> Result<bool, Error> {
-        let mut failure = None;
-        loop {
-            let any = self.iterate(&mut failure);
-            if self.ending != Ending::No {
-                self.close(Instant::now());
-                while !self.has_ended(Instant::now())? {
-                    self.sleep();
-                    self.iterate(&mut failure);
-                }
-                return Ok(false);
-            }
-            if self.machine.namespace().is_some() {
-                return Ok(true);
-            }
-            if self.machine.has_tried_all() {
-                let no_namespace = "the target has no such namespace: see `nvmf list`".to_owned();
-                return Err(Error::Local(failure.unwrap_or(no_namespace)));
-            }
-            if !any {
-                self.sleep();
-            }
         }
     }
 
@@ -127,9 +84,8 @@ impl Server {
     pub(super) fn serve(&mut self, listener: UnixListener) -> Result<(), Error> {
         self.connections.listen(Some(listener));
         let mut poller = AdaptivePoller::new(SpinBudget::auto(SPIN), Instant::now());
-        let mut ignored = None;
         loop {
-            let any = self.iterate(&mut ignored);
+            let any = self.iterate();
             let now = Instant::now();
             if self.has_ended(now)? {
                 return Ok(());
@@ -147,7 +103,7 @@ impl Server {
 
     /// Follows the end. Returns whether it is reached.
     fn has_ended(&mut self, now: Instant) -> Result<bool, Error> {
-        if self.machine.is_lost() && self.ending == Ending::No {
+        if self.host.multipath().is_lost() && self.ending == Ending::No {
             let lost =
                 "all paths are given up: requests have failed, and the namespace is detached";
             return Err(Error::Local(lost.into()));
@@ -161,8 +117,7 @@ impl Server {
                 self.ending = Ending::Flushing(until.max(now + CLOSE_LIMIT));
                 let (operation, tag) = (Operation::Flush, LAST_FLUSH);
                 let flush = BlockRequest { operation, slba: 0, blocks: 0, data: None, tag };
-                let mut r = Resources { pool: &mut self.pool, fabrics: &mut self.fabrics, now };
-                if self.options.is_read_only || self.machine.submit(flush, &mut r).is_err() {
+                if self.options.is_read_only || self.host.submit(flush).is_err() {
                     self.close(now);
                 }
             }
@@ -170,7 +125,9 @@ impl Server {
                 warn!("the last flush is not done: what was not flushed may not be durable");
                 self.close(now);
             }
-            Ending::Closing(until) => return Ok(self.machine.is_closed() || now >= until),
+            Ending::Closing(until) => {
+                return Ok(self.host.multipath().is_closed() || now >= until);
+            }
             _ => {}
         }
         Ok(false)
@@ -178,29 +135,21 @@ impl Server {
 
     fn close(&mut self, now: Instant) {
         self.ending = Ending::Closing(now + CLOSE_LIMIT);
-        let mut r = Resources { pool: &mut self.pool, fabrics: &mut self.fabrics, now };
-        self.machine.close(&mut r);
-        self.fabrics.flush();
+        self.host.close();
     }
 
     /// One iteration. Returns whether anything happened.
-    fn iterate(&mut self, failure: &mut Option<String>) -> bool {
+    fn iterate(&mut self) -> bool {
         self.iterations = self.iterations.wrapping_add(1);
         let mut any = self.iterations.is_multiple_of(LOOK_EVERY) && self.look(Duration::ZERO);
         any |= self.clients(Connection::read);
         any |= self.paths();
-        while let Some(what) = self.machine.next_notice() {
+        while let Some(notice) = self.host.next_notice() {
             any = true;
-            if let Notice::Failed { why, .. } = &what {
-                failure.get_or_insert(why.to_string());
-            }
-            self.export = self.current_export();
-            let size_bytes = self.export.size_bytes;
-            let stale = self.connections.sizes_bytes().filter(|size| *size != size_bytes).count();
-            notice::report(&self.machine, &what, stale);
+            self.on_notice(&notice);
         }
         any |= self.clients(|connection, _, s| connection.write(s));
-        self.fabrics.flush();
+        self.host.flush();
         any
     }
 
@@ -214,30 +163,16 @@ impl Server {
     }
 
     fn connections(&mut self) -> (&mut ConnectionTable, ConnectionResources<'_>) {
-        let Server { pool, requests, connections, options, export, .. } = self;
-        let piece_bytes = options.piece_bytes;
+        let Server { host, requests, connections, options, export, .. } = self;
+        let (pool, piece_bytes) = (host.pool(), options.piece_bytes);
         (connections, ConnectionResources { pool, requests, export, piece_bytes })
     }
 
     /// Moves what is under way on the paths.
     fn paths(&mut self) -> bool {
-        let now = Instant::now();
-        let Server { machine, pool, fabrics, requests, .. } = self;
-        let mut any = false;
-        for number in 0..fabrics.len() {
-            let (mut batch, receiving) = fabrics.poll(number, now);
-            any |= receiving || !batch.is_empty();
-            for event in batch.drain(..) {
-                let mut r = Resources { pool, fabrics, now };
-                // No other user of this fabric exists, and a host accepts no connections.
-                drop(machine.on_event(number, event, &mut r));
-            }
-            fabrics.recycle(batch);
-        }
-        let mut r = Resources { pool, fabrics, now };
-        any |= requests.send(machine, &mut r);
-        self.next_tick = machine.tick(&mut r);
-        while let Some(done) = self.machine.next_done(&mut self.pool) {
+        let mut any = self.requests.send(&mut self.host);
+        any |= self.host.poll();
+        while let Some(done) = self.host.next_done() {
             any = true;
             if done.tag != LAST_FLUSH {
                 self.requests.on_done(done);
@@ -247,7 +182,7 @@ impl Server {
                 error!("the last flush failed: {why}");
             }
             if let Ending::Flushing(_) = self.ending {
-                self.close(now);
+                self.close(Instant::now());
             }
         }
         self.reply();
@@ -262,11 +197,9 @@ impl Server {
 
     /// Sleeps until something happens.
     fn sleep(&mut self) {
-        let sends = self.machine.waits_for_sends();
-        self.fabrics.arm(if sends { Wake::Any } else { Wake::Needed });
-        // What happened before the arming ends no sleep.
+        self.host.arm();
         let any = self.paths();
-        self.fabrics.flush();
+        self.host.flush();
         if any {
             return;
         }
@@ -277,7 +210,7 @@ impl Server {
         };
         let clients = self.connections.deadline();
         let longest = Some(now + LONGEST_SLEEP);
-        let times = [self.fabrics.deadline(), self.next_tick, until, clients, longest];
+        let times = [self.host.deadline(), until, clients, longest];
         let next = times.into_iter().flatten().min().unwrap_or(now);
         self.look(next.saturating_duration_since(now));
     }
@@ -291,7 +224,7 @@ impl Server {
         });
         fds.extend(self.connections.descriptors().map(|(fd, wanted)| PollFd::new(fd, wanted)));
         if !limit.is_zero() {
-            let descriptors = self.fabrics.descriptors();
+            let descriptors = self.host.descriptors();
             fds.extend(descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         }
         // Signals and failures also end the sleep; then nothing is ready.
@@ -321,28 +254,40 @@ impl Server {
         });
     }
 
-    /// The export as it is now.
-    fn current_export(&self) -> Export {
-        let Some(namespace) = self.machine.namespace() else { return Export::default() };
-        let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_DF;
-        // A Flush is a command of the namespace, and there is no cache here: it covers the writes of
-        // all connections.
-        flags |= flag::CAN_MULTI_CONN | flag::SEND_CACHE;
-        for (has, flag) in [
-            (self.options.is_read_only || namespace.is_write_protected, flag::READ_ONLY),
-            (namespace.can_discard, flag::SEND_TRIM),
-            (namespace.can_write_zeroes, flag::SEND_WRITE_ZEROES),
-        ] {
-            flags |= if has { flag } else { 0 };
+    /// Something has happened to the namespace or its paths.
+    fn on_notice(&mut self, notice: &Notice) {
+        self.export = current_export(&self.host, &self.options);
+        let size_bytes = self.export.size_bytes;
+        let stale = self.connections.sizes_bytes().filter(|size| *size != size_bytes).count();
+        if let Notice::Resized { .. } = notice
+            && stale > 0
+        {
+            warn!("{stale} connections of clients keep the old size until they connect again");
         }
-        Export {
-            name: self.options.name.clone(),
-            description: notice::describe(&self.machine),
-            size_bytes: namespace.blocks * u64::from(namespace.block_bytes),
-            flags,
-            block_bytes: namespace.block_bytes,
-            preferred_bytes: namespace.preferred_bytes.next_power_of_two().clamp(4096, 1 << 20),
-            most_bytes: nbd::MOST_BYTES,
-        }
+    }
+}
+
+/// The export as it is now.
+fn current_export(host: &MultipathHost, options: &ExportOptions) -> Export {
+    let Some(namespace) = host.multipath().namespace() else { return Export::default() };
+    let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_DF;
+    // A Flush is a command of the namespace, and there is no cache here: it covers the writes of
+    // all connections.
+    flags |= flag::CAN_MULTI_CONN | flag::SEND_CACHE;
+    for (has, flag) in [
+        (options.is_read_only || namespace.is_write_protected, flag::READ_ONLY),
+        (namespace.can_discard, flag::SEND_TRIM),
+        (namespace.can_write_zeroes, flag::SEND_WRITE_ZEROES),
+    ] {
+        flags |= if has { flag } else { 0 };
+    }
+    Export {
+        name: options.name.clone(),
+        description: notice::describe(host.multipath()),
+        size_bytes: namespace.blocks * u64::from(namespace.block_bytes),
+        flags,
+        block_bytes: namespace.block_bytes,
+        preferred_bytes: namespace.preferred_bytes.next_power_of_two().clamp(4096, 1 << 20),
+        most_bytes: nbd::MOST_BYTES,
     }
 }

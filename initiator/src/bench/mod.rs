@@ -19,7 +19,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::interrupt::Stop;
-use crate::options::TargetArgs;
+use crate::options::NamespaceArgs;
 use crate::size::{seconds, size};
 use crate::source_addresses::following;
 use crate::{Error, Host};
@@ -38,12 +38,9 @@ const SOON: Duration = Duration::from_millis(5);
 /// Options of `nvmf bench`: fio's names, where it has them.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Which target.
+    /// Which namespace.
     #[command(flatten)]
-    pub target: TargetArgs,
-    /// Namespace
-    #[arg(long, value_name = "NSID", default_value_t = 1)]
-    pub namespace_id: u32,
+    pub namespace: NamespaceArgs,
     /// What to do. Everything but read and randread overwrites data
     #[arg(long, value_enum, default_value_t = Access::Randread)]
     pub rw: Access,
@@ -221,9 +218,9 @@ fn work(
 
 /// Connects the host of job `n`.
 fn connect(args: &Args, n: u32) -> Result<Host, Error> {
-    let queues = args.target.nr_io_queues.unwrap_or(1).max(1);
+    let queues = args.namespace.target.nr_io_queues.unwrap_or(1).max(1);
     let per_queue = args.iodepth.div_ceil(queues.into());
-    let mut target = args.target.clone();
+    let mut target = args.namespace.target.clone();
     target.host_traddr = following(target.host_traddr, n)?;
     let usual = plan::usual(args, queues, per_queue)?;
     let (mut options, mut setup) = target.resolve(usual)?;

@@ -46,9 +46,12 @@ pub(super) struct Plan {
 impl Plan {
     /// Creates a plan from the options and the properties of the target.
     pub(super) fn new(args: &Args, host: &mut Host) -> Result<Plan, Error> {
-        let namespace = host.identify_namespace(args.namespace_id)?;
+        let namespace = host.identify_namespace(args.namespace.namespace_id)?;
         let Some(block_bytes) = namespace.block_bytes().filter(|_| namespace.nsze > 0) else {
-            return Err(Error::Local(format!("there is no namespace {}", args.namespace_id)));
+            return Err(Error::Local(format!(
+                "there is no namespace {}",
+                args.namespace.namespace_id
+            )));
         };
         let range = range(args, block_bytes, namespace.nsze)?;
         let most = host.session().max_transfer_bytes();
@@ -71,7 +74,7 @@ impl Plan {
             None => SpinBudget::auto(SPIN_AUTO),
         };
         Ok(Plan {
-            nsid: args.namespace_id,
+            nsid: args.namespace.namespace_id,
             rw: args.rw,
             mix: args.rwmixread,
             bytes,

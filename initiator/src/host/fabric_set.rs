@@ -7,10 +7,9 @@ use std::time::Instant;
 
 use rdma::{Event, FabricError, Initiator, Region, Wake};
 
-use super::path_list::PathAddress;
-use crate::Provider;
-use crate::fabric::Wire;
+use crate::fabric::{Provider, Wire};
 use crate::multipath::Fabrics;
+use crate::path_address::PathAddress;
 
 /// Maximum number of events taken from a fabric at once.
 const BATCH: usize = 256;

@@ -1,14 +1,19 @@
 //! A blocking host: a pool, a fabric and one session, polled until a call completes.
 //!
-//! One [`Host`] is one association. It belongs to one thread; each thread needs its own.
+//! One [`Host`] is one association; a [`MultipathHost`] is one namespace over several. It belongs to one thread; each thread needs its own.
 
 mod command;
 mod discover;
+mod fabric_set;
+mod multipath_host;
+pub(crate) mod notice;
 mod ns_management;
 mod transfer;
 
 pub use command::Page;
 pub use discover::Discovery;
+pub(crate) use multipath_host::CLOSE_LIMIT;
+pub use multipath_host::{MultipathHost, MultipathSetup};
 pub use transfer::Range;
 
 use std::collections::VecDeque;

@@ -258,7 +258,7 @@ impl Multipath {
     pub fn submit(
         &mut self,
         mut request: BlockRequest,
-        r: &mut Resources<'_>,
+        pool: &mut Pool,
     ) -> Result<(), (BlockRequest, Unaccepted)> {
         if self.is_closing || self.namespace.is_none() {
             return Err((request, Unaccepted::NotReady));
@@ -267,11 +267,11 @@ impl Multipath {
             return Err((request, Unaccepted::Full));
         }
         if request.operation == Operation::Discard {
-            let Some(mut buf) = r.pool.take_data(DsmRange::BYTES as u32) else {
+            let Some(mut buf) = pool.take_data(DsmRange::BYTES as u32) else {
                 return Err((request, Unaccepted::Full));
             };
             let range = DsmRange { attributes: 0, blocks: request.blocks, slba: request.slba };
-            r.pool.bytes_mut(&mut buf).copy_from_slice(&range.emit());
+            pool.bytes_mut(&mut buf).copy_from_slice(&range.emit());
             request.data = Some(buf);
         }
         self.table.insert(request);
@@ -430,6 +430,12 @@ impl Multipath {
     #[must_use]
     pub fn has_done(&self) -> bool {
         self.table.has_done()
+    }
+
+    /// Whether there is a notice.
+    #[must_use]
+    pub fn has_notice(&self) -> bool {
+        !self.notices.is_empty()
     }
 
     /// Whether completed Sends must end a sleep as well.

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::bench::report::{Printing, Progress};
 use crate::interrupt::Stop;
-use crate::options::{OptionDefaults, TargetArgs};
+use crate::options::{NamespaceArgs, OptionDefaults};
 use crate::rng::{Random, mix};
 use crate::size::{seconds, size};
 use crate::source_addresses::following;
@@ -42,12 +42,9 @@ const KNOCK_EVERY: Duration = Duration::from_millis(250);
 /// Options of `nvmf verify`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Which target.
+    /// Which namespace: what is on it is overwritten.
     #[command(flatten)]
-    pub target: TargetArgs,
-    /// Namespace. What is on it is overwritten
-    #[arg(long, value_name = "NSID", default_value_t = 1)]
-    pub namespace_id: u32,
+    pub namespace: NamespaceArgs,
     /// Where in the namespace to begin
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
     pub offset: u64,
@@ -384,8 +381,8 @@ fn lost(why: &Error, args: &Args) -> String {
 /// Connects one host for each client.
 fn connect(args: &Args) -> Result<Vec<Host>, Error> {
     let host = |n: u16| {
-        let queues = args.target.nr_io_queues.unwrap_or(2).max(1);
-        let mut target = args.target.clone();
+        let queues = args.namespace.target.nr_io_queues.unwrap_or(2).max(1);
+        let mut target = args.namespace.target.clone();
         target.host_traddr = following(target.host_traddr, n.into())?;
         let piece = u32::try_from(args.bs.max(4096)).ok().and_then(u32::checked_next_power_of_two);
         let piece = piece.filter(|_| args.bs < 16 << 20).ok_or_else(|| {
@@ -407,8 +404,8 @@ fn connect(args: &Args) -> Result<Vec<Host>, Error> {
 
 /// Describes the verified range: a saved state is valid only for this.
 fn about(args: &Args) -> Result<String, Error> {
-    let (options, _) = args.target.resolve(OptionDefaults::default())?;
-    Ok(format!("namespace {} of {}", args.namespace_id, options.subnqn))
+    let (options, _) = args.namespace.target.resolve(OptionDefaults::default())?;
+    Ok(format!("namespace {} of {}", args.namespace.namespace_id, options.subnqn))
 }
 
 fn load(path: &std::path::Path, about: &str) -> Result<Model, Error> {
@@ -424,7 +421,7 @@ fn load(path: &std::path::Path, about: &str) -> Result<Model, Error> {
 
 /// Returns the namespace, and its number of blocks.
 fn namespace(args: &Args, host: &mut Host) -> Result<(Namespace, u64), Error> {
-    let nsid = args.namespace_id;
+    let nsid = args.namespace.namespace_id;
     let found = host.identify_namespace(nsid)?;
     let Some(block_bytes) = found.block_bytes().filter(|_| found.nsze > 0) else {
         return Err(Error::Local(format!("there is no namespace {nsid}")));
