@@ -3,15 +3,17 @@
 //! Any peer can send requests that are refused, as fast as the network carries them, and must not fill
 //! the log. So the first of a cause is logged at once, and those within a second after it as a number.
 
+use std::net::SocketAddr;
 use std::slice;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use nvme::Nqn;
 use rdma::log_interval::LogInterval;
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::diag::RecentDisconnects;
-use crate::diag::cause::{Cause, DisconnectRecord, Stage};
+use crate::diag::cause::{Cause, DisconnectRecord};
 
 /// Time for which a cause is only counted after it was logged.
 const QUIET: Duration = Duration::from_secs(1);
@@ -46,15 +48,22 @@ struct Told {
     line: LogInterval,
     /// Refusals since the last line that were not logged.
     more: u64,
+    /// The last of these.
+    last: Option<Peer>,
     /// Total count.
     total: u64,
 }
+
+/// Address of a host, and its name, if known.
+type Peer = (SocketAddr, Option<Nqn>);
 
 impl CauseLog {
     /// Writes down what has happened, and logs it unless the same cause was logged just before.
     pub fn record(&mut self, why: DisconnectRecord, book: &RecentDisconnects, now: Instant) {
         if self.count(why.cause, now) {
             log(&why);
+        } else {
+            self.causes[why.cause as usize].last = Some((why.remote, why.host));
         }
         book.note(why);
     }
@@ -75,27 +84,33 @@ impl CauseLog {
         self.causes.iter().map(|told| told.total)
     }
 
+    /// Logs how often causes occurred beyond what was logged a while ago, with the last host of each.
+    pub fn log_overdue(&mut self, now: Instant) {
+        while let Some((cause, more)) = self.overdue(now) {
+            let (remote, host) = self.causes[cause as usize].last.take().unzip();
+            let remote = remote.as_ref().map(tracing::field::display);
+            let host = host.flatten();
+            let host = host.as_ref().map(tracing::field::display);
+            warn!(remote, host, cause = cause.name(), "{}, {more} more", cause.reason());
+        }
+    }
+
     /// A cause that occurred more often than it was logged, a while ago, and how often; to be
     /// called until there is none.
-    pub fn overdue(&mut self, now: Instant) -> Option<(Cause, u64)> {
+    fn overdue(&mut self, now: Instant) -> Option<(Cause, u64)> {
         let is_due = |told: &mut Told| told.more > 0 && told.line.is_due(now, QUIET);
         let at = self.causes.iter_mut().position(is_due)?;
         Some((Cause::ALL[at], std::mem::take(&mut self.causes[at].more)))
     }
 }
 
-/// Logs one line, with the details as fields. WARN for a host that was connected.
+/// Logs one line, with the details as fields.
 fn log(why: &DisconnectRecord) {
     let DisconnectRecord { remote, local, qid, .. } = why;
     let cause = why.cause.name();
     let host = why.host.as_ref().map(tracing::field::display);
     let subsystem = why.subsystem.as_ref().map(tracing::field::display);
-    match why.cause.stage() {
-        Stage::Running => warn!(%remote, %local, host, subsystem, qid, cause, "{why}"),
-        Stage::Request | Stage::Connect | Stage::Authentication => {
-            info!(%remote, %local, host, subsystem, qid, cause, "{why}");
-        }
-    }
+    warn!(%remote, %local, host, subsystem, qid, cause, "{why}");
 }
 
 #[cfg(test)]
@@ -146,6 +161,8 @@ mod tests {
             refusals.record(DisconnectRecord::nameless(Cause::NoRoom, at, at), &book, now);
         }
         assert_eq!((book.count(Cause::NoRoom), book.list(None)[0].count), (100, 100));
+        let last = refusals.causes[Cause::NoRoom as usize].last;
+        assert_eq!(last, Some((at, None)), "the line names the last host");
         assert_eq!(refusals.overdue(now + QUIET), Some((Cause::NoRoom, 99)));
     }
 }

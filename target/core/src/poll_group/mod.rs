@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rdma::source::SourcePenalty;
 use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::controller::Limits;
 use crate::diag::cause::{Cause, DisconnectRecord};
@@ -268,9 +268,7 @@ impl PollGroup {
             self.next_tick = lent.now + TICK;
             self.look(lent);
             self.publish(lent);
-            while let Some((cause, more)) = self.refusals.overdue(lent.now) {
-                warn!(cause = cause.name(), "{}, {more} more", cause.reason());
-            }
+            self.refusals.log_overdue(lent.now);
         }
         worked
     }

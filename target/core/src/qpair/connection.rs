@@ -178,10 +178,12 @@ impl Connection {
         io: &mut Io<'_>,
     ) {
         let (remote, qid) = (self.remote, self.qid);
-        // Any peer can make any number of connections without a host name.
-        match self.is_connected() {
-            true => info!(%remote, qid, ?reason, "queue closed"),
-            false => debug!(%remote, ?reason, "queue closed before its Connect"),
+        // Any peer can make any number of connections without a host name, and a host has one admin
+        // queue and many others.
+        match (self.is_connected(), qid) {
+            (true, 0) => info!(%remote, qid, ?reason, "queue closed"),
+            (true, _) => debug!(%remote, qid, ?reason, "queue closed"),
+            (false, _) => debug!(%remote, ?reason, "queue closed before its Connect"),
         }
         let cause = match reason {
             Reason::Device => Some(Cause::DeviceGone),
