@@ -29,6 +29,7 @@ use crate::core::stats::PollStats;
 use crate::error::{Fatal, NotServed};
 use crate::overlay::diff::differences;
 use crate::platform::availability;
+use crate::plural;
 use crate::provision::devices::DeviceTable;
 use crate::provision::ns_catalog::Catalogs;
 use crate::provision::retry::{RetryTask, rewrite_records};
@@ -369,15 +370,15 @@ impl RunningTarget {
         let count = self.reactors.len() as u64;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         format!(
-            "{} reactor(s), pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + \
-             data {:.1} MiB); {} subsystem(s) at {}\n{}{}",
-            count,
+            "{}, pool {:.1} MiB = {count} x ({} cells x 64 B + {} receives x {} B + \
+             data {:.1} MiB); {} at {}\n{}{}",
+            plural::count(count, "reactor"),
             mib(plan.total_bytes() * count),
             plan.cells,
             plan.receives,
             plan.receive_bytes(),
             mib(plan.data_bytes),
-            config.subsystems.len(),
+            plural::count(config.subsystems.len(), "subsystem"),
             config.addresses().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             memory_estimate::sentence(config),
             self.torn().map_or_else(String::new, |sentence| format!("\n{sentence}")),

@@ -12,6 +12,7 @@ mod error;
 pub mod manpages;
 pub mod overlay;
 mod platform;
+pub mod plural;
 pub mod provision;
 mod reactor;
 pub mod state;

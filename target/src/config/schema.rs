@@ -10,6 +10,7 @@ use crate::blockdev::InjectedFault;
 use crate::core::qpair::DATA_FOR_ADMIN_BYTES;
 use crate::core::subsystem::ana::ANA_GROUPS;
 use crate::core::subsystem::{ListenerConfig, MAX_NSID};
+use crate::plural;
 
 use super::access::{discovery, hosts, offer};
 use super::authentication::authentication;
@@ -168,7 +169,8 @@ fn reactor(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Reacto
         if let Threads::Count(count) = reactor.threads
             && cpus.value.len() < usize::from(count)
         {
-            let what = format!("{} CPUs for {count} reactors", cpus.value.len());
+            let cpus_listed = plural::count(cpus.value.len(), "CPU");
+            let what = format!("{cpus_listed} for {}", plural::count(count, "reactor"));
             report.add(&cpus.span, what, "list at least one CPU a reactor, or leave `cpus` out");
         }
         if cpus.value.iter().any(|cpu| *cpu >= 1024) {

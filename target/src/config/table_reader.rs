@@ -78,6 +78,8 @@ pub(super) struct Diagnostics<'t> {
     /// Origins of their lines; `None`: unedited files.
     origins: Option<&'t Origins>,
     found: Vec<(usize, Diagnostic)>,
+    /// Unknown keys that resemble none of their section: their errors in `found`.
+    strangers: Vec<(usize, String)>,
     /// Keys that were read, by title of a section.
     pub(super) known: BTreeMap<&'static str, BTreeSet<&'static str>>,
 }
@@ -91,7 +93,8 @@ impl<'t> Diagnostics<'t> {
             // The end of a text is a place too.
             base += source.text.len() + 1;
         }
-        Self { sources: all, origins: None, found: Vec::new(), known: BTreeMap::new() }
+        let (found, strangers, known) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Self { sources: all, origins: None, found, strangers, known }
     }
 
     /// As [`Diagnostics::new`], for edited texts: places name the origins of lines.
@@ -170,6 +173,16 @@ impl<'t> Diagnostics<'t> {
     }
 
     pub(super) fn finish(mut self) -> ConfigErrors {
+        for (at, name) in std::mem::take(&mut self.strangers) {
+            let resembling = self.known.iter().flat_map(|(title, keys)| {
+                let key = keys.iter().find(|known| alike(known, &name));
+                key.map(|key| format!("`{key}` of {title}"))
+            });
+            let resembling: Vec<String> = resembling.collect();
+            if !resembling.is_empty() {
+                self.found[at].1.remedy = format!("did you mean {}?", resembling.join(" or "));
+            }
+        }
         self.found.sort_by_key(|(at, _)| *at);
         let mistakes = self.found.into_iter().map(|(_, mistake)| mistake).collect();
         let file = self.sources.first().and_then(|(_, main)| main.file.clone());
@@ -221,7 +234,7 @@ impl<'i> TableReader<'i> {
             Ok(value) => Some(At { value, span }),
             Err(error) => {
                 let span = error.span().unwrap_or(span);
-                let what = format!("`{key}`: {}", one_line(error.message()));
+                let what = format!("`{key}`: {}", in_words(&one_line(error.message())));
                 report.add(&span, what, format!("write {form}"));
                 None
             }
@@ -306,6 +319,9 @@ impl<'i> TableReader<'i> {
                     format!("{} may have {}", self.title, known.join(", "))
                 }
             };
+            if closest.is_none() {
+                report.strangers.push((report.found.len(), name.to_owned()));
+            }
             report.add(&key.span(), format!("unknown key `{}`", name.escape_debug()), remedy);
         }
     }
@@ -319,6 +335,36 @@ fn a_kind(value: &DeValue<'_>) -> &'static str {
         DeValue::Datetime(_) => "a date",
         DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a section",
+    }
+}
+
+/// Puts a message of serde about a type or value into the words of the configuration.
+fn in_words(message: &str) -> String {
+    let (kind, rest) = message.split_once(": ").unwrap_or_default();
+    let Some((found, expected)) = rest.rsplit_once(", expected ") else {
+        return message.to_owned();
+    };
+    let (class, value) = found.split_once(' ').unwrap_or((found, ""));
+    let value = value.trim_start_matches("point ").trim_matches('`');
+    let found = match class {
+        "string" => format!("the text {value}"),
+        "integer" | "floating" => format!("the number {value}"),
+        "boolean" => value.to_owned(),
+        "sequence" => "a list".to_owned(),
+        "map" => "a section".to_owned(),
+        _ => found.to_owned(),
+    };
+    let expected = match expected {
+        "a string" => "a text",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "a section",
+        "u8" | "u16" | "u32" | "u64" | "usize" | "i64" => "a number",
+        other => other,
+    };
+    match kind {
+        "invalid value" => format!("{found} is out of range"),
+        _ => format!("{found} where {expected} is expected"),
     }
 }
 
@@ -394,6 +440,28 @@ mod tests {
             assert!(!alike("block_size", written), "{written}");
         }
         assert!(alike("nsid", "nsdi") && alike("nsid", "nsidd") && !alike("nsid", "nguid"));
+    }
+
+    #[test]
+    fn a_wrong_type_is_told_in_the_words_of_the_file() {
+        for (message, words) in [
+            (
+                "invalid type: string \"a, b\", expected u32",
+                "the text \"a, b\" where a number is expected",
+            ),
+            (
+                "invalid type: floating point `1.5`, expected a string",
+                "the number 1.5 where a text is expected",
+            ),
+            (
+                "invalid type: sequence, expected a boolean",
+                "a list where true or false is expected",
+            ),
+            ("invalid value: integer `-1`, expected u16", "the number -1 is out of range"),
+            ("7 is neither a number nor \"auto\"", "7 is neither a number nor \"auto\""),
+        ] {
+            assert_eq!(in_words(message), words);
+        }
     }
 
     #[test]

@@ -170,7 +170,7 @@ block_size = 520
         "line 5, column 8: `mdts` is 3145728: write a power of two",
         "line 7, column 11: `address`: invalid IP address syntax: write an IP address",
         "line 9, column 7: not an NQN: ",
-        "line 10, column 36: `hosts`: invalid type: integer `7`, expected a string: write a list",
+        "line 10, column 36: `hosts`: the number 7 where a text is expected: write a list",
         "line 12, column 8: 0 cannot be an nsid: write a number from 1 to 1024",
         "line 13, column 8: `path` is \"disk.img\", which depends on a directory",
         "line 14, column 14: blocks of 520 bytes: write 512 or 4096",
@@ -179,6 +179,14 @@ block_size = 520
     for (found, start) in found.iter().zip(starts) {
         assert!(found.starts_with(start), "{found}\n  does not start with\n{start}");
     }
+}
+
+#[test]
+fn a_key_of_another_section_is_found_there() {
+    let found = Config::parse("queue_deph = 64\nsize = \"1GiB\"\n[[subsystem]]\n").unwrap_err();
+    let says =
+        "`queue_deph`: did you mean `queue_depth` of [[subsystem]] or `queue_depth` of [limits]?";
+    assert!(found.to_string().contains(says), "{found}");
 }
 
 /// Changes to the minimal text, and the resulting message.
@@ -192,7 +200,7 @@ fn each_mistake_has_its_sentence() {
         ("", "[reactor]\nthreads = 0\n", "0 reactors are not possible"),
         ("", "[reactor]\nthreads = \"many\"\n", "neither a number nor \"auto\""),
         ("", "[reactor]\nthreads = -1\n", "-1 is out of range"),
-        ("", "[reactor]\nthreads = 2\ncpus = [1]\n", "1 CPUs for 2 reactors"),
+        ("", "[reactor]\nthreads = 2\ncpus = [1]\n", "1 CPU for 2 reactors"),
         ("", "[reactor]\ncpus = [1, 1]\n", "a CPU is listed twice"),
         ("", "[reactor]\ncpus = []\n", "the list of CPUs is empty"),
         ("", "[reactor]\ncpus = [4000]\n", "a CPU number is 1024 or more"),

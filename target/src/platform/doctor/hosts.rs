@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::Finding;
 use crate::config::Config;
+use crate::plural::count;
 
 /// Prefix of the UUID in names by `nvme gen-hostnqn`.
 const HOST_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
@@ -32,7 +33,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     if findings.is_empty() {
         let sentence = match names.len() {
             0 => "any host may connect".to_owned(),
-            count => format!("the names of {count} host(s) are plausible"),
+            names => format!("checked {}", count(names, "host name")),
         };
         findings.push(Finding::ok("hosts", sentence));
     }
@@ -106,7 +107,7 @@ mod tests {
         };
         says(&with("")[0], Problem, "admits no host");
         says(&with("allow_any_host = true")[0], Fine, "any host");
-        says(&with(&format!("hosts = [\"{GOOD}\"]"))[0], Fine, "1 host(s)");
+        says(&with(&format!("hosts = [\"{GOOD}\"]"))[0], Fine, "1 host name");
         says(&with("hosts = [\"nqn.2026-11.io.nvmfd:d\"]")[0], Warning, "of a subsystem");
     }
 }

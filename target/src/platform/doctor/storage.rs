@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::Finding;
 use crate::blockdev::blocking::BlockingPool;
 use crate::config::{Config, KeyReader, NamespaceKind};
+use crate::plural::count;
 
 /// Time limit for the checks of all devices.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -141,7 +142,10 @@ fn state(directory: &Path, tried: io::Result<()>) -> Finding {
 fn key_files(keys: usize, (mistakes, doubts): (Vec<String>, Vec<String>)) -> Vec<Finding> {
     let check = "keys";
     if mistakes.is_empty() && doubts.is_empty() {
-        return vec![Finding::ok(check, format!("the key files of {keys} host(s) are in order"))];
+        return vec![Finding::ok(
+            check,
+            format!("checked the key files of {}", count(keys, "host")),
+        )];
     }
     let remedy = "only their owner, the user of nvmfd, may have access (chmod 600), and they \
                   contain the output of `nvme gen-dhchap-key`";
