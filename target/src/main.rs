@@ -7,7 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nvmfd::control;
+use nvmfd::control::{self, LogFormat};
 use nvmfd::overlay::EffectiveConfig;
 use tracing::level_filters::LevelFilter;
 
@@ -20,12 +20,15 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[command(version = nvmfd::VERSION)]
 struct Arguments {
     /// Serve this configuration
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE", env = "NVMFD_CONFIG", global = true)]
     config: Option<PathBuf>,
     /// Set the log level
     #[arg(long, value_name = "LEVEL", default_value = "info", global = true,
         value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
     log: LevelFilter,
+    /// Write log lines as text or JSON
+    #[arg(long, value_name = "FORMAT", default_value = "text", global = true)]
+    log_format: LogFormat,
     #[command(subcommand)]
     job: Option<Job>,
 }
@@ -47,7 +50,8 @@ enum Job {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    control::start_log(arguments.log);
+    let format = arguments.job.is_none().then_some(arguments.log_format);
+    control::start_log(arguments.log, format);
     let done = match (arguments.job, arguments.config) {
         (None, Some(file)) => serve(file),
         (None, None) => usage("name a configuration: nvmfd --config FILE, or: nvmfd check FILE"),

@@ -77,6 +77,25 @@ fn mistakes_are_all_printed_and_fail() {
 }
 
 #[test]
+fn lines_in_a_file_have_their_time_and_objects_their_fields() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("nvmfd.toml");
+    fs::write(&file, "colour = 1\n").unwrap();
+    let file = file.to_str().unwrap();
+    let (_, _, text) = nvmfd(&["--config", file]);
+    let (time, rest) = text.split_once(' ').unwrap();
+    assert!(time.ends_with('Z') && time.contains('T'), "{text}");
+    assert!(rest.trim_start().starts_with("ERROR "), "{text}");
+    let (_, _, json) = nvmfd(&["--config", file, "--log-format", "json"]);
+    let object: serde_json::Value = serde_json::from_str(json.trim()).unwrap();
+    assert_eq!(object["level"], "ERROR");
+    assert!(object["message"].as_str().unwrap().contains("unknown key `colour`"), "{json}");
+    assert!(object["timestamp"].as_str().unwrap().ends_with('Z'), "{json}");
+    let (_, _, check) = nvmfd(&["check", file]);
+    assert!(check.starts_with("ERROR "), "{check}");
+}
+
+#[test]
 fn a_state_directory_that_is_not_there_is_a_mistake() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("nvmfd.toml");

@@ -23,24 +23,25 @@ pub use controller::{Controller, ControllerState};
 pub use disconnect::Why;
 pub use event::{Event, Happened};
 pub use log_level::Log;
-pub use status::{Listener, Status};
+pub use status::{Listener, Reload, Status};
 pub use subsystem::{Detached, Host, Kind, Namespace, NamespaceState, Subsystem};
 pub use trust::Trust;
 pub use write_protect::{Protect, WriteProtection};
 
-/// Error of a request.
+/// Error of a request: problem details for HTTP APIs (RFC 9457), with a remedy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
+    /// The HTTP status in words.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
     /// The error: a sentence without its full stop.
-    pub error: String,
+    pub detail: String,
     /// The remedy.
     pub remedy: String,
 }
 
 impl Problem {
-    /// A problem with this text.
-    #[must_use]
-    pub fn new(error: impl Into<String>, remedy: impl Into<String>) -> Problem {
-        Problem { error: error.into(), remedy: remedy.into() }
-    }
+    /// Content type of the responses.
+    pub const CONTENT_TYPE: &str = "application/problem+json";
 }

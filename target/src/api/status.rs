@@ -42,6 +42,20 @@ pub struct Status {
     pub set_aside_changes: u32,
     /// Warnings about the configuration, a sentence each.
     pub warnings: Vec<String>,
+    /// The last reload; null before the first.
+    #[serde(default)]
+    pub last_reload: Option<Reload>,
+}
+
+/// Result of a reload of the configuration files.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Reload {
+    /// Seconds since 1970.
+    pub at_unix_s: u64,
+    /// False: it was refused, and the running configuration differs from the files.
+    pub successful: bool,
+    /// The errors, a sentence each.
+    pub errors: Vec<String>,
 }
 
 /// An address that accepts connections.

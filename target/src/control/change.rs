@@ -21,12 +21,23 @@ pub(crate) type ChangeResult = Result<Outcome, ChangeError>;
 /// A request to the change worker.
 #[derive(Debug)]
 pub(crate) enum ConfigRequest {
-    /// Changes, and the requesting user, if known.
-    Change(Wanted, Option<u32>),
+    /// Changes.
+    Change(ChangeRequest),
     /// The configuration file has changed.
     Reload,
     /// Drop rejected changes.
     Forget,
+}
+
+/// Requested changes.
+#[derive(Debug)]
+pub(crate) struct ChangeRequest {
+    /// The changes.
+    pub(crate) wanted: Wanted,
+    /// The requesting user, if known.
+    pub(crate) uid: Option<u32>,
+    /// Digests of configurations, of which one has to be in force; `None`: whichever is.
+    pub(crate) if_match: Option<Vec<String>>,
 }
 
 /// A request, and the channel for its result.
@@ -56,7 +67,7 @@ impl<T: Serve> RunningDaemon<T> {
     /// Executes a request. May block.
     pub(super) fn execute(mut self, order: Order) -> Self {
         let done = match order.work {
-            ConfigRequest::Change(wanted, uid) => self.change(&wanted, uid),
+            ConfigRequest::Change(request) => self.change(&request),
             ConfigRequest::Reload => self.reload_and_log(),
             ConfigRequest::Forget => self.forget(),
         };
@@ -65,10 +76,15 @@ impl<T: Serve> RunningDaemon<T> {
         self
     }
 
-    fn change(&mut self, wanted: &Wanted, uid: Option<u32>) -> ChangeResult {
+    fn change(&mut self, request: &ChangeRequest) -> ChangeResult {
+        let ChangeRequest { wanted, uid, if_match } = request;
+        let current = self.declared.digest();
+        if if_match.as_ref().is_some_and(|digests| !digests.contains(&current)) {
+            return Err(ChangeError::Stale);
+        }
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let at_unix_s = now.map_or(0, |since| since.as_secs());
-        let next = self.declared.with(&wanted.changes, (at_unix_s, uid));
+        let next = self.declared.with(&wanted.changes, (at_unix_s, *uid));
         let next = next.map_err(ChangeError::Misfit)?;
         let outcome = self.outcome(&next);
         if wanted.dry_run {
@@ -87,7 +103,7 @@ impl<T: Serve> RunningDaemon<T> {
     fn reload_and_log(&mut self) -> ChangeResult {
         let before = self.declared.clone();
         let renewed = self.renew();
-        self.note_reload(renewed.is_err());
+        self.note_reload(&renewed);
         match renewed {
             Ok(changes) => {
                 changes.iter().for_each(|change| info!("{change}"));

@@ -1,12 +1,13 @@
 //! `ControlHandle`: access of the management interface to the running target.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::change::{ChangeResult, ConfigRequest, Order};
 use crate::TargetView;
+use crate::api::Reload;
 use crate::config::Config;
 use crate::overlay::{EditError, EffectiveConfig};
 
@@ -19,8 +20,32 @@ pub(crate) struct RunningConfig {
     pub(crate) declared: EffectiveConfig,
     /// Sections with changes that need a restart.
     pub(crate) needs_restart: Vec<&'static str>,
-    /// The last reload was rejected: the files differ from the running configuration.
-    pub(crate) reload_refused: Arc<AtomicBool>,
+    /// The last reload.
+    pub(crate) last_reload: LastReload,
+}
+
+/// Result of the last reload, shared by all published configurations.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LastReload(Arc<Mutex<Option<Reload>>>);
+
+impl LastReload {
+    /// Sets the result: without errors it was successful.
+    pub(super) fn set(&self, errors: &[String]) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let at_unix_s = now.map_or(0, |since| since.as_secs());
+        let reload = Reload { at_unix_s, successful: errors.is_empty(), errors: errors.to_owned() };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reload);
+    }
+
+    /// The last reload, if there was one.
+    pub(crate) fn get(&self) -> Option<Reload> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It was refused: the files differ from the running configuration.
+    pub(super) fn is_refused(&self) -> bool {
+        self.get().is_some_and(|last| !last.successful)
+    }
 }
 
 impl RunningConfig {
@@ -31,7 +56,7 @@ impl RunningConfig {
             config,
             declared,
             needs_restart: Vec::new(),
-            reload_refused: Arc::default(),
+            last_reload: LastReload::default(),
         }
     }
 }
@@ -45,6 +70,8 @@ pub(crate) enum ChangeError {
     Unservable(String),
     /// It cannot be persisted, and is not in force.
     Unkept(String),
+    /// The configuration is not the one that the change was made for.
+    Stale,
     /// The daemon is stopping.
     Stopping,
 }

@@ -17,7 +17,6 @@ mod systemd;
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -25,6 +24,7 @@ use crate::RunningTarget;
 use crate::config::{Config, ConfigErrors};
 use crate::error::NotServed;
 use crate::overlay::EffectiveConfig;
+use crate::plural::count;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -38,7 +38,7 @@ use mdns::Announcer;
 use systemd::ServiceNotifier;
 
 pub use check::check;
-pub use logging::start as start_log;
+pub use logging::{LogFormat, start as start_log};
 
 /// Time for commands in flight after a stop was requested.
 const STOP_BUDGET: Duration = Duration::from_secs(5);
@@ -210,7 +210,7 @@ async fn begin(
             return Err(sentence);
         }
     };
-    let served = RunningDaemon { target, config, declared, announcer, shown, refused: false };
+    let served = RunningDaemon { target, config, declared, announcer, shown };
     let outcome = Control::new(manager, watchdog, wanted).serve(served, asks).await;
     drop(server);
     drop(lock);
@@ -232,19 +232,17 @@ struct RunningDaemon<T> {
     declared: EffectiveConfig,
     announcer: Announcer,
     shown: watch::Sender<Arc<RunningConfig>>,
-    /// The last reload was rejected: the file differs from the running configuration.
-    refused: bool,
 }
 
 impl<T: Serve> RunningDaemon<T> {
     /// Reloads the configuration and logs the result. May block.
     fn reload(mut self) -> Self {
         let renewed = self.renew();
-        self.note_reload(renewed.is_err());
+        self.note_reload(&renewed);
         match renewed {
             Ok(changes) => {
                 changes.iter().for_each(|change| info!("{change}"));
-                info!("reload done: {} changes", changes.len());
+                info!("reload done: {}", count(changes.len(), "change"));
             }
             Err(sentences) => {
                 sentences.iter().for_each(|sentence| error!("{sentence}"));
@@ -256,7 +254,7 @@ impl<T: Serve> RunningDaemon<T> {
 
     /// One line for `systemctl status`.
     fn status(&self) -> String {
-        status(&self.config) + of_refusal(self.refused)
+        status(&self.config) + of_refusal(self.is_refused())
     }
 
     /// Loads and applies the configuration; returns the changes, or the errors.
@@ -278,9 +276,14 @@ impl<T: Serve> RunningDaemon<T> {
     }
 
     /// Sets the result of the last reload.
-    fn note_reload(&mut self, refused: bool) {
-        self.refused = refused;
-        self.shown.borrow().reload_refused.store(refused, Ordering::Relaxed);
+    fn note_reload(&self, renewed: &Result<Vec<String>, Vec<String>>) {
+        let errors = renewed.as_ref().err().map_or(&[][..], Vec::as_slice);
+        self.shown.borrow().last_reload.set(errors);
+    }
+
+    /// The last reload was rejected: the files differ from the running configuration.
+    fn is_refused(&self) -> bool {
+        self.shown.borrow().last_reload.is_refused()
     }
 
     /// Sets the configuration in force, and publishes it.
@@ -291,8 +294,8 @@ impl<T: Serve> RunningDaemon<T> {
         self.config = config;
         self.declared = next;
         let (config, declared) = (self.config.clone(), self.declared.clone());
-        let reload_refused = Arc::clone(&self.shown.borrow().reload_refused);
-        let running = RunningConfig { config, declared, needs_restart, reload_refused };
+        let last_reload = self.shown.borrow().last_reload.clone();
+        let running = RunningConfig { config, declared, needs_restart, last_reload };
         self.shown.send_replace(Arc::new(running));
         self.announcer.update(&self.config);
     }
@@ -414,7 +417,7 @@ impl Control {
                     },
                 }
             };
-            self.refused.set(served.refused);
+            self.refused.set(served.is_refused());
             self.manager.ready(&served.status());
         }
     }
@@ -519,11 +522,10 @@ fn waiting(pending: &[String]) -> String {
 fn status(config: &Config) -> String {
     let namespaces: usize = config.subsystems.iter().map(|each| each.namespaces.len()).sum();
     let listeners: Vec<String> = config.addresses().iter().map(ToString::to_string).collect();
-    let plural = |count, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     format!(
         "{}, {} on {}",
-        plural(config.subsystems.len(), "subsystem"),
-        plural(namespaces, "namespace"),
+        count(config.subsystems.len(), "subsystem"),
+        count(namespaces, "namespace"),
         if listeners.is_empty() { "no address".to_owned() } else { listeners.join(", ") }
     )
 }

@@ -188,7 +188,6 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
             config: declared.config().clone(),
             declared,
             announcer: Announcer::default(),
-            refused: false,
         },
     }
 }
@@ -503,16 +502,22 @@ fn a_change_that_is_refused_is_not_in_force_after_a_restart() {
     let declared = EffectiveConfig::load(&file).unwrap();
     let config = declared.config().clone();
     let served = RunningDaemon { config, declared, ..stage.served };
-    let remove = |served: RunningDaemon<Fake>, nsid| {
+    let remove_if = |served: RunningDaemon<Fake>, nsid, if_match| {
         let subsystem = "nqn.2026-11.io.nvmfd:disk1".to_owned();
         let changes = vec![crate::api::Change::RemoveNamespace { subsystem, nsid }];
         let wanted = crate::api::Wanted { changes, dry_run: false };
+        let request = change::ChangeRequest { wanted, uid: None, if_match };
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let order = Order { work: change::ConfigRequest::Change(wanted, None), answer };
+        let order = Order { work: change::ConfigRequest::Change(request), answer };
         (served.execute(order), answered.blocking_recv().unwrap())
     };
-    let (served, answer) = remove(served, 2);
+    let remove = |served, nsid| remove_if(served, nsid, None);
+    let first = served.declared.digest();
+    let (served, answer) = remove_if(served, 2, Some(vec![first.clone()]));
     answer.unwrap();
+    // Another administrator still has the first configuration before him.
+    let (served, answer) = remove_if(served, 1, Some(vec![first]));
+    assert_eq!(answer, Err(handle::ChangeError::Stale));
     // After the rename the directory cannot be synced once; then it can.
     run_before(5, move || {
         std::fs::rename(&state, &aside).unwrap();
@@ -532,7 +537,8 @@ fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last(
     let file = stage.directory.path().join("nvmfd.toml");
     let told = |served: &RunningDaemon<Fake>| {
         let told = served.status().contains("the last reload was refused");
-        assert_eq!(served.shown.borrow().reload_refused.load(Ordering::Relaxed), told);
+        let last = served.shown.borrow().last_reload.get().expect("a reload");
+        assert_eq!((last.successful, last.errors.is_empty()), (!told, !told));
         told
     };
     let order = |served: RunningDaemon<Fake>| {

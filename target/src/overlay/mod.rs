@@ -152,6 +152,11 @@ impl EffectiveConfig {
         &self.changes
     }
 
+    /// Digest of all texts, with the changes.
+    pub(crate) fn digest(&self) -> String {
+        digest_all(&self.sources)
+    }
+
     /// Whether changes survive a restart.
     #[must_use]
     pub fn keeps(&self) -> bool {

@@ -1,6 +1,7 @@
 //! Monitoring of a running target.
 
 pub(crate) mod pending;
+pub(crate) mod process;
 pub(crate) mod prometheus;
 pub mod snapshot;
 pub(crate) mod view;

@@ -2,9 +2,11 @@
 //!
 //! The number of series is bounded: a namespace has one per state, rows are limited
 //! ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds of
-//! commands, and the buckets of a latency are one per power of four.
+//! commands, and the buckets of a latency are one per power of two.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -13,32 +15,25 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
-use crate::api::{Namespace, NamespaceState};
+use crate::api::{Namespace, NamespaceState, Reload};
+use crate::telemetry::process::{self, Process};
 
 /// Content type of the text.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Bounds of the exported buckets, in nanoseconds: from 16 us to 69 s.
-const BOUNDS_NS: [u64; 12] = [
-    1 << 14,
-    1 << 16,
-    1 << 18,
-    1 << 20,
-    1 << 22,
-    1 << 24,
-    1 << 26,
-    1 << 28,
-    1 << 30,
-    1 << 32,
-    1 << 34,
-    1 << 36,
-];
+/// Content type of the older text format.
+pub(crate) const PLAIN_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Bounds of the exported buckets are powers of two: from 16 us to 69 s.
+const BOUNDS_LOG2_NS: RangeInclusive<u32> = 14..=36;
 
 /// Availability of configured and host-created namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct Availability {
-    /// The last reload was rejected.
-    pub reload_refused: bool,
+    /// The last reload.
+    pub last_reload: Option<Reload>,
+    /// Subsystems, and their controllers.
+    pub controllers: Vec<(String, u32)>,
     /// Namespaces.
     pub namespaces: Vec<Namespace>,
     /// Addresses of listeners, and whether they are open.
@@ -59,6 +54,28 @@ pub(crate) fn text(stats: Stats, standing: Availability) -> Result<String, fmt::
     Ok(text)
 }
 
+/// Converts the text to the format before OpenMetrics: the name of a counter has its suffix in the
+/// description too.
+pub(crate) fn plain(text: &str) -> String {
+    let counters: BTreeSet<&str> = (text.lines())
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
+    let mut plain = String::with_capacity(text.len());
+    for line in text.lines().filter(|line| !line.starts_with("# EOF")) {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some(keyword), Some(name), Some(rest)) if counters.contains(name) => {
+                plain += &format!("# {keyword} {name}_total {rest}\n");
+            }
+            _ => {
+                plain += line;
+                plain.push('\n');
+            }
+        }
+    }
+    plain
+}
+
 #[derive(Debug)]
 struct Scrape(Stats, Availability);
 
@@ -74,6 +91,7 @@ impl Collector for Scrape {
             .encode_descriptor("nvmfd_build_info", version, None, MetricType::Gauge)?
             .encode_family(&[("version", crate::VERSION)])?
             .encode_gauge(&1_u64)?;
+        let refused = standing.last_reload.as_ref().is_some_and(|last| !last.successful);
         let reload =
             "0 if the last reload was refused: the files differ from the running configuration";
         encoder
@@ -83,12 +101,52 @@ impl Collector for Scrape {
                 None,
                 MetricType::Gauge,
             )?
-            .encode_gauge(&u64::from(!standing.reload_refused))?;
+            .encode_gauge(&u64::from(!refused))?;
+        if let Some(last) = &standing.last_reload {
+            let name = "nvmfd_config_last_reload_timestamp_seconds";
+            encoder
+                .encode_descriptor(name, "Time of the last reload", None, MetricType::Gauge)?
+                .encode_gauge(&last.at_unix_s)?;
+        }
+        process(&process::look(), &mut encoder)?;
+        controllers(standing, &mut encoder)?;
         namespaces(standing, &mut encoder)?;
         commands(stats, &mut encoder)?;
         latencies(stats, &mut encoder)?;
         reactors(stats, &mut encoder)
     }
+}
+
+/// Exports the resources of the process under the usual names; those that are not known are missing.
+fn process(process: &Process, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    if let Some(cpu_s) = process.cpu_s {
+        let help = "User and system CPU time";
+        encoder
+            .encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?
+            .encode_counter::<NoLabelSet, f64, f64>(&cpu_s, None)?;
+    }
+    for (name, help, value) in [
+        ("process_start_time_seconds", "Start time since 1970", process.start_s),
+        ("process_resident_memory_bytes", "Resident memory", process.resident_bytes),
+        ("process_virtual_memory_bytes", "Virtual memory", process.virtual_bytes),
+        ("process_open_fds", "Open file descriptors", process.open_fds),
+        ("process_max_fds", "Limit of open file descriptors", process.max_fds),
+    ] {
+        if let Some(value) = value {
+            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
+        }
+    }
+    Ok(())
+}
+
+fn controllers(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "Controllers of connected hosts, without those of discovery";
+    let mut metric =
+        encoder.encode_descriptor("nvmfd_controllers", help, None, MetricType::Gauge)?;
+    for (subsystem, count) in &standing.controllers {
+        metric.encode_family(&[("subsystem", subsystem.clone())])?.encode_gauge(count)?;
+    }
+    Ok(())
 }
 
 /// Exports states: each as one series per possible state, of which one is 1, so that each
@@ -108,6 +166,14 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
             let is = u64::from(namespace.state == state);
             metric.encode_family(&labels)?.encode_gauge(&is)?;
         }
+    }
+    let help = "Size of a namespace";
+    let name = "nvmfd_namespace_size_bytes";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for namespace in &standing.namespaces {
+        let labels =
+            [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
+        metric.encode_family(&labels)?.encode_gauge(&namespace.size_bytes)?;
     }
     let help = "Whether something else than its store is at the path of a namespace, or nothing";
     let name = "nvmfd_namespace_detached";
@@ -293,8 +359,8 @@ fn count(mut metric: MetricEncoder<'_>, count: u64) -> fmt::Result {
 
 fn histogram(mut metric: MetricEncoder<'_>, latency: &Latency) -> fmt::Result {
     let mut from = 0;
-    let mut buckets: Vec<(f64, u64)> = Vec::with_capacity(BOUNDS_NS.len() + 1);
-    for bound in BOUNDS_NS.into_iter().chain([u64::MAX]) {
+    let mut buckets: Vec<(f64, u64)> = Vec::with_capacity(BOUNDS_LOG2_NS.count() + 1);
+    for bound in BOUNDS_LOG2_NS.map(|log2| 1 << log2).chain([u64::MAX]) {
         let within = latency.below.iter().filter(|[b, _]| *b > from && *b <= bound);
         let le = if bound == u64::MAX { f64::INFINITY } else { seconds(bound) };
         buckets.push((le, within.map(|[_, n]| n).sum()));
@@ -361,6 +427,7 @@ mod tests {
             format!("nvmfd_command_duration_seconds_sum{{{of}}} 0.003"),
             format!("nvmfd_command_duration_seconds_count{{{of}}} 4"),
             format!("nvmfd_command_duration_seconds_bucket{{le=\"0.000016384\",{of}}} 1"),
+            format!("nvmfd_command_duration_seconds_bucket{{le=\"0.000131072\",{of}}} 1"),
             format!("nvmfd_command_duration_seconds_bucket{{le=\"0.000262144\",{of}}} 3"),
             format!("nvmfd_command_duration_seconds_bucket{{le=\"68.719476736\",{of}}} 3"),
             format!("nvmfd_command_duration_seconds_bucket{{le=\"+Inf\",{of}}} 4"),
@@ -375,5 +442,14 @@ mod tests {
             assert!(text.lines().any(|own| own == line), "{line}\n{text}");
         }
         assert!(text.ends_with("# EOF\n"));
+        for name in ["cpu_seconds_total", "start_time_seconds", "resident_memory_bytes", "open_fds"]
+        {
+            let name = format!("process_{name} ");
+            assert!(text.lines().any(|line| line.starts_with(&name)), "{name}\n{text}");
+        }
+        let plain = plain(&text);
+        assert!(plain.contains("\n# TYPE nvmfd_commands_total counter\n"), "{plain}");
+        assert!(plain.contains("\n# HELP nvmfd_commands_total Commands completed"), "{plain}");
+        assert!(plain.contains("\n# TYPE nvmfd_uptime_seconds gauge\n"), "{plain}");
     }
 }

@@ -121,7 +121,7 @@ impl Client {
         Failure::new(match error.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => format!(
                 "no daemon is at {shown}: start nvmfd (systemctl start nvmfd), or name its socket \
-                 with --socket"
+                 with --socket or NVMFD_SOCKET"
             ),
             ErrorKind::PermissionDenied => format!(
                 "you may not use {shown}: become root, or a member of its group (`ls -l {shown}` \
@@ -155,10 +155,10 @@ fn read<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<(T, Valu
     if !status.is_success() {
         return Err(match serde_json::from_slice::<Problem>(body) {
             // The error contains its own remedy.
-            Ok(Problem { error, remedy }) if remedy == UNCHANGED => {
-                Failure::new(format!("{error} ({remedy})"))
+            Ok(Problem { detail, remedy, .. }) if remedy == UNCHANGED => {
+                Failure::new(format!("{detail} ({remedy})"))
             }
-            Ok(Problem { error, remedy }) => Failure::new(format!("{error}: {remedy}")),
+            Ok(Problem { detail, remedy, .. }) => Failure::new(format!("{detail}: {remedy}")),
             Err(_) => Failure::new(format!("the daemon answers {status}")),
         });
     }
@@ -178,11 +178,15 @@ mod tests {
 
     #[test]
     fn a_refusal_is_told_in_the_words_of_the_daemon() {
-        let body = br#"{"error":"there is no disk","remedy":"add one"}"#;
-        let failure = read::<Value>(StatusCode::NOT_FOUND, body).unwrap_err();
+        let problem = |detail: &str, remedy: &str| {
+            let (title, detail, remedy) = (String::new(), detail.to_owned(), remedy.to_owned());
+            serde_json::to_vec(&Problem { title, status: 404, detail, remedy }).unwrap()
+        };
+        let body = problem("there is no disk", "add one");
+        let failure = read::<Value>(StatusCode::NOT_FOUND, &body).unwrap_err();
         assert!(format!("{failure:?}").contains("there is no disk: add one"));
-        let body = br#"{"error":"0 is none: write 1","remedy":"everything is as it was"}"#;
-        let failure = read::<Value>(StatusCode::UNPROCESSABLE_ENTITY, body).unwrap_err();
+        let body = problem("0 is none: write 1", UNCHANGED);
+        let failure = read::<Value>(StatusCode::UNPROCESSABLE_ENTITY, &body).unwrap_err();
         assert!(format!("{failure:?}").contains("0 is none: write 1 (everything is as it was)"));
         let failure = read::<Value>(StatusCode::OK, b"{").unwrap_err();
         assert!(format!("{failure:?}").contains("another version"));

@@ -4,7 +4,9 @@ use axum::Extension;
 use axum::Json;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::{FromRequest, Request, State};
-use axum::http::StatusCode;
+use axum::http::header::{ETAG, IF_MATCH};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use utoipa_axum::router::OpenApiRouter;
@@ -12,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::{ApiError, BODY_TIME, MOST_BODY_BYTES};
 use crate::api::{Changes, Outcome, Problem, UNCHANGED, Wanted};
-use crate::control::change::{ChangeResult, ConfigRequest};
+use crate::control::change::{ChangeRequest, ChangeResult, ConfigRequest};
 use crate::control::handle::{ChangeError, ControlHandle};
 use crate::overlay::EditError;
 
@@ -28,21 +30,32 @@ pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(make, forget)).routes(routes!(reload))
 }
 
-/// Unsaved changes: in force, and not in the configuration file.
-#[utoipa::path(get, path = "/v1/changes", responses((status = 200, body = Changes)))]
-async fn list(State(managed): State<ControlHandle>) -> Json<Changes> {
-    Json(managed.running().declared.changes().clone())
+/// Unsaved changes: in force, and not in the configuration file. The entity tag is that of the
+/// configuration in force.
+#[utoipa::path(
+    operation_id = "list_changes",
+    get,
+    path = "/v1/changes",
+    responses((status = 200, body = Changes, headers(("etag" = String))))
+)]
+async fn list(State(managed): State<ControlHandle>) -> impl IntoResponse {
+    let declared = &managed.running().declared;
+    ([(ETAG, format!("\"{}\"", declared.digest()))], Json(declared.changes().clone()))
 }
 
 /// Applies changes: all of them, or none. When this answers, they survive a restart.
 #[utoipa::path(
+    operation_id = "make_changes",
     post,
     path = "/v1/changes",
+    params(("if-match" = Option<String>, Header, description = "entity tags of `GET /v1/changes`")),
     request_body = Wanted,
     responses(
         (status = 200, body = Outcome),
         (status = 404, body = Problem, description = "a named object does not exist"),
         (status = 409, body = Problem, description = "an object to add exists"),
+        (status = 412, body = Problem, description = "no entity tag of `If-Match` is that of the \
+                                                      configuration in force"),
         (status = 422, body = Problem, description = "the resulting configuration cannot be served"),
         (status = 507, body = Problem, description = "it cannot be kept"),
     )
@@ -50,14 +63,33 @@ async fn list(State(managed): State<ControlHandle>) -> Json<Changes> {
 async fn make(
     State(managed): State<ControlHandle>,
     caller: Option<Extension<Caller>>,
+    headers: HeaderMap,
     Body(wanted): Body<Wanted>,
 ) -> Result<Json<Outcome>, ApiError> {
     let uid = caller.and_then(|Extension(Caller(uid))| uid);
-    answer(managed.order(ConfigRequest::Change(wanted, uid)).await)
+    let if_match = if_match(&headers);
+    answer(managed.order(ConfigRequest::Change(ChangeRequest { wanted, uid, if_match })).await)
+}
+
+/// The strong entity tags of `If-Match` (RFC 9110), if it does not match everything. A field that
+/// cannot be read has none, and so matches nothing.
+pub(super) fn if_match(headers: &HeaderMap) -> Option<Vec<String>> {
+    let mut tags = Vec::new();
+    for field in headers.get_all(IF_MATCH) {
+        for tag in field.to_str().unwrap_or_default().split(',').map(str::trim) {
+            if tag == "*" {
+                return None;
+            }
+            tags.extend(
+                tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"')).map(String::from),
+            );
+        }
+    }
+    headers.contains_key(IF_MATCH).then_some(tags)
 }
 
 /// Drops changes that no longer apply.
-#[utoipa::path(delete, path = "/v1/changes", responses((status = 200, body = Outcome)))]
+#[utoipa::path(operation_id = "forget_changes", delete, path = "/v1/changes", responses((status = 200, body = Outcome)))]
 async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, ApiError> {
     answer(managed.order(ConfigRequest::Forget).await)
 }
@@ -87,6 +119,11 @@ fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
             let remedy = "everything is as it was; make room in the state directory";
             ApiError::new(StatusCode::INSUFFICIENT_STORAGE, error, remedy)
         }
+        ChangeError::Stale => ApiError::new(
+            StatusCode::PRECONDITION_FAILED,
+            "the configuration has changed meanwhile",
+            "look at it again (GET /v1/changes has its entity tag), and repeat the change",
+        ),
         ChangeError::Stopping => ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "the daemon is stopping",

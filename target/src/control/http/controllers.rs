@@ -22,6 +22,7 @@ pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
 
 /// Ends the connections of one controller. Its host may connect again, and Linux does so by itself.
 #[utoipa::path(
+    operation_id = "disconnect_controller",
     post,
     path = "/v1/controllers/{id}/disconnect",
     params(("id" = u64, Path, description = "the `id` of the controller")),
@@ -41,6 +42,7 @@ async fn disconnect(
 /// Sets the fatal status (CSTS.CFS) of one controller and reports it to its host by an event, as a
 /// failed device does. The host resets it, or reconnects.
 #[utoipa::path(
+    operation_id = "fail_controller",
     post,
     path = "/v1/controllers/{id}/fail",
     params(("id" = u64, Path, description = "the `id` of the controller")),
@@ -81,7 +83,7 @@ fn done(of: &registry::Controller, sign: &str, what: &str) -> Json<Outcome> {
 }
 
 /// Lists controllers, also those of discovery, in the order of their connections.
-#[utoipa::path(get, path = "/v1/controllers", responses((status = 200, body = Vec<Controller>)))]
+#[utoipa::path(operation_id = "list_controllers", get, path = "/v1/controllers", responses((status = 200, body = Vec<Controller>)))]
 async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Controller>> {
     Json(all(&managed))
 }

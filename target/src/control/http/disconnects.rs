@@ -24,7 +24,7 @@ struct HostQuery {
 }
 
 /// Lists reasons why hosts were refused or disconnected, the latest first.
-#[utoipa::path(get, path = "/v1/why", params(HostQuery), responses((status = 200, body = Vec<Why>)))]
+#[utoipa::path(operation_id = "list_disconnects", get, path = "/v1/why", params(HostQuery), responses((status = 200, body = Vec<Why>)))]
 async fn list(
     State(managed): State<ControlHandle>,
     Query(HostQuery { host }): Query<HostQuery>,

@@ -1,31 +1,33 @@
 //! Error responses.
 
-use axum::Json;
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 
 use crate::api::Problem;
 
-/// A failed request: its HTTP status and text.
+/// A failed request.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
-    problem: Problem,
+    detail: String,
+    remedy: String,
 }
 
 impl ApiError {
     /// An error with this text.
     pub(crate) fn new(
         status: StatusCode,
-        error: impl Into<String>,
+        detail: impl Into<String>,
         remedy: impl Into<String>,
     ) -> ApiError {
-        ApiError { status, problem: Problem::new(error, remedy) }
+        ApiError { status, detail: detail.into(), remedy: remedy.into() }
     }
 
     /// 404: not found.
-    pub(crate) fn not_found(error: impl Into<String>, remedy: impl Into<String>) -> ApiError {
-        ApiError { status: StatusCode::NOT_FOUND, problem: Problem::new(error, remedy) }
+    pub(crate) fn not_found(detail: impl Into<String>, remedy: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::NOT_FOUND, detail, remedy)
     }
 
     pub(super) async fn no_such_path(uri: Uri) -> ApiError {
@@ -35,13 +37,42 @@ impl ApiError {
 
     pub(super) async fn no_such_method(method: Method, uri: Uri) -> ApiError {
         let error = format!("{method} is not possible at {}", uri.path());
-        let problem = Problem::new(error, "see /v1/openapi.json for what is");
-        ApiError { status: StatusCode::METHOD_NOT_ALLOWED, problem }
+        let remedy = "see /v1/openapi.json for what is";
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, error, remedy)
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        (self.status, Json(self.problem)).into_response()
+        let problem = Problem {
+            title: self.status.canonical_reason().unwrap_or_default().to_owned(),
+            status: self.status.as_u16(),
+            detail: self.detail,
+            remedy: self.remedy,
+        };
+        let body = serde_json::to_vec(&problem).unwrap_or_default();
+        (self.status, [(CONTENT_TYPE, Problem::CONTENT_TYPE)], body).into_response()
+    }
+}
+
+/// Completes the description of the interface: every operation may fail with a [`Problem`], and has
+/// the first word of its path as its tag.
+pub(super) fn describe(document: &mut OpenApi) {
+    let problem = || ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+    let default = || ResponseBuilder::new().description("an error").build().into();
+    for (path, item) in &mut document.paths.paths {
+        let tag = path.trim_start_matches("/v1").split('/').nth(1).unwrap_or_default().to_owned();
+        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
+        for operation in operations.into_iter().flatten() {
+            operation.tags = Some(vec![tag.clone()]);
+            let responses = &mut operation.responses.responses;
+            responses.entry("default".to_owned()).or_insert_with(default);
+            for (status, response) in responses {
+                if let (false, RefOr::T(response)) = (status.starts_with('2'), response) {
+                    response.content.clear();
+                    response.content.insert(Problem::CONTENT_TYPE.to_owned(), RefOr::T(problem()));
+                }
+            }
+        }
     }
 }

@@ -22,13 +22,14 @@ pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
 }
 
 /// Shows the log level.
-#[utoipa::path(get, path = "/v1/log", responses((status = 200, body = Log)))]
+#[utoipa::path(operation_id = "show_log_level", get, path = "/v1/log", responses((status = 200, body = Log)))]
 async fn show() -> Json<Log> {
     Json(now())
 }
 
 /// Sets the log level.
 #[utoipa::path(
+    operation_id = "set_log_level",
     put,
     path = "/v1/log",
     request_body = Log,

@@ -8,6 +8,7 @@ mod changes;
 mod controllers;
 mod disconnects;
 mod error;
+mod health;
 mod log_level;
 mod server;
 mod stats;
@@ -29,6 +30,7 @@ pub(crate) use error::ApiError;
 pub(super) use server::Server;
 
 use super::handle::ControlHandle;
+use crate::api::Problem;
 
 /// The longest body of a request, in bytes.
 const MOST_BODY_BYTES: usize = 1 << 20;
@@ -37,16 +39,20 @@ const MOST_BODY_BYTES: usize = 1 << 20;
 const BODY_TIME: Duration = Duration::from_secs(10);
 
 #[derive(OpenApi)]
-#[openapi(info(
-    title = "nvmfd",
-    description = "Management interface of an NVMe over RDMA target.",
-    license(name = "Apache-2.0", identifier = "Apache-2.0")
-))]
+#[openapi(
+    components(schemas(Problem)),
+    info(
+        title = "nvmfd",
+        description = "Management interface of an NVMe over RDMA target.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    )
+)]
 struct Document;
 
 /// Routes that only read. Each area adds its own here.
 fn reading() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::with_openapi(Document::openapi())
+        .merge(health::routes())
         .merge(status::routes())
         .merge(subsystems::routes())
         .merge(controllers::routes())
@@ -81,7 +87,9 @@ fn router(managed: ControlHandle, may_change: bool) -> Router {
 
 fn routes(may_change: bool) -> (Router<ControlHandle>, Description) {
     let all = if may_change { reading().merge(changing()) } else { reading() };
-    all.split_for_parts()
+    let (router, mut document) = all.split_for_parts();
+    error::describe(&mut document);
+    (router, document)
 }
 
 #[cfg(test)]

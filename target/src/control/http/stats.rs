@@ -1,12 +1,13 @@
 //! `/v1/stats`, `/v1/slow`, `/metrics`.
 
-use std::sync::atomic::Ordering;
+use std::collections::HashMap;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use nvme::Nqn;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -21,23 +22,35 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
 }
 
 /// Shows counts and latencies since the daemon started.
-#[utoipa::path(get, path = "/v1/stats", responses((status = 200, body = Stats)))]
+#[utoipa::path(operation_id = "show_stats", get, path = "/v1/stats", responses((status = 200, body = Stats)))]
 async fn stats(State(managed): State<ControlHandle>) -> Json<Stats> {
     Json(look(&managed))
 }
 
 /// Lists the last slow commands, the latest first.
-#[utoipa::path(get, path = "/v1/slow", responses((status = 200, body = Vec<SlowCommand>)))]
+#[utoipa::path(operation_id = "list_slow_commands", get, path = "/v1/slow", responses((status = 200, body = Vec<SlowCommand>)))]
 async fn slow(State(managed): State<ControlHandle>) -> Json<Vec<SlowCommand>> {
     Json(snapshot::slow(managed.view().shared.observers()))
 }
 
-/// Shows all metrics as OpenMetrics text, for Prometheus.
-#[utoipa::path(get, path = "/metrics",
-    responses((status = 200, body = String, content_type = prometheus::CONTENT_TYPE)))]
-async fn scrape(State(managed): State<ControlHandle>) -> Response {
+/// Shows all metrics for Prometheus: as OpenMetrics text if the client accepts it, else in the text
+/// format 0.0.4.
+#[utoipa::path(operation_id = "show_metrics", get, path = "/metrics",
+    responses((status = 200, content(
+        (String = prometheus::CONTENT_TYPE),
+        (String = prometheus::PLAIN_CONTENT_TYPE),
+    ))))]
+async fn scrape(State(managed): State<ControlHandle>, headers: HeaderMap) -> Response {
+    let accepted = headers.get_all(ACCEPT).iter().filter_map(|types| types.to_str().ok());
+    let open = accepted.flat_map(|types| types.split(',')).any(|one| {
+        one.split(';').next().is_some_and(|name| name.trim() == "application/openmetrics-text")
+    });
     match prometheus::text(look(&managed), standing(&managed)) {
-        Ok(text) => ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response(),
+        Ok(text) if open => ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response(),
+        Ok(text) => {
+            let kind = [(CONTENT_TYPE, prometheus::PLAIN_CONTENT_TYPE)];
+            (kind, prometheus::plain(&text)).into_response()
+        }
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
@@ -48,8 +61,16 @@ fn standing(managed: &ControlHandle) -> Availability {
     let listened = registry.addresses();
     let is_there = |nqn| registry.subsystem(nqn).is_some_and(|s| s.management.is_some());
     let subsystems = running.config.subsystems.iter();
+    let mut controllers: HashMap<Nqn, u32> = HashMap::new();
+    for controller in registry.controllers().iter().filter(|controller| !controller.discovery) {
+        *controllers.entry(controller.association.subsystem).or_default() += 1;
+    }
+    let controllers_of = |nqn: &Nqn| controllers.get(nqn).copied().unwrap_or_default();
     Availability {
-        reload_refused: running.reload_refused.load(Ordering::Relaxed),
+        last_reload: running.last_reload.get(),
+        controllers: (running.config.subsystems.iter())
+            .map(|subsystem| (subsystem.nqn.to_string(), controllers_of(&subsystem.nqn)))
+            .collect(),
         namespaces: all_namespaces(managed),
         listeners: (running.config.addresses().into_iter())
             .map(|at| (at.to_string(), listened.contains(&at)))

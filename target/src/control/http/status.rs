@@ -22,7 +22,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
 }
 
 /// Shows the state of the daemon.
-#[utoipa::path(get, path = "/v1/status", responses((status = 200, body = Status)))]
+#[utoipa::path(operation_id = "show_status", get, path = "/v1/status", responses((status = 200, body = Status)))]
 async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
     let (view, running) = (managed.view(), managed.running());
     let config = &running.config;
@@ -46,11 +46,12 @@ async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
         unsaved_changes: count(running.declared.changes().kept.len()),
         set_aside_changes: count(running.declared.changes().set_aside.len()),
         warnings: config.warnings(),
+        last_reload: running.last_reload.get(),
     })
 }
 
 /// Lists listeners.
-#[utoipa::path(get, path = "/v1/listeners", responses((status = 200, body = Vec<Listener>)))]
+#[utoipa::path(operation_id = "list_listeners", get, path = "/v1/listeners", responses((status = 200, body = Vec<Listener>)))]
 async fn listeners(State(managed): State<ControlHandle>) -> Json<Vec<Listener>> {
     let controllers = managed.view().registry.controllers();
     Json(listed(&managed.running().config, &controllers))

@@ -33,13 +33,14 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
 }
 
 /// Lists all subsystems.
-#[utoipa::path(get, path = "/v1/subsystems", responses((status = 200, body = Vec<Subsystem>)))]
+#[utoipa::path(operation_id = "list_subsystems", get, path = "/v1/subsystems", responses((status = 200, body = Vec<Subsystem>)))]
 async fn list(State(managed): State<ControlHandle>) -> Json<Vec<Subsystem>> {
     Json(all(&managed))
 }
 
 /// Shows one subsystem.
 #[utoipa::path(
+    operation_id = "show_subsystem",
     get,
     path = "/v1/subsystems/{nqn}",
     params(("nqn" = String, Path, description = "its name")),
@@ -57,13 +58,13 @@ async fn show(
 }
 
 /// Lists the namespaces of all subsystems.
-#[utoipa::path(get, path = "/v1/namespaces", responses((status = 200, body = Vec<Namespace>)))]
+#[utoipa::path(operation_id = "list_namespaces", get, path = "/v1/namespaces", responses((status = 200, body = Vec<Namespace>)))]
 async fn namespaces(State(managed): State<ControlHandle>) -> Json<Vec<Namespace>> {
     Json(all_namespaces(&managed))
 }
 
 /// Lists the configured hosts.
-#[utoipa::path(get, path = "/v1/hosts", responses((status = 200, body = Vec<Host>)))]
+#[utoipa::path(operation_id = "list_hosts", get, path = "/v1/hosts", responses((status = 200, body = Vec<Host>)))]
 async fn hosts(State(managed): State<ControlHandle>) -> Json<Vec<Host>> {
     let running = managed.running();
     let controllers = managed.view().registry.controllers();

@@ -108,8 +108,14 @@ fn ask(mut stream: impl Read + Write, head: &str) -> (u16, Value) {
 
 /// Gets a response that is not JSON.
 fn text(socket: &Path, path: &str) -> String {
+    accepting(socket, path, "*/*")
+}
+
+/// As [`text`], of one of the accepted types.
+fn accepting(socket: &Path, path: &str, types: &str) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {types}");
+    write!(stream, "{head}\r\nConnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
@@ -141,6 +147,14 @@ fn every_path_is_described_and_answers_as_its_schema_says() {
             looked_at += 1;
         }
         assert!(looked_at >= 6);
+        let mut ids = BTreeSet::new();
+        for (path, item) in paths {
+            for (method, operation) in item.as_object().unwrap() {
+                let id = operation["operationId"].as_str().unwrap();
+                assert!(ids.insert(id), "{id} is twice, at {method} {path}");
+                assert!(operation["responses"]["default"].is_object(), "{method} {path}");
+            }
+        }
         let (status, answer) = get(socket, "/v1/subsystems/nqn.2026-11.io.nvmfd:b");
         let schema = &document["components"]["schemas"]["Problem"];
         check(&document, schema, &answer, "a refusal");
@@ -190,6 +204,8 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     registry.change(Change { subsystems, listeners, ..Change::default() });
     let (metrics, all, status) = stage.visit(|socket| {
         let all = get(socket, "/v1/namespaces").1;
+        let (code, problem) = get(socket, "/readyz");
+        assert!(code == 503 && problem["detail"].as_str().unwrap().contains("7 of"), "{problem}");
         (text(socket, "/metrics"), all, get(socket, "/v1/status").1)
     });
     let (a, b) = ("nqn.2026-11.io.nvmfd:a", "nqn.2026-11.io.nvmfd:b");
@@ -211,6 +227,8 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
         }
     }
     has("nvmfd_config_last_reload_successful 1");
+    has(&format!("nvmfd_controllers{{subsystem=\"{a}\"}} 0"));
+    has(&format!("nvmfd_namespace_size_bytes{{subsystem=\"{a}\",nsid=\"1\"}} {}", 1 << 30));
     has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");
     has("nvmfd_listener_up{address=\"127.0.0.2:4420\"} 0");
     for (nsid, detached) in [(1, 0), (2, 1)] {
@@ -259,7 +277,9 @@ fn the_judge_of_schemas_sees_what_is_wrong() {
     let (_, document) = routes(true);
     let document = serde_json::to_value(document).unwrap();
     let schema = &document["components"]["schemas"]["Problem"];
-    for wrong in [r#"{"error": "a"}"#, r#"{"error": 1, "remedy": "a"}"#, "[]"] {
+    let right = r#"{"title": "a", "status": 404, "detail": "a", "remedy": "a"}"#;
+    check(&document, schema, &serde_json::from_str(right).unwrap(), "right");
+    for wrong in [&right.replace("404", "\"404\""), r#"{"detail": "a", "remedy": "a"}"#, "[]"] {
         let wrong: Value = serde_json::from_str(wrong).unwrap();
         let judged = std::panic::catch_unwind(|| check(&document, schema, &wrong, "wrong"));
         assert!(judged.is_err(), "{wrong}");
@@ -342,6 +362,7 @@ fn strange_requests_are_refused_in_words() {
         {
             let (found, problem) = ask(UnixStream::connect(socket).unwrap(), head);
             assert_eq!(found, status, "{head}");
+            assert_eq!(problem["status"], status, "{problem}");
             assert!(problem["remedy"].as_str().unwrap().contains("openapi"), "{problem}");
         }
         // Data that is not HTTP ends the connection, and nothing else.
@@ -453,4 +474,39 @@ fn why_a_host_was_refused_is_told_of_all_and_of_one() {
         assert_eq!(of_address.as_array().unwrap().len(), 2);
         assert_eq!(get(socket, "/v1/why?host=nobody").1, Value::Array(Vec::new()));
     });
+}
+
+#[test]
+fn probes_and_metrics_answer_as_their_clients_ask() {
+    stage("").visit(|socket| {
+        for path in ["/healthz", "/readyz"] {
+            let answer = text(socket, path);
+            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("ok\n"), "{answer}");
+        }
+        let plain = accepting(socket, "/metrics", "text/plain;version=0.0.4, */*;q=0.1");
+        assert!(plain.contains("content-type: text/plain; version=0.0.4"), "{plain}");
+        assert!(!plain.contains("# EOF"));
+        let open = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5";
+        let open = accepting(socket, "/metrics", open);
+        assert!(open.contains("content-type: application/openmetrics-text; version=1.0.0"));
+        assert!(open.ends_with("# EOF\n"), "{open}");
+    });
+}
+
+#[test]
+fn entity_tags_of_a_precondition_are_read_as_http_says() {
+    let of = |fields: &[&str]| {
+        let mut headers = axum::http::HeaderMap::new();
+        for field in fields {
+            headers.append("if-match", field.parse().unwrap());
+        }
+        changes::if_match(&headers)
+    };
+    let tags = |tags: &[&str]| Some(tags.iter().map(|&tag| tag.to_owned()).collect::<Vec<_>>());
+    assert_eq!(of(&[]), None);
+    assert_eq!(of(&["*"]), None);
+    assert_eq!(of(&["\"a\", \"b\"", "\"c\""]), tags(&["a", "b", "c"]));
+    // Weak tags never match, and nonsense does not either.
+    assert_eq!(of(&["W/\"a\""]), tags(&[]));
+    assert_eq!(of(&["a"]), tags(&[]));
 }

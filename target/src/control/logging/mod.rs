@@ -1,8 +1,8 @@
 //! Logging to stderr.
 //!
-//! Lines for a terminal have the time and colours. The journal adds the time, and receives each
+//! Lines have the time, and colours on a terminal. The journal adds the time, and receives each
 //! line with its fields ([`journald`]) or, if it cannot be reached or before the daemon serves,
-//! with the level as its prefix. A file or a pipe receives plain lines.
+//! with the level as its prefix. JSON is one object a line, wherever it goes.
 
 mod journald;
 
@@ -33,20 +33,34 @@ pub(super) fn serving() {
     SERVING.store(true, Ordering::Relaxed);
 }
 
-/// Starts logging, once per process.
-pub fn start(level: LevelFilter) {
+/// Format of the lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum LogFormat {
+    /// Text with fields.
+    Text,
+    /// JSON.
+    Json,
+}
+
+/// Starts logging, once per process. Without a format: lines of a command that ends at once, which
+/// have no time.
+pub fn start(level: LevelFilter, format: Option<LogFormat>) {
     let (filter, handle) = Layer::new(level);
-    let lines = fmt::layer().with_writer(stderr);
+    let lines = fmt::layer().with_writer(stderr).with_target(false);
     let base = registry().with(filter);
-    let started = if let Some(journal) = journal() {
+    let started = if format == Some(LogFormat::Json) {
+        let objects = lines.json().flatten_event(true);
+        tracing::subscriber::set_global_default(base.with(objects))
+    } else if let Some(journal) = journal() {
         tracing::subscriber::set_global_default(base.with(journal))
     } else if is_journal() {
         tracing::subscriber::set_global_default(base.with(lines.event_format(ForJournal)))
-    } else if stderr().is_terminal() {
-        tracing::subscriber::set_global_default(base.with(lines.with_target(false)))
     } else {
-        let plain = lines.with_target(false).with_ansi(false).without_time();
-        tracing::subscriber::set_global_default(base.with(plain))
+        let lines = lines.with_ansi(stderr().is_terminal());
+        match format {
+            Some(_) => tracing::subscriber::set_global_default(base.with(lines)),
+            None => tracing::subscriber::set_global_default(base.with(lines.without_time())),
+        }
     };
     debug_assert!(started.is_ok(), "logging is started once");
     let _ = FILTER.set(handle);

@@ -1,0 +1,74 @@
+//! `/healthz`, `/readyz`: probes of supervisors and monitoring systems.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use tokio::time::{Instant, sleep};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::ApiError;
+use super::status::degraded;
+use crate::control::handle::ControlHandle;
+
+/// Time limit of an iteration of a reactor.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Interval between two looks at the reactors.
+const LOOK: Duration = Duration::from_millis(5);
+
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
+    OpenApiRouter::new().routes(routes!(healthz)).routes(routes!(readyz))
+}
+
+/// Checks that every reactor iterates: if not, the daemon has to be restarted.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, description = "a reactor has stalled or ended"),
+    )
+)]
+async fn healthz(State(managed): State<ControlHandle>) -> Result<&'static str, ApiError> {
+    let view = managed.view();
+    let turns = || view.reactors.iter().map(|stats| stats.turns.load(Ordering::Relaxed));
+    let before: Vec<u64> = turns().collect();
+    // Sleeping reactors iterate once.
+    view.registry.wake_reactors();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let ended = view.reactors.iter().any(|stats| stats.ended.load(Ordering::Relaxed));
+        let stalled = turns().zip(&before).position(|(now, before)| now == *before);
+        match stalled {
+            None if !ended => return Ok("ok\n"),
+            Some(_) if !ended && Instant::now() < deadline => sleep(LOOK).await,
+            _ => {
+                let error = "a reactor has stalled or ended";
+                let remedy = "see the log of the daemon, and restart it";
+                return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error, remedy));
+            }
+        }
+    }
+}
+
+/// Checks that everything that is configured is served.
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, description = "something is pending or degraded: `detail` has the sentences"),
+    )
+)]
+async fn readyz(State(managed): State<ControlHandle>) -> Result<&'static str, ApiError> {
+    let mut sentences = managed.view().pending.list();
+    sentences.extend(degraded(&managed));
+    if sentences.is_empty() {
+        return Ok("ok\n");
+    }
+    let remedy = "see `nvmfctl status`; other namespaces and listeners are served";
+    Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, sentences.join("; "), remedy))
+}
