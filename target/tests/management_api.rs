@@ -104,7 +104,7 @@ fn nvmfctl(socket: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
 fn what_runs_is_shown_to_people_and_to_programs() {
     let daemon = Daemon::start("127.0.42.1");
     let status = daemon.says(&["status"]);
-    for part in ["soft, 1 reactor(s)", "1 subsystem(s), 1 namespace(s)", "127.0.42.1:4420 (id 1)"] {
+    for part in ["soft, 1 reactor,", "1 subsystem, 1 namespace", "127.0.42.1:4420 (id 1)"] {
         assert!(status.contains(part), "{part}: {status}");
     }
     let list = daemon.says(&["subsystem", "list"]);
@@ -124,10 +124,40 @@ fn what_runs_is_shown_to_people_and_to_programs() {
     assert_eq!(daemon.says(&["log"]).trim(), "info");
     assert_eq!(daemon.says(&["log", "debug"]).trim(), "debug");
     assert_eq!(daemon.says(&["log"]).trim(), "debug");
+    // A monitoring system and a provisioning tool go by exit codes.
+    let (code, out, _) = nvmfctl(&daemon.socket(), &["status", "--check"]);
+    assert_eq!(code, Some(0), "{out}");
+    assert!(
+        out.starts_with("NVMFD OK - serving 1 subsystem, 1 namespace | controllers=0"),
+        "{out}"
+    );
+    let file = daemon.directory.path().join("nvmfd.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let plan = |text: &str, code| {
+        let other = daemon.directory.path().join("other.toml");
+        fs::write(&other, text).unwrap();
+        let plan = ["plan", "--exit-code", other.to_str().unwrap()];
+        let (found, out, err) = nvmfctl(&daemon.socket(), &plan);
+        assert_eq!((found, err.as_str()), (Some(code), ""), "{out}");
+    };
+    plan(&text, 0);
+    plan(&text.replace("1GiB", "2GiB"), 3);
+    fs::write(&file, "colour = 1\n").unwrap();
+    let (code, out, err) = nvmfctl(&daemon.socket(), &["reload", "-o", "json"]);
+    let failure: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(failure["error"].as_str().unwrap().contains("unknown key `colour`"), "{out}");
+    assert!(code == Some(1) && err.contains("unknown key `colour`"), "{err}");
+    let (code, out, _) = nvmfctl(&daemon.socket(), &["status", "--check"]);
+    assert!(code == Some(1) && out.starts_with("NVMFD WARNING - the last reload was"), "{out}");
+    assert!(daemon.says(&["status"]).contains("refused, the files differ"));
+    fs::write(&file, &text).unwrap();
+    let why = daemon.says(&["why", "192.0.2.9"]);
+    assert!(why.starts_with("nothing is recorded of 192.0.2.9"), "{why}");
+
     let (code, _, err) = nvmfctl(&daemon.socket(), &["log", "loud"]);
     assert!(code == Some(1) && err.contains("there is no level \"loud\""), "{err}");
 
-    let json = daemon.says(&["--json", "namespace", "list"]);
+    let json = daemon.says(&["namespace", "list", "-o", "json"]);
     let namespaces: Vec<nvmfd::api::Namespace> = serde_json::from_str(&json).unwrap();
     assert_eq!((namespaces[0].nsid, namespaces[0].size_bytes), (1, 1 << 30));
     let json = daemon.says(&["status", "--json"]);
@@ -146,6 +176,9 @@ fn failures_say_what_to_do() {
         let (code, out, _) = nvmfctl(directory.path(), wrong);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{wrong:?}");
     }
+    let (code, out, err) = nvmfctl(&directory.path().join("none"), &["status", "--check"]);
+    assert_eq!((code, err.as_str()), (Some(2), ""));
+    assert!(out.starts_with("NVMFD CRITICAL - no daemon is at"), "{out}");
     let daemon = Daemon::start("127.0.42.2");
     let (code, _, err) = nvmfctl(&daemon.socket(), &["subsystem", "show", "nqn.a"]);
     assert_eq!(code, Some(1));
@@ -174,7 +207,7 @@ fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
     let disk = disk.to_str().unwrap();
     let add = ["namespace", "add", NQN, "2", disk, "--size", "1MiB"];
 
-    let told = daemon.says(&[&add[..], &["--dry-run"]].concat());
+    let told = daemon.says(&["namespace", "add", NQN, "auto", disk, "--size", "1MiB", "--dry-run"]);
     assert!(told.starts_with("+ namespace 2: file "), "{told}");
     assert!(!daemon.says(&["namespace", "list"]).contains(disk), "only told");
     daemon.says(&add);
@@ -407,7 +440,8 @@ fn who_watches_for_somebody_who_has_gone_ends() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), "watching");
+    let line = lines.next().unwrap().unwrap();
+    assert_eq!(line.split_once(' ').map(|(_, event)| event), Some("watching"), "{line}");
     drop(lines);
     // Every reload is something to tell of.
     for _ in 0..3000 {

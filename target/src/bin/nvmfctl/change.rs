@@ -10,6 +10,7 @@ use hyper::Method;
 use nvmfd::api::{Change, Changes, Outcome, SetAside, Settings, Status, UnsavedChange, Wanted};
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::overlay::{EditError, merged};
+use nvmfd::plural::count;
 use serde_json::Value;
 
 use crate::client::Client;
@@ -40,13 +41,21 @@ pub(crate) async fn make(
     client: &Client,
     output: Output,
 ) -> Result<(), Failure> {
+    outcome(changes, client, output).await.map(drop)
+}
+
+async fn outcome(
+    changes: Vec<Change>,
+    client: &Client,
+    output: Output,
+) -> Result<Outcome, Failure> {
     let wanted = Wanted { changes, dry_run: output.dry_run };
     let done = client.send::<Outcome>(Method::POST, "/v1/changes", &wanted).await?;
     output.answer(&done, |outcome| match output.dry_run {
         true => text(outcome),
         false => text(outcome) + unkept(outcome),
     });
-    Ok(())
+    Ok(done.0)
 }
 
 /// The configuration to apply.
@@ -57,16 +66,36 @@ pub(crate) struct Other {
     path: PathBuf,
 }
 
+#[derive(Args)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    other: Other,
+    /// End with exit code 3 if there are differences, and 0 if there are none
+    #[arg(long)]
+    exit_code: bool,
+}
+
+/// Exit code of `plan --exit-code` if there are differences.
+const DIFFERENT: u8 = 3;
+
 /// Shows the differences from a configuration.
-pub(crate) async fn plan(other: &Other, client: &Client, output: Output) -> Result<(), Failure> {
-    apply(other, client, Output { dry_run: true, ..output }).await
+pub(crate) async fn plan(plan: &Plan, client: &Client, output: Output) -> Result<(), Failure> {
+    let outcome = apply(&plan.other, client, Output { dry_run: true, ..output }).await?;
+    match plan.exit_code && !(outcome.differences.is_empty() && outcome.needs_restart.is_empty()) {
+        true => Err(Failure::code(DIFFERENT)),
+        false => Ok(()),
+    }
 }
 
 /// Replaces the configuration files, until they are edited.
-pub(crate) async fn apply(other: &Other, client: &Client, output: Output) -> Result<(), Failure> {
+pub(crate) async fn apply(
+    other: &Other,
+    client: &Client,
+    output: Output,
+) -> Result<Outcome, Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
     let change = replacement(&other.path, Path::new(&status.config_file))?;
-    make(vec![change], client, output).await
+    outcome(vec![change], client, output).await
 }
 
 /// Returns the change that replaces configuration files by those at a path. Reports errors
@@ -156,7 +185,7 @@ pub(crate) async fn save(client: &Client, output: Output) -> Result<(), Failure>
     };
     let written: Vec<String> = old.rewritten(&new).iter().map(shown).collect();
     let files = if written.is_empty() { "the files".to_owned() } else { written.join(", ") };
-    output.print(&format!("{} change(s) are in {files} now", changes.kept.len()));
+    output.print(&format!("wrote {} into {files}", count(changes.kept.len(), "change")));
     Ok(())
 }
 

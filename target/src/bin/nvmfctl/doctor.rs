@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use nvmfd::config::Config;
 use nvmfd::doctor::{Finding, Level, examine};
+use nvmfd::plural::count as count_of;
 
 use crate::output::{Failure, Output};
 
@@ -17,7 +18,7 @@ const NO_CONFIG: &str = "No configuration was looked at: --config FILE has its a
 #[derive(Args)]
 pub(crate) struct Command {
     /// Check for this configuration; without it, for that in /etc/nvmfd if there is one
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "NVMFD_CONFIG")]
     config: Option<PathBuf>,
 }
 
@@ -36,7 +37,9 @@ pub(crate) fn run(command: Command, output: Output) -> Result<(), Failure> {
     match (count(Level::Problem), count(Level::Warning)) {
         (0, _) => Ok(()),
         (problems, warnings) => {
-            Err(Failure::new(format!("{problems} problem(s) and {warnings} warning(s)")))
+            let (problems, warnings) =
+                (count_of(problems, "problem"), count_of(warnings, "warning"));
+            Err(Failure::of_check(format!("{problems} and {warnings}")))
         }
     }
 }

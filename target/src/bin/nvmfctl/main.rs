@@ -1,6 +1,6 @@
 //! The tool `nvmfctl`: queries and manages a running `nvmfd` through its management interface.
 //!
-//! One file for each family of commands. Tables are for users; with `--json`, the response of the
+//! One file for each family of commands. Tables are for users; with `-o json`, the response of the
 //! daemon is printed unchanged.
 
 mod ana;
@@ -19,6 +19,7 @@ mod output;
 mod stats;
 mod status;
 mod subsystem;
+mod time;
 mod top;
 mod watch;
 mod why;
@@ -30,7 +31,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 use nvmfd::config::DEFAULT_SOCKET;
 
 use crate::client::Client;
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Format, Output};
+
+/// Title of the options that all commands have.
+const GLOBAL: &str = "Global options";
 
 /// Queries and changes a running nvmfd.
 ///
@@ -38,18 +42,24 @@ use crate::output::{Failure, Output};
 /// this machine. Changes are in force at once and persisted; `save` writes them into the
 /// configuration files.
 ///
-/// Exit codes: 0 done, 1 failed, 2 usage.
+/// Exit codes: 0 done, 1 failed, 2 usage; those of `plan --exit-code` and `status --check` are in
+/// their help.
 #[derive(Parser)]
-#[command(name = "nvmfctl", version = nvmfd::VERSION)]
+#[command(name = "nvmfctl", version = nvmfd::VERSION, max_term_width = 100)]
 struct Arguments {
     /// Connect to the daemon at this socket
-    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, global = true)]
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "NVMFD_SOCKET",
+        global = true, help_heading = GLOBAL)]
     socket: PathBuf,
-    /// Print the response of the daemon, as JSON
-    #[arg(long, global = true)]
+    /// Print a table, or the response of the daemon as JSON
+    #[arg(short, long, value_name = "FORMAT", default_value = "table", global = true,
+        help_heading = GLOBAL)]
+    output: Format,
+    /// The same as `-o json`
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
     /// Change nothing, and show the differences
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     dry_run: bool,
     #[command(subcommand)]
     family: Family,
@@ -59,7 +69,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Family {
     /// Show the state of the daemon
-    Status,
+    Status(status::Command),
     /// Show and change subsystems
     #[command(subcommand)]
     Subsystem(subsystem::Command),
@@ -88,7 +98,7 @@ enum Family {
     #[command(subcommand)]
     Changes(change::Command),
     /// Show the differences from this configuration
-    Plan(change::Other),
+    Plan(change::Plan),
     /// Replace the configuration, all or nothing; `save` writes it into the configuration files
     Apply(change::Other),
     /// Write unsaved changes into the configuration files
@@ -140,10 +150,13 @@ enum Family {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let output = Output { json: arguments.json, dry_run: arguments.dry_run };
+    let json = arguments.json || arguments.output == Format::Json;
+    let output = Output { json, dry_run: arguments.dry_run };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return output.fail(&Failure::new(format!("there is no thread: {error}"))),
+        Err(error) => {
+            return output.fail(&Failure::new(format!("cannot start the runtime: {error}")));
+        }
     };
     let client = Client::new(arguments.socket);
     match runtime.block_on(run(arguments.family, &client, output)) {
@@ -159,15 +172,15 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         return Err(Failure::new(refusal));
     }
     match family {
-        Family::Status => status::run(client, output).await,
+        Family::Status(command) => status::run(&command, client, output).await,
         Family::Subsystem(command) => subsystem::run(command, client, output).await,
         Family::Namespace(command) => namespace::run(command, client, output).await,
         Family::Listener(command) => listener::run(command, client, output).await,
         Family::Host(command) => host::run(command, client, output).await,
         Family::Ana(command) => ana::run(command, client, output).await,
         Family::Changes(command) => change::run(command, client, output).await,
-        Family::Plan(other) => change::plan(&other, client, output).await,
-        Family::Apply(other) => change::apply(&other, client, output).await,
+        Family::Plan(plan) => change::plan(&plan, client, output).await,
+        Family::Apply(other) => change::apply(&other, client, output).await.map(drop),
         Family::Save => change::save(client, output).await,
         Family::Watch => watch::run(client, output).await,
         Family::ConnectLine { subsystem, host } => {

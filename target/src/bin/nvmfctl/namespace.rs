@@ -1,13 +1,16 @@
 //! `nvmfctl namespace`.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{
-    Change, Detached, Kind, Namespace, NamespaceState, Outcome, Protect, Trust, WriteProtection,
+    Change, Detached, Kind, Namespace, NamespaceState, Outcome, Protect, Subsystem, Trust,
+    WriteProtection,
 };
 use nvmfd::config::Size;
+use nvmfd::core::subsystem::MAX_NSID;
 use serde_json::Value;
 
 use crate::change;
@@ -22,8 +25,8 @@ pub(crate) enum Command {
     Add {
         /// Select the subsystem by its NQN
         subsystem: String,
-        /// Set its nsid
-        nsid: u32,
+        /// Set its nsid; `auto` is the lowest free one
+        nsid: Nsid,
         /// Use this file, which is created if a size is given, or block device
         path: Option<PathBuf>,
         /// Set the size, such as 10GiB; absent: that of the file
@@ -98,6 +101,36 @@ pub(crate) enum Command {
     },
 }
 
+/// The nsid of a new namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Nsid {
+    /// The lowest one that is free.
+    Auto,
+    Number(u32),
+}
+
+impl FromStr for Nsid {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Nsid, String> {
+        match text {
+            "auto" => Ok(Nsid::Auto),
+            text => {
+                text.parse().map(Nsid::Number).map_err(|_| "no number, and not auto".to_owned())
+            }
+        }
+    }
+}
+
+/// The lowest nsid that no namespace of the subsystem has. If another administrator takes it first,
+/// the change is refused.
+async fn lowest_free(subsystem: &str, client: &Client) -> Result<u32, Failure> {
+    let path = format!("/v1/subsystems/{}", escaped(subsystem));
+    let (found, _) = client.get::<Subsystem>(&path).await?;
+    let is_free = |nsid: &u32| found.namespaces.iter().all(|namespace| namespace.nsid != *nsid);
+    (1..=MAX_NSID).find(is_free).ok_or_else(|| Failure::new("the subsystem has no free nsid"))
+}
+
 pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Result<(), Failure> {
     let change = match command {
         Command::List => {
@@ -114,6 +147,10 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
             put("kind", kind.map(Value::from));
             put("block_size", block_size.map(Value::from));
             put("read_only", read_only.then_some(true.into()));
+            let nsid = match nsid {
+                Nsid::Number(nsid) => nsid,
+                Nsid::Auto => lowest_free(&subsystem, client).await?,
+            };
             Change::AddNamespace { subsystem, nsid, settings }
         }
         Command::Set { subsystem, nsid, settings } => {

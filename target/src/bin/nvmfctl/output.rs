@@ -8,6 +8,15 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
 
+/// Format of the output.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// Tables and sentences.
+    Table,
+    /// The response of the daemon.
+    Json,
+}
+
 /// Output format.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
@@ -17,15 +26,32 @@ pub(crate) struct Output {
     pub(crate) dry_run: bool,
 }
 
-/// An error and its remedy.
+/// An error with its remedy, and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     sentence: String,
+    code: u8,
+    /// The output has it already.
+    is_printed: bool,
 }
 
 impl Failure {
     pub(crate) fn new(sentence: impl Into<String>) -> Failure {
-        Failure { sentence: sentence.into() }
+        Failure { sentence: sentence.into(), code: 1, is_printed: false }
+    }
+
+    /// A result that was printed, and differs from success by its exit code alone.
+    pub(crate) fn code(code: u8) -> Failure {
+        Failure { sentence: String::new(), code, is_printed: true }
+    }
+
+    /// The failure of a check whose results are printed: JSON has no second document.
+    pub(crate) fn of_check(sentence: impl Into<String>) -> Failure {
+        Failure { is_printed: true, ..Failure::new(sentence) }
+    }
+
+    pub(crate) fn sentence(&self) -> &str {
+        &self.sentence
     }
 }
 
@@ -52,8 +78,13 @@ impl Output {
     }
 
     pub(crate) fn fail(self, failure: &Failure) -> ExitCode {
-        let _ = writeln!(io::stderr(), "nvmfctl: {}", failure.sentence);
-        ExitCode::FAILURE
+        if self.json && !failure.is_printed {
+            self.print(&pretty(&serde_json::json!({"error": failure.sentence})));
+        }
+        if !failure.sentence.is_empty() {
+            let _ = writeln!(io::stderr(), "nvmfctl: {}", failure.sentence);
+        }
+        ExitCode::from(failure.code)
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::time::sleep;
 use crate::client::Client;
 use crate::derived_stats::{Rate, Times, bytes, rates, seconds, short, time};
 use crate::output::{Failure, Output, table};
+use crate::time::at_ms;
 
 /// Arguments of `nvmfctl stats`.
 #[derive(Args)]
@@ -142,13 +143,12 @@ fn shown(times: &Times) -> [String; 4] {
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 fn slow_table(all: &[SlowCommand]) -> String {
-    let heads =
-        ["WHEN (UTC)", "TOOK", "WHERE", "HOST", "NSID", "COMMAND", "SLBA", "LENGTH", "STATUS"];
+    let heads = ["WHEN", "TOOK", "WHERE", "HOST", "NSID", "COMMAND", "SLBA", "LENGTH", "STATUS"];
     let rows = all.iter().map(|command| {
         let stages = command.stages_ns.iter().filter(|stage| stage.count >= 1_000_000);
         let stages = stages.map(|s| format!("{} {}", s.name, time(s.count as f64 / 1e3)));
         [
-            clock(command.at_ms),
+            at_ms(command.at_ms),
             time(command.total_ns as f64 / 1e3),
             stages.collect::<Vec<_>>().join(", "),
             command.host.clone(),
@@ -160,22 +160,6 @@ fn slow_table(all: &[SlowCommand]) -> String {
         ]
     });
     table(heads, rows, "no command was slow (see `slow_ms` in [observe])")
-}
-
-/// Formats a point in time as date and time of day.
-fn clock(ms: u64) -> String {
-    let (days, ms) = (ms / 86_400_000, ms % 86_400_000);
-    // Days since 1970 to a Gregorian date, with years that begin in March.
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:03}", ms % 1000)
 }
 
 fn command_name(opcode: u8) -> String {
@@ -225,19 +209,11 @@ mod tests {
                 Count { name: "disk".to_owned(), count: 249_000_000 },
             ],
         };
-        let text = slow_table(&[slow]);
-        for word in ["2026-11-21 14:06:40.123", "250 ms", "disk 249 ms", "99", "4.00 KiB"] {
+        let text = slow_table(std::slice::from_ref(&slow));
+        for word in [at_ms(slow.at_ms).as_str(), "250 ms", "disk 249 ms", "99", "4.00 KiB"] {
             assert!(text.contains(word), "{word} in {text}");
         }
         assert!(!text.contains("wait"));
-    }
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(clock(0), "1970-01-01 00:00:00.000");
-        assert_eq!(clock(951_782_399_000), "2000-02-28 23:59:59.000");
-        assert_eq!(clock(951_782_400_000), "2000-02-29 00:00:00.000");
-        assert_eq!(clock(4_107_542_400_000), "2100-03-01 00:00:00.000");
     }
 
     #[test]

@@ -2,16 +2,63 @@
 
 use std::fmt::Write;
 
+use clap::Args;
 use nvmfd::api::Status;
+use nvmfd::plural::count;
 
 use crate::client::Client;
 use crate::derived_stats::bytes;
 use crate::listener;
 use crate::output::{Failure, Output, duration, joined};
+use crate::time::at_s;
 
-pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
-    output.answer(&client.get::<Status>("/v1/status").await?, text);
-    Ok(())
+#[derive(Args)]
+pub(crate) struct Command {
+    /// Print one line for a monitoring system, with its exit code: 0 OK, 1 WARNING (a refused reload,
+    /// changes set aside), 2 CRITICAL (something is not served, or no daemon answers)
+    #[arg(long)]
+    check: bool,
+}
+
+pub(crate) async fn run(command: &Command, client: &Client, output: Output) -> Result<(), Failure> {
+    let answer = client.get::<Status>("/v1/status").await;
+    if !command.check {
+        output.answer(&answer?, text);
+        return Ok(());
+    }
+    let (line, code) = match &answer {
+        Ok((status, _)) => check(status),
+        Err(failure) => (format!("CRITICAL - {}", failure.sentence()), 2),
+    };
+    match (&answer, output.json) {
+        (Ok(answer), true) => output.answer(answer, text),
+        _ => output.print(&format!("NVMFD {line}")),
+    }
+    if code == 0 { Ok(()) } else { Err(Failure::code(code)) }
+}
+
+/// The line and exit code that plugins of monitoring systems have.
+fn check(status: &Status) -> (String, u8) {
+    let broken: Vec<&str> =
+        status.degraded.iter().chain(&status.pending).map(String::as_str).collect();
+    let mut doubts = Vec::new();
+    if status.last_reload.as_ref().is_some_and(|last| !last.successful) {
+        doubts.push("the last reload was refused".to_owned());
+    }
+    if status.set_aside_changes > 0 {
+        doubts.push(format!("{} set aside", count(status.set_aside_changes, "change")));
+    }
+    let (word, code, text) = match (broken.is_empty(), doubts.is_empty()) {
+        (false, _) => ("CRITICAL", 2, broken.join("; ")),
+        (true, false) => ("WARNING", 1, doubts.join("; ")),
+        (true, true) => ("OK", 0, format!("serving {}", served(status))),
+    };
+    (format!("{word} - {text} | controllers={}", status.controllers), code)
+}
+
+fn served(status: &Status) -> String {
+    let namespaces = count(status.namespaces, "namespace");
+    format!("{}, {namespaces}", count(status.subsystems, "subsystem"))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
@@ -23,19 +70,15 @@ fn text(status: &Status) -> String {
     let since = duration(status.uptime_s);
     line("nvmfd", format!("{}, process {}, serving for {since}", status.version, status.pid));
     line("declared in", status.config_file.clone());
-    line(
-        "fabric",
-        format!(
-            "{}, {} reactor(s), pool of {}",
-            status.provider,
-            status.reactors,
-            bytes(status.pool_bytes as f64)
-        ),
-    );
-    line(
-        "serves",
-        format!("{} subsystem(s), {} namespace(s)", status.subsystems, status.namespaces),
-    );
+    if let Some(last) = &status.last_reload {
+        let outcome = if last.successful { "successful" } else { "refused, the files differ" };
+        line("last reload", format!("{}: {outcome}", at_s(last.at_unix_s)));
+        last.errors.iter().for_each(|error| line("error", error.clone()));
+    }
+    let reactors = count(status.reactors, "reactor");
+    let pool = bytes(status.pool_bytes as f64);
+    line("fabric", format!("{}, {reactors}, pool of {pool}", status.provider));
+    line("serves", served(status));
     line("listens", joined(status.listeners.iter().map(listener::one), "nowhere"));
     line("controllers", status.controllers.to_string());
     let sentences = [
@@ -59,4 +102,48 @@ fn text(status: &Status) -> String {
         line("restart", format!("{section} has changed and takes effect after a restart"));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use nvmfd::api::Reload;
+
+    use crate::status::*;
+
+    fn status() -> Status {
+        Status {
+            version: "0.1.0".to_owned(),
+            pid: 7,
+            uptime_s: 61,
+            config_file: "/etc/nvmfd/nvmfd.toml".to_owned(),
+            provider: "soft".to_owned(),
+            reactors: 1,
+            pool_bytes: 1 << 20,
+            listeners: Vec::new(),
+            subsystems: 1,
+            namespaces: 2,
+            controllers: 3,
+            pending: Vec::new(),
+            degraded: Vec::new(),
+            needs_restart: Vec::new(),
+            unsaved_changes: 0,
+            set_aside_changes: 0,
+            warnings: vec!["any host may connect".to_owned()],
+            last_reload: None,
+        }
+    }
+
+    #[test]
+    fn a_monitoring_system_sees_what_is_not_served() {
+        let fine = "OK - serving 1 subsystem, 2 namespaces | controllers=3";
+        assert_eq!(check(&status()), (fine.to_owned(), 0));
+        let errors = vec!["line 1: no".to_owned()];
+        let reload = Reload { at_unix_s: 1, successful: false, errors };
+        let refused = Status { last_reload: Some(reload), ..status() };
+        let line = "WARNING - the last reload was refused | controllers=3";
+        assert_eq!(check(&refused), (line.to_owned(), 1));
+        assert!(text(&refused).contains("refused, the files differ\nerror        line 1: no\n"));
+        let down = Status { pending: vec!["listener a".to_owned()], ..refused };
+        assert_eq!(check(&down), ("CRITICAL - listener a | controllers=3".to_owned(), 2));
+    }
 }

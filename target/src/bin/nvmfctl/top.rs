@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nvmfd::api::stats::{Reactor, Stats};
+use nvmfd::plural::count;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -185,9 +186,9 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let all = together(&view.since);
     let hosts: std::collections::BTreeSet<_> = view.since.rows.iter().map(|r| &r.host).collect();
     let first = format!(
-        "nvmfd, up {}, {} host(s)   {} IOPS   {}/s   {:.1} under way   {} failed",
+        "nvmfd, up {}, {}   {} IOPS   {}/s   {:.1} under way   {} failed",
         duration(view.uptime_us / 1_000_000),
-        hosts.len(),
+        count(hosts.len(), "host"),
         short(all.iops),
         bytes(all.bytes_per_s),
         all.depth,
@@ -353,7 +354,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "nvmfd, up 1 h 1 min, 2 host(s)   51.0k IOPS   199 MiB/s   15.0 under way   102 failed"
+            "nvmfd, up 1 h 1 min, 2 hosts   51.0k IOPS   199 MiB/s   15.0 under way   102 failed"
         );
         let line = |word: &str| *lines.iter().find(|line| line.contains(word)).expect(word);
         for word in ["nqn.2026-11.io.nvmfd:disk1", "50.0k", "195 MiB/s", "140 us", "7.0"] {
@@ -371,7 +372,7 @@ mod tests {
     #[test]
     fn a_daemon_without_hosts_has_a_view_as_well() {
         let view = View { since: Stats::default(), uptime_us: 5, live: false };
-        assert!(text(&view, 80, 16).unwrap().starts_with("nvmfd, up 0 s, 0 host(s)   0 IOPS"));
+        assert!(text(&view, 80, 16).unwrap().starts_with("nvmfd, up 0 s, 0 hosts   0 IOPS"));
     }
 
     #[test]

@@ -7,13 +7,16 @@ use serde_json::Value;
 use crate::client::Client;
 use crate::controllers::state;
 use crate::output::{Failure, Output};
+use crate::time::at_s;
 
 pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
     client
         .follow("/v1/watch", |line: &Value| match output.json {
             true => output.print_on(&line.to_string()),
             false => match Event::deserialize(line) {
-                Ok(event) => output.print_on(&text(&event.what)),
+                Ok(event) => {
+                    output.print_on(&format!("{} {}", at_s(event.at_unix_s), text(&event.what)));
+                }
                 Err(_) => output.print_on(&line.to_string()),
             },
         })

@@ -1,13 +1,13 @@
 //! `nvmfctl why`.
 
 use std::fmt::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use nvmfd::api::Why;
 
 use crate::client::{Client, escaped};
 use crate::output::{Failure, Output, duration};
+use crate::time::{at_s, now_s};
 
 #[derive(Args)]
 pub(crate) struct Command {
@@ -20,8 +20,13 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         Some(host) => format!("/v1/why?host={}", escaped(host)),
         None => "/v1/why".to_owned(),
     };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    output.answer(&client.get::<Vec<Why>>(&path).await?, |all| text(all, now));
+    let answer = client.get::<Vec<Why>>(&path).await?;
+    output.answer(&answer, |all| match (all.is_empty(), &command.host) {
+        (true, Some(host)) => {
+            format!("nothing is recorded of {host}; `nvmfctl why` shows all hosts")
+        }
+        _ => text(all, now_s()),
+    });
     Ok(())
 }
 
@@ -32,6 +37,7 @@ fn text(all: &[Why], now_s: u64) -> String {
     }
     let mut text = String::new();
     for why in all {
+        let at = at_s(why.last_s);
         let ago = duration(now_s.saturating_sub(why.last_s));
         let who = why.host.as_deref().unwrap_or("a host without a name");
         let times = match why.count {
@@ -48,7 +54,7 @@ fn text(all: &[Why], now_s: u64) -> String {
         };
         let _ = writeln!(
             text,
-            "{ago} ago{times}: {} [{}]\n    {who} from {} at {}{asked}{queue}\n    {}{detail}\n    -> {}",
+            "{at} ({ago} ago{times}): {} [{}]\n    {who} from {} at {}{asked}{queue}\n    {}{detail}\n    -> {}",
             why.cause, why.stage, why.remote, why.local, why.reason, why.remedy
         );
     }
@@ -77,10 +83,13 @@ mod tests {
             first_s: 1000,
             last_s: 1065,
         };
-        let expected = "5 s ago, 3 times in 1 min 5 s: host-not-allowed [connect]\n    \
+        let at = at_s(1065);
+        let expected = format!(
+            "{at} (5 s ago, 3 times in 1 min 5 s): host-not-allowed [connect]\n    \
                         nqn.2026-11.host:h from 192.0.2.9:4000 at 192.0.2.1:4420 for \
                         nqn.2026-11.io.nvmfd:disk1, queue 0\n    \
-                        the host is not admitted (on purpose)\n    -> add it\n";
+                        the host is not admitted (on purpose)\n    -> add it\n"
+        );
         assert_eq!(text(std::slice::from_ref(&why), 1070), expected);
         let bare = Why { host: None, subsystem: None, qid: None, count: 1, ..why };
         assert!(text(&[bare], 1070).contains("a host without a name from 192.0.2.9:4000 at"));
