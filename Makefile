@@ -140,6 +140,7 @@ hostile: build test-packages ## Twenty million mutated packets, five million mes
 	  --test soft_malformed -- --nocapture --test-threads 1
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" ATTACKER="$(BUILD)"/release/flood SLOW="$(BUILD)"/release/slow_hosts FLOOD=$(SECONDS_OF_FLOOD) tests/bench/hostile
 	NVMFD="$(NVMFD)" RAW="$(BUILD)"/release/raw_host CAPSULES=$(CAPSULES) tests/bench/capsules
+	NVMFD="$(NVMFD)" RAW="$(BUILD)"/release/raw_host tests/bench/deaths
 
 HOURS ?= 2
 torture: build test-packages ## Every guarantee of docs/reliability.md at full size, then a soak: make torture HOURS=12

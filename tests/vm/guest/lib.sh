@@ -18,6 +18,7 @@ TARGET=${TARGET:-nvmfd}
 LINK=${LINK:-rxe}
 LOG=${LOG:-/vm/log}/$FLOW
 NVMFD=${NVMFD:-}
+RAW_HOST=${RAW_HOST:-${NVMFD%/*}/raw_host}
 NQN=nqn.2026-11.io.nvmfd:vm
 PORT=4420
 HOSTID=5b1c9d3e-7a52-4c1f-9a3e-000000000001

@@ -193,6 +193,12 @@ target_status() { # its exit status; waits for it
   if beside_guest; then beside_end "$TJOB"; else wait "$TPID"; fi 2>/dev/null
 }
 target_rss_kib() { at_target awk '/^VmRSS:/ {print $2}' "/proc/$TPID/status"; }
+raw_host() { # OTHER-HOST-NQN [OPTION...]
+  local address=$TADDR options=()
+  if [ "$ADRFAM" = ipv6 ]; then address="[$TADDR]"; fi
+  if [ "$LINK" = siw ]; then options=(--iwarp); fi
+  timeout -k 5 "${LIMIT:-900}" "$RAW_HOST" "$address:$PORT" "$NQN" "$HOSTNQN" "$1" "${options[@]}" "${@:2}"
+}
 target_fds() { at_target find "/proc/$TPID/fd" -mindepth 1 -maxdepth 1 | wc -l; }
 target_threads() { at_target find "/proc/$TPID/task" -mindepth 1 -maxdepth 1 | wc -l; }
 target_ticks() { # user and system time of the process with all its threads, in clock ticks (100 a second)

@@ -150,6 +150,8 @@ pub(crate) struct World {
     pub(crate) names: Names,
     pub(crate) tally: Tally,
     pub(crate) iwarp: bool,
+    /// Keep alive timeout of valid admin queues.
+    pub(crate) kato_ms: u32,
 }
 
 pub(crate) type Outcome = Result<(), String>;
@@ -170,7 +172,7 @@ impl World {
     pub(crate) fn admin_attempt(&self) -> Attempt {
         Attempt {
             request: cm::Request { recfmt: 0, qid: 0, hrqsize: 32, hsqsize_z: 31, cntlid: 0 },
-            connect: Connect { sqsize_z: 31, ..Connect::default() },
+            connect: Connect { sqsize_z: 31, kato_ms: self.kato_ms, ..Connect::default() },
             data: ConnectData::new(HOST_ID, 0xFFFF, &self.names.subnqn, &self.names.host),
             len: 1024,
             inline: None,

@@ -65,6 +65,8 @@ pub(crate) struct Host {
     by_qp: HashMap<Qp, usize>,
     batch: Vec<Event>,
     window: Option<RemoteRegion>,
+    /// The fabric resolves addresses before it sends a connection request.
+    resolves: bool,
 }
 
 impl Host {
@@ -84,6 +86,7 @@ impl Host {
             by_qp: HashMap::new(),
             batch: Vec::with_capacity(64),
             window: None,
+            resolves: source.is_none(),
         })
     }
 
@@ -130,6 +133,25 @@ impl Host {
                 Err(Reason::NotEstablished)
             }
         }
+    }
+
+    /// Sends a connection request, and does not wait for the reply.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub(crate) fn request(&mut self, private_data: &[u8]) -> Result<(), FabricError> {
+        let limits = QpLimits { receives: RECEIVES, sends: SENDS, reads: READS };
+        self.fabric.connect(self.to, private_data, limits)?;
+        self.fabric.flush();
+        // Devices resolve address and route first, and send the request after two events.
+        let turns = if self.resolves { 3 } else { 0 };
+        (0..turns).for_each(|_| drop(self.happened()));
+        Ok(())
+    }
+
+    /// Hands everything queued to the device.
+    pub(crate) fn flush(&mut self) {
+        self.fabric.flush();
     }
 
     pub(crate) fn connect(&mut self, private_data: &[u8]) -> Result<Link, Reason> {

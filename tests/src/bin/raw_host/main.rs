@@ -3,6 +3,7 @@
 
 mod admin;
 mod connecting;
+mod dying;
 mod fixture;
 mod fused;
 mod host;
@@ -19,7 +20,7 @@ use nvme::Nqn;
 
 const USAGE: &str = "usage: raw_host ADDRESS:PORT SUBSYSTEM-NQN HOST-NQN OTHER-HOST-NQN \
                      [--iwarp] [--soft FROM] [--seed N] [--capsules N] [--pairs N] [--only PART]
-                     [--storm SECONDS]
+                     [--storm SECONDS] [--die-at STAGE]
 The subsystem serves namespace 1 with blocks of 4096 bytes and namespace 2 with blocks of 512, to
 these two hosts and to no other. What is on them is lost.";
 
@@ -35,6 +36,7 @@ struct Arguments {
     pairs: u32,
     only: Option<String>,
     storm: Option<u64>,
+    die_at: Option<String>,
 }
 
 fn arguments() -> Option<Arguments> {
@@ -42,9 +44,19 @@ fn arguments() -> Option<Arguments> {
     let to = words.next()?.parse().ok()?;
     let mut nqn = || words.next()?.parse::<Nqn>().ok();
     let names = Names { subnqn: nqn()?, host: nqn()?, other: nqn()? };
-    let (seed, capsules, pairs, only, storm) = (1, 4000, 400, None, None);
-    let mut found =
-        Arguments { to, names, iwarp: false, soft: None, seed, capsules, pairs, only, storm };
+    let (seed, capsules, pairs, only, storm, die_at) = (1, 4000, 400, None, None, None);
+    let mut found = Arguments {
+        to,
+        names,
+        iwarp: false,
+        soft: None,
+        seed,
+        capsules,
+        pairs,
+        only,
+        storm,
+        die_at,
+    };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--iwarp" => found.iwarp = true,
@@ -54,6 +66,7 @@ fn arguments() -> Option<Arguments> {
             "--pairs" => found.pairs = words.next()?.parse().ok()?,
             "--storm" => found.storm = Some(words.next()?.parse().ok()?),
             "--only" => found.only = Some(words.next()?),
+            "--die-at" => found.die_at = Some(words.next()?),
             _ => return None,
         }
     }
@@ -72,7 +85,8 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> bool {
-    let Arguments { to, names, iwarp, soft, seed, capsules, pairs, only, storm } = arguments;
+    let Arguments { to, names, iwarp, soft, seed, capsules, pairs, only, storm, die_at } =
+        arguments;
     let mut tally = Tally::default();
     let host = match Host::new(to, soft) {
         Ok(host) => host,
@@ -81,13 +95,18 @@ fn run(arguments: Arguments) -> bool {
             return tally.close();
         }
     };
-    let mut world = World { host, names, tally, iwarp };
+    let mut world = World { host, names, tally, iwarp, kato_ms: 0 };
     if let Some(seconds) = storm {
         let private_data = world.admin_attempt().request.emit();
         let limit = Duration::from_secs(seconds);
         let (up, in_vain) = world.host.storm(&private_data, limit);
         println!("{up} connections came up, {in_vain} did not");
         return world.host.is_whole().is_ok();
+    }
+    if let Some(stage) = die_at {
+        let outcome = dying::die_at(&mut world, &stage);
+        world.tally.check(&format!("stage {stage} is reached"), false, || format!("{outcome:?}"));
+        return world.tally.close();
     }
     // The first connection also registers the window of all commands.
     let request = world.admin_attempt().request;
