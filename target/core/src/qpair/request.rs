@@ -93,6 +93,12 @@ impl State {
         }
     }
 
+    /// Returns its permitted successors, a bit each.
+    #[inline]
+    const fn successors(self) -> u16 {
+        SUCCESSORS[self.number()]
+    }
+
     /// Returns its index in [`STATES`].
     #[inline]
     const fn number(self) -> usize {
@@ -160,6 +166,8 @@ pub(super) struct Request {
     /// In-capsule data are submitted in their receive, which is counted among those that its device
     /// has.
     pub(super) lends_receive: bool,
+    /// The permitted successors of its state, a bit each.
+    successors: u16,
     /// Status of its response.
     pub(super) status: Status,
     /// Bytes of data buffers that are charged for it.
@@ -245,6 +253,7 @@ impl Request {
             cancelling: false,
             bounces: false,
             lends_receive: false,
+            successors: State::Free.successors(),
             status: Status::SUCCESS,
             charged_bytes: 0,
             device: None,
@@ -283,12 +292,11 @@ impl Request {
     /// Sets the plan, in place of that of an earlier command.
     #[inline(always)]
     pub(super) fn set_plan(&mut self, plan: Plan) {
-        let before = std::mem::replace(&mut self.plan, plan);
-        // The plans of most commands own nothing: nothing is called to drop them.
-        match before {
-            Plan::Reply(_) | Plan::Load { .. } | Plan::Store { .. } => std::mem::forget(before),
-            _ => drop(before),
+        // The plans of most commands own nothing: they are overwritten, not moved out and dropped.
+        if !matches!(self.plan, Plan::Reply(_) | Plan::Load { .. } | Plan::Store { .. }) {
+            self.plan = Plan::Reply(0);
         }
+        std::mem::forget(std::mem::replace(&mut self.plan, plan));
     }
 
     /// Returns its state.
@@ -301,12 +309,13 @@ impl Request {
     ///
     /// # Panics
     /// The state does not follow from the one before: to go on could lose or overwrite data.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub(super) fn enter(&mut self, state: State) {
-        let legal = SUCCESSORS[self.state.number()] >> state.number();
+        // Callers name the state, so that this is a test of one bit and two stores of constants.
+        let legal = self.successors >> state.number();
         assert!(legal & 1 == 1, "{:?} became {state:?}", self.state);
-        self.state = state;
+        (self.state, self.successors) = (state, state.successors());
     }
 
     /// Takes the right to complete it; none if it was completed, or never will be.
