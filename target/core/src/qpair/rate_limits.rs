@@ -39,6 +39,7 @@ impl RateLimits {
     }
 
     /// Books a command at its limits; none if it is no longer limited.
+    #[inline]
     pub(super) fn book(
         &self,
         requests: &Requests,

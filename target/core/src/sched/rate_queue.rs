@@ -71,9 +71,11 @@ impl RateLimitQueue {
     }
 
     /// Whether a command may book before it waits: none for its namespace is queued ahead of it.
+    #[inline]
     #[must_use]
     pub fn may_book(&self, share: u32, nsid: u32) -> bool {
-        self.lines.get(share as usize).is_none_or(|line| line.iter().all(|e| e.nsid != nsid))
+        let is_first = |line: &VecDeque<QueueEntry>| line.iter().all(|e| e.nsid != nsid);
+        self.count == 0 || self.lines.get(share as usize).is_none_or(is_first)
     }
 
     /// Appends a command to its wait queue, with its booking.

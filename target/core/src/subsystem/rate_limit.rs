@@ -49,12 +49,10 @@ impl Default for Limit {
 #[derive(Debug)]
 pub struct Limiter {
     limit: Limit,
-    op_time: Option<UnitTime>,
-    byte_time: Option<UnitTime>,
     burst_ns: u64,
     began: Instant,
-    ops: AtomicU64,
-    bytes: AtomicU64,
+    ops: Schedule,
+    bytes: Schedule,
 }
 
 /// Start time of a command, and its share of the rate.
@@ -74,12 +72,10 @@ impl Limiter {
     pub fn new(limit: Limit, now: Instant) -> Limiter {
         Limiter {
             limit,
-            op_time: limit.iops.map(|iops| UnitTime::of(iops.into())),
-            byte_time: limit.bandwidth.map(UnitTime::of),
             burst_ns: u64::from(limit.burst_ms) * 1_000_000,
             began: now,
-            ops: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
+            ops: Schedule::new(limit.iops.map(u64::from)),
+            bytes: Schedule::new(limit.bandwidth),
         }
     }
 
@@ -92,46 +88,27 @@ impl Limiter {
     /// Books one command of this length.
     #[must_use]
     pub fn book(&self, now: Instant, bytes: u64) -> Grant {
-        self.book_as(now, 1, bytes)
+        self.book_ns(now, 1, bytes).grant(now, bytes)
     }
 
     /// Books bytes of a command in progress: later ones wait for it.
     pub(crate) fn charge(&self, now: Instant, bytes: u64) {
-        let _ = self.book_as(now, 0, bytes);
+        let _ = self.book_ns(now, 0, bytes);
     }
 
-    fn book_as(&self, now: Instant, ops: u64, bytes: u64) -> Grant {
+    #[inline]
+    fn book_ns(&self, now: Instant, ops: u64, bytes: u64) -> Booking {
         let now_ns = self.ns_at(now);
-        let (mut start_ns, mut takes_ns) = (now_ns, 0);
-        for (arrival, takes) in self.taken(ops, bytes) {
-            let start = book(arrival, now_ns, takes, self.burst_ns);
-            (start_ns, takes_ns) = (start_ns.max(start), takes_ns.max(takes));
-        }
-        let start = match start_ns - now_ns {
-            0 => now,
-            waits_ns => now + Duration::from_nanos(waits_ns),
-        };
-        Grant { start, takes: Duration::from_nanos(takes_ns), bytes }
+        let by_ops = self.ops.book(now_ns, ops, self.burst_ns);
+        by_ops.and(self.bytes.book(now_ns, bytes, self.burst_ns))
     }
 
     /// Cancels the booking of a command of this length: later bookings are earlier by its time. The
     /// part of its time that has passed is lost.
     pub fn give_back(&self, now: Instant, bytes: u64) {
         let now_ns = self.ns_at(now);
-        for (arrival, takes) in self.taken(1, bytes) {
-            let back = |before: u64| {
-                let after = before.saturating_sub(takes).max(now_ns);
-                (after < before).then_some(after)
-            };
-            let _ = arrival.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back);
-        }
-    }
-
-    /// The schedules that a command has a part in, and how many nanoseconds it takes of each.
-    fn taken(&self, ops: u64, bytes: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
-        let schedules = [(&self.ops, self.op_time, ops), (&self.bytes, self.byte_time, bytes)];
-        let taken = schedules.into_iter().filter(|(_, _, amount)| *amount > 0);
-        taken.filter_map(|(arrival, time, amount)| Some((arrival, time?.takes_ns(amount))))
+        self.ops.give_back(now_ns, 1);
+        self.bytes.give_back(now_ns, bytes);
     }
 
     fn ns_at(&self, now: Instant) -> u64 {
@@ -149,17 +126,82 @@ impl PartialEq for Limiter {
 impl Eq for Limiter {}
 
 /// Books a command at all limits that it is under; none: it is under no limit.
+#[inline]
 #[must_use]
 pub(crate) fn book_all<'a>(
     limiters: impl Iterator<Item = &'a Arc<Limiter>>,
     now: Instant,
     bytes: u64,
 ) -> Option<Grant> {
-    limiters.map(|limiter| limiter.book(now, bytes)).reduce(|a, b| Grant {
-        start: a.start.max(b.start),
-        takes: a.takes.max(b.takes),
-        ..a
-    })
+    let bookings = limiters.map(|limiter| limiter.book_ns(now, 1, bytes));
+    Some(bookings.reduce(Booking::and)?.grant(now, bytes))
+}
+
+/// A place in schedules: the nanoseconds until its start, and those that it takes.
+#[derive(Clone, Copy, Default, Debug)]
+struct Booking {
+    waits_ns: u64,
+    takes_ns: u64,
+}
+
+impl Booking {
+    /// Returns the booking of a command that has both.
+    #[inline]
+    fn and(self, other: Booking) -> Booking {
+        Booking {
+            waits_ns: self.waits_ns.max(other.waits_ns),
+            takes_ns: self.takes_ns.max(other.takes_ns),
+        }
+    }
+
+    #[inline]
+    fn grant(self, now: Instant, bytes: u64) -> Grant {
+        let start = match self.waits_ns {
+            0 => now,
+            waits_ns => now + Duration::from_nanos(waits_ns),
+        };
+        Grant { start, takes: Duration::from_nanos(self.takes_ns), bytes }
+    }
+}
+
+/// The virtual schedule of one rate, if that is limited.
+#[derive(Debug)]
+struct Schedule {
+    time: Option<UnitTime>,
+    /// The theoretical arrival time of the next booking.
+    arrival: AtomicU64,
+}
+
+impl Schedule {
+    fn new(rate: Option<u64>) -> Schedule {
+        Schedule { time: rate.map(UnitTime::of), arrival: AtomicU64::new(0) }
+    }
+
+    /// Returns the nanoseconds that an amount takes of it; 0: nothing.
+    #[inline]
+    fn takes_ns(&self, amount: u64) -> u64 {
+        self.time.map_or(0, |time| time.takes_ns(amount))
+    }
+
+    #[inline]
+    fn book(&self, now_ns: u64, amount: u64, burst_ns: u64) -> Booking {
+        match self.takes_ns(amount) {
+            0 => Booking::default(),
+            takes_ns => {
+                let start_ns = book(&self.arrival, now_ns, takes_ns, burst_ns);
+                Booking { waits_ns: start_ns - now_ns, takes_ns }
+            }
+        }
+    }
+
+    fn give_back(&self, now_ns: u64, amount: u64) {
+        let takes_ns = self.takes_ns(amount);
+        let back = |before: u64| {
+            let after = before.saturating_sub(takes_ns).max(now_ns);
+            (after < before).then_some(after)
+        };
+        let _ = self.arrival.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back);
+    }
 }
 
 /// Fraction bits of a [`UnitTime`].
@@ -188,6 +230,7 @@ impl UnitTime {
 }
 
 /// Advances the theoretical arrival time by a booking; returns the start of the booking.
+#[inline]
 fn book(arrival: &AtomicU64, now_ns: u64, takes_ns: u64, burst_ns: u64) -> u64 {
     let mut before = arrival.load(Ordering::Relaxed);
     loop {
