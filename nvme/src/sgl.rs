@@ -102,7 +102,7 @@ impl Sgl {
 
     /// Reads a descriptor. A type or sub type that RDMA capsules cannot use returns SGL Descriptor
     /// Type Invalid, do not retry. Reserved bytes are ignored.
-    #[inline]
+    #[inline(always)]
     pub fn parse(bytes: &[u8; 16]) -> Result<Self, Status> {
         let [address @ .., a, b, c, d, e, f, g, identifier] = *bytes;
         let address = u64::from_le_bytes(address);

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use nvme::reservation::Report;
 use nvme::sqe::DsmRange;
 use nvme::{IoOpcode, Sqe, Status};
+use nvmfd_blockdev::DeviceId;
+use rdma::Remote;
 
-use super::{CapsuleInfo, Plan, copy, destination, no_data, source, write_uncorrectable};
+use super::{CapsuleInfo, Plan, Source, copy, destination, no_data, source, write_uncorrectable};
 use crate::subsystem::reservation::{Barred, Order};
 use crate::subsystem::{Extent, Namespace};
 
@@ -48,6 +50,51 @@ pub fn plan(
     }
 }
 
+/// Decides on a Read as [`plan`] does, without a plan to move: the device, the byte offset there,
+/// and the host memory, whose length is that of the transfer. None if it is to be refused or needs
+/// more care: [`plan`] decides on that.
+#[inline(always)]
+#[must_use]
+pub fn plain_read(
+    sqe: &Sqe,
+    namespace: Result<&Namespace, Status>,
+    barred: Barred,
+    received: CapsuleInfo,
+) -> Option<(DeviceId, u64, Remote)> {
+    let namespace = plain(sqe, namespace, Barred::READ, barred)?;
+    let (at, len) = transfer(sqe, namespace, received).ok()?;
+    Some((namespace.backing, at, destination(sqe, received, len, true).ok()?))
+}
+
+/// The same of a Write, with the location of its data.
+#[inline(always)]
+#[must_use]
+pub fn plain_write(
+    sqe: &Sqe,
+    namespace: Result<&Namespace, Status>,
+    barred: Barred,
+    received: CapsuleInfo,
+) -> Option<(DeviceId, u64, Source)> {
+    let namespace = plain(sqe, namespace, Barred::WRITE, barred)?;
+    writable(namespace).ok()?;
+    let (at, len) = transfer(sqe, namespace, received).ok()?;
+    Some((namespace.backing, at, source(sqe, received, len, true).ok()?))
+}
+
+/// Returns the namespace of a Read or a Write, if its host may access it like that and no block of
+/// it is unreadable.
+#[inline(always)]
+fn plain<'a>(
+    sqe: &Sqe,
+    namespace: Result<&'a Namespace, Status>,
+    group: Barred,
+    barred: Barred,
+) -> Option<&'a Namespace> {
+    sqe.check_flags().ok()?;
+    let namespace = accessible(namespace, group, barred).ok()?;
+    namespace.marks.is_empty().then_some(namespace)
+}
+
 /// Applies the rule of a command that is no Read and no Write.
 #[inline(never)]
 fn other(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan, Status> {
@@ -70,6 +117,7 @@ fn other(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<Plan
 ///
 /// # Errors
 /// The status of the command if it arrived now.
+#[inline]
 pub fn may_begin(
     sqe: &Sqe,
     plan: &Plan,
@@ -262,7 +310,8 @@ pub fn writable(namespace: &Namespace) -> Result<(), Status> {
     }
 }
 
-#[inline]
+/// Returns byte offset and length of the data of a command.
+#[inline(always)]
 fn transfer(sqe: &Sqe, namespace: &Namespace, received: CapsuleInfo) -> Result<(u64, u32), Status> {
     let (at, len) = namespace.range(sqe.slba(), sqe.blocks().into())?;
     match u32::try_from(len) {
@@ -287,9 +336,9 @@ pub(super) fn plan_in(
 
 #[cfg(test)]
 mod tests {
-    use crate::command::Source;
     use crate::command::io::*;
     use crate::subsystem::Subsystem;
+    use crate::subsystem::bad_blocks::Change;
     use crate::subsystem::persistence::tests::MemorySections;
     use crate::subsystem::reservation::{Reservation, State};
     use crate::subsystem::testing::sample;
@@ -297,9 +346,8 @@ mod tests {
     use nvme::Sgl;
     use nvme::feature::WriteProtectState;
     use nvme::reservation::{Acquire, Register, Release, ReservationType};
-    use nvmfd_blockdev::DeviceId;
+    use nvme::sqe::Flags;
     use proptest::prelude::*;
-    use rdma::Remote;
 
     const RECEIVED: CapsuleInfo =
         CapsuleInfo { tail_bytes: 4096, in_capsule_bytes: 4096, mdts_bytes: 1 << 20 };
@@ -595,6 +643,48 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_plain_read_or_write_is_decided_like_every_other_command(
+            opcode in 0u8..4, nsid in 0u32..4, slba in (1u64 << 20) - 4..(1 << 20) + 2,
+            blocks_z in 0u16..4, given in 0u32..5, flags in prop_oneof![9 => Just(0x40u8), 1 => any::<u8>()],
+            kind in prop_oneof![Just(0x40u8), Just(0x4F), Just(1), any::<u8>()],
+            barred in 0u8..4, read_only: bool, marked: bool, fua: bool
+        ) {
+            let mut subsystem = sample();
+            for namespace in &mut subsystem.namespaces {
+                namespace.read_only = read_only;
+                if marked {
+                    let at = ((1 << 20) - 2) << namespace.block_shift;
+                    let mark = Change::Mark { at, len: 4096, most_bytes: 4096 };
+                    prop_assert_eq!(namespace.marks.change(&mark), Ok(()));
+                }
+            }
+            let shift = subsystem.namespace(nsid).map_or(12, |namespace| namespace.block_shift);
+            let sqe = Sqe::io(IoOpcode(opcode), nsid).with_range(slba, blocks_z).with_fua(fua);
+            let mut sqe = sqe.with_sgl(keyed(given << shift)).with_flags(Flags(flags));
+            sqe.dptr[15] = kind;
+            if kind == 1 {
+                sqe = sqe.with_sgl(Sgl::in_capsule(0, given << shift));
+            }
+            let namespace = subsystem.namespace(nsid);
+            let (barred, received) = (Barred(barred), RECEIVED);
+            let plan = plan_in(&sqe, &subsystem, barred, received);
+            let direct = match sqe.io_opcode() {
+                IoOpcode::READ => plain_read(&sqe, namespace, barred, received)
+                    .map(|(backing, at, to)| Plan::Load { backing, at, to }),
+                IoOpcode::WRITE => plain_write(&sqe, namespace, barred, received)
+                    .map(|(backing, at, from)| Plan::Store { backing, at, from, fua }),
+                _ => None,
+            };
+            match direct {
+                Some(direct) => prop_assert_eq!(Ok(direct), plan),
+                None => {
+                    let is_one = matches!(plan, Ok(Plan::Load { .. } | Plan::Store { .. }));
+                    prop_assert!(!is_one || marked, "{plan:?} takes the longer way");
+                }
+            }
+        }
+
         #[test]
         fn any_command_is_answered_within_bounds(
             bytes: [u8; 64], opcode in 0u8..32, nsid in 0u32..9, flags: bool,

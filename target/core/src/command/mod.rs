@@ -328,6 +328,7 @@ pub struct CapsuleInfo {
 ///
 /// # Errors
 /// The SGL statuses of the NVMe documents, each with do not retry.
+#[inline(always)]
 pub fn source(sqe: &Sqe, received: CapsuleInfo, len: u32, exact: bool) -> Result<Source, Status> {
     let short = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
     match sqe.sgl()? {
@@ -361,6 +362,7 @@ pub fn source(sqe: &Sqe, received: CapsuleInfo, len: u32, exact: bool) -> Result
 ///
 /// # Errors
 /// The SGL statuses of the NVMe documents, each with do not retry.
+#[inline(always)]
 pub fn destination(
     sqe: &Sqe,
     received: CapsuleInfo,

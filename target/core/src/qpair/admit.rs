@@ -3,22 +3,61 @@
 
 use std::time::Instant;
 
-use rdma::Pool;
+use rdma::pool::capacity_for;
+use rdma::{Buf, Pool};
 
 use super::buffers::{self, BufferShare, DATA_FOR_ADMIN_BYTES, Want, free_for_io};
-use super::execute::Decided;
 use super::request::{State, WaitReason};
 use super::{Io, QueuePair};
-use crate::sched::buffers::{BufferDemand, NsIndex, TryAlloc};
+use crate::sched::buffers::{BufferDemand, DeviceSlot, NsIndex, TryAlloc};
 use crate::subsystem::rate_limit::Grant;
+use nvmfd_blockdev::DeviceId;
 
 impl QueuePair {
     /// Admits a command: it waits for its rate limits, then for buffers.
     #[inline]
-    pub(super) fn admit(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
-        if !self.rate_limits.are_there() || !self.waits_for_limits(slot, io) {
-            self.admit_to_buffers(slot, decided, io);
+    pub(super) fn admit(&mut self, slot: u16, io: &mut Io<'_>) {
+        if !self.is_delayed(slot, io) {
+            self.admit_to_buffers(slot, io);
         }
+    }
+
+    /// Allocates a buffer of `len` bytes for a Read or a Write, if that need not wait: the buffer
+    /// scheduler has no reason to look closer. None: it is admitted like all others.
+    #[inline(always)]
+    pub(super) fn allocate_at_once(
+        &mut self,
+        slot: u16,
+        (backing, len): (DeviceId, u32),
+        io: &mut Io<'_>,
+    ) -> Option<Buf> {
+        let tenant = self.buffers.tenant?;
+        let (device, bytes) = (DeviceSlot::of(backing), capacity_for(len));
+        let entry = &mut self.requests[slot];
+        let lane = NsIndex::of(entry.sqe.nsid);
+        if !io.waiters.charge_at_once(tenant, (lane, device), bytes, free_for_io(io.pool)) {
+            return None;
+        }
+        (entry.charged_bytes, entry.device) = (bytes, Some(device));
+        let buf = io.pool.take_data(len);
+        if buf.is_none() {
+            self.buffers.discharge(entry, io);
+            entry.device = None;
+        }
+        buf
+    }
+
+    /// As [`QueuePair::admit`], for a Read or a Write that limits let begin and that cannot start at
+    /// once.
+    #[inline(never)]
+    pub(super) fn admit_transfer(&mut self, slot: u16, io: &mut Io<'_>) {
+        self.admit_to_buffers(slot, io);
+    }
+
+    /// Whether a command has to wait for its rate limits. It is in their queue then.
+    #[inline(always)]
+    pub(super) fn is_delayed(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
+        self.rate_limits.are_there() && self.waits_for_limits(slot, io)
     }
 
     /// Continues a command whose rate limits let it begin now.
@@ -26,7 +65,7 @@ impl QueuePair {
         let entry = &mut self.requests[slot];
         if self.conn.is_open() && entry.state() == State::Waiting(WaitReason::RateLimit) {
             entry.enter(State::Waiting(WaitReason::Buffers));
-            self.admit_to_buffers(slot, Decided::Before, io);
+            self.admit_to_buffers(slot, io);
         }
     }
 
@@ -39,7 +78,7 @@ impl QueuePair {
         }
         let want = buffers::want(&self.requests, slot);
         match self.allocate(slot, &want, aside, io) {
-            TryAlloc::Done => self.execute(slot, Decided::Before, io),
+            TryAlloc::Done => self.execute(slot, io),
             // It is removed from the wait queue, and waits for other commands of its queue pair.
             TryAlloc::Over if self.buffers.tenant.is_none() => {
                 self.buffers.defer(&mut self.requests, slot, io);
@@ -88,7 +127,7 @@ impl QueuePair {
             }
             self.buffers.end_deferred(io);
             match tried {
-                Some(TryAlloc::Done) => self.execute(slot, Decided::Before, io),
+                Some(TryAlloc::Done) => self.execute(slot, io),
                 Some(_) => {
                     self.requests[slot].enter(State::Waiting(WaitReason::Buffers));
                     self.wait_for_buffers(slot, tried, io);
@@ -103,7 +142,8 @@ impl QueuePair {
         let entry = &self.requests[slot];
         let (nsid, Some(tenant)) = (entry.sqe.nsid, self.buffers.tenant) else { return false };
         let may_book = io.waiters.rate_limits.may_book(tenant, nsid);
-        let booked = if may_book { self.book(slot, io.now) } else { None };
+        let book = || self.rate_limits.book(&self.requests, slot, &self.conn.role, io.now);
+        let booked = if may_book { book() } else { None };
         let is_limited = || self.rate_limits.apply_to(&self.requests, slot, &self.conn.role);
         match booked {
             Some(grant) if grant.start <= io.now => return false,
@@ -118,7 +158,7 @@ impl QueuePair {
 
     /// Allocates the buffers of a command and begins it, or queues it for them.
     #[inline(always)]
-    fn admit_to_buffers(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
+    fn admit_to_buffers(&mut self, slot: u16, io: &mut Io<'_>) {
         buffers::lend_receive(&mut self.requests[slot], io);
         if let Some(other) = self.requests[slot].fused_with() {
             buffers::lend_receive(&mut self.requests[other], io);
@@ -128,7 +168,7 @@ impl QueuePair {
         let may_try = want.all_bytes == 0 || io.waiters.may_try(self.buffers.tenant, want.device);
         let tried = may_try.then(|| self.allocate(slot, &want, false, io));
         match tried {
-            Some(TryAlloc::Done) => self.execute(slot, decided, io),
+            Some(TryAlloc::Done) => self.execute(slot, io),
             Some(TryAlloc::Over) if self.buffers.tenant.is_none() => {
                 self.buffers.defer(&mut self.requests, slot, io);
             }

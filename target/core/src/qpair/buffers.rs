@@ -214,7 +214,7 @@ pub(super) fn lend_receive(entry: &mut Request, io: &mut Io<'_>) {
 
 /// Stops counting the receive of a command that the device has returned, or that is not passed to
 /// it.
-#[inline]
+#[inline(always)]
 pub(super) fn return_receive(entry: &mut Request, io: &mut Io<'_>) {
     if std::mem::take(&mut entry.lends_receive)
         && let Some(backing) = entry.plan.backing()

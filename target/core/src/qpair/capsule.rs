@@ -2,17 +2,18 @@
 
 use nvme::sgl::LastSegment;
 use nvme::sqe::Flags;
-use nvme::{Sqe, Status};
-use rdma::{Buf, Work};
+use nvme::{IoOpcode, Sqe, Status};
+use rdma::{Buf, Remote, Work};
 
 use super::execute::Decided;
 use super::fused::FusedState;
 use super::request::{State, WaitReason};
 use super::role::QueueRole;
-use super::{Io, QueuePair, bad_blocks, event_log, fused, role, sgl_transfer};
-use crate::command::{CapsuleInfo, Plan, SQE_BYTES, admin, fabrics, io as rules};
-use crate::controller::{Controller, ControllerState};
+use super::{Io, QueuePair, bad_blocks, buffers, event_log, fused, role, sgl_transfer};
+use crate::command::{CapsuleInfo, Plan, SQE_BYTES, Source, admin, fabrics, io as rules};
+use crate::controller::{Controller, ControllerState, Limits};
 use crate::diag::cause::Cause;
+use nvmfd_blockdev::{DeviceId, IoRequest};
 
 impl QueuePair {
     /// Handles a capsule of `len` bytes that arrived at `came_ns`.
@@ -41,31 +42,143 @@ impl QueuePair {
             io.waiters.behind_sent += 1;
             return;
         };
-        let sqe = match io.pool.bytes(&buf).first_chunk() {
-            Some(bytes) => Sqe::parse(bytes),
-            None => Sqe::default(),
-        };
-        if self.auth.is_rejected(&sqe, &self.conn.role) {
+        let sqe = &mut self.requests[slot].sqe;
+        match io.pool.bytes(&buf).first_chunk() {
+            Some(bytes) => *sqe = Sqe::parse(bytes),
+            None => *sqe = Sqe::default(),
+        }
+        let (cid, fuse) = (sqe.cid, sqe.flags.fuse());
+        if self.auth.is_rejected(sqe, &self.conn.role) {
             io.pool.give(buf);
             self.requests.give_free(slot);
             self.close(io);
             return;
         }
-        if !self.requests.claim_cid(sqe.cid) && !self.drop_parked(sqe.cid, io) {
+        if !self.requests.claim_cid(cid) && !self.drop_parked(cid, io) {
             // The host would take a response to either for that to the other.
-            self.conn.record_end(Cause::CommandIdInUse, format!("{:04X}h", sqe.cid), io);
+            self.conn.record_end(Cause::CommandIdInUse, format!("{cid:04X}h"), io);
             io.pool.give(buf);
             self.requests.give_free(slot);
             self.close(io);
             return;
         }
-        self.requests[slot].begin(&sqe, buf, came_ns, io.now_ns);
+        self.requests[slot].begin(buf, came_ns, io.now_ns);
         self.head.advance();
-        if sqe.flags.fuse() != 0 || self.fused != FusedState::None {
-            return self.on_half(slot, &sqe, tail_bytes, io);
+        if fuse != 0 || self.fused != FusedState::None {
+            return self.on_half(slot, tail_bytes, io);
         }
+        if !self.start_plain(slot, tail_bytes, io) {
+            self.decide_and_start(slot, tail_bytes, io);
+        }
+    }
+
+    /// Starts a Read or a Write that the rules accept: the usual case of [`QueuePair::rule`].
+    /// Returns whether it was one.
+    #[inline(always)]
+    fn start_plain(&mut self, slot: u16, tail_bytes: u32, io: &mut Io<'_>) -> bool {
+        let QueueRole::Io { association, subsystem, .. } = &self.conn.role else { return false };
+        if !self.auth.is_done() || !association.is_ready() {
+            return false;
+        }
+        association.note_traffic();
+        let (sqe, received) = (&self.requests[slot].sqe, self.received(tail_bytes));
+        let Ok((namespace, barred)) = role::access(association, subsystem, sqe.nsid) else {
+            return false;
+        };
+        match sqe.io_opcode() {
+            IoOpcode::READ => match rules::plain_read(sqe, namespace, barred, received) {
+                Some(load) => self.start_read(slot, load, io),
+                None => return false,
+            },
+            IoOpcode::WRITE => match rules::plain_write(sqe, namespace, barred, received) {
+                Some(store) => self.start_write(slot, store, io),
+                None => return false,
+            },
+            _ => return false,
+        }
+        true
+    }
+
+    /// Starts a Read that was decided in this step, at this byte of this device.
+    #[inline(always)]
+    fn start_read(
+        &mut self,
+        slot: u16,
+        (backing, at, to): (DeviceId, u64, Remote),
+        io: &mut Io<'_>,
+    ) {
+        self.requests[slot].set_plan(Plan::Load { backing, at, to });
+        if self.is_delayed(slot, io) {
+            return;
+        }
+        match self.allocate_at_once(slot, (backing, to.len), io) {
+            Some(into) => {
+                self.submit_to_device(slot, backing, IoRequest::Read { into, at }, io);
+            }
+            None => self.admit_transfer(slot, io),
+        }
+    }
+
+    /// The same of a Write.
+    #[inline(always)]
+    fn start_write(
+        &mut self,
+        slot: u16,
+        (backing, at, from): (DeviceId, u64, Source),
+        io: &mut Io<'_>,
+    ) {
+        let entry = &mut self.requests[slot];
+        let fua = entry.sqe.fua();
+        entry.set_plan(Plan::Store { backing, at, from, fua });
+        if self.is_delayed(slot, io) {
+            return;
+        }
+        match from {
+            Source::Host(from) => {
+                if let Some(into) = self.allocate_at_once(slot, (backing, from.len), io) {
+                    return self.post_pull(slot, Work::Read { into, from }, io);
+                }
+            }
+            Source::Capsule { offset, len } => {
+                if let Some(from) = self.lend_at_once(slot, (offset, len), io) {
+                    let op = IoRequest::Write { from, at, fua };
+                    return self.submit_locked(slot, backing, op, None, Decided::Now, io);
+                }
+            }
+        }
+        self.admit_transfer(slot, io);
+    }
+
+    /// Takes the receive of a command to pass the data in it to a device, if they are page-aligned
+    /// and the limit permits it.
+    #[inline(always)]
+    fn lend_at_once(
+        &mut self,
+        slot: u16,
+        (offset, len): (u32, u32),
+        io: &mut Io<'_>,
+    ) -> Option<Buf> {
+        let entry = &mut self.requests[slot];
+        buffers::lend_receive(entry, io);
+        let mut buf = entry.capsule.take_if(|_| entry.lends_receive)?;
+        let start = buf.start() + SQE_BYTES + offset;
+        buf.select(start, len);
+        Some(buf)
+    }
+
+    /// Decides on the plan of a command, and starts it.
+    #[inline(never)]
+    fn decide_and_start(&mut self, slot: u16, tail_bytes: u32, io: &mut Io<'_>) {
+        let sqe = self.requests[slot].sqe;
         let plan = self.decide(slot, &sqe, tail_bytes, io);
         self.start(slot, plan, io);
+    }
+
+    /// Returns the transport properties of a command.
+    #[inline]
+    fn received(&self, tail_bytes: u32) -> CapsuleInfo {
+        let Limits { in_capsule_bytes, mdts_bytes, .. } = self.conn.limits;
+        CapsuleInfo { tail_bytes, in_capsule_bytes, mdts_bytes }
     }
 
     /// Assigns free slots to capsules that wait for one, the oldest first. None is removed before a
@@ -90,7 +203,8 @@ impl QueuePair {
 
     /// Handles half of a fused command, or a command behind a first half.
     #[inline(never)]
-    fn on_half(&mut self, slot: u16, sqe: &Sqe, tail_bytes: u32, io: &mut Io<'_>) {
+    fn on_half(&mut self, slot: u16, tail_bytes: u32, io: &mut Io<'_>) {
+        let sqe = &{ self.requests[slot].sqe };
         let before = std::mem::take(&mut self.fused);
         let may_be_fused = self.conn.role.is_io() && !sqe.is_fabrics();
         let fuse = if may_be_fused { sqe.flags.fuse() } else { 0 };
@@ -103,7 +217,7 @@ impl QueuePair {
         let alone = sqe.with_flags(sqe.flags.with_fuse(0));
         match (fuse, before) {
             (Flags::FUSED_FIRST, _) => {
-                let plan = self.decide_half(slot, &alone, tail_bytes, io);
+                let plan = self.decide(slot, &alone, tail_bytes, io);
                 match plan.and_then(|plan| fused::check_first(sqe, plan, &self.conn.role)) {
                     Ok(plan) => {
                         let entry = &mut self.requests[slot];
@@ -120,10 +234,10 @@ impl QueuePair {
                 }
             }
             (Flags::FUSED_SECOND, FusedState::Held(first)) => {
-                let plan = self.decide_half(slot, &alone, tail_bytes, io);
+                let plan = self.decide(slot, &alone, tail_bytes, io);
                 match fused::join(&mut self.requests, first, slot, plan) {
                     // The first half waits for resources for both.
-                    Ok(()) => self.admit(first, Decided::Before, io),
+                    Ok(()) => self.admit(first, io),
                     Err((of_first, of_second)) => {
                         self.complete(first, Err(of_first), io);
                         self.complete(slot, Err(of_second), io);
@@ -135,26 +249,14 @@ impl QueuePair {
             }
             (Flags::FUSED_SECOND, FusedState::None) => self.complete(slot, Err(missing), io),
             _ => {
-                let plan = self.decide_half(slot, sqe, tail_bytes, io);
+                let plan = self.decide(slot, sqe, tail_bytes, io);
                 self.start(slot, plan, io);
             }
         }
     }
 
-    /// Decides on the plan of half of a fused command, or of a command behind one.
-    #[inline(never)]
-    fn decide_half(
-        &mut self,
-        slot: u16,
-        sqe: &Sqe,
-        tail_bytes: u32,
-        io: &mut Io<'_>,
-    ) -> Result<Plan, Status> {
-        self.decide(slot, sqe, tail_bytes, io)
-    }
-
     /// Decides on the plan of a command.
-    #[inline(always)]
+    #[inline(never)]
     fn decide(
         &mut self,
         slot: u16,
@@ -190,11 +292,7 @@ impl QueuePair {
         tail_bytes: u32,
         io: &mut Io<'_>,
     ) -> Result<Plan, Status> {
-        let received = CapsuleInfo {
-            tail_bytes,
-            in_capsule_bytes: self.conn.limits.in_capsule_bytes,
-            mdts_bytes: self.conn.limits.mdts_bytes,
-        };
+        let received = self.received(tail_bytes);
         let conn = &mut self.conn;
         if let Some(plan) = self.auth.check(sqe, received, &self.requests, conn, io) {
             return plan;

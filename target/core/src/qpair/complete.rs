@@ -114,6 +114,19 @@ impl QueuePair {
         push: Option<Remote>,
         io: &mut Io<'_>,
     ) {
+        self.answer(slot, status, result, push, io);
+    }
+
+    /// The same, compiled for its caller: a Read or a Write that was successful.
+    #[inline(always)]
+    pub(super) fn answer(
+        &mut self,
+        slot: u16,
+        status: Status,
+        result: u64,
+        push: Option<Remote>,
+        io: &mut Io<'_>,
+    ) {
         if !self.conn.is_open() {
             return self.release(slot, io);
         }
@@ -171,7 +184,7 @@ impl QueuePair {
     }
 
     /// Handles the completion of posted data or of a posted response.
-    #[inline]
+    #[inline(always)]
     pub(super) fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.posted -= 1;

@@ -43,7 +43,7 @@ impl QueuePair {
                     Plan::Reply(_) | Plan::Park | Plan::Disconnect | Plan::Abort { .. } => {
                         self.start_alone(slot, io);
                     }
-                    _ => self.admit(slot, Decided::Now, io),
+                    _ => self.admit(slot, io),
                 }
             }
             Err(status) => self.complete(slot, Err(status), io),
@@ -68,23 +68,15 @@ impl QueuePair {
     /// Executes the first step after the buffers are allocated; of a fused command, that of both
     /// halves.
     #[inline(always)]
-    pub(super) fn execute(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
-        let entry = &mut self.requests[slot];
-        if let (Plan::Load { backing, at, .. }, Decided::Now) = (&entry.plan, decided)
-            && let Some(into) = entry.data.take()
-        {
-            // A Read changes nothing, so it needs no lock.
-            let (backing, op) = (*backing, IoRequest::Read { into, at: *at });
-            return self.submit_to_device(slot, backing, op, io);
-        }
-        self.execute_alone(slot, decided, io);
+    pub(super) fn execute(&mut self, slot: u16, io: &mut Io<'_>) {
+        self.execute_alone(slot, io);
         // It may have ended by now.
         if let Some(other) = self.requests[slot].fused_with() {
-            self.execute_alone(other, decided, io);
+            self.execute_alone(other, io);
         }
     }
 
-    fn execute_alone(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
+    fn execute_alone(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         match &mut entry.plan {
             Plan::Give { .. } => {
@@ -118,7 +110,7 @@ impl QueuePair {
                         let bytes = io.pool.bytes(capsule);
                         io.pool.bytes_mut(data).copy_from_slice(bytes);
                     }
-                    self.on_pulled(slot, decided, io);
+                    self.on_pulled(slot, io);
                 }
             },
             Plan::Flush { .. }
@@ -159,8 +151,6 @@ impl QueuePair {
     /// Pulls the data of a command.
     fn pull(&mut self, slot: u16, from: Remote, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
-        entry.enter(State::Pulling);
-        entry.clock.enter(Stage::Pull, io.now_ns);
         let work = match entry.ext_mut().map(|ext| &mut ext.pieces) {
             Some(pieces) if !pieces.is_empty() => {
                 pieces.begin(from.len);
@@ -168,10 +158,20 @@ impl QueuePair {
             }
             _ => entry.data.take().map(|into| Work::Read { into, from }),
         };
+        // Its buffers were allocated before, so there always is work.
         if let Some(work) = work {
-            entry.posted += 1;
-            io.fabric.post(self.conn.qp, slot.into(), work);
+            self.post_pull(slot, work, io);
         }
+    }
+
+    /// Posts the first work that pulls the data of a command.
+    #[inline(always)]
+    pub(super) fn post_pull(&mut self, slot: u16, work: Work, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        entry.enter(State::Pulling);
+        entry.clock.enter(Stage::Pull, io.now_ns);
+        entry.posted += 1;
+        io.fabric.post(self.conn.qp, slot.into(), work);
     }
 
     /// Handles pulled data of a command; returns whether these were all.
@@ -192,7 +192,7 @@ impl QueuePair {
     }
 
     /// Executes the next step of a command whose data have arrived.
-    pub(super) fn on_pulled(&mut self, slot: u16, decided: Decided, io: &mut Io<'_>) {
+    pub(super) fn on_pulled(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         if let Some(ext) = entry.ext() {
             if let Some(other) = ext.fused_with {
@@ -209,7 +209,7 @@ impl QueuePair {
             Plan::Store { backing, at, fua, .. } => {
                 let buf = entry.data.take().or_else(|| entry.capsule.take());
                 let op = buf.map(|from| IoRequest::Write { from, at, fua });
-                self.submit_decided(slot, backing, op, decided, io);
+                self.submit(slot, backing, op, io);
             }
             Plan::Compare { backing, at, .. } => {
                 let buf = entry.make_ext().second.take();
@@ -270,20 +270,31 @@ impl QueuePair {
     /// Handles the completion of a device operation or of a worker's job.
     pub fn on_disk(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
-        if let (&Plan::Load { to, .. }, Ok(()), false, true) =
-            (&entry.plan, done.outcome, entry.has_ext(), self.conn.is_open())
-        {
-            // A Read has one step, and neither a lock nor anything to flush.
-            entry.data = done.buf;
-            self.stats.count_read(entry, to.len.into(), &self.conn.role);
-            self.requests.outstanding -= 1;
-            self.send_response(slot, Status::SUCCESS, 0, Some(to), io);
-            return self.raise_events(io);
+        if done.outcome.is_err() || entry.has_ext() || !self.conn.is_open() {
+            return self.on_step_done(slot, done, io);
         }
-        self.on_step_done(slot, done, io);
+        // A Read or a Write has one step, and here nothing of RequestExt.
+        let push = match entry.plan {
+            Plan::Load { to, .. } => {
+                entry.data = done.buf;
+                self.stats.count_read(entry, to.len.into(), &self.conn.role);
+                Some(to)
+            }
+            Plan::Store { ref from, .. } => {
+                let len = from.len_bytes();
+                entry.put_back(done.buf);
+                unflushed::note(&self.conn.role, entry, Ok(()), true);
+                self.stats.count_write(entry, len.into(), &self.conn.role);
+                None
+            }
+            _ => return self.on_step_done(slot, done, io),
+        };
+        self.requests.outstanding -= 1;
+        self.answer(slot, Status::SUCCESS, 0, push, io);
+        self.raise_events(io);
     }
 
-    /// The same for a command that is no plain Read.
+    /// The same for a command with further steps, state that few need, or a failure.
     #[inline(never)]
     fn on_step_done(&mut self, slot: u16, done: IoCompletion, io: &mut Io<'_>) {
         self.requests.outstanding -= 1;
@@ -561,29 +572,17 @@ impl QueuePair {
     /// on arrival are repeated.
     #[inline(never)]
     fn submit(&mut self, slot: u16, backing: DeviceId, op: Option<IoRequest>, io: &mut Io<'_>) {
-        self.submit_decided(slot, backing, op, Decided::Before, io);
+        match op {
+            Some(op) => self.submit_locked(slot, backing, op, None, Decided::Before, io),
+            // Its buffers were allocated before, so there always is an operation.
+            None => self.complete(slot, Err(Status::INTERNAL_ERROR), io),
+        }
     }
 
-    /// The same; the checks are repeated unless they were made in this step.
+    /// The same. `exclusive`: no other command may change these bytes meanwhile; the checks are not
+    /// repeated if they were made in this step.
     #[inline]
-    fn submit_decided(
-        &mut self,
-        slot: u16,
-        backing: DeviceId,
-        op: Option<IoRequest>,
-        decided: Decided,
-        io: &mut Io<'_>,
-    ) {
-        // Its buffers were allocated before, so there always is an operation.
-        let Some(op) = op else {
-            return self.complete(slot, Err(Status::INTERNAL_ERROR), io);
-        };
-        self.submit_locked(slot, backing, op, None, decided, io);
-    }
-
-    /// The same; `exclusive`: no other command may change these bytes meanwhile.
-    #[inline]
-    fn submit_locked(
+    pub(super) fn submit_locked(
         &mut self,
         slot: u16,
         backing: DeviceId,
@@ -610,7 +609,13 @@ impl QueuePair {
     }
 
     #[inline(always)]
-    fn submit_to_device(&mut self, slot: u16, backing: DeviceId, op: IoRequest, io: &mut Io<'_>) {
+    pub(super) fn submit_to_device(
+        &mut self,
+        slot: u16,
+        backing: DeviceId,
+        op: IoRequest,
+        io: &mut Io<'_>,
+    ) {
         let entry = &mut self.requests[slot];
         entry.enter(State::AtDevice);
         entry.clock.enter(Stage::Disk, io.now_ns);

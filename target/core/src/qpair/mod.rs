@@ -69,6 +69,7 @@ use connection::{Connection, Link};
 use execute::Decided;
 use fused::FusedState;
 pub use io::Io;
+use nvmfd_blockdev::IoRequest;
 use range_lock::RangeLockState;
 use rate_limits::RateLimits;
 pub use request::SENDS_PER_RECEIVE;
@@ -297,15 +298,11 @@ impl QueuePair {
             }
             (Work::Read { into, .. }, outcome) => {
                 let entry = &mut self.requests[slot];
-                entry.data = Some(into);
                 entry.posted -= 1;
                 match outcome {
-                    Ok(_) if is_open => {
-                        if self.on_piece_pulled(slot, io) {
-                            self.on_pulled(slot, Decided::Before, io);
-                        }
-                    }
+                    Ok(_) if is_open => self.on_host_data(slot, into, io),
                     outcome => {
+                        entry.data = Some(into);
                         self.release(slot, io);
                         self.on_fault(outcome.err(), io);
                     }
@@ -313,6 +310,22 @@ impl QueuePair {
             }
         }
         self.raise_events(io);
+    }
+
+    /// Handles the data of a command that has read them from its host.
+    #[inline(always)]
+    fn on_host_data(&mut self, slot: u16, into: Buf, io: &mut Io<'_>) {
+        let entry = &mut self.requests[slot];
+        if let Plan::Store { backing, at, fua, .. } = entry.plan
+            && !entry.has_ext()
+        {
+            let op = IoRequest::Write { from: into, at, fua };
+            return self.submit_locked(slot, backing, op, None, Decided::Before, io);
+        }
+        entry.data = Some(into);
+        if self.on_piece_pulled(slot, io) {
+            self.on_pulled(slot, io);
+        }
     }
 
     /// Marks all changes in progress without a lock, for which a fused command waits; returns their

@@ -123,7 +123,7 @@ pub(super) fn end_op(entry: &mut Request, io: &Io<'_>) {
 }
 
 /// Releases the lock of a command, granted or not.
-#[inline]
+#[inline(always)]
 pub(super) fn unlock(entry: &mut Request, io: &Io<'_>) {
     match std::mem::take(&mut entry.lock) {
         LockState::None | LockState::Unclaimed(..) => {}

@@ -270,32 +270,29 @@ impl Request {
         }
     }
 
-    /// Begins a command whose capsule arrived at `came_ns`.
+    /// Begins the command in `sqe`, whose capsule arrived at `came_ns`.
     #[inline(always)]
-    pub(super) fn begin(&mut self, sqe: &Sqe, capsule: Buf, came_ns: u64, now_ns: u64) {
+    pub(super) fn begin(&mut self, capsule: Buf, came_ns: u64, now_ns: u64) {
         if std::mem::take(&mut self.has_ext) {
             self.ext.iter_mut().for_each(|ext| ext.forget());
         }
         self.enter(State::Waiting(WaitReason::Buffers));
         self.bounces = false;
         self.clock.start(came_ns, now_ns);
-        self.sqe = *sqe;
         // Whoever looks for commands of a kind by their plans must not find that of an earlier command.
         if !matches!(self.plan, Plan::Load { .. } | Plan::Store { .. }) {
             self.plan = Plan::Reply(0);
         }
-        self.reply = Some(Reply { cid: sqe.cid, invalidate: sqe.invalidate_key() });
+        self.reply = Some(Reply { cid: self.sqe.cid, invalidate: self.sqe.invalidate_key() });
         self.capsule = Some(capsule);
         self.step = 0;
     }
 
-    /// Sets the plan, in place of that of an earlier command.
+    /// Sets the plan of a command that has begun.
     #[inline(always)]
     pub(super) fn set_plan(&mut self, plan: Plan) {
-        // The plans of most commands own nothing: they are overwritten, not moved out and dropped.
-        if !matches!(self.plan, Plan::Reply(_) | Plan::Load { .. } | Plan::Store { .. }) {
-            self.plan = Plan::Reply(0);
-        }
+        // What it replaces owns nothing since the command began: nothing is called to drop it.
+        debug_assert!(matches!(self.plan, Plan::Reply(_) | Plan::Load { .. } | Plan::Store { .. }));
         std::mem::forget(std::mem::replace(&mut self.plan, plan));
     }
 
@@ -462,7 +459,7 @@ impl RequestExt {
 }
 
 impl Head {
-    #[inline]
+    #[inline(always)]
     pub(super) fn advance(&mut self) {
         // A queue without a Connect has no size yet.
         if self.size > 0 {
@@ -542,7 +539,7 @@ mod tests {
         };
         let mut pool = Pool::new(plan).unwrap();
         let mut slot = Request::new(None);
-        slot.begin(&Sqe::default(), pool.take_cell().unwrap(), 0, 0);
+        slot.begin(pool.take_cell().unwrap(), 0, 0);
         assert!(slot.ext().is_none() && slot.ext_mut().is_none() && !slot.is_scattered());
         let (sender, _mailbox) = mailbox().unwrap();
         let (ended, _ends) = channel();
@@ -559,7 +556,7 @@ mod tests {
         assert!(pool.is_full());
 
         slot.enter(State::Free);
-        slot.begin(&Sqe::default(), pool.take_cell().unwrap(), 0, 0);
+        slot.begin(pool.take_cell().unwrap(), 0, 0);
         assert!(slot.ext().is_none());
         let fresh = format!("{:?}", RequestExt::default());
         assert_eq!(format!("{:?}", slot.make_ext()), fresh, "every field");

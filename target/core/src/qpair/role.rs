@@ -71,6 +71,7 @@ impl QueueRole {
     /// Whether a step of a command may begin now. The checks made on arrival are repeated: the
     /// command has waited for limits, buffers, its data or other commands, and a host to which
     /// a reservation was reported meanwhile must not see it executed afterwards.
+    #[inline]
     pub(super) fn may_begin(&self, entry: &Request, op: &IoRequest) -> Result<(), Status> {
         // A flush after other steps changes nothing.
         match op {
@@ -80,6 +81,7 @@ impl QueueRole {
     }
 
     /// The same for a step that accesses this range of bytes.
+    #[inline]
     pub(super) fn may_begin_at(
         &self,
         entry: &Request,
@@ -97,7 +99,7 @@ impl QueueRole {
 ///
 /// # Errors
 /// The path related status of the ANA state of the namespace.
-#[inline]
+#[inline(always)]
 pub(super) fn access<'a>(
     association: &Association,
     subsystem: &'a Subsystem,

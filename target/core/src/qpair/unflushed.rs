@@ -9,7 +9,7 @@ use nvmfd_blockdev::DeviceId;
 
 /// Records whether the host has data to flush after an operation has completed. `is_open`: its
 /// connection is open, so a failure is reported to it.
-#[inline]
+#[inline(always)]
 pub(super) fn note(role: &QueueRole, entry: &Request, outcome: Result<(), Status>, is_open: bool) {
     let Some(association) = role.association() else { return };
     let nsid = entry.sqe.nsid;

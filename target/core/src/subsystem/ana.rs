@@ -137,7 +137,7 @@ impl AnaStateTable {
     ///
     /// # Errors
     /// The path related status of the state, without Do Not Retry: another path may serve it.
-    #[inline]
+    #[inline(always)]
     pub fn check(&self, group: u32) -> Result<(), Status> {
         let Some(at) = index(group) else { return Ok(()) };
         match AnaState(self.0[at].load(Ordering::Relaxed)) {

@@ -182,13 +182,18 @@ impl Subsystem {
     ///
     /// # Errors
     /// Invalid Namespace or Format when there is none of that id.
-    #[inline]
+    #[inline(always)]
     pub fn namespace(&self, nsid: u32) -> Result<&Namespace, Status> {
         // Ids are usually 1, 2, 3 ..: this position is tried first.
         let guess = self.namespaces.get((nsid as usize).wrapping_sub(1));
-        if let Some(namespace) = guess.filter(|n| n.nsid == nsid) {
-            return Ok(namespace);
+        match guess.filter(|n| n.nsid == nsid) {
+            Some(namespace) => Ok(namespace),
+            None => self.search(nsid),
         }
+    }
+
+    #[inline(never)]
+    fn search(&self, nsid: u32) -> Result<&Namespace, Status> {
         match self.namespaces.binary_search_by_key(&nsid, |n| n.nsid) {
             Ok(at) => Ok(&self.namespaces[at]),
             Err(_) => Err(Status::INVALID_NAMESPACE.with_dnr()),

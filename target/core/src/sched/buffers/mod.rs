@@ -300,9 +300,31 @@ impl BufferScheduler {
     fn has_much_free(&self, share: u32, wish: &BufferDemand) -> bool {
         let BufferDemand { store, wanted_bytes, free_bytes, .. } = *wish;
         let Some(share) = self.shares.get(share as usize) else { return true };
-        !share.promptness.is_slow()
-            && share.held_bytes.saturating_add(wanted_bytes) <= free_bytes
+        share.has_much_free(wanted_bytes, free_bytes)
             && store.is_none_or(|store| self.stores.holds_little(store, free_bytes))
+    }
+
+    /// Charges the bytes of a command to a share, a namespace and a device, if no command waits and
+    /// no limit can apply: the usual case. False, and nothing is charged, if one may.
+    #[inline(always)]
+    #[must_use]
+    pub fn charge_at_once(
+        &mut self,
+        share: u32,
+        (lane, store): (NsIndex, DeviceSlot),
+        bytes: u32,
+        free_bytes: u64,
+    ) -> bool {
+        let is_idle = self.is_idle();
+        let Some(share) = self.shares.get_mut(share as usize) else { return false };
+        let may = is_idle
+            && share.has_much_free(bytes.into(), free_bytes)
+            && self.stores.holds_little(store, free_bytes);
+        if may {
+            share.charge(lane, Some(store), bytes);
+            self.stores.charge(store, bytes);
+        }
+        may
     }
 
     #[inline(never)]
@@ -337,11 +359,9 @@ impl BufferScheduler {
     #[inline(always)]
     pub fn charge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
-        share.held_bytes += u64::from(bytes);
+        share.charge(lane, store, bytes);
         self.hold_times.charge(share.promptness, bytes.into());
-        share.by_lane[usize::from(lane.0)] += u64::from(bytes);
         if let Some(store) = store {
-            share.by_store[store.index() % LANES] += u64::from(bytes);
             self.stores.charge(store, bytes);
         }
     }

@@ -62,6 +62,23 @@ impl Tenant {
         }
     }
 
+    /// Whether it is not slow, and holds so little, with `wanted_bytes` more, that no limit can apply
+    /// to it.
+    #[inline(always)]
+    pub(super) fn has_much_free(&self, wanted_bytes: u64, free_bytes: u64) -> bool {
+        !self.promptness.is_slow() && self.held_bytes.saturating_add(wanted_bytes) <= free_bytes
+    }
+
+    /// Charges the bytes of a command to it, its namespace and its device.
+    #[inline(always)]
+    pub(super) fn charge(&mut self, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
+        self.held_bytes += u64::from(bytes);
+        self.by_lane[usize::from(lane.0)] += u64::from(bytes);
+        if let Some(store) = store {
+            self.by_store[store.index() % LANES] += u64::from(bytes);
+        }
+    }
+
     /// Whether it is slow, and slow ones hold too much for its first queued command.
     pub(super) fn is_limited(&self, hold_times: &HoldTimes, free_bytes: u64) -> bool {
         self.promptness.is_slow()
