@@ -327,8 +327,11 @@ impl Soft {
     }
 
     /// Appends events until the batch is `end` long.
+    #[inline]
     fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
-        self.endpoint.take_events(end.saturating_sub(batch.len()), batch);
+        if self.endpoint.waiting_events() > 0 {
+            self.endpoint.take_events(end.saturating_sub(batch.len()), batch);
+        }
     }
 }
 

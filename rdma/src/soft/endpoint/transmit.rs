@@ -48,8 +48,22 @@ impl Endpoint {
 
     /// Appends at most `room` packets that are to be sent now: from the `open` local addresses only,
     /// but messages of connection management from any. The others wait for [`Endpoint::resume`].
-    #[inline(never)]
+    #[inline]
     pub(crate) fn gather(
+        &mut self,
+        now: Instant,
+        region: &Region,
+        open: &dyn Fn(IpAddr) -> bool,
+        room: usize,
+        into: &mut Vec<QueuedPacket>,
+    ) {
+        if self.has_transmits() || !self.manager.displaced.is_empty() {
+            self.gather_ready(now, region, open, room, into);
+        }
+    }
+
+    #[inline(never)]
+    fn gather_ready(
         &mut self,
         now: Instant,
         region: &Region,

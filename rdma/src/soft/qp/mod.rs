@@ -211,8 +211,16 @@ impl QueuePair {
     }
 
     /// Assigns packet numbers to posted work.
+    #[inline]
     fn commit(&mut self) {
         self.written_bytes = 0;
+        if !(self.sends.is_empty() && self.reads.is_empty()) {
+            self.commit_sends();
+        }
+    }
+
+    #[inline(never)]
+    fn commit_sends(&mut self) {
         while let Some((tag, work)) = self.sends.pop_front().or_else(|| self.reads.pop_front()) {
             self.requester.post(tag, work);
         }
@@ -321,11 +329,12 @@ impl QueuePair {
         self.commit();
         while left > 0 {
             let sends = self.state == State::ReadyToSend;
-            if sends && self.responder.only_acknowledges() {
+            let last = sends && self.responder.only_acknowledges();
+            if last {
                 let sent = self.requester.transmit(now, self.peer, left, sink);
                 self.spoke |= sent > 0;
                 left -= sent;
-                if left == 0 || self.keeps_acknowledgement(now) {
+                if left == 0 || !self.acknowledges(now) {
                     break;
                 }
             }
@@ -345,16 +354,21 @@ impl QueuePair {
                 break;
             }
             (left, self.spoke) = (left - sent, true);
+            if last {
+                break;
+            }
         }
         self.spoke = left == 0;
         room - left
     }
 
-    /// Whether there is a pure acknowledgement to delay. Most requests are answered soon by a
-    /// message, and an acknowledgement in the same train costs almost nothing.
-    fn keeps_acknowledgement(&mut self, now: Instant) -> bool {
+    /// Whether there is a pure acknowledgement to send now. Most requests are answered soon by a
+    /// message, and an acknowledgement in the same train costs almost nothing: until then it is
+    /// delayed.
+    fn acknowledges(&mut self, now: Instant) -> bool {
         if !self.responder.has_answers() {
             self.ack_due = None;
+            self.responder.begin_unsaid();
             return false;
         }
         // A peer of this implementation does not wait for it once it has the message. Others may: a
@@ -362,12 +376,12 @@ impl QueuePair {
         let enough = if self.selective { ENOUGH_UNSAID } else { 0 };
         let leaves = self.spoke && self.responder.unsaid() >= enough;
         if leaves || self.responder.unsaid() >= MOST_UNSAID {
-            return false;
+            return true;
         }
         if self.ack_due.is_none() {
             (self.ack_due, self.ack_late) = (Some(now + self.ack_delay), false);
         }
-        self.ack_due.is_some_and(|due| now < due)
+        self.ack_due.is_none_or(|due| now >= due)
     }
 
     /// Whether an acknowledgement is delayed.

@@ -112,7 +112,7 @@ impl Requester {
         let end = if self.selective { at + 1 } else { self.board.next() };
         self.board.lose(at..end);
         self.timed = None;
-        (self.pause, self.deadline, self.end) = (Some(until), None, None);
+        (self.pause, self.timer_start, self.silent_since) = (Some(until), None, None);
         Ok(())
     }
 
@@ -195,9 +195,9 @@ impl Requester {
             self.most_probes = 0;
         }
         self.probes = if una == next { self.most_probes } else { 0 };
-        (self.end, self.deadline) = (None, None);
+        (self.silent_since, self.timer_start) = (None, None);
         if una < next && self.pause.is_none() {
-            self.set_deadline(now);
+            self.start_timer(now);
         }
     }
 

@@ -142,6 +142,20 @@ impl Wqe {
     }
 }
 
+/// Room for new packets: in the congestion window, and on the scoreboard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Open {
+    window: u64,
+    span: u64,
+}
+
+impl Open {
+    /// After this many, which may exceed the window.
+    fn less(self, packets: u64) -> Open {
+        Open { window: self.window.saturating_sub(packets), span: self.span - packets }
+    }
+}
+
 /// The send side.
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -178,10 +192,10 @@ pub(crate) struct Requester {
     timed: Option<(u64, Instant)>,
     /// Another packet was lost since, so its acknowledgement may have waited for that one.
     waited: bool,
-    /// When the oldest packet is sent again.
-    deadline: Option<Instant>,
-    /// When the connection is given up.
-    end: Option<Instant>,
+    /// When the ack timer of the oldest packet was started, if it runs.
+    timer_start: Option<Instant>,
+    /// When it was started first since the last packet of the peer.
+    silent_since: Option<Instant>,
     /// Packets done at the time of the last packet of the peer.
     finished: u64,
     /// Retransmissions of the oldest packet since the last packet of the peer.
@@ -226,8 +240,8 @@ impl Requester {
             trip: RttEstimator::default(),
             timed: None,
             waited: false,
-            deadline: None,
-            end: None,
+            timer_start: None,
+            silent_since: None,
             finished: 0,
             probes: 0,
             most_probes: 0,
@@ -292,7 +306,7 @@ impl Requester {
     /// Time of the next [`Requester::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let overdue = self.overdue.map(|(until, _)| until);
-        self.pause.or_else(|| self.deadline.into_iter().chain(overdue).min())
+        self.pause.or_else(|| self.deadline().into_iter().chain(overdue).min())
     }
 
     /// Handles expired timers.
@@ -300,16 +314,16 @@ impl Requester {
         if self.pause.is_some_and(|until| until <= now) {
             self.pause = None;
             // There may be nothing to send again: only data of a read are pending.
-            if self.deadline.is_none() && self.board.una() < self.board.next() {
-                self.set_deadline(now);
+            if self.timer_start.is_none() && self.board.una() < self.board.next() {
+                self.start_timer(now);
             }
         }
         if let Some((_, ordinal)) = self.overdue.filter(|(until, _)| *until <= now) {
             self.overdue = None;
             self.detect_loss(now, Some(ordinal));
         }
-        if self.deadline.is_some_and(|deadline| deadline <= now) {
-            if self.end.is_some_and(|end| end <= now) {
+        if self.deadline().is_some_and(|deadline| deadline <= now) {
+            if self.silent_since.is_some_and(|since| since + self.patience <= now) {
                 return Err((self.board.una(), Fault::Unreachable));
             }
             self.probe(now);
@@ -323,7 +337,7 @@ impl Requester {
         self.most_probes = self.most_probes.max(self.probes);
         self.probed = self.board.next();
         self.troubles.note(LinkError::Timeout);
-        self.set_deadline(now);
+        self.start_timer(now);
         let una = self.board.una();
         let end = match self.works.front().filter(|item| item.is_read()) {
             Some(item) => item.piece(una).1,
@@ -336,15 +350,21 @@ impl Requester {
         self.after_loss();
     }
 
-    /// The timeout doubles with every retry: a lost packet is noticed soon, and a peer that stalls
-    /// for seconds, as virtual machines do, is not given up.
-    fn set_deadline(&mut self, now: Instant) {
-        self.deadline = self.timeout.map(|most| {
-            let wait = self.trip.timeout(most);
-            let due = now + wait.saturating_mul(1 << self.probes.min(MOST_DOUBLINGS));
-            let end = *self.end.get_or_insert(now + self.patience);
-            due.min(end)
-        });
+    /// Starts the ack timer, also again. It is restarted for every packet of the peer, and its
+    /// expiry is computed where it is read: once for all packets that were received together.
+    fn start_timer(&mut self, now: Instant) {
+        self.timer_start = Some(now);
+        self.silent_since.get_or_insert(now);
+    }
+
+    /// When the oldest packet is sent again, or the connection is given up. The timeout doubles with
+    /// every retry: a lost packet is noticed soon, and a peer that stalls for seconds, as virtual
+    /// machines do, is not given up.
+    fn deadline(&self) -> Option<Instant> {
+        let (most, start) = (self.timeout?, self.timer_start?);
+        let wait = self.trip.timeout(most);
+        let due = start + wait.saturating_mul(1 << self.probes.min(MOST_DOUBLINGS));
+        Some(self.silent_since.map_or(due, |since| due.min(since + self.patience)))
     }
 
     /// The peer reports congestion on the path to it.
@@ -360,6 +380,7 @@ impl Requester {
     }
 
     /// Sends requests, at most as many datagrams as there is room for; returns their number.
+    #[inline]
     pub(crate) fn transmit(
         &mut self,
         now: Instant,
@@ -367,9 +388,21 @@ impl Requester {
         room: usize,
         sink: &mut impl FnMut(TxPacket),
     ) -> usize {
-        if self.pause.is_some() {
+        let all_sent = self.cursor >= self.works.len() && self.board.lost() == 0;
+        if all_sent || self.pause.is_some() {
             return 0;
         }
+        self.transmit_pending(now, peer, room, sink)
+    }
+
+    #[inline(never)]
+    fn transmit_pending(
+        &mut self,
+        now: Instant,
+        peer: Qpn,
+        room: usize,
+        sink: &mut impl FnMut(TxPacket),
+    ) -> usize {
         let mut sent = 0;
         while sent < room
             && self.board.lost() > 0
@@ -378,15 +411,15 @@ impl Requester {
             self.board.send_again(at..at + packets);
             self.troubles.note(LinkError::SentAgain);
             let must = self.selective || self.probes > 0 || self.works[index].is_read();
-            let ack_request = self.asks(must, at + packets, self.sendable());
+            let ack_request = self.asks(must, at + packets, self.sendable(self.open()));
             let bth = Bth { ack_request, ..self.bth(peer, at) };
             let work = self.done + index as u64;
             sink(self.works[index].datagram(work, at, packets, self.mtu, bth));
             sent += 1;
         }
         sent += self.transmit_new(now, peer, room - sent, sink);
-        if sent > 0 && self.deadline.is_none() {
-            self.set_deadline(now);
+        if sent > 0 && self.timer_start.is_none() {
+            self.start_timer(now);
         }
         sent
     }
@@ -399,10 +432,11 @@ impl Requester {
         room: usize,
         sink: &mut impl FnMut(TxPacket),
     ) -> usize {
-        let (mut sent, mut packets) = (0, self.sendable());
+        let mut open = self.open();
+        let (mut sent, mut packets) = (0, self.sendable(open));
         while sent < room
             && packets > 0
-            && let (at, piece) = (self.board.next(), self.fresh_piece())
+            && let at = self.board.next()
             && let (work, bth) = (self.done + self.cursor as u64, self.bth(peer, at))
             && let Some(item) = self.works.get_mut(self.cursor)
         {
@@ -411,8 +445,10 @@ impl Requester {
                 self.credits.begin();
             }
             if self.into == 0 {
-                (item.first, item.piece) = (at, piece);
-                item.packets = packets_of(item.work.buf().len(), self.mtu);
+                (item.first, item.packets) = (at, packets_of(item.work.buf().len(), self.mtu));
+                if read {
+                    item.piece = if self.window.is_whole() { self.clean_piece } else { self.piece };
+                }
             }
             let mut datagram = item.datagram(work, at, packets, self.mtu, bth);
             self.into += packets;
@@ -423,7 +459,8 @@ impl Requester {
             if self.into >= u64::from(item.packets) {
                 (self.cursor, self.into) = (self.cursor + 1, 0);
             }
-            let next = self.sendable();
+            open = open.less(packets);
+            let next = self.sendable(open);
             if self.asks(read, at + packets, next) {
                 datagram.request_ack();
                 if self.timed.is_none() {
@@ -469,13 +506,28 @@ impl Requester {
         self.works.partition_point(|item| item.first <= at).checked_sub(1)
     }
 
+    /// Room for new packets now.
+    fn open(&self) -> Open {
+        Open {
+            window: self.window.size().saturating_sub(self.board.outstanding()),
+            span: self.board.span() - (self.board.next() - self.board.una()),
+        }
+    }
+
     /// Number of new packets in the next datagram, or 0 if none may be sent now.
     #[inline(always)] // for each packet
-    fn sendable(&self) -> u64 {
+    fn sendable(&self, open: Open) -> u64 {
+        if open.window == 0 {
+            return 0;
+        }
         let Some(item) = self.works.get(self.cursor) else { return 0 };
-        let room = self.board.next() - self.board.una();
         let packets = match item.work {
-            Work::Send { .. } if self.into == 0 && room > 0 && !self.credits.allow() => return 0,
+            // Without others in flight it is a probe for credits.
+            Work::Send { .. }
+                if self.into == 0 && !self.credits.allow() && open.span < self.board.span() =>
+            {
+                return 0;
+            }
             Work::Read { .. } if self.reads.len() >= self.depth => return 0,
             Work::Read { .. } => {
                 let piece = if self.into == 0 { self.fresh_piece() } else { item.piece };
@@ -486,9 +538,7 @@ impl Requester {
         };
         // A piece of a read may extend beyond the window, so that the next one is requested before
         // the last one has arrived.
-        let fits =
-            self.board.outstanding() < self.window.size() && room + packets <= self.board.span();
-        if fits { packets } else { 0 }
+        if packets <= open.span { packets } else { 0 }
     }
 
     /// Packets of a new piece of a read.
@@ -540,7 +590,7 @@ impl Requester {
         }
         self.reads.clear();
         (self.cursor, self.into) = (0, 0);
-        (self.deadline, self.pause, self.overdue) = (None, None, None);
+        (self.timer_start, self.pause, self.overdue) = (None, None, None);
     }
 }
 

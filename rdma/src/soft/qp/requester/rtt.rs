@@ -14,25 +14,26 @@ pub(super) struct RttEstimator {
     /// None before the first sample.
     mean: Option<Duration>,
     deviation: Duration,
+    /// Retransmission timeout, without a maximum.
+    timeout: Duration,
 }
 
 impl RttEstimator {
     /// Adds a sample. Packets that were sent twice are no samples, because it is unknown which
     /// sending was acknowledged.
     pub(super) fn sample(&mut self, took: Duration) {
-        let Some(mean) = self.mean else {
-            (self.mean, self.deviation) = (Some(took), took / 2);
-            return;
+        let (mean, deviation) = match self.mean {
+            None => (took, took / 2),
+            Some(mean) => ((mean * 7 + took) / 8, (self.deviation * 3 + mean.abs_diff(took)) / 4),
         };
-        self.deviation = (self.deviation * 3 + mean.abs_diff(took)) / 4;
-        self.mean = Some((mean * 7 + took) / 8);
+        (self.mean, self.deviation) = (Some(mean), deviation);
+        self.timeout = mean + (deviation * 4).max(mean).max(LEAST_MARGIN);
     }
 
     /// Retransmission timeout of the oldest packet, at most `most`: an eighth of that before the
     /// first sample.
     pub(super) fn timeout(&self, most: Duration) -> Duration {
-        let Some(mean) = self.mean else { return most / 8 };
-        most.min(mean + (self.deviation * 4).max(mean).max(LEAST_MARGIN))
+        if self.mean.is_none() { most / 8 } else { most.min(self.timeout) }
     }
 
     /// How much longer a packet may take than a later one before it is lost.

@@ -177,15 +177,15 @@ impl Scoreboard {
     }
 
     /// Packets are sent for the first time.
+    #[inline(always)] // for each packet
     pub(super) fn send(&mut self, packets: u64, read: bool) {
-        for _ in 0..packets {
-            let at = self.next;
-            self.next += 1;
+        for at in self.next..self.next + packets {
             if read {
                 self.read.set(at, true);
             }
             self.stamp(at);
         }
+        self.next += packets;
     }
 
     /// Lost packets are sent again.

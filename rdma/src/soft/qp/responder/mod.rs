@@ -489,8 +489,13 @@ impl Responder {
 
     /// The next response to send.
     pub(crate) fn transmit(&mut self, peer: Qpn, memory: &Memory) -> Option<(TxPacket, Outcome)> {
-        self.unsaid = 0;
+        self.begin_unsaid();
         self.answers.transmit(peer, memory, self.expected, &self.early)
+    }
+
+    /// Counts [`Responder::unsaid`] from now on: whatever there was to answer was sent.
+    pub(crate) fn begin_unsaid(&mut self) {
+        self.unsaid = 0;
     }
 
     /// Its link errors.
