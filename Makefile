@@ -12,6 +12,7 @@ CARGO ?= cargo
 # Paths may hold blanks: functions that split into words (abspath, wildcard) are not for them.
 BUILD := $(shell realpath -m -- "$${CARGO_TARGET_DIR:-build}")
 NVMFD := $(BUILD)/release/nvmfd
+NVMFCTL := $(BUILD)/release/nvmfctl
 NVMF := $(BUILD)/release/nvmf
 GUEST := $(SUDO) env NVMFD="$(NVMFD)" STORE_TESTS="$(BUILD)/store-tests"
 # Tools print English and sort by bytes in every locale.
@@ -23,6 +24,13 @@ ifeq ($(origin LIBCLANG_PATH),undefined)
 endif
 
 PACKAGES := gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev
+# The provider `verbs` is built where libclang and the headers of rdma-core are; everything else builds anywhere. (Looked at
+# when it is used: `packages` may have installed them before.)
+HAS_VERBS = $(shell ls "$(LIBCLANG_PATH)"/libclang*.so* >/dev/null 2>&1 && pkg-config --exists libibverbs librdmacm && echo yes)
+FEATURES = $(if $(HAS_VERBS),,--no-default-features)
+define say_features
+	@$(if $(HAS_VERBS),:,echo "building without the provider verbs: there is no libclang 14 or 15, or no libibverbs-dev and librdmacm-dev")
+endef
 # What tests ask besides: tshark for what is on the wire; jq, fio and valgrind for measuring; scripts run under each awk.
 TEST_PACKAGES := tshark jq fio valgrind util-linux iproute2 shellcheck gawk mawk busybox
 
@@ -40,7 +48,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build test format lint unit doc budgets native guests mutants some-mutants sim demo demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test format lint unit doc budgets native guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -56,11 +64,17 @@ test-packages: packages
 	  apt-get -qq -o APT::Sandbox::User=root download prometheus && \
 	  dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool >../promtool && chmod 755 ../promtool; }
 
-build: packages ## Build the daemon: build/release/nvmfd
-	$(CARGO) build --release --workspace
+# Installs nothing: `make packages` does.
+build: ## Build everything: build/release/nvmfd, nvmfctl, nvmf
+	$(say_features)
+	$(CARGO) build --release --workspace $(FEATURES)
 	@echo "built $(NVMFD)"
 
-test: packages format lint unit some-mutants doc build budgets native guests ## Everything that has to pass before a change is merged
+programs: # The programs alone: a third of the work
+	$(say_features)
+	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
+
+test: test-packages format lint unit some-mutants doc build budgets native guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -86,10 +100,10 @@ budgets: build test-packages # A command costs no more instructions than it may
 
 native: build # Target and host on this machine, by a user without any right, and under clients of the NBD protocol
 	@$(call install,libnbd-bin qemu-utils fio)
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/demo/unprivileged
-	NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/demo/unprivileged attach
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged attach
 
-guests: build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
+guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
 	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
@@ -104,10 +118,13 @@ sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
 	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair no_update_is_lost -- --nocapture
 
-demo: build ## Watch it: target and host on this machine, no adapter, no kernel module, no root
-	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/demo/demo "$(BUILD)"
+demo: programs ## Watch it: target and host on this machine, no adapter, no kernel module, no root
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/demo "$(BUILD)"
 
-demo-guest: build ## Watch it with a stock Linux host, in a guest
+record: programs ## Record the demonstration: docs/src/demo.md, and its picture docs/demo.svg
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/record "$(BUILD)"
+
+demo-guest: packages build ## Watch it with a stock Linux host, in a guest
 	$(GUEST) tests/vm/vm --kind uml run env NVMFD="$(NVMFD)" "$(CURDIR)"/tests/vm/demo
 
 bench: build test-packages ## Measure the soft fabric beside what this machine could do at best
@@ -128,7 +145,7 @@ cost: build test-packages ## Count the instructions that a command costs, which 
 structure: packages ## Measure the structure of the sources: import cycles, layers, sizes
 	@$(CARGO) run --quiet -p tests --bin structure
 
-bench-guests: build ## Measure it beside the kernel's target, in both kinds of guest
+bench-guests: packages build ## Measure it beside the kernel's target, in both kinds of guest
 	$(GUEST) tests/vm/judge --kind uml bench
 	$(GUEST) tests/vm/judge --kind qemu bench
 
@@ -202,12 +219,12 @@ VERSION := $(shell cargo_version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.to
   git describe --tags --exact-match 2>/dev/null | sed 's/^v//' | grep . || \
   echo "$$cargo_version+$$(git log -1 --format=%cd --date=format:%Y%m%d 2>/dev/null || echo 0).$$(git rev-parse --short=9 HEAD 2>/dev/null || echo source)")
 deb: packages ## A Debian package of this commit: build/nvmfd_VERSION_ARCHITECTURE.deb
-	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
+	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 	configs/debian/build "$(BUILD)" $(VERSION)
 
 rpm: packages ## The same as an RPM package, where rpmbuild is: build/nvmfd-VERSION-1.ARCHITECTURE.rpm
 	@command -v rpmbuild >/dev/null || { echo "make: first: install rpmbuild (Debian: the package rpm)" >&2; exit 1; }
-	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator
+	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 	configs/rpm/build "$(BUILD)" $(VERSION)
 
 test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
@@ -227,7 +244,7 @@ book: ## The book as HTML, where mdbook is installed: build/book/index.html
 	@command -v mdbook >/dev/null || { echo "make: first: cargo install mdbook; or read docs/src" >&2; exit 1; }
 	mdbook build docs
 
-vm: build ## A terminal in a guest, to try things by hand
+vm: packages build ## A terminal in a guest, to try things by hand
 	@echo "The daemon is $(NVMFD); its files are here, below a throw-away overlay. Leave with: exit"
 	$(GUEST) tests/vm/vm --kind uml shell
 
