@@ -24,6 +24,9 @@ const VERSION: &str = match option_env!("NVMFD_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
+/// Sections of the manual page that the command line does not have.
+const MORE: &str = include_str!("cli/nvmf.roff");
+
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// A user-space NVMe over RDMA host.
@@ -169,7 +172,7 @@ impl Command {
             Command::Bench(args) => return initiator::bench::run(args),
             Command::Verify(args) => return initiator::verify::run(args),
             Command::Attach(args) => return initiator::attach::run(args),
-            Command::InstallFiles { share } => manpages::write(Cli::command(), "1", share)
+            Command::InstallFiles { share } => manpages::write(Cli::command(), "1", MORE, share)
                 .map_err(|error| Error::Local(format!("{}: {error}", share.display()))),
         }
         .map(|()| ExitCode::SUCCESS)

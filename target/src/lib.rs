@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod config;
+pub mod config_page;
 pub mod control;
 mod daemon;
 mod error;

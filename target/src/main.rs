@@ -83,7 +83,9 @@ fn serve(file: PathBuf) -> bool {
 }
 
 fn install_files(share: &Path) -> bool {
-    let written = nvmfd::manpages::write(Arguments::command(), "8", share);
+    let more = include_str!("manpages/nvmfd.roff");
+    let written = nvmfd::manpages::write(Arguments::command(), "8", more, share)
+        .and_then(|()| nvmfd::config_page::write(share));
     if let Err(error) = &written {
         tracing::error!("cannot write files below {}: {error}", share.display());
     }

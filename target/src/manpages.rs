@@ -1,7 +1,7 @@
 //! Manual pages and shell completions, generated from the command line of a program.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::path::Path;
 
 use clap::Command;
@@ -9,17 +9,20 @@ use clap_complete::aot::{Bash, Fish, Generator, Zsh, generate_to};
 use clap_mangen::Man;
 
 /// Writes the pages of `command` and of its subcommands, for a section of the manual, and completions for
-/// bash, zsh and fish, to their standard places below a directory such as `/usr/share`.
+/// bash, zsh and fish, to their standard places below a directory such as `/usr/share`. `more`: sections that
+/// its command line does not have, such as EXAMPLES, in the language of man(7).
 ///
 /// # Errors
 /// A directory or file cannot be created or written.
-pub fn write(command: Command, section: &str, share: &Path) -> io::Result<()> {
+pub fn write(command: Command, section: &str, more: &str, share: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
     let mut command = command.disable_help_subcommand(true);
     command.build();
     let directory = share.join("man").join(format!("man{section}"));
     fs::create_dir_all(&directory)?;
     pages(&command, section, &directory)?;
+    let page = directory.join(format!("{name}.{section}"));
+    OpenOptions::new().append(true).open(page)?.write_all(more.as_bytes())?;
     complete(Bash, &mut command, &name, &share.join("bash-completion/completions"))?;
     // bash-completion expects the plain name.
     let directory = share.join("bash-completion/completions");
@@ -52,9 +55,10 @@ mod tests {
             .subcommand(Command::new("shown").about("does it").subcommand(Command::new("deep")))
             .subcommand(Command::new("hidden").hide(true));
         let share = tempfile::tempdir().unwrap();
-        write(command, "8", share.path()).unwrap();
+        write(command, "8", ".SH EXAMPLES\n", share.path()).unwrap();
         let read = |path: &str| fs::read_to_string(share.path().join(path)).unwrap();
         assert!(read("man/man8/prog.8").contains(".TH prog 8"));
+        assert!(read("man/man8/prog.8").ends_with(".SH EXAMPLES\n"));
         assert!(read("man/man8/prog-shown.8").contains("does it"));
         assert!(read("man/man8/prog-shown-deep.8").contains(".SH SYNOPSIS"));
         assert_eq!(fs::read_dir(share.path().join("man/man8")).unwrap().count(), 3);

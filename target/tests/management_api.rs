@@ -390,10 +390,13 @@ fn completions_and_manual_pages_come_from_the_command_line() {
     let directory = tempfile::tempdir().unwrap();
     let (code, out, _) = nvmfctl(directory.path(), &["completions", "bash"]);
     assert!(code == Some(0) && out.contains("nvmfctl") && out.contains("subsystem"), "{out}");
-    let (code, _, err) = nvmfctl(directory.path(), &["man", directory.path().to_str().unwrap()]);
+    let share = directory.path().to_str().unwrap();
+    let (code, _, err) = nvmfctl(directory.path(), &["install-files", share]);
     assert_eq!(code, Some(0), "{err}");
-    let page = fs::read_to_string(directory.path().join("nvmfctl.1")).unwrap();
-    assert!(page.contains(".TH") && directory.path().join("nvmfctl-namespace-add.1").exists());
+    let pages = directory.path().join("man/man8");
+    let page = fs::read_to_string(pages.join("nvmfctl.8")).unwrap();
+    assert!(page.contains(".TH") && page.contains(".SH EXAMPLES") && page.contains("NVMFD_SOCKET"));
+    assert!(pages.join("nvmfctl-namespace-add.8").exists());
 }
 
 #[test]

@@ -59,9 +59,9 @@ impl Outcome {
             self.ops
         )?;
         let (all, back) = (self.reads_everything, self.reconnects);
-        writeln!(out, "  checked    : {blocks_checked} blocks; everything {all} times")?;
+        writeln!(out, "  checked    : {blocks_checked} blocks; everything {}", times(all))?;
         if back > 0 {
-            writeln!(out, "  target     : came back {back} times")?;
+            writeln!(out, "  target     : came back {}", times(back))?;
         }
         let each = self.model_bytes as f64 / shape.blocks as f64;
         let mib = self.model_bytes as f64 / f64::from(1 << 20);
@@ -108,5 +108,14 @@ impl Outcome {
             "seed": self.seed,
         });
         format!("{value:#}\n")
+    }
+}
+
+/// How often something happened.
+fn times(count: u32) -> String {
+    match count {
+        1 => "once".to_owned(),
+        2 => "twice".to_owned(),
+        count => format!("{count} times"),
     }
 }

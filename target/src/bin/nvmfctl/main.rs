@@ -33,6 +33,9 @@ use nvmfd::config::DEFAULT_SOCKET;
 use crate::client::Client;
 use crate::output::{Failure, Format, Output};
 
+/// Sections of the manual page that the command line does not have.
+const MORE: &str = include_str!("../../manpages/nvmfctl.roff");
+
 /// Title of the options that all commands have.
 const GLOBAL: &str = "Global options";
 
@@ -125,12 +128,6 @@ enum Family {
         /// Select the shell
         shell: clap_complete::Shell,
     },
-    /// Write the manual pages
-    #[command(hide = true)]
-    Man {
-        /// Write into this directory
-        directory: PathBuf,
-    },
     /// Show rates and latencies by namespace, host and kind of command
     Stats(stats::StatsArgs),
     /// List the last slow commands, with their times by stage
@@ -189,11 +186,6 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Log { level } => log::run(level, client, output).await,
         Family::Reload => change::reload(client, output).await,
         Family::Completions { shell } => completions(shell, output),
-        Family::Man { directory } => {
-            clap_mangen::generate_to(Arguments::command(), &directory)
-                .map_err(|error| Failure::new(format!("{}: {error}", directory.display())))?;
-            Ok(())
-        }
         Family::Controllers => controllers::run(client, output).await,
         Family::Controller(command) => controllers::change(command, client, output).await,
         Family::Why(command) => why::run(command, client, output).await,
@@ -202,8 +194,10 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Slow => stats::slow(client, output).await,
         Family::Top(wanted) => top::run(wanted, client, output).await,
         Family::Import(command) => import::run(&command, output),
-        Family::InstallFiles { share } => nvmfd::manpages::write(Arguments::command(), "8", &share)
-            .map_err(|error| Failure::new(format!("files below {}: {error}", share.display()))),
+        Family::InstallFiles { share } => {
+            nvmfd::manpages::write(Arguments::command(), "8", MORE, &share)
+                .map_err(|error| Failure::new(format!("files below {}: {error}", share.display())))
+        }
     }
 }
 
