@@ -56,7 +56,7 @@ impl IntoResponse for ApiError {
 }
 
 /// Completes the description of the interface: every operation may fail with a [`Problem`], and has
-/// the first word of its path as its tag.
+/// the first word of its path as its tag; every response has a description, which OpenAPI requires.
 pub(super) fn describe(document: &mut OpenApi) {
     let problem = || ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
     let default = || ResponseBuilder::new().description("an error").build().into();
@@ -68,7 +68,13 @@ pub(super) fn describe(document: &mut OpenApi) {
             let responses = &mut operation.responses.responses;
             responses.entry("default".to_owned()).or_insert_with(default);
             for (status, response) in responses {
-                if let (false, RefOr::T(response)) = (status.starts_with('2'), response) {
+                let RefOr::T(response) = response else { continue };
+                let succeeds = status.starts_with('2');
+                if response.description.is_empty() {
+                    let description = if succeeds { "done" } else { "an error" };
+                    response.description = description.to_owned();
+                }
+                if !succeeds {
                     response.content.clear();
                     response.content.insert(Problem::CONTENT_TYPE.to_owned(), RefOr::T(problem()));
                 }

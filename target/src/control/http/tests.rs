@@ -153,6 +153,9 @@ fn every_path_is_described_and_answers_as_its_schema_says() {
                 let id = operation["operationId"].as_str().unwrap();
                 assert!(ids.insert(id), "{id} is twice, at {method} {path}");
                 assert!(operation["responses"]["default"].is_object(), "{method} {path}");
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    assert!(response["description"].is_string(), "{status} of {method} {path}");
+                }
             }
         }
         let (status, answer) = get(socket, "/v1/subsystems/nqn.2026-11.io.nvmfd:b");
