@@ -6,34 +6,96 @@
 
 mod connection;
 mod connection_table;
+mod counters;
+mod metrics_file;
 mod operation;
 mod server;
+mod status;
 
 use std::io::ErrorKind;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::stat::{Mode, umask};
 use tracing::info;
 
+use crate::bench::report::print;
 use crate::interrupt::Stop;
 use crate::multipath::MultipathOptions;
 use crate::options::{NamespaceArgs, OptionDefaults, PathArgs};
 use crate::size::size;
 use crate::{Error, MultipathHost, MultipathSetup};
 
-use server::{ExportOptions, Server};
+use metrics_file::MetricsFile;
+use server::{ExportOptions, Listeners, Server};
 
 /// The longest piece of a request: also the largest buffer.
 const PIECE_BYTES: u32 = 1 << 20;
 /// Requests to the namespace at once: more than the pool has buffers for long ones.
 const REQUESTS: u32 = 4096;
 
-/// Options of `nvmf attach`.
+/// Options of `nvmf attach`: with `--status`, none of the others is required.
+#[derive(Clone, Debug)]
+pub enum Args {
+    /// Show a state.
+    Status(StatusArgs),
+    /// Serve a namespace.
+    Serve(Box<ServeArgs>),
+}
+
+impl clap::FromArgMatches for Args {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Args, clap::Error> {
+        match matches.contains_id("status") {
+            true => StatusArgs::from_arg_matches(matches).map(Args::Status),
+            false => ServeArgs::from_arg_matches(matches).map(Box::new).map(Args::Serve),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Args::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for Args {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        StatusArgs::augment_args(ServeArgs::augment_args(command))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        StatusArgs::augment_args_for_update(ServeArgs::augment_args_for_update(command))
+    }
+}
+
+/// Options of showing a state.
 #[derive(clap::Args, Clone, Debug)]
-pub struct Args {
+pub struct StatusArgs {
+    /// Show the state of what another nvmf attach serves at this socket, and of its paths
+    #[arg(long, value_name = "SOCKET", required = false,
+        conflicts_with_all = ["traddr", "nbd"])]
+    pub status: PathBuf,
+    /// How to show it
+    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal,
+        conflicts_with_all = ["traddr", "nbd"])]
+    pub output_format: Format,
+}
+
+/// Format of the state.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// Text for people
+    Normal,
+    /// JSON for programs
+    Json,
+    /// Metrics for Prometheus
+    Prometheus,
+}
+
+/// Options of serving a namespace.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ServeArgs {
     /// Which namespace.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
@@ -52,9 +114,12 @@ pub struct Args {
     /// Memory for data
     #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = size)]
     pub memory: u64,
+    /// Write metrics to this file every 5 seconds: FILE.prom, for node_exporter
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
 }
 
-impl Args {
+impl ServeArgs {
     fn setup(&self) -> Result<MultipathSetup, Error> {
         // A write of the largest length has to fit, with room for others.
         let data_bytes = self.memory.max(2 * u64::from(crate::nbd::MOST_BYTES));
@@ -69,11 +134,26 @@ impl Args {
     }
 }
 
-/// Connects, serves until a signal, and disconnects.
+/// Connects, serves until a signal, and disconnects; or shows the state of one that does.
 ///
 /// # Errors
 /// The reason of the failure.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    match args {
+        Args::Serve(args) => serve(args),
+        Args::Status(args) => {
+            let status = status::ask(&args.status)?;
+            print(&match args.output_format {
+                Format::Normal => status.text(),
+                Format::Json => status.json(),
+                Format::Prometheus => status.prometheus(),
+            })?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
     let setup = args.setup()?;
     let name = setup.session.subnqn.to_string();
     let mut stop = Stop::new()?;
@@ -81,14 +161,23 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     if !host.connect(|| !stop.wait(Duration::ZERO))? {
         return Ok(ExitCode::SUCCESS);
     }
-    let listener = listen(&args.nbd)?;
+    let state = status::socket(&args.nbd);
+    let listeners = Listeners { clients: listen(&args.nbd)?, status: listen(&state)? };
     info!("{name} is served at nbd+unix:///?socket={} ({})", args.nbd.display(), host.provider());
-    let export = ExportOptions { name, is_read_only: args.read_only, piece_bytes: PIECE_BYTES };
-    let mut server = Server::new(host, stop, export);
+    let export = ExportOptions {
+        name,
+        socket: args.nbd.clone(),
+        is_read_only: args.read_only,
+        piece_bytes: PIECE_BYTES,
+    };
+    let metrics = args.metrics.clone();
+    let metrics = metrics.map(|path| MetricsFile::new(path, Instant::now())).transpose()?;
+    let mut server = Server::new(host, stop, export, metrics);
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    let outcome = server.serve(listener);
-    // Nobody can use it any more; a failure to remove it does no harm.
+    let outcome = server.serve(listeners);
+    // Nobody can use them any more; a failure to remove them does no harm.
     let _ = std::fs::remove_file(&args.nbd);
+    let _ = std::fs::remove_file(&state);
     outcome.map(|()| ExitCode::SUCCESS)
 }
 
@@ -113,4 +202,35 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
 fn is_abandoned(path: &Path) -> bool {
     let refused = |error: std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
     UnixStream::connect(path).err().is_some_and(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        let command = Args::augment_args(clap::Command::new("attach"));
+        let matches = command.try_get_matches_from(line.split_whitespace())?;
+        Args::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn a_state_is_shown_without_a_target_and_nothing_is_served_without_one() {
+        let status = parse("attach --status /s -o json");
+        assert!(matches!(status, Ok(Args::Status(args)) if args.output_format == Format::Json));
+        let serve = parse("attach -a 192.0.2.1 -n nqn.2026-11.x:d --nbd /s --read-only");
+        assert!(matches!(serve, Ok(Args::Serve(args)) if args.read_only));
+        for wrong in [
+            "attach",
+            "attach --nbd /s",
+            "attach -a 192.0.2.1",
+            "attach --status /s --nbd /s",
+            "attach --status /s -a 192.0.2.1",
+            "attach -a 192.0.2.1 --nbd /s -o json",
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
 }

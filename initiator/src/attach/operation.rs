@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use nvme::Status;
 use rdma::{Buf, Pool};
 
+use super::counters::Counters;
 use crate::MultipathHost;
 use crate::multipath::{BlockDone, BlockRequest, Failure, Namespace, Operation, Unaccepted};
 use crate::nbd::{Command, Errno, Kind, Negotiated, Reply};
@@ -40,6 +41,7 @@ pub(super) struct RequestTable {
     ready: VecDeque<u32>,
     /// To be answered.
     answered: VecDeque<u32>,
+    counters: Counters,
 }
 
 impl RequestTable {
@@ -63,11 +65,16 @@ impl RequestTable {
             free: (0..most).rev().collect(),
             ready: VecDeque::with_capacity(most as usize),
             answered: VecDeque::with_capacity(most as usize),
+            counters: Counters::default(),
         }
     }
 
     pub(super) fn in_use(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     pub(super) fn get(&self, n: u32) -> &Request {
@@ -192,6 +199,7 @@ impl RequestTable {
     fn answer(&mut self, n: u32) {
         let slot = &mut self.slots[n as usize];
         let outcome = slot.error.map_or(Ok(()), Err);
+        self.counters.add(slot.command.kind, slot.command.len, outcome.is_ok());
         slot.reply = Some(Reply::new(&slot.command, outcome, slot.negotiated));
         self.answered.push_back(n);
     }

@@ -1,6 +1,8 @@
 //! The loop of `nvmf attach`: one thread for paths, connections and signals.
 
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -10,7 +12,9 @@ use tracing::{error, info, warn};
 
 use super::connection::{Connection, MOST_REQUESTS, Shared};
 use super::connection_table::{ConnectionResources, ConnectionTable, MOST_CONNECTIONS};
+use super::metrics_file::MetricsFile;
 use super::operation::RequestTable;
+use super::status::{self, Served, Status};
 use crate::host::{CLOSE_LIMIT, notice};
 use crate::interrupt::Stop;
 use crate::multipath::{BlockRequest, Notice, Operation};
@@ -32,8 +36,15 @@ const LAST_FLUSH: u64 = u64::MAX;
 #[derive(Clone, Debug)]
 pub(super) struct ExportOptions {
     pub(super) name: String,
+    pub(super) socket: PathBuf,
     pub(super) is_read_only: bool,
     pub(super) piece_bytes: u32,
+}
+
+/// Where clients connect, and those that ask for the state.
+pub(super) struct Listeners {
+    pub(super) clients: UnixListener,
+    pub(super) status: UnixListener,
 }
 
 /// Where the end is.
@@ -54,6 +65,8 @@ pub(super) struct Server {
     host: MultipathHost,
     requests: RequestTable,
     connections: ConnectionTable,
+    status: Option<UnixListener>,
+    metrics: Option<MetricsFile>,
     stop: Stop,
     options: ExportOptions,
     /// As of the last notice.
@@ -64,12 +77,19 @@ pub(super) struct Server {
 
 impl Server {
     /// For a host with a path that is live.
-    pub(super) fn new(host: MultipathHost, stop: Stop, options: ExportOptions) -> Server {
+    pub(super) fn new(
+        host: MultipathHost,
+        stop: Stop,
+        options: ExportOptions,
+        metrics: Option<MetricsFile>,
+    ) -> Server {
         Server {
             export: current_export(&host, &options),
             host,
             requests: RequestTable::new(MOST_CONNECTIONS as u32 * MOST_REQUESTS),
             connections: ConnectionTable::new(MOST_CONNECTIONS),
+            status: None,
+            metrics,
             stop,
             options,
             ending: Ending::No,
@@ -81,8 +101,10 @@ impl Server {
     ///
     /// # Errors
     /// All paths are given up.
-    pub(super) fn serve(&mut self, listener: UnixListener) -> Result<(), Error> {
-        self.connections.listen(Some(listener));
+    pub(super) fn serve(&mut self, listeners: Listeners) -> Result<(), Error> {
+        self.connections.listen(Some(listeners.clients));
+        self.status = Some(listeners.status);
+        self.tell_manager();
         let mut poller = AdaptivePoller::new(SpinBudget::auto(SPIN), Instant::now());
         loop {
             let any = self.iterate();
@@ -90,6 +112,7 @@ impl Server {
             if self.has_ended(now)? {
                 return Ok(());
             }
+            self.write_metrics(now);
             if any {
                 poller.worked(now);
             } else if poller.goes_on(now, self.requests.in_use() > 0) {
@@ -209,8 +232,9 @@ impl Server {
             Ending::Draining(at) | Ending::Flushing(at) | Ending::Closing(at) => Some(at),
         };
         let clients = self.connections.deadline();
+        let metrics = self.metrics.as_ref().map(MetricsFile::due);
         let longest = Some(now + LONGEST_SLEEP);
-        let times = [self.host.deadline(), until, clients, longest];
+        let times = [self.host.deadline(), until, clients, metrics, longest];
         let next = times.into_iter().flatten().min().unwrap_or(now);
         self.look(next.saturating_duration_since(now));
     }
@@ -220,6 +244,10 @@ impl Server {
         let mut fds = vec![PollFd::new(self.stop.descriptor(), PollFlags::POLLIN)];
         let at_listener = self.connections.listener().map(|listener| {
             fds.push(PollFd::new(listener, PollFlags::POLLIN));
+            fds.len() - 1
+        });
+        let at_status = self.status.as_ref().map(|listener| {
+            fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
             fds.len() - 1
         });
         fds.extend(self.connections.descriptors().map(|(fd, wanted)| PollFd::new(fd, wanted)));
@@ -234,6 +262,10 @@ impl Server {
         let now = Instant::now();
         if at_listener.is_some_and(|at| ready[at]) {
             self.connections.accept(now);
+        }
+        if let Some(listener) = self.status.as_ref().filter(|_| at_status.is_some_and(|n| ready[n]))
+        {
+            status::answer(listener, || self.current_status(now));
         }
         let (connections, r) = self.connections();
         connections.end_late_handshakes(now, r);
@@ -254,8 +286,34 @@ impl Server {
         });
     }
 
+    fn write_metrics(&mut self, now: Instant) {
+        if self.metrics.as_ref().is_some_and(|file| file.due() <= now) {
+            let text = self.current_status(now).prometheus();
+            self.metrics.iter_mut().for_each(|file| file.write(text.clone(), now));
+        }
+    }
+
+    /// Has `systemctl status` show the number of live paths.
+    fn tell_manager(&self) {
+        let line = self.current_status(Instant::now()).line();
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Status(&line)]);
+    }
+
+    fn current_status(&self, now: Instant) -> Status {
+        let served = Served {
+            socket: &self.options.socket,
+            provider: self.host.provider().to_string(),
+            is_read_only: self.options.is_read_only,
+            requests_in_flight: self.requests.in_use(),
+            counters: self.requests.counters(),
+            sizes_bytes: self.connections.sizes_bytes().collect(),
+        };
+        Status::new(self.host.multipath(), &served, now)
+    }
+
     /// Something has happened to the namespace or its paths.
     fn on_notice(&mut self, notice: &Notice) {
+        self.tell_manager();
         self.export = current_export(&self.host, &self.options);
         let size_bytes = self.export.size_bytes;
         let stale = self.connections.sizes_bytes().filter(|size| *size != size_bytes).count();

@@ -37,28 +37,51 @@ pub(crate) fn describe(multipath: &Multipath) -> String {
         let _ = write!(text, "{}", options.session.subnqn);
     }
     for path in 0..multipath.paths() {
-        let state = match multipath.state(path) {
-            PathState::Connecting => "connecting",
-            PathState::Live => "live",
-            PathState::Resetting { .. } => "down",
-            PathState::Lost => "given up",
-        };
-        let ana = state_of(multipath.ana(path));
+        let (state, ana) = (state_name(multipath.state(path)), state_of(multipath.ana(path)));
         let _ = write!(text, "; {} {state}{ana}", name(multipath, path));
     }
     text
 }
 
-/// What happens to requests.
+/// Returns the name of a state.
+pub(crate) fn state_name(state: PathState) -> &'static str {
+    match state {
+        PathState::Connecting => "connecting",
+        PathState::Live => "live",
+        PathState::Resetting { .. } => "down",
+        PathState::Lost => "given up",
+    }
+}
+
+/// What happens to requests, if they are not carried out.
 fn meanwhile(multipath: &Multipath) -> &'static str {
+    match fate(multipath) {
+        RequestFate::CarriedOut => "",
+        RequestFate::Fail => "; requests fail",
+        RequestFate::Wait => "; requests wait",
+    }
+}
+
+/// What happens to requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RequestFate {
+    /// There is a path.
+    CarriedOut,
+    /// There may be one.
+    Wait,
+    /// There will be none.
+    Fail,
+}
+
+pub(crate) fn fate(multipath: &Multipath) -> RequestFate {
     let usable = |path| {
         let good = |state| matches!(state, AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED);
         multipath.state(path) == PathState::Live && multipath.ana(path).is_none_or(good)
     };
     match (0..multipath.paths()).any(usable) {
-        true => "",
-        false if multipath.is_lost() => "; requests fail",
-        false => "; requests wait",
+        true => RequestFate::CarriedOut,
+        false if multipath.is_lost() => RequestFate::Fail,
+        false => RequestFate::Wait,
     }
 }
 
@@ -71,6 +94,6 @@ fn state_of(ana: Option<AnaState>) -> String {
     ana.map(|state| format!(", {}", text(state))).unwrap_or_default()
 }
 
-fn text(state: AnaState) -> &'static str {
+pub(crate) fn text(state: AnaState) -> &'static str {
     state.name().unwrap_or("in an unknown ANA state")
 }

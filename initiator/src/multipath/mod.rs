@@ -87,7 +87,7 @@ use rdma::{Event, Initiator, Pool};
 use crate::session::{EndReason, Options, Session};
 
 pub use namespace::Namespace;
-pub use path::{PathLoss, PathState};
+pub use path::{PathCounters, PathLoss, PathState};
 pub use request::{BlockDone, BlockRequest, Failure, Operation};
 
 use path::{Path, earlier};
@@ -212,6 +212,7 @@ pub enum Notice {
 /// One namespace over its paths.
 #[derive(Debug)]
 pub struct Multipath {
+    nsid: u32,
     paths: Vec<Path>,
     current: Option<usize>,
     namespace: Option<Namespace>,
@@ -225,6 +226,7 @@ impl Multipath {
     #[must_use]
     pub fn new(options: MultipathOptions, paths: Vec<PathOptions>) -> Multipath {
         Multipath {
+            nsid: options.nsid,
             table: RequestTable::new(options.requests),
             paths: paths.into_iter().map(|path| Path::new(path, options)).collect(),
             current: None,
@@ -378,6 +380,12 @@ impl Multipath {
         self.namespace.as_ref()
     }
 
+    /// Returns the number of the namespace.
+    #[must_use]
+    pub fn nsid(&self) -> u32 {
+        self.nsid
+    }
+
     /// Returns the number of paths.
     #[must_use]
     pub fn paths(&self) -> usize {
@@ -394,6 +402,24 @@ impl Multipath {
     #[must_use]
     pub fn ana(&self, path: usize) -> Option<AnaState> {
         self.paths.get(path).and_then(Path::ana)
+    }
+
+    /// Returns why a path is not live, or was not before the attempt that is under way.
+    #[must_use]
+    pub fn last_loss(&self, path: usize) -> Option<&PathLoss> {
+        self.paths.get(path).and_then(Path::last_loss)
+    }
+
+    /// Returns what a path has done since the start.
+    #[must_use]
+    pub fn counters(&self, path: usize) -> PathCounters {
+        self.paths.get(path).map(Path::counters).unwrap_or_default()
+    }
+
+    /// Returns the path that has carried the last request.
+    #[must_use]
+    pub fn current(&self) -> Option<usize> {
+        self.current
     }
 
     /// Returns the options of a path.

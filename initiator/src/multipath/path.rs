@@ -41,6 +41,17 @@ pub enum PathState {
     Lost,
 }
 
+/// What a path has done since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PathCounters {
+    /// How often it became live.
+    pub connects: u64,
+    /// How often its association ended, or could not be established.
+    pub losses: u64,
+    /// Commands for the namespace that were sent.
+    pub commands: u64,
+}
+
 /// Why a path has failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PathLoss {
@@ -118,6 +129,9 @@ pub(super) struct Path {
     away_since: Option<Instant>,
     delay: Duration,
     has_failed: bool,
+    /// Why it is not live, or was not before the attempt that is under way.
+    last_loss: Option<PathLoss>,
+    counters: PathCounters,
     /// When changes of blocks of associations that have ended are repeated.
     replay_at: Option<Instant>,
     /// Changes of the last association are among them.
@@ -150,6 +164,8 @@ impl Path {
             away_since: None,
             delay: common.reconnect_delay,
             has_failed: false,
+            last_loss: None,
+            counters: PathCounters::default(),
             replay_at: None,
             has_lost_changes: false,
             has_older_changes: false,
@@ -177,6 +193,14 @@ impl Path {
 
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed
+    }
+
+    pub(super) fn last_loss(&self) -> Option<&PathLoss> {
+        self.last_loss.as_ref()
+    }
+
+    pub(super) fn counters(&self) -> PathCounters {
+        self.counters
     }
 
     pub(super) fn ana(&self) -> Option<AnaState> {
@@ -285,6 +309,7 @@ impl Path {
             match session.submit(self.next_queue, request, &mut io) {
                 Ok(()) => {
                     table.sent();
+                    self.counters.commands += 1;
                     return true;
                 }
                 Err((request, _)) => data = request.data,
@@ -437,6 +462,7 @@ impl Path {
             return;
         }
         self.has_failed = true;
+        self.counters.losses += 1;
         let why = self.loss.take().unwrap_or(PathLoss::Ended(ended));
         if why.is_final() {
             self.state = PathState::Lost;
@@ -445,6 +471,7 @@ impl Path {
             PathState::Resetting { until } => Some(until.saturating_duration_since(r.now)),
             _ => None,
         };
+        self.last_loss = Some(why.clone());
         s.notices.push_back(Notice::Failed { path: s.number, why, next });
     }
 
@@ -456,6 +483,8 @@ impl Path {
         self.state = PathState::Live;
         self.away_since = None;
         self.has_failed = false;
+        self.last_loss = None;
+        self.counters.connects += 1;
         self.avoided_until = None;
         s.notices.push_back(Notice::Live { path: s.number, ana: self.ana });
     }
