@@ -200,8 +200,8 @@ PROGRAMS := $(shell cd "$(BUILD)/release" 2>/dev/null && ls -d nvmfd nvmfctl nvm
 install: ## Install what `make build` has built: make install PREFIX=/usr/local DESTDIR=
 	cd "$(BUILD)"/release && install -D -m 755 -t "$(DESTDIR)$(PREFIX)"/bin $(PROGRAMS)
 	install -d "$(DESTDIR)$(SYSTEMD)"/systemd/system
-	for unit in nvmfd.service nvmfd.socket; do \
-	  sed 's,/usr/bin/nvmfd,$(PREFIX)/bin/nvmfd,; s,/usr/share/doc,$(PREFIX)/share/doc,' configs/$$unit | \
+	for unit in nvmfd.service nvmfd.socket nvmf-attach@.service; do \
+	  sed 's,/usr/bin/nvmf,$(PREFIX)/bin/nvmf,; s,/usr/share/doc,$(PREFIX)/share/doc,' configs/$$unit | \
 	    install -m 644 /dev/stdin "$(DESTDIR)$(SYSTEMD)"/systemd/system/$$unit; \
 	done
 	install -D -m 644 configs/sysusers.conf "$(DESTDIR)$(SYSTEMD)"/sysusers.d/nvmfd.conf
@@ -209,7 +209,7 @@ install: ## Install what `make build` has built: make install PREFIX=/usr/local 
 	install -D -m 644 -t "$(DOC)" README.md
 	install -D -m 644 -t "$(DOC)"/docs docs/support.md docs/why.md
 	install -D -m 644 -t "$(DOC)"/docs/src docs/src/*
-	install -D -m 644 -t "$(DOC)"/examples configs/nvmfd.toml configs/notify-reload.conf \
+	install -D -m 644 -t "$(DOC)"/examples configs/nvmfd.toml configs/notify-reload.conf configs/nvmf-attach.conf \
 	  configs/prometheus-alerts.yml configs/grafana-dashboard.json
 	install -D -m 644 -t "$(DOC)"/examples/fio configs/fio/*
 	umask 022; for program in $(PROGRAMS); do "$(BUILD)"/release/$$program install-files "$(DESTDIR)$(PREFIX)"/share; done
