@@ -164,11 +164,12 @@ fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
     let state = status::socket(&args.nbd);
     let listeners = Listeners { clients: listen(&args.nbd)?, status: listen(&state)? };
     info!("{name} is served at nbd+unix:///?socket={} ({})", args.nbd.display(), host.provider());
+    let most_bytes = host.multipath().namespace().map_or(PIECE_BYTES, |n| n.max_transfer_bytes);
     let export = ExportOptions {
         name,
         socket: args.nbd.clone(),
         is_read_only: args.read_only,
-        piece_bytes: PIECE_BYTES,
+        piece_bytes: PIECE_BYTES.min(most_bytes),
     };
     let metrics = args.metrics.clone();
     let metrics = metrics.map(|path| MetricsFile::new(path, Instant::now())).transpose()?;
