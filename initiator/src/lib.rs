@@ -12,6 +12,7 @@
 
 pub mod attach;
 pub mod bench;
+pub mod copy;
 mod fabric;
 pub mod host;
 mod host_identity;

@@ -37,7 +37,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[derive(Parser, Debug)]
 #[command(name = "nvmf", version = VERSION, max_term_width = 100, args_override_self = true)]
 struct Cli {
-    /// How much to log to the standard error [default: error; attach: info]
+    /// How much to log to the standard error [default: error; attach: info; copy: warn]
     #[arg(long, value_name = "LEVEL", global = true,
         value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
     log: Option<LevelFilter>,
@@ -93,8 +93,8 @@ enum Command {
     WriteUncor(data_management::BlocksArgs),
     /// Dataset Management
     Dsm(data_management::DsmArgs),
-    /// Copy blocks within a namespace
-    Copy(data_management::CopyArgs),
+    /// Copy: have the controller copy blocks within a namespace
+    CopyBlocks(data_management::CopyArgs),
     /// Create a namespace
     CreateNs(ns_management::CreateArgs),
     /// Delete a namespace
@@ -121,6 +121,8 @@ enum Command {
     Bench(initiator::bench::Args),
     /// Overwrite blocks, read them back and check that no write is lost
     Verify(initiator::verify::Args),
+    /// Copy a namespace to a file, a file to a namespace, or a namespace to another
+    Copy(initiator::copy::Args),
     /// Serve a namespace to NBD clients: a block device without kernel module or root
     Attach(initiator::attach::Args),
     /// Write manual pages and completions below a directory such as /usr/share
@@ -157,7 +159,7 @@ impl Command {
             Command::VerifyBlocks(args) => data_management::verify(args),
             Command::WriteUncor(args) => data_management::write_uncorrectable(args),
             Command::Dsm(args) => data_management::dsm(args),
-            Command::Copy(args) => data_management::copy(args),
+            Command::CopyBlocks(args) => data_management::copy(args),
             Command::CreateNs(args) => ns_management::create(args),
             Command::DeleteNs(args) => ns_management::delete(args),
             Command::AttachNs(args) => ns_management::attach(args),
@@ -171,6 +173,7 @@ impl Command {
             Command::ResvNotifLog(args) => reservation::notification(args),
             Command::Bench(args) => return initiator::bench::run(args),
             Command::Verify(args) => return initiator::verify::run(args),
+            Command::Copy(args) => return initiator::copy::run(args),
             Command::Attach(args) => return initiator::attach::run(args),
             Command::InstallFiles { share } => manpages::write(Cli::command(), "1", MORE, share)
                 .map_err(|error| Error::Local(format!("{}: {error}", share.display()))),
@@ -200,7 +203,7 @@ impl Command {
             Command::WriteZeroes(args) => args.output,
             Command::VerifyBlocks(args) | Command::WriteUncor(args) => args.output,
             Command::Dsm(args) => args.output,
-            Command::Copy(args) => args.output,
+            Command::CopyBlocks(args) => args.output,
             Command::CreateNs(args) => args.output,
             Command::DeleteNs(args) => args.output,
             Command::AttachNs(args) | Command::DetachNs(args) => args.output,
@@ -213,6 +216,7 @@ impl Command {
             Command::ResvNotifLog(args) => args.output,
             Command::Attach(_)
             | Command::Bench(_)
+            | Command::Copy(_)
             | Command::Verify(_)
             | Command::InstallFiles { .. } => return None,
         })
@@ -224,6 +228,7 @@ fn main() -> ExitCode {
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
     let usual = match command {
         Command::Attach(_) => LevelFilter::INFO,
+        Command::Copy(_) => LevelFilter::WARN,
         _ => LevelFilter::ERROR,
     };
     let lines = lines.with_target(false).with_ansi(std::io::stderr().is_terminal());

@@ -32,12 +32,20 @@ pub struct TargetArgs {
     #[arg(help_heading = TARGET, short = 's', long, value_name = "PORT",
         default_value_t = nvme::PORT)]
     pub trsvcid: u16,
-    /// Source address [default: chosen by the route]
-    #[arg(help_heading = TARGET, short = 'w', long, value_name = "ADDRESS")]
-    pub host_traddr: Option<IpAddr>,
     /// Name of the subsystem
     #[arg(help_heading = TARGET, short = 'n', long)]
     pub nqn: Option<String>,
+    /// The host.
+    #[command(flatten)]
+    pub host: HostArgs,
+}
+
+/// Options of the host and its connections.
+#[derive(Args, Clone, Debug)]
+pub struct HostArgs {
+    /// Source address [default: chosen by the route]
+    #[arg(help_heading = TARGET, short = 'w', long, value_name = "ADDRESS")]
+    pub host_traddr: Option<IpAddr>,
     /// NQN of this host [default: from /etc/nvme/hostnqn]
     #[arg(help_heading = TARGET, short = 'q', long, value_name = "NQN")]
     pub hostnqn: Option<String>,
@@ -86,12 +94,20 @@ pub struct NamespaceArgs {
 /// Heading of options of paths in the help text.
 const PATHS: &str = "Paths";
 
-/// Options of several paths, and of connecting them again: named as in `nvme connect`.
+/// Options of several paths: named as in `nvme connect`.
 #[derive(Args, Clone, Debug)]
 pub struct PathArgs {
     /// Further addresses of the target: ADDRESS, ADDRESS:PORT or ADDRESS:PORT@SOURCE (to connect from)
     #[arg(help_heading = PATHS, long, value_name = "PATH", value_delimiter = ',', value_parser = path)]
     pub paths: Vec<PathAddress>,
+    /// What happens when they are lost.
+    #[command(flatten)]
+    pub reconnect: ReconnectArgs,
+}
+
+/// Options of connecting paths again.
+#[derive(Args, Clone, Debug)]
+pub struct ReconnectArgs {
     /// Time between attempts to connect a path again, in seconds
     #[arg(help_heading = PATHS, short = 'c', long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..=86_400))]
@@ -114,7 +130,7 @@ pub struct PathArgs {
     pub replay_at_once: bool,
 }
 
-impl PathArgs {
+impl ReconnectArgs {
     /// Returns the options of all paths.
     #[must_use]
     pub fn options(&self, nsid: u32) -> MultipathOptions {
@@ -150,7 +166,7 @@ impl NamespaceArgs {
             session,
             paths: std::iter::once(first).chain(further).collect(),
             provider: host.provider,
-            multipath: paths.options(self.namespace_id),
+            multipath: paths.reconnect.options(self.namespace_id),
             data_bytes: host.data_bytes,
             largest_bytes: host.largest_bytes,
         })
@@ -199,27 +215,7 @@ impl TargetArgs {
         subnqn: Nqn,
         usual: OptionDefaults,
     ) -> Result<(Options, HostOptions), Error> {
-        let (hostnqn, hostid) =
-            host_identity::host(self.hostnqn.as_deref(), self.hostid.as_deref())?;
-        let kato_s = if subnqn.is_discovery() { 0 } else { 5 };
-        let limit = Duration::from_secs(self.timeout.into());
-        let options = Options {
-            io_queues: self.nr_io_queues.unwrap_or(usual.io_queues),
-            queue_entries: self.queue_size.unwrap_or(usual.queue_entries),
-            kato_ms: self.keep_alive_tmo.unwrap_or(kato_s).saturating_mul(1000),
-            connect_timeout: limit,
-            command_timeout: limit,
-            secret: secret("--dhchap-secret", self.dhchap_secret.as_deref())?,
-            controller_secret: secret("--dhchap-ctrl-secret", self.dhchap_ctrl_secret.as_deref())?,
-            ..Options::new(self.address()?, subnqn, hostnqn, hostid)
-        };
-        let setup = HostOptions {
-            provider: self.provider,
-            source: self.host_traddr,
-            data_bytes: usual.data_bytes,
-            ..HostOptions::default()
-        };
-        Ok((options, setup))
+        self.host.resolve(self.address()?, subnqn, usual)
     }
 
     /// Connects.
@@ -244,6 +240,42 @@ impl TargetArgs {
             return Err(failed(format!("{to} is no address to connect to")));
         }
         Ok(to)
+    }
+}
+
+impl HostArgs {
+    /// Returns the arguments of [`Host::connect`] for a target; options that are not given default
+    /// to `usual`.
+    ///
+    /// # Errors
+    /// An invalid option.
+    pub fn resolve(
+        &self,
+        to: SocketAddr,
+        subnqn: Nqn,
+        usual: OptionDefaults,
+    ) -> Result<(Options, HostOptions), Error> {
+        let (hostnqn, hostid) =
+            host_identity::host(self.hostnqn.as_deref(), self.hostid.as_deref())?;
+        let kato_s = if subnqn.is_discovery() { 0 } else { 5 };
+        let limit = Duration::from_secs(self.timeout.into());
+        let options = Options {
+            io_queues: self.nr_io_queues.unwrap_or(usual.io_queues),
+            queue_entries: self.queue_size.unwrap_or(usual.queue_entries),
+            kato_ms: self.keep_alive_tmo.unwrap_or(kato_s).saturating_mul(1000),
+            connect_timeout: limit,
+            command_timeout: limit,
+            secret: secret("--dhchap-secret", self.dhchap_secret.as_deref())?,
+            controller_secret: secret("--dhchap-ctrl-secret", self.dhchap_ctrl_secret.as_deref())?,
+            ..Options::new(to, subnqn, hostnqn, hostid)
+        };
+        let setup = HostOptions {
+            provider: self.provider,
+            source: self.host_traddr,
+            data_bytes: usual.data_bytes,
+            ..HostOptions::default()
+        };
+        Ok((options, setup))
     }
 }
 

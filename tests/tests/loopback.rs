@@ -7,6 +7,8 @@ mod admin;
 mod authentication;
 #[path = "loopback/changes.rs"]
 mod changes;
+#[path = "loopback/copy.rs"]
+mod copy;
 #[path = "loopback/formatting.rs"]
 mod formatting;
 #[path = "loopback/judges.rs"]

@@ -218,10 +218,10 @@ fn work(
 
 /// Connects the host of job `n`.
 fn connect(args: &Args, n: u32) -> Result<Host, Error> {
-    let queues = args.namespace.target.nr_io_queues.unwrap_or(1).max(1);
+    let queues = args.namespace.target.host.nr_io_queues.unwrap_or(1).max(1);
     let per_queue = args.iodepth.div_ceil(queues.into());
     let mut target = args.namespace.target.clone();
-    target.host_traddr = following(target.host_traddr, n)?;
+    target.host.host_traddr = following(target.host.host_traddr, n)?;
     let usual = plan::usual(args, queues, per_queue)?;
     let (mut options, mut setup) = target.resolve(usual)?;
     options.in_capsule = !args.no_in_capsule;

@@ -59,7 +59,7 @@ pub(crate) struct BlocksArgs {
     pub(crate) output: Output,
 }
 
-/// Options of `nvmf copy`.
+/// Options of `nvmf copy-blocks`.
 #[derive(ClapArgs, Debug)]
 pub(crate) struct CopyArgs {
     #[command(flatten)]
@@ -161,7 +161,7 @@ pub(crate) fn copy(args: &CopyArgs) -> Result<(), Error> {
         .map(|(&slba, &nlb_z)| CopyRange { slba, nlb_z })
         .collect();
     with(&args.target, |host| host.copy(args.namespace_id, copy, &ranges))?;
-    args.output.print(|| done("copy", args.namespace_id), || "NVMe Copy: success\n".into())
+    args.output.print(|| done("copy-blocks", args.namespace_id), || "NVMe Copy: success\n".into())
 }
 
 pub(crate) fn dsm(args: &DsmArgs) -> Result<(), Error> {

@@ -381,9 +381,9 @@ fn lost(why: &Error, args: &Args) -> String {
 /// Connects one host for each client.
 fn connect(args: &Args) -> Result<Vec<Host>, Error> {
     let host = |n: u16| {
-        let queues = args.namespace.target.nr_io_queues.unwrap_or(2).max(1);
+        let queues = args.namespace.target.host.nr_io_queues.unwrap_or(2).max(1);
         let mut target = args.namespace.target.clone();
-        target.host_traddr = following(target.host_traddr, n.into())?;
+        target.host.host_traddr = following(target.host.host_traddr, n.into())?;
         let piece = u32::try_from(args.bs.max(4096)).ok().and_then(u32::checked_next_power_of_two);
         let piece = piece.filter(|_| args.bs < 16 << 20).ok_or_else(|| {
             Error::Usage(format!("--bs {}: one command moves less than 16 MiB", args.bs))

@@ -192,17 +192,17 @@ fn damage_between_two_runs_is_found_in_the_right_blocks() {
 }
 
 /// A daemon that can be killed.
-struct Daemon(Child);
+pub(crate) struct Daemon(Child);
 
 impl Daemon {
-    fn start(config: &std::path::Path) -> Daemon {
+    pub(crate) fn start(config: &std::path::Path) -> Daemon {
         let mut daemon = Command::new(nvmfd());
         let daemon = daemon.arg("--config").arg(config).stderr(Stdio::null()).stdout(Stdio::null());
         Daemon(daemon.spawn().expect("nvmfd starts"))
     }
 
     /// As the kernel's OOM killer would.
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.0.kill().expect("killed");
         let _ = self.0.wait().expect("gone");
     }
