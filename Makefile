@@ -48,7 +48,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test format lint unit doc budgets native guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -107,6 +107,12 @@ guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP 
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
 	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
+
+CEPH_PACKAGES := ceph-mon ceph-mgr ceph-osd ceph-common python3-rados librbd1 librados2
+test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
+	@$(call install,$(CEPH_PACKAGES))
+	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
+	  STORE_TESTS="$$(readlink -f "$$program")" NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/ceph/run
 
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
 	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)

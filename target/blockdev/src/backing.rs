@@ -1,6 +1,8 @@
 //! Backing stores: their configuration, and the properties found when one is opened.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use super::ceph::{ClusterConfig, ImageName};
 
 /// Configuration of a backing store.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,6 +38,37 @@ pub enum BackingKind {
         /// Its size in bytes.
         size: u64,
     },
+    /// An image of Ceph RBD. It exists already.
+    Rbd {
+        /// Its name.
+        image: ImageName,
+        /// How its cluster is reached.
+        cluster: ClusterConfig,
+    },
+}
+
+impl BackingKind {
+    /// Whether both are the same store, whatever their sizes.
+    #[must_use]
+    pub fn is_store_of(&self, other: &BackingKind) -> bool {
+        match (self, other) {
+            (BackingKind::File { path: a, .. }, BackingKind::File { path: b, .. }) => a == b,
+            (BackingKind::Ram { .. }, BackingKind::Ram { .. })
+            | (BackingKind::Null { .. }, BackingKind::Null { .. }) => true,
+            (BackingKind::Rbd { .. }, BackingKind::Rbd { .. }) => self == other,
+            _ => false,
+        }
+    }
+
+    /// The path of a file, or the name of an image: what opening and probing may wait for.
+    #[must_use]
+    pub fn path(&self) -> Option<PathBuf> {
+        match self {
+            BackingKind::File { path, .. } => Some(path.clone()),
+            BackingKind::Rbd { image, .. } => Some(Path::new("rbd:").join(image.to_string())),
+            BackingKind::Ram { .. } | BackingKind::Null { .. } => None,
+        }
+    }
 }
 
 /// Kind of an opened [`crate::BackingDevice`].
@@ -49,16 +82,19 @@ pub enum Kind {
     Ram,
     /// No device.
     Null,
+    /// An image of Ceph RBD.
+    Rbd,
 }
 
 impl Kind {
-    /// Whether it is outside of this process: operations may block and need the kernel's workers,
-    /// and written data are durable only after a sync.
+    /// Whether the kernel executes its operations outside of this process: they may block and need
+    /// the kernel's workers, and written data are durable only after a sync. (What librbd has
+    /// written without a cache is durable.)
     #[must_use]
     pub(crate) fn is_external(self) -> bool {
         match self {
             Kind::File | Kind::Device => true,
-            Kind::Ram | Kind::Null => false,
+            Kind::Ram | Kind::Null | Kind::Rbd => false,
         }
     }
 }

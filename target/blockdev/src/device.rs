@@ -23,6 +23,7 @@ use super::errno::{OpKind, status_of};
 use super::health::{Detached, Health};
 use super::hold::{Hold, Stamp};
 use super::open_error::OpenError;
+use super::rbd::image::Image;
 use crate::durable;
 
 /// An opened backing store, on which the ring of every reactor operates, through an `Arc`.
@@ -31,6 +32,8 @@ pub struct BackingDevice {
     pub(super) kind: Kind,
     /// The descriptor for reads and writes; none for [`Kind::Null`].
     pub(super) file: Option<Arc<File>>,
+    /// For [`Kind::Rbd`].
+    pub(super) image: Option<Arc<Image>>,
     /// For files and devices: the lock that prevents others from serving them.
     pub(super) hold: Option<Arc<Hold>>,
     /// Set if opening created the file: its attributes at that time.
@@ -97,7 +100,7 @@ impl BackingDevice {
     }
 
     /// Device number of the file system or block device: if one store blocks, others with the same
-    /// number probably do. 0 for memory.
+    /// number probably do. 0 for memory; images have one number in common.
     #[must_use]
     pub fn place(&self) -> u64 {
         self.place
@@ -107,6 +110,9 @@ impl BackingDevice {
     /// can be read. May block on the device.
     #[must_use]
     pub fn inspect(&self, thorough: bool) -> Condition {
+        if let Some(image) = &self.image {
+            return image.inspect(self.size_bytes(), self.block_size_bytes(), thorough);
+        }
         let Some(hold) = &self.hold else { return Condition::Sound };
         let look = || -> std::io::Result<u64> {
             let (bytes, size_bytes) = (hold.len_bytes(self.kind)?, self.size_bytes());
@@ -179,6 +185,7 @@ impl BackingDevice {
         BackingDevice {
             kind,
             file,
+            image: None,
             hold: None,
             made_as: None,
             sync_files: Mutex::default(),
@@ -223,6 +230,11 @@ impl BackingDevice {
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// The image, for [`Kind::Rbd`].
+    pub(crate) fn image(&self) -> Option<&Arc<Image>> {
+        self.image.as_ref()
     }
 
     /// Its path or a description, for log lines and output.
@@ -368,6 +380,8 @@ impl BackingDevice {
             // ENOSPC: a thin pool that may be extended, or a removed device: the kernel reports a
             // write beyond the end, which is then at 0. The monitor finds out within a second.
             (Errno::ENOSPC, Kind::Device) => Status::CAPACITY_EXCEEDED.with_crd(1),
+            // The image was removed, or its lock was broken: the monitor finds out.
+            (Errno::ENOENT | Errno::EROFS | Errno::ENOTCONN, Kind::Rbd) => Health::NOT_READY,
             _ => status_of(doing, errno),
         }
     }
@@ -386,9 +400,9 @@ impl BackingDevice {
         Health::NOT_READY
     }
 
-    /// For a file: even if it is extended again, its data are lost.
+    /// For a file or an image: even if it is extended again, its data are lost.
     pub(crate) fn note_shortened(&self) {
-        if self.kind == Kind::File {
+        if matches!(self.kind, Kind::File | Kind::Rbd) {
             self.health.note_shortened();
         }
     }
@@ -396,7 +410,7 @@ impl BackingDevice {
     /// What the administrator has to do about it.
     pub(crate) fn remedy_of_shortened(&self) -> &'static str {
         match self.kind {
-            Kind::File => "restore it, then `nvmfctl namespace trust`",
+            Kind::File | Kind::Rbd => "restore it, then `nvmfctl namespace trust`",
             _ => "restore it",
         }
     }

@@ -4,6 +4,7 @@
 mod backing;
 mod block_sizes;
 pub mod blocking;
+pub mod ceph;
 pub mod crash_point;
 mod created_file;
 mod device;
@@ -18,6 +19,7 @@ pub mod monitor;
 mod open;
 mod open_error;
 mod owner_file;
+pub mod rbd;
 pub mod record;
 pub mod request;
 mod resize;

@@ -16,11 +16,13 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use tracing::warn;
 
 use super::backing::{BackingConfig, BackingKind, Geometry, Kind, Space};
+use super::ceph::{ClusterConfig, ImageName};
 use super::device::BackingDevice;
 use super::hold::{Hold, Stamp, claim_device, is_same, lock, read_block, shares};
 use super::media_properties::{Below, is_on_tmpfs};
 use super::open_error::{OpenError, failed, place, refused};
 use super::owner_file::{self, Daemon, Owner};
+use super::rbd::image::Image;
 use super::sysfs::Device;
 use crate::durable;
 
@@ -65,6 +67,7 @@ impl BackingDevice {
                 check_shape(&name, *size, config.block_size_bytes)?;
                 Ok(BackingDevice::assemble(Kind::Null, None, name, *size, config))
             }
+            BackingKind::Rbd { image, cluster } => open_image(image, cluster, config),
         }
     }
 
@@ -80,11 +83,19 @@ impl BackingDevice {
         config: &BackingConfig,
         trusted: bool,
     ) -> Result<BackingDevice, OpenError> {
-        let BackingKind::File { path, .. } = &config.kind else {
-            return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
+        let mut fresh = match &config.kind {
+            BackingKind::File { path, .. } => {
+                open_path(path, Some(self.size_bytes()), config, Was::Lost(self.found_bytes()))?
+            }
+            BackingKind::Rbd { image, cluster } => {
+                let fresh = open_image(image, cluster, config)?;
+                fresh.has_served_size(self)?;
+                fresh
+            }
+            BackingKind::Ram { .. } | BackingKind::Null { .. } => {
+                return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
+            }
         };
-        let mut fresh =
-            open_path(path, Some(self.size_bytes()), config, Was::Lost(self.found_bytes()))?;
         if fresh.kind != self.kind {
             return Err(OpenError::new(format!(
                 "{} is now of another nature than it was: remove the namespace, reload, add it, \
@@ -101,6 +112,19 @@ impl BackingDevice {
             fresh.health.note_kept_space();
         }
         Ok(fresh)
+    }
+
+    /// An image may have grown, but not shrunk, since `old` was opened.
+    fn has_served_size(&self, old: &BackingDevice) -> Result<(), OpenError> {
+        match self.size_bytes() >= old.size_bytes() {
+            true => Ok(()),
+            false => Err(OpenError::new(format!(
+                "{} has {} bytes, fewer than the {} that are served: restore its size (`rbd resize`)",
+                self.name,
+                self.size_bytes(),
+                old.size_bytes()
+            ))),
+        }
     }
 
     /// Another file of the right length may be half restored, or older.
@@ -122,14 +146,18 @@ impl BackingDevice {
     /// # Errors
     /// One sentence: what was tried, what the system answered, what to do.
     pub fn renewed(&self, config: &BackingConfig) -> Result<BackingDevice, OpenError> {
-        let Some(hold) = &self.hold else {
-            return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
+        let file = match &self.hold {
+            Some(hold) => Some(Arc::new(hold.another(&self.name, self.read_only)?)),
+            None if self.image.is_some() => None,
+            None => {
+                return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
+            }
         };
-        let file = Arc::new(hold.another(&self.name, self.read_only)?);
         let (name, size) = (self.name.clone(), self.size_bytes());
-        let mut fresh = BackingDevice::assemble(self.kind, Some(file), name, size, config);
+        let mut fresh = BackingDevice::assemble(self.kind, file, name, size, config);
         fresh.is_long(self.found_bytes());
-        fresh.hold = Some(Arc::clone(hold));
+        fresh.hold.clone_from(&self.hold);
+        fresh.image.clone_from(&self.image);
         fresh.in_memory = self.in_memory;
         fresh.place = self.place;
         fresh.identity.clone_from(&self.identity);
@@ -240,6 +268,29 @@ fn open_path(
             Err(error)
         }
     }
+}
+
+/// Stands for all images where others have the number of a file system or device.
+const IMAGES: u64 = u64::MAX - 1;
+
+/// Opens an image of Ceph RBD, and takes its lock.
+fn open_image(
+    name: &ImageName,
+    cluster: &ClusterConfig,
+    config: &BackingConfig,
+) -> Result<BackingDevice, OpenError> {
+    let image = Image::open(cluster, name, config.read_only)?;
+    let name = format!("rbd image {name}");
+    let bytes = image.size_bytes().map_err(|errno| {
+        OpenError::new(format!("cannot find out how large {name} is: {}", errno.desc()))
+    })?;
+    check_shape(&name, bytes, config.block_size_bytes)?;
+    let mut backing = BackingDevice::assemble(Kind::Rbd, None, name, bytes, config);
+    backing.geometry = image.geometry();
+    backing.identity = Some(image.identity.clone());
+    backing.place = IMAGES;
+    backing.image = Some(Arc::new(image));
+    Ok(backing)
 }
 
 /// Checks that the block size is supported, and that the size is a multiple of it in range.

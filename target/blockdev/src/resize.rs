@@ -26,6 +26,7 @@ impl BackingDevice {
         let new = match *kind {
             BackingKind::File { size, .. } => self.size_of_file(size)?,
             BackingKind::Ram { size } | BackingKind::Null { size } => size,
+            BackingKind::Rbd { .. } => self.size_of_file(None)?,
         };
         if new == old {
             return Ok(None);
@@ -82,6 +83,9 @@ impl BackingDevice {
 
     /// The current size of the file or device.
     fn measure(&self) -> io::Result<u64> {
+        if let Some(image) = &self.image {
+            return Ok(image.size_bytes()?);
+        }
         match (&self.file, self.kind()) {
             (Some(file), Kind::Device) => (&**file).seek(SeekFrom::End(0)),
             (Some(file), _) => Ok(file.metadata()?.len()),

@@ -212,12 +212,7 @@ impl MonitoredDevice {
     /// Whether it is served with this configuration, except for its size.
     #[must_use]
     pub fn is_as(&self, config: &BackingConfig) -> bool {
-        let same = match (&self.config.kind, &config.kind) {
-            (BackingKind::File { path: a, .. }, BackingKind::File { path: b, .. }) => a == b,
-            (BackingKind::Ram { .. }, BackingKind::Ram { .. })
-            | (BackingKind::Null { .. }, BackingKind::Null { .. }) => true,
-            _ => false,
-        };
+        let same = self.config.kind.is_store_of(&config.kind);
         let block_size_bytes = lock(&self.current).block_size_bytes();
         let rest = (block_size_bytes, self.config.read_only, self.config.shared);
         same && rest == (config.block_size_bytes, config.read_only, config.shared)
@@ -266,8 +261,7 @@ impl MonitoredDevice {
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        let watched = matches!(self.config.kind, BackingKind::File { .. });
-        watched && lock(&self.check).next_check <= now
+        self.config.kind.path().is_some() && lock(&self.check).next_check <= now
     }
 
     /// Schedules the next examination: soon after a failure, then at increasing intervals.
@@ -608,7 +602,10 @@ impl Shared {
         if !health.is_down() {
             return;
         }
-        let elsewhere = backing.kind() == Kind::Device || moved() && !health.is_shortened();
+        let elsewhere = match backing.image() {
+            Some(image) => image.is_fenced(),
+            None => backing.kind() == Kind::Device || moved() && !health.is_shortened(),
+        };
         if elsewhere && let Err(why) = self.replace(device, &backing) {
             device.log_once(&why);
         }

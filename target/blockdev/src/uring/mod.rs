@@ -61,6 +61,7 @@ use io_uring::{IoUring, opcode, squeue};
 use nvme::status::Status;
 use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
+use crate::rbd::ffi::CompletionQueue;
 use crate::request::{PendingIo, Step, ZEROS_BYTES};
 use crate::{BackingDevice, BlockDevice, DeviceId, IoCompletion, IoRequest, Kind};
 use poll_fd::{PollRequest, PolledFds};
@@ -78,6 +79,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 const WATCH: u64 = 1 << 63;
 /// Flag in the user data of a cancellation; the rest is its index.
 const RECALL: u64 = 1 << 62;
+/// Token of the poll for completions of librbd; no other is as large.
+const IMAGES: u32 = u32::MAX;
 /// User data of entries whose completion is ignored.
 const IGNORED: u64 = u64::MAX;
 
@@ -119,6 +122,8 @@ pub struct Ring {
     files: u32,
     flights: Flights,
     watches: PolledFds,
+    /// Completions of librbd, since a store was attached that is an image.
+    images: Option<Arc<CompletionQueue>>,
     stats: RingStats,
     complaints: u64,
     /// The kernel accepts entries from the creating thread only.
@@ -164,6 +169,7 @@ impl Ring {
             files,
             flights: Flights::new(limits),
             watches: PolledFds::default(),
+            images: None,
             stats: RingStats::default(),
             complaints: 0,
             _not_send: PhantomData,
@@ -176,6 +182,9 @@ impl Ring {
     /// The id is not below [`RingLimits::backings`].
     pub fn attach(&mut self, id: DeviceId, backing: Arc<BackingDevice>) -> io::Result<()> {
         self.detach(id);
+        if backing.image().is_some() && self.images.is_none() {
+            self.images = Some(CompletionQueue::new(self.flights.slot_count())?);
+        }
         let fixed = match backing.fd() {
             Some(fd) if id.0 < self.files && self.flights.is_file_vacant(id) => {
                 self.io.submitter().register_files_update(id.0, &[fd]).is_ok()
@@ -230,12 +239,22 @@ impl Ring {
     /// Submits, then waits for a completion or until `until`. Returns immediately if there are
     /// completions.
     pub fn sleep(&mut self, until: Option<Instant>, now: Instant) {
+        let images = self.images.clone().filter(|_| self.flights.in_flight() > 0);
+        if let Some(images) = &images {
+            self.watches.watch(images.fd(), IMAGES);
+        }
         self.fill();
         let patience = until.map(|until| until.saturating_duration_since(now));
-        if !self.flights.has_work() && patience != Some(Duration::ZERO) {
+        let may_wait = !self.flights.has_work()
+            && patience != Some(Duration::ZERO)
+            && images.as_ref().is_none_or(|images| images.begin_sleep());
+        if may_wait {
             self.enter(1, patience);
         } else if !self.io.submission().is_empty() {
             self.enter(0, None);
+        }
+        if let Some(images) = &images {
+            images.end_sleep();
         }
     }
 
@@ -243,6 +262,10 @@ impl Ring {
     /// Does not block. With room for all slots reserved in both, no call allocates.
     pub fn reap(&mut self, done: &mut Vec<IoCompletion>, woken: &mut Vec<u32>) {
         done.extend(self.flights.take_ready());
+        if let Some(images) = &self.images {
+            let flights = &mut self.flights;
+            images.take(|slot, answer| flights.answered(slot, answer, done));
+        }
         let submission = self.io.submission();
         let (deferred, overflown) = (submission.taskrun(), submission.cq_overflow());
         drop(submission);
@@ -275,7 +298,10 @@ impl Ring {
     ) {
         if user_data == IGNORED {
         } else if user_data & WATCH != 0 {
-            woken.extend(self.watches.on_completion((user_data & !WATCH) as usize));
+            match self.watches.on_completion((user_data & !WATCH) as usize) {
+                Some(IMAGES) => self.images.iter().for_each(|images| images.reset()),
+                token => woken.extend(token),
+            }
         } else if user_data & RECALL != 0 {
             self.flights.recall_answered((user_data & !RECALL) as usize, answer, done);
         } else if let Ok(slot) = u32::try_from(user_data) {
@@ -324,6 +350,12 @@ impl Ring {
             self.flights.recall_asked();
         }
         while let Some(ask) = self.flights.next_ask() {
+            if let Submission::Step(slot, step) = ask
+                && self.start_at_image(slot, step)
+            {
+                self.flights.submitted(ask);
+                continue;
+            }
             let entry = match ask {
                 Submission::Pause(_) => Some(pause_entry()),
                 Submission::Step(slot, step) => self.entry(slot, step),
@@ -350,6 +382,29 @@ impl Ring {
                 Submission::Step(..) => self.stats.fixed += 1,
             }
         }
+    }
+
+    /// Starts a step at librbd, if its store is an image. Returns false if it is none, or the step
+    /// is invalid.
+    fn start_at_image(&self, slot: u32, step: Step) -> bool {
+        let Some((flight, attachment)) = self.flights.parts(slot) else { return false };
+        let (Some(image), Some(images)) = (attachment.backing.image(), &self.images) else {
+            return false;
+        };
+        let data = match step {
+            Step::Read { skip, len, .. } | Step::Write { skip, len, .. } => {
+                flight.buf().and_then(|buf| self.memory.locate(buf, skip, len))
+            }
+            Step::Zeros { .. } | Step::Space { .. } | Step::Sync => {
+                Some(Place { addr: std::ptr::null_mut(), chunk: None })
+            }
+        };
+        let Some(Place { addr, .. }) = data else { return false };
+        // SAFETY: the memory is the Buf of the operation (checked by `locate`), mapped while
+        // `self.memory` lives, and Drop waits for librbd as for the kernel. The Buf stays in the
+        // operation, and the operation in its slot, until that is taken from the queue.
+        unsafe { image.raw.start(step, addr, images, slot) };
+        true
     }
 
     /// The entry for a step.
@@ -428,6 +483,10 @@ impl Drop for Ring {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         loop {
             self.flights.drop_waiting();
+            if self.flights.in_kernel() == 0 {
+                // That of librbd's completions, which each sleep before arms.
+                self.watches.unwatch_all();
+            }
             let now = Instant::now();
             if self.flights.in_kernel() == 0 && self.watches.is_empty() {
                 return;

@@ -112,6 +112,11 @@ impl Flights {
         self.recompute_shares();
     }
 
+    /// Number of slots.
+    pub(super) fn slot_count(&self) -> u32 {
+        u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+    }
+
     /// Takes an operation. `at_once` executes one in memory without the ring, or returns none.
     pub fn submit(
         &mut self,

@@ -1,5 +1,7 @@
 //! Tests of the ring on real files, with a kernel that completes asynchronously.
 
+mod images;
+
 use std::fs::{self, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -8,6 +10,7 @@ use std::sync::Weak;
 
 use nix::sys::eventfd::EventFd;
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
 use crate::uring::*;
 use crate::{BackingConfig, BackingKind, InjectedFault};
@@ -830,39 +833,7 @@ proptest! {
             true => Bench::with_kind(BackingKind::Ram { size: SIZE }),
             false => Bench::with_file(block),
         };
-        let bytes = |blocks: u64| blocks * u64::from(block);
-        // Buffers end at 128 KiB.
-        let capped = |blocks: u64| blocks.min((1 << 17) / u64::from(block)) as u32 * block;
-        let mut model = vec![0u8; bytes(BLOCKS) as usize];
-        for act in acts {
-            match act {
-                Act::Read(at, n) => {
-                    let (at, len) = (bytes(at), capped(n));
-                    let read = bench.read(at, len);
-                    prop_assert_eq!(read.as_deref(), Ok(&model[at as usize..][..len as usize]));
-                }
-                Act::Write(at, n, byte, fua) => {
-                    let (at, len) = (bytes(at), capped(n));
-                    prop_assert_eq!(bench.write(at, len, byte, fua), Ok(()));
-                    model[at as usize..][..len as usize].fill(byte);
-                }
-                Act::Discard(at, n) => {
-                    let (at, len) = (bytes(at), bytes(n));
-                    prop_assert_eq!(bench.run(IoRequest::Discard { at, len }), Ok(()));
-                    if backing.can_discard() {
-                        model[at as usize..][..len as usize].fill(0);
-                    }
-                }
-                Act::Zero(at, n, deallocate) => {
-                    let (at, len) = (bytes(at), bytes(n));
-                    prop_assert_eq!(bench.run(IoRequest::Zero { at, len, deallocate }), Ok(()));
-                    model[at as usize..][..len as usize].fill(0);
-                }
-                Act::Flush => prop_assert_eq!(bench.run(IoRequest::Flush), Ok(())),
-            }
-        }
-        prop_assert!(bench.pool.is_full());
-        prop_assert_eq!(backing.health().failures(), 0);
+        let model = agree(&mut bench, &backing, acts, block)?;
         if !ram {
             let mut stored = vec![0; model.len()];
             let file = fs::File::open(bench.path("disk.img")).unwrap();
@@ -870,6 +841,49 @@ proptest! {
             prop_assert!(stored == model);
         }
     }
+}
+
+/// Executes operations on a store and on a model in memory, which is returned.
+fn agree(
+    bench: &mut Bench,
+    backing: &BackingDevice,
+    acts: Vec<Act>,
+    block: u32,
+) -> Result<Vec<u8>, TestCaseError> {
+    let bytes = |blocks: u64| blocks * u64::from(block);
+    // Buffers end at 128 KiB.
+    let capped = |blocks: u64| blocks.min((1 << 17) / u64::from(block)) as u32 * block;
+    let mut model = vec![0u8; bytes(BLOCKS) as usize];
+    for act in acts {
+        match act {
+            Act::Read(at, n) => {
+                let (at, len) = (bytes(at), capped(n));
+                let read = bench.read(at, len);
+                prop_assert_eq!(read.as_deref(), Ok(&model[at as usize..][..len as usize]));
+            }
+            Act::Write(at, n, byte, fua) => {
+                let (at, len) = (bytes(at), capped(n));
+                prop_assert_eq!(bench.write(at, len, byte, fua), Ok(()));
+                model[at as usize..][..len as usize].fill(byte);
+            }
+            Act::Discard(at, n) => {
+                let (at, len) = (bytes(at), bytes(n));
+                prop_assert_eq!(bench.run(IoRequest::Discard { at, len }), Ok(()));
+                if backing.can_discard() {
+                    model[at as usize..][..len as usize].fill(0);
+                }
+            }
+            Act::Zero(at, n, deallocate) => {
+                let (at, len) = (bytes(at), bytes(n));
+                prop_assert_eq!(bench.run(IoRequest::Zero { at, len, deallocate }), Ok(()));
+                model[at as usize..][..len as usize].fill(0);
+            }
+            Act::Flush => prop_assert_eq!(bench.run(IoRequest::Flush), Ok(())),
+        }
+    }
+    prop_assert!(bench.pool.is_full());
+    prop_assert_eq!(backing.health().failures(), 0);
+    Ok(model)
 }
 
 /// A loop device, removed on drop.

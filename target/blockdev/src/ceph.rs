@@ -1,0 +1,68 @@
+//! Names of images of Ceph RBD, and how a cluster is reached.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The name of an image: `pool/image`, or `pool/namespace/image`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ImageName {
+    /// Its pool.
+    pub pool: String,
+    /// Its namespace in the pool; empty: the default one.
+    pub namespace: String,
+    /// Its name.
+    pub image: String,
+}
+
+impl FromStr for ImageName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<ImageName, &'static str> {
+        let parts: Vec<&str> = text.split('/').collect();
+        let is_good =
+            |part: &&str| !part.is_empty() && !part.contains(|c: char| c.is_control() || c == '@');
+        let (pool, namespace, image) = match *parts {
+            _ if !parts.iter().all(is_good) => return Err("a part of it is empty or no name"),
+            [pool, image] => (pool, "", image),
+            [pool, namespace, image] => (pool, namespace, image),
+            _ => return Err("it has not two or three parts"),
+        };
+        let [pool, namespace, image] = [pool, namespace, image].map(str::to_owned);
+        Ok(ImageName { pool, namespace, image })
+    }
+}
+
+/// As the tools of Ceph write it.
+impl fmt::Display for ImageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ImageName { pool, namespace, image } = self;
+        match namespace.is_empty() {
+            true => write!(f, "{pool}/{image}"),
+            false => write!(f, "{pool}/{namespace}/{image}"),
+        }
+    }
+}
+
+/// How a cluster is reached.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ClusterConfig {
+    /// Its configuration file; none: where Ceph looks for it.
+    pub conf: Option<PathBuf>,
+    /// Name of the client without its type: `nvmfd` for `client.nvmfd`.
+    pub client: String,
+    /// File with the key of the client; none: as the configuration says.
+    pub keyring: Option<PathBuf>,
+    /// File that lists the addresses of the clients of this daemon, also of its former processes.
+    /// A process that was killed leaves its locks: they are broken if their owner is listed. Only
+    /// one process at a time uses the file. None: the locks end with a timeout of the cluster.
+    pub addresses: Option<PathBuf>,
+}
+
+impl ClusterConfig {
+    /// The full name of the client.
+    #[must_use]
+    pub fn entity(&self) -> String {
+        format!("client.{}", self.client)
+    }
+}

@@ -1,0 +1,216 @@
+//! Clients of clusters: one for all images of a cluster, and the addresses of former ones.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use nix::errno::Errno;
+
+use super::ffi;
+use crate::ceph::ClusterConfig;
+use crate::durable;
+use crate::open_error::OpenError;
+use crate::record::{Record, seal, unseal};
+
+/// Options of every client. The first group is essential, the second not known to every version.
+///
+/// * No cache: a completed write is on all replicas.
+/// * librbd copies the data of writes. Without the copy, a write that it fails before it sends it
+///   (the client was excluded) never completes: its completion waits for the release of the data,
+///   and the failed operation is never released (seen with 16.2).
+/// * A client may have everything pending that a daemon has buffers for. At the limits of the
+///   library (1,024 operations, 100 MiB) one OSD that hangs would stop the images on all others.
+/// * Clients are excluded by an explicit blocklist entry only, with its own duration.
+const OPTIONS: [(&str, &str); 6] = [
+    ("rbd_cache", "false"),
+    ("rbd_disable_zero_copy_writes", "true"),
+    ("objecter_inflight_ops", "1048576"),
+    ("objecter_inflight_op_bytes", "68719476736"),
+    ("rbd_blocklist_on_break_lock", "false"),
+    ("client_mount_timeout", "8"),
+];
+const OPTIONAL: [(&str, &str); 1] = [("rbd_persistent_cache_mode", "disabled")];
+
+/// A year. The client of a killed process never returns, so the entry only has to outlive what the
+/// network may still deliver; a longer one also covers a copied state directory.
+const BLOCKLIST_SECONDS: u32 = 365 * 24 * 3600;
+/// Maximum number of former addresses: those of processes that were killed.
+const FORMER_MAX: usize = 256;
+
+/// A connected client, and what it may break.
+pub(crate) struct Client {
+    config: ClusterConfig,
+    raw: Arc<ffi::Client>,
+    /// Id of the cluster.
+    pub(super) cluster: String,
+    pub(super) address: String,
+    /// Addresses of former clients of this daemon: their locks are leftovers.
+    former: BTreeSet<String>,
+    /// It was excluded from the cluster: the next image gets another client.
+    is_fenced: AtomicBool,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+static CLIENTS: Mutex<Vec<Weak<Client>>> = Mutex::new(Vec::new());
+
+impl Client {
+    /// The client of a cluster; connects if there is none. Blocks.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the cluster answered, what to do.
+    pub(super) fn of(config: &ClusterConfig) -> Result<Arc<Client>, OpenError> {
+        // Held while one connects: others of the same cluster need its result.
+        let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.retain(|client| client.strong_count() > 0);
+        let is_usable = |it: &Arc<Client>| it.config == *config && !it.is_fenced();
+        if let Some(client) = clients.iter().filter_map(Weak::upgrade).find(is_usable) {
+            return Ok(client);
+        }
+        let client = Arc::new(Client::connect(config)?);
+        clients.push(Arc::downgrade(&client));
+        Ok(client)
+    }
+
+    fn connect(config: &ClusterConfig) -> Result<Client, OpenError> {
+        let raw = connect(config)?;
+        let said = |errno: Errno| failed(config, "ask the cluster for its id", errno);
+        let (cluster, address) = (raw.cluster_id().map_err(said)?, raw.address().map_err(said)?);
+        let former = match &config.addresses {
+            Some(path) => note_address(path, &cluster, &address).map_err(|why| OpenError {
+                sentence: format!("cannot note the address of the RADOS client: {why}"),
+                may_pass: true,
+            })?,
+            None => BTreeSet::new(),
+        };
+        let (config, is_fenced) = (config.clone(), AtomicBool::new(false));
+        Ok(Client { config, raw: Arc::new(raw), cluster, address, former, is_fenced })
+    }
+
+    pub(super) fn is_fenced(&self) -> bool {
+        self.is_fenced.load(Ordering::Relaxed)
+    }
+
+    /// It was excluded from the cluster, or has lost a lock: no image is opened with it any more.
+    pub(super) fn note_fenced(&self) {
+        self.is_fenced.store(true, Ordering::Relaxed);
+    }
+
+    /// A pool of its cluster.
+    pub(super) fn pool(&self, name: &str, namespace: &str) -> Result<ffi::Pool, Errno> {
+        ffi::Pool::new(&self.raw, name, namespace)
+    }
+
+    /// Whether this is the address of a former client of this daemon. One that this process still
+    /// uses, with another configuration, is none.
+    pub(super) fn was(&self, address: &str) -> bool {
+        let clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = clients.iter().filter_map(Weak::upgrade).filter(|it| !it.is_fenced());
+        self.former.contains(address) && !{ live }.any(|it| it.address == address)
+    }
+
+    /// Excludes a former client from the cluster: what it has sent and the network still delivers
+    /// is refused.
+    pub(super) fn exclude(&self, address: &str) -> Result<(), Errno> {
+        self.raw.blocklist(address, BLOCKLIST_SECONDS)
+    }
+}
+
+/// Connects a client. Blocks for some seconds if the monitors do not answer.
+pub(super) fn connect(config: &ClusterConfig) -> Result<ffi::Client, OpenError> {
+    let made = ffi::Client::new(&config.entity()).map_err(OpenError::new)?;
+    let raw = made.map_err(|errno| failed(config, "make a client", errno))?;
+    let path = |path: &Path| path.display().to_string();
+    let conf = config.conf.as_deref().map(path);
+    if let Err(errno) = raw.read_conf(conf.as_deref()) {
+        let what = conf.as_deref().unwrap_or("/etc/ceph/ceph.conf");
+        return Err(failed(config, &format!("read {what}"), errno));
+    }
+    let keyring = config.keyring.as_deref().map(|keyring| ("keyring", path(keyring)));
+    let options = OPTIONS.map(|(option, value)| (option, value.to_owned()));
+    for (option, value) in options.into_iter().chain(keyring) {
+        let set = raw.set(option, &value);
+        set.map_err(|errno| failed(config, &format!("set {option}"), errno))?;
+    }
+    for (option, value) in OPTIONAL {
+        let _ = raw.set(option, value);
+    }
+    raw.connect().map_err(|errno| failed(config, "connect to the cluster", errno))?;
+    Ok(raw)
+}
+
+/// The sentence about a failure of the cluster.
+pub(super) fn failed(config: &ClusterConfig, tried: &str, errno: Errno) -> OpenError {
+    let entity = config.entity();
+    let remedy = match errno {
+        Errno::EACCES | Errno::EPERM => format!(
+            "the key or the rights of {entity} do not suffice: `ceph auth get-or-create {entity} \
+             mon 'profile rbd' osd 'profile rbd'`, and its key in a keyring that nvmfd can read"
+        ),
+        Errno::ENOENT => {
+            format!("no configuration, or no key of {entity}: name `conf` and `keyring` in [ceph]")
+        }
+        Errno::ETIMEDOUT => "the monitors do not answer: check them and the network".to_owned(),
+        Errno::ESHUTDOWN => "this client was excluded from the cluster (blocklist)".to_owned(),
+        _ => "see `ceph -s`".to_owned(),
+    };
+    let sentence = format!("cannot {tried} as {entity}: {} ({remedy})", errno.desc());
+    OpenError { sentence, may_pass: true }
+}
+
+/// The addresses of the clients of a daemon, by cluster.
+#[derive(PartialEq, Eq, Debug, Default)]
+struct Addresses(Vec<(String, String)>);
+
+impl Record for Addresses {
+    const KIND: &'static str = "ceph-clients";
+    const REMEDY: &'static str = "when no other process serves these images";
+
+    fn emit(&self) -> String {
+        self.0.iter().map(|(cluster, address)| format!("{cluster} {address}\n")).collect()
+    }
+
+    fn parse(body: &str) -> Option<Addresses> {
+        let pair = |line: &str| {
+            let (cluster, address) = line.split_once(' ')?;
+            Some((cluster.to_owned(), address.to_owned()))
+        };
+        body.lines().map(pair).collect::<Option<_>>().map(Addresses)
+    }
+}
+
+/// Adds an address to the file, durably, and returns the former ones of this cluster. It is there
+/// before the client takes a lock.
+fn note_address(path: &Path, cluster: &str, address: &str) -> Result<BTreeSet<String>, String> {
+    let mut all: Addresses = match fs::read(path) {
+        Ok(text) => unseal(&text).map_err(|damage| {
+            format!("{} is damaged ({damage}): remove it {}", path.display(), Addresses::REMEDY)
+        })?,
+        Err(error) if error.kind() == ErrorKind::NotFound => Addresses::default(),
+        Err(error) => return Err(format!("{}: {error}", path.display())),
+    };
+    let here = |(of, _): &&(String, String)| of == cluster;
+    let former = all.0.iter().filter(here).map(|(_, address)| address.clone()).collect();
+    all.0.push((cluster.to_owned(), address.to_owned()));
+    let surplus = all.0.len().saturating_sub(FORMER_MAX);
+    all.0.drain(..surplus);
+    replace(path, &seal(&all)).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(former)
+}
+
+/// Replaces a file as a whole, so that a power loss leaves the old or the new one.
+fn replace(path: &Path, text: &str) -> std::io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = fs::File::create(&fresh)?;
+    durable::write(&mut file, &fresh, text.as_bytes())?;
+    durable::sync(&file, &fresh)?;
+    durable::rename(&fresh, path)?;
+    durable::sync_directory(path.parent().unwrap_or(Path::new(".")))
+}

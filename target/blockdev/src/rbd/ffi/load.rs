@@ -1,0 +1,118 @@
+//! The functions of librados and librbd, found in the libraries by name.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+/// `rados_t`, `rados_ioctx_t`, `rbd_image_t` or `rbd_completion_t`: pointers to opaque objects.
+pub(super) type Handle = *mut c_void;
+/// A C string that the library only reads.
+pub(super) type Text = *const c_char;
+
+/// `rbd_config_option_t` of `rbd/librbd.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ConfigOption {
+    pub(super) name: *mut c_char,
+    pub(super) value: *mut c_char,
+    pub(super) source: c_int,
+}
+
+macro_rules! api {
+    ($($library:ident { $(fn $name:ident($($arg:ty),*) $(-> $ret:ty)?;)* })*) => {
+        /// The entry points of librados and librbd, found at run time, never unloaded.
+        pub(super) struct Api {
+            $($(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*)*
+            $(#[expect(dead_code, reason = "keeps the pointers good")] $library: Library,)*
+        }
+
+        impl Api {
+            fn load() -> Result<Api, String> {
+                $(let $library = open(concat!("lib", stringify!($library)))?;)*
+                // SAFETY: the names and types are those of rados/librados.h and rbd/librbd.h, whose
+                // libraries keep one binary interface under their file names; the libraries stay
+                // loaded with the pointers.
+                unsafe {
+                    Ok(Api { $($($name: *$library
+                        .get(concat!(stringify!($name), "\0").as_bytes())
+                        .map_err(|e| format!(
+                            "librbd is older than Ceph 16 (pacific): {}; install a later one",
+                            reason(&e)
+                        ))?,)*)* $($library,)* })
+                }
+            }
+        }
+    };
+}
+
+type AioCallback = unsafe extern "C" fn(Handle, *mut c_void);
+
+api! {
+    rados {
+        fn rados_version(*mut c_int, *mut c_int, *mut c_int);
+        fn rados_create2(*mut Handle, Text, Text, u64) -> c_int;
+        fn rados_conf_read_file(Handle, Text) -> c_int;
+        fn rados_conf_set(Handle, Text, Text) -> c_int;
+        fn rados_connect(Handle) -> c_int;
+        fn rados_shutdown(Handle);
+        fn rados_cluster_fsid(Handle, *mut c_char, usize) -> c_int;
+        fn rados_getaddrs(Handle, *mut *mut c_char) -> c_int;
+        fn rados_buffer_free(*mut c_char);
+        fn rados_blocklist_add(Handle, *mut c_char, u32) -> c_int;
+        fn rados_wait_for_latest_osdmap(Handle) -> c_int;
+        fn rados_ioctx_create(Handle, Text, *mut Handle) -> c_int;
+        fn rados_ioctx_destroy(Handle);
+        fn rados_ioctx_set_namespace(Handle, Text);
+        fn rados_set_pool_full_try(Handle);
+    }
+    rbd {
+        fn rbd_open(Handle, Text, *mut Handle, Text) -> c_int;
+        fn rbd_open_read_only(Handle, Text, *mut Handle, Text) -> c_int;
+        fn rbd_close(Handle) -> c_int;
+        fn rbd_get_size(Handle, *mut u64) -> c_int;
+        fn rbd_get_features(Handle, *mut u64) -> c_int;
+        fn rbd_get_stripe_unit(Handle, *mut u64) -> c_int;
+        fn rbd_get_id(Handle, *mut c_char, usize) -> c_int;
+        fn rbd_config_image_list(Handle, *mut ConfigOption, *mut c_int) -> c_int;
+        fn rbd_config_image_list_cleanup(*mut ConfigOption, c_int);
+        fn rbd_lock_acquire(Handle, c_int) -> c_int;
+        fn rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
+        fn rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+        fn rbd_lock_break(Handle, c_int, Text) -> c_int;
+        fn rbd_is_exclusive_lock_owner(Handle, *mut c_int) -> c_int;
+        fn rbd_aio_create_completion(*mut c_void, Option<AioCallback>, *mut Handle) -> c_int;
+        fn rbd_aio_get_return_value(Handle) -> isize;
+        fn rbd_aio_wait_for_complete(Handle) -> c_int;
+        fn rbd_aio_release(Handle);
+        fn rbd_aio_read2(Handle, u64, usize, *mut c_char, Handle, c_int) -> c_int;
+        fn rbd_aio_write2(Handle, u64, usize, Text, Handle, c_int) -> c_int;
+        fn rbd_aio_write_zeroes(Handle, u64, usize, Handle, c_int, c_int) -> c_int;
+        fn rbd_aio_flush(Handle, Handle) -> c_int;
+    }
+}
+
+fn open(name: &str) -> Result<Library, String> {
+    let file = if name == "librados" { "librados.so.2" } else { "librbd.so.1" };
+    // SAFETY: initialisers of these libraries register types and nothing else.
+    unsafe { Library::new(file) }.map_err(|e| {
+        format!(
+            "an RBD image needs librbd and librados of Ceph ({file}: {}); on Debian and Ubuntu: \
+             apt install librbd1 librados2; elsewhere: the packages librbd1 and librados2 of Ceph",
+            reason(&e)
+        )
+    })
+}
+
+/// What the dynamic linker said.
+fn reason(e: &libloading::Error) -> String {
+    std::error::Error::source(e).map_or_else(|| e.to_string(), ToString::to_string)
+}
+
+impl Api {
+    /// The libraries, loaded on first use.
+    pub(super) fn get() -> Result<&'static Api, String> {
+        static API: OnceLock<Result<Api, String>> = OnceLock::new();
+        API.get_or_init(Api::load).as_ref().map_err(Clone::clone)
+    }
+}

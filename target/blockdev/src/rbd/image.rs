@@ -1,0 +1,276 @@
+//! An image that is served, or examined.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use tracing::{info, warn};
+
+use super::client::{Client, connect, failed};
+use super::ffi;
+use crate::backing::{Condition, Geometry};
+use crate::ceph::{ClusterConfig, ImageName};
+use crate::open_error::OpenError;
+
+/// Discards of less keep their data in other clients; a hint for hosts.
+const DISCARD_GRANULARITY_BYTES: u32 = 64 << 10;
+/// Allocation unit of the OSDs (bluestore): smaller writes are read-modify-write there. A write
+/// inside an object is one transaction on each of them, so this is also written whole.
+const ALLOCATION_UNIT_BYTES: u32 = 4096;
+/// A lock that is acquired again after a break of the connection is not owned for a moment.
+const LOCK_RECHECK: Duration = Duration::from_millis(200);
+
+/// An open image, with its lock unless it is read-only.
+pub(crate) struct Image {
+    pub(crate) raw: ffi::Image,
+    client: Arc<Client>,
+    read_only: bool,
+    /// Its stripes, of which an object consists.
+    stripe_bytes: u32,
+    /// Cluster, pool and id.
+    pub(crate) identity: String,
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Image").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl Image {
+    /// Opens an image and takes its lock. Blocks as long as the cluster does not answer.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the cluster answered, what to do.
+    pub(crate) fn open(
+        config: &ClusterConfig,
+        name: &ImageName,
+        read_only: bool,
+    ) -> Result<Image, OpenError> {
+        let client = Client::of(config)?;
+        let pool = client.pool(&name.pool, &name.namespace);
+        let pool = pool.map_err(|errno| no_pool(config, name, errno))?;
+        let raw = ffi::Image::open(pool, &name.image, read_only).map_err(|errno| {
+            if errno == Errno::ESHUTDOWN {
+                client.note_fenced();
+            }
+            no_image(config, name, errno)
+        })?;
+        let asked = |errno| failed(config, &format!("read the header of {name}"), errno);
+        check_features(&raw, name, read_only, asked)?;
+        let stripe_bytes = u32::try_from(raw.stripe_bytes().map_err(asked)?).unwrap_or(0);
+        let id = raw.id().map_err(asked)?;
+        let identity = format!("{}/{}/{}/{id}", client.cluster, name.pool, name.namespace);
+        let image = Image { raw, client, read_only, stripe_bytes, identity };
+        if !read_only {
+            image.take_lock(config, name)?;
+        }
+        Ok(image)
+    }
+
+    /// Takes the lock; that of a killed process of this daemon is broken.
+    fn take_lock(&self, config: &ClusterConfig, name: &ImageName) -> Result<(), OpenError> {
+        let refused = |errno| failed(config, &format!("take the lock of {name}"), errno);
+        let owner = self.raw.lock_owner().map_err(refused)?;
+        if let Some(owner) = owner.filter(|owner| self.client.was(owner)) {
+            self.client.exclude(&owner).map_err(refused)?;
+            match self.raw.break_lock(&owner) {
+                Ok(()) => {
+                    info!("{name}: the lock of {owner}, a former process of this daemon, is broken")
+                }
+                // It has ended meanwhile.
+                Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(refused(errno)),
+            }
+        }
+        match self.raw.acquire_lock() {
+            Ok(()) => Ok(()),
+            Err(Errno::EROFS) => Err(self.is_in_use(name)),
+            Err(errno) => {
+                if errno == Errno::ESHUTDOWN {
+                    self.client.note_fenced();
+                }
+                Err(refused(errno))
+            }
+        }
+    }
+
+    fn is_in_use(&self, name: &ImageName) -> OpenError {
+        let owner = self.raw.lock_owner().ok().flatten();
+        let who = match owner {
+            Some(owner) if owner == self.client.address => {
+                "another namespace of this nvmfd, or one \
+                 that is being closed"
+                    .to_owned()
+            }
+            Some(owner) => format!("the client {owner}"),
+            None => "another client".to_owned(),
+        };
+        let sentence = format!(
+            "{name} is in use: {who} holds its exclusive lock; serve it from one place only (`rbd \
+             lock ls {name}` shows the owner, `rbd status {name}` who has it open)"
+        );
+        OpenError { sentence, may_pass: true }
+    }
+
+    /// Whether its client was excluded or has lost a lock: only another client can open it again.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.client.is_fenced()
+    }
+
+    /// Its size in bytes. librbd watches the header of the image; after a change this blocks until
+    /// the cluster answers.
+    pub(crate) fn size_bytes(&self) -> Result<u64, Errno> {
+        self.raw.size_bytes()
+    }
+
+    /// Its I/O hints.
+    pub(crate) fn geometry(&self) -> Geometry {
+        Geometry {
+            physical_block_bytes: ALLOCATION_UNIT_BYTES,
+            optimal_io_bytes: self.stripe_bytes,
+            discard_granularity_bytes: DISCARD_GRANULARITY_BYTES,
+            boundary_bytes: self.stripe_bytes,
+            power_fail_atomic_bytes: ALLOCATION_UNIT_BYTES,
+        }
+    }
+
+    /// Checks that it is still owned and has its size and, if `thorough`, that its first and last
+    /// block can be read. Blocks as long as the cluster does not answer.
+    pub(crate) fn inspect(&self, size_bytes: u64, block_bytes: u32, thorough: bool) -> Condition {
+        let look = || {
+            if !self.read_only && !self.is_owned()? {
+                return Err(Errno::ESHUTDOWN);
+            }
+            let found = self.size_bytes()?;
+            if thorough && found >= size_bytes {
+                let mut block = vec![0; block_bytes as usize];
+                for at in [0, size_bytes.saturating_sub(block_bytes.into())] {
+                    self.raw.read(at, &mut block)?;
+                }
+            }
+            Ok(found)
+        };
+        match look() {
+            Ok(found) if found < size_bytes => Condition::Shortened(found),
+            Ok(_) => Condition::Sound,
+            // The client was excluded, or the watch of the lock has failed.
+            Err(Errno::ESHUTDOWN | Errno::ENOTCONN) => {
+                if !self.client.is_fenced() {
+                    warn!(
+                        "the RADOS client {} has lost a lock or was excluded",
+                        self.client.address
+                    );
+                }
+                self.client.note_fenced();
+                Condition::Failing(libc::ESHUTDOWN)
+            }
+            Err(errno) => Condition::Failing(errno as i32),
+        }
+    }
+
+    fn is_owned(&self) -> Result<bool, Errno> {
+        if self.raw.is_lock_owner()? {
+            return Ok(true);
+        }
+        sleep(LOCK_RECHECK);
+        self.raw.is_lock_owner()
+    }
+}
+
+/// Refuses an image that cannot be served safely.
+fn check_features(
+    raw: &ffi::Image,
+    name: &ImageName,
+    read_only: bool,
+    asked: impl Fn(Errno) -> OpenError + Copy,
+) -> Result<(), OpenError> {
+    if read_only {
+        return Ok(());
+    }
+    if !raw.has_exclusive_lock().map_err(asked)? {
+        return Err(OpenError::new(format!(
+            "{name} lacks the feature `exclusive-lock`, without which two daemons could write it: \
+             `rbd feature enable {name} exclusive-lock`"
+        )));
+    }
+    // Options of a pool or image prevail over those of a client.
+    for (option, without) in [("rbd_cache", "false"), ("rbd_persistent_cache_mode", "disabled")] {
+        let value = raw.option(option).map_err(asked)?;
+        if let Some(value) = value.filter(|value| value != without) {
+            return Err(OpenError::new(format!(
+                "{name} has {option} = {value}, so that completed writes could be lost: `rbd config \
+                 image rm {name} {option}`, or `rbd config pool rm {} {option}`",
+                name.pool
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn no_pool(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenError {
+    match errno {
+        Errno::ENOENT => OpenError {
+            sentence: format!(
+                "there is no pool {}: `ceph osd pool create {0}`, `rbd pool init {0}`, or correct \
+                 `path`",
+                name.pool
+            ),
+            may_pass: true,
+        },
+        errno => failed(config, &format!("open the pool {}", name.pool), errno),
+    }
+}
+
+fn no_image(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenError {
+    match errno {
+        Errno::ENOENT => OpenError {
+            sentence: format!(
+                "there is no image {name}: `rbd create --size 100G {name}`, or correct `path`"
+            ),
+            may_pass: true,
+        },
+        errno => failed(config, &format!("open the image {name}"), errno),
+    }
+}
+
+/// What is found of an image without serving it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Examination {
+    /// Its size.
+    pub size_bytes: u64,
+    /// The address of the client that holds its lock.
+    pub owner: Option<String>,
+}
+
+/// Looks at an image, without taking its lock: for a check of the configuration. Blocks as long as
+/// the cluster does not answer.
+///
+/// # Errors
+/// One sentence: what was tried, what the cluster answered, what to do.
+pub fn examine(
+    config: &ClusterConfig,
+    name: &ImageName,
+    read_only: bool,
+) -> Result<Examination, OpenError> {
+    let client = Arc::new(connect(config)?);
+    let pool = ffi::Pool::new(&client, &name.pool, &name.namespace);
+    let pool = pool.map_err(|errno| no_pool(config, name, errno))?;
+    // Not read-only: such a handle knows of no lock. It takes none before it writes.
+    let raw = ffi::Image::open(pool, &name.image, read_only);
+    let raw = raw.map_err(|errno| no_image(config, name, errno))?;
+    let asked = |errno| failed(config, &format!("read the header of {name}"), errno);
+    check_features(&raw, name, read_only, asked)?;
+    let size_bytes = raw.size_bytes().map_err(asked)?;
+    let owner = if read_only { None } else { raw.lock_owner().map_err(asked)? };
+    Ok(Examination { size_bytes, owner })
+}
+
+/// The version of librados.
+///
+/// # Errors
+/// It is not installed, or too old: a sentence.
+pub fn library_version() -> Result<String, String> {
+    ffi::Client::library_version()
+}

@@ -1,0 +1,290 @@
+//! Tests of the ring on images of a real cluster. They run under `tests/ceph/cluster exec`, which
+//! names the cluster in the environment: `make test-cluster`.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::{Bench, SIZE, STORE, act, agree, every_operation};
+use crate::ceph::{ClusterConfig, ImageName};
+use crate::rbd::examine;
+use crate::uring::*;
+use crate::{BackingConfig, BackingKind, Condition, Health, OpenError};
+
+/// Runs a tool of Ceph, as the administrator.
+fn tool(command: &str) -> String {
+    let words: Vec<&str> = command.split(' ').collect();
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{command}: {said}");
+    said
+}
+
+/// Sends a signal to a daemon of the cluster.
+fn signal(daemon: &str, signal: &str) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/ceph/cluster");
+    tool(&format!("{script} kill {daemon} {signal}"));
+}
+
+/// A new image of [`SIZE`] bytes.
+fn image() -> ImageName {
+    static IMAGES: AtomicU32 = AtomicU32::new(0);
+    let number = IMAGES.fetch_add(1, Ordering::Relaxed);
+    let name = format!("rbd/test-{}-{number}", std::process::id());
+    tool(&format!("rbd create --size {SIZE}B {name}"));
+    name.parse().unwrap()
+}
+
+fn cluster(client: &str) -> ClusterConfig {
+    ClusterConfig { client: client.to_owned(), ..ClusterConfig::default() }
+}
+
+fn config(image: &ImageName, cluster: &ClusterConfig, block: u32) -> BackingConfig {
+    let kind = BackingKind::Rbd { image: image.clone(), cluster: cluster.clone() };
+    BackingConfig { kind, block_size_bytes: block, read_only: false, shared: false }
+}
+
+fn open(image: &ImageName, cluster: &ClusterConfig) -> Result<Arc<BackingDevice>, OpenError> {
+    BackingDevice::open(&config(image, cluster, 4096)).map(Arc::new)
+}
+
+fn with_image(ops: u32) -> (Bench, Arc<BackingDevice>, ImageName) {
+    let (mut bench, image) = (Bench::new(ops), image());
+    let backing = open(&image, &cluster("nvmfd")).unwrap();
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    (bench, backing, image)
+}
+
+fn says(outcome: Result<Arc<BackingDevice>, OpenError>, parts: &[&str]) {
+    let said = outcome.expect_err("should be refused").sentence;
+    parts.iter().for_each(|part| assert!(said.contains(part), "{said:?} lacks {part:?}"));
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn every_operation_on_an_image() {
+    for block in [512, 4096] {
+        let (mut bench, image) = (Bench::new(8), image());
+        let backing =
+            Arc::new(BackingDevice::open(&config(&image, &cluster("nvmfd"), block)).unwrap());
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        every_operation(&mut bench, block);
+        assert!(backing.can_discard() && !backing.has_volatile_cache());
+        assert_eq!((backing.health().failures(), bench.ring.stats().again), (0, 0));
+        assert_eq!(backing.geometry().discard_granularity_bytes, 64 << 10);
+        let outside = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+        assert_eq!(bench.write(SIZE - u64::from(block), 2 * block, 1, false), outside);
+        assert_eq!(backing.inspect(true), Condition::Sound);
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_image_agrees_with_a_model() {
+    let mut runner = TestRunner::new(Config::with_cases(6));
+    let acts = (proptest::collection::vec(act(), 1..60), any::<bool>());
+    let outcome = runner.run(&acts, |(acts, large)| {
+        let (mut bench, image) = (Bench::new(8), image());
+        let block = if large { 4096 } else { 512 };
+        let config = config(&image, &cluster("nvmfd"), block);
+        let backing = Arc::new(BackingDevice::open(&config).unwrap());
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        agree(&mut bench, &backing, acts, block).map(drop)
+    });
+    outcome.unwrap();
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn operations_of_an_image_wait_for_a_slot_and_the_end_of_a_ring_for_them() {
+    let (mut bench, backing, name) = with_image(3);
+    for n in 0..200u64 {
+        let from = bench.filled(4096, n as u8);
+        bench.submit(IoRequest::Write { from, at: n * 4096, fua: n % 2 == 0 });
+    }
+    for done in bench.await_done(200) {
+        assert_eq!(done.outcome, Ok(()));
+        bench.pool.give(done.buf.unwrap());
+    }
+    for n in 0..200u64 {
+        assert_eq!(bench.read(n * 4096, 4096), Ok(vec![n as u8; 4096]));
+    }
+    for n in 0..3u64 {
+        let from = bench.filled(1 << 16, 0x33);
+        bench.submit(IoRequest::Write { from, at: n << 16, fua: false });
+    }
+    bench.ring.submit();
+    let region = Arc::downgrade(bench.pool.region());
+    let Bench { ring, pool, .. } = bench;
+    drop((ring, pool));
+    assert!(region.upgrade().is_none(), "the memory is let go");
+    drop(backing);
+    let backing = open(&name, &cluster("nvmfd")).unwrap();
+    let mut bench = Bench::new(8);
+    bench.ring.attach(STORE, backing).unwrap();
+    assert_eq!(bench.read(2 << 16, 1 << 16), Ok(vec![0x33; 1 << 16]));
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_image_is_served_once_and_a_refusal_says_why() {
+    let (bench, backing, name) = with_image(8);
+    let owner = examine(&cluster("admin"), &name, false).unwrap().owner.expect("it is locked");
+    says(open(&name, &cluster("admin")), &["in use", &owner, "exclusive lock"]);
+    says(open(&name, &cluster("nvmfd")), &["in use", "another namespace"]);
+    drop((bench, backing));
+    drop(open(&name, &cluster("admin")).unwrap());
+    says(
+        open(&"rbd/none".parse().unwrap(), &cluster("nvmfd")),
+        &["no image rbd/none", "rbd create"],
+    );
+    says(open(&"none/a".parse().unwrap(), &cluster("nvmfd")), &["no pool none"]);
+    says(open(&name, &cluster("nobody")), &["client.nobody", "keyring"]);
+    tool(&format!("rbd config image set {name} rbd_cache true"));
+    says(open(&name, &cluster("nvmfd")), &["rbd_cache = true", "rbd config image rm"]);
+    tool(&format!("rbd config image rm {name} rbd_cache"));
+    tool(&format!("rbd feature disable {name} exclusive-lock,object-map,fast-diff"));
+    says(open(&name, &cluster("nvmfd")), &["exclusive-lock", "rbd feature enable"]);
+}
+
+/// Another process takes an image, writes its first block, and ends without an orderly end.
+fn take_and_abort(name: &ImageName, cluster: &ClusterConfig) {
+    let addresses = cluster.addresses.as_ref().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "uring::tests::images::the_killed_process", "--nocapture"])
+        .env(LEFTOVER, format!("{name} {}", addresses.display()))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGABRT));
+}
+
+const LEFTOVER: &str = "NVMFD_TEST_LEFTOVER";
+
+#[test]
+#[ignore = "needs a cluster"]
+fn the_lock_of_a_killed_process_of_the_same_daemon_is_broken() {
+    let (name, dir) = (image(), crate::testing::directory());
+    let addresses = dir.path().join("ceph-clients");
+    let own = ClusterConfig { addresses: Some(addresses), ..cluster("nvmfd") };
+    take_and_abort(&name, &own);
+    let owner = examine(&cluster("admin"), &name, false).unwrap().owner.expect("a leftover");
+    let mut bench = Bench::new(8);
+    bench.ring.attach(STORE, open(&name, &own).unwrap()).unwrap();
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x55; 4096]));
+    assert_eq!(bench.write(0, 4096, 0x66, false), Ok(()));
+    assert!(tool("ceph osd blocklist ls").contains(&owner));
+}
+
+#[test]
+#[ignore = "the process of the_lock_of_a_killed_process_of_the_same_daemon_is_broken"]
+fn the_killed_process() {
+    let Ok(leftover) = std::env::var(LEFTOVER) else { return };
+    let (name, addresses) = leftover.split_once(' ').unwrap();
+    let own = ClusterConfig { addresses: Some(addresses.into()), ..cluster("nvmfd") };
+    let mut bench = Bench::new(8);
+    bench.ring.attach(STORE, open(&name.parse().unwrap(), &own).unwrap()).unwrap();
+    assert_eq!(bench.write(0, 4096, 0x55, false), Ok(()));
+    std::process::abort();
+}
+
+/// Another process with a copy of the state directory takes the image, as a daemon does that
+/// believes the former one killed.
+#[test]
+#[ignore = "needs a cluster"]
+fn a_client_that_was_excluded_serves_nothing_and_returns_with_the_lock_only() {
+    let (name, dir) = (image(), crate::testing::directory());
+    let own = ClusterConfig { addresses: Some(dir.path().join("a")), ..cluster("nvmfd") };
+    let mut bench = Bench::new(8);
+    let backing = open(&name, &own).unwrap();
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    assert_eq!(bench.write(4096, 4096, 0x11, false), Ok(()));
+    take_and_abort(&name, &own);
+    assert_eq!(bench.write(0, 4096, 0x22, false), Err(Health::NOT_READY));
+    assert_eq!(bench.read(0, 4096), Err(Health::NOT_READY));
+    assert_eq!(backing.inspect(false), Condition::Failing(libc::ESHUTDOWN));
+    let config = config(&name, &own, 4096);
+    let fresh = Arc::new(backing.open_again(&config, false).unwrap());
+    bench.ring.attach(STORE, Arc::clone(&fresh)).unwrap();
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x55; 4096]), "nothing was written late");
+    assert_eq!(bench.write(0, 4096, 0x33, false), Ok(()));
+    says(open(&name, &cluster("admin")), &["in use"]);
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_image_grows_in_service_and_a_shrunk_one_is_not_served() {
+    let (mut bench, backing, name) = with_image(8);
+    let kind = config(&name, &cluster("nvmfd"), 4096).kind;
+    assert_eq!(backing.next_size(&kind), Ok(None));
+    tool(&format!("rbd resize --size {}B {name}", 2 * SIZE));
+    assert_eq!(backing.next_size(&kind), Ok(Some(2 * SIZE)));
+    assert_eq!(bench.write(SIZE, 4096, 1, false), Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
+    backing.resize(2 * SIZE);
+    assert_eq!(bench.write(2 * SIZE - 4096, 4096, 1, false), Ok(()));
+    tool(&format!("rbd resize --allow-shrink --size {SIZE}B {name}"));
+    assert_eq!(backing.next_size(&kind), Ok(None), "never by itself");
+    assert_eq!(backing.inspect(false), Condition::Shortened(SIZE));
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn a_full_pool_is_capacity_exceeded_and_reads_go_on() {
+    let (mut bench, image) = (Bench::new(8), image());
+    tool(&format!("rbd resize --size 64M {image}"));
+    bench.ring.attach(STORE, open(&image, &cluster("nvmfd")).unwrap()).unwrap();
+    assert_eq!(bench.write(0, 1 << 16, 0x44, false), Ok(()));
+    let is_full = |full: bool| {
+        tool(&format!("ceph osd pool set-quota rbd max_bytes {}", u8::from(full)));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while tool("ceph osd pool ls detail").contains("full_quota") != full {
+            assert!(Instant::now() < deadline, "the monitor learns of it");
+        }
+    };
+    is_full(true);
+    // The first may precede the map that says so; a write that needs no space succeeds.
+    let refused =
+        (1..16).map(|object| bench.write(object << 22, 4096, 0x45, false)).find(Result::is_err);
+    let read = bench.read(0, 4096);
+    is_full(false);
+    assert_eq!(refused, Some(Err(Status::CAPACITY_EXCEEDED.with_dnr())));
+    assert_eq!(read, Ok(vec![0x44; 4096]));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while bench.write(15 << 22, 4096, 0x46, false).is_err() {
+        assert!(Instant::now() < deadline, "writes succeed again");
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn a_cluster_that_hangs_holds_up_no_other_store_and_goes_on() {
+    let (mut bench, _, _) = with_image(2048);
+    let config = BackingConfig {
+        kind: BackingKind::Ram { size: SIZE },
+        block_size_bytes: 4096,
+        read_only: false,
+        shared: false,
+    };
+    let ram = DeviceId(2);
+    bench.ring.attach(ram, Arc::new(BackingDevice::open(&config).unwrap())).unwrap();
+    signal("osd.0", "STOP");
+    for n in 0..800u64 {
+        let from = bench.filled(4096, 0x77);
+        bench.submit(IoRequest::Write { from, at: n % 256 * 4096, fua: false });
+    }
+    bench.ring.submit();
+    let from = bench.filled(4096, 0x78);
+    BlockDevice::submit(&mut bench.ring, ram, 1, IoRequest::Write { from, at: 0, fua: true });
+    let done = bench.await_done(1);
+    signal("osd.0", "CONT");
+    assert_eq!((done.len(), done[0].tag, done[0].outcome), (1, 1, Ok(())));
+    done.into_iter().for_each(|done| bench.pool.give(done.buf.unwrap()));
+    for done in bench.await_done(800) {
+        assert_eq!(done.outcome, Ok(()));
+        bench.pool.give(done.buf.unwrap());
+    }
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x77; 4096]));
+}
