@@ -112,7 +112,8 @@ CEPH_PACKAGES := ceph-mon ceph-mgr ceph-osd ceph-common python3-rados librbd1 li
 test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
 	@$(call install,$(CEPH_PACKAGES))
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
-	  STORE_TESTS="$$(readlink -f "$$program")" NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/ceph/run
+	  STORE_TESTS="$$(readlink -f "$$program")" NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl \
+	  NVMF="$(NVMF)" tests/ceph/run
 
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
 	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)

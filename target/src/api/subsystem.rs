@@ -91,6 +91,8 @@ pub enum Kind {
     Ram,
     /// Nowhere.
     Null,
+    /// In an image of Ceph RBD.
+    Rbd,
     /// In a file that a host created (Namespace Management).
     Managed,
 }

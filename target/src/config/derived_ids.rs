@@ -54,6 +54,7 @@ pub(super) fn derived_uuid(nqn: Option<&Nqn>, nsid: u32, kind: &NamespaceKind) -
         NamespaceKind::File { path, .. } => name.extend(path.as_os_str().as_encoded_bytes()),
         NamespaceKind::Ram { .. } => name.extend(b"ram"),
         NamespaceKind::Null { .. } => name.extend(b"null"),
+        NamespaceKind::Rbd { image, .. } => name.extend(format!("rbd:{image}").into_bytes()),
     }
     Uuid::new_v5(&UUID_SPACE, &name)
 }

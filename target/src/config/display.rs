@@ -65,8 +65,8 @@ impl fmt::Display for Config {
             writeln!(f, "limit       {name}: {}", Described(limit))?;
             hosts.iter().try_for_each(|host| writeln!(f, "            host {host}"))?;
         }
-        let Config { discovery, authentication, management, observe, soft, stop, .. } = self;
-        write!(f, "{discovery}{authentication}{management}{observe}{soft}{stop}")?;
+        let Config { discovery, authentication, management, observe, soft, stop, ceph, .. } = self;
+        write!(f, "{discovery}{authentication}{management}{observe}{soft}{stop}{ceph}")?;
         if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
             let what = if *payload { "all packets" } else { "all headers" };
             writeln!(
@@ -139,6 +139,7 @@ impl fmt::Display for NamespaceKind {
                 write!(f, "file {} as large as it is", path.display())
             }
             NamespaceKind::Ram { size } => write!(f, "ram of {}", Size(*size)),
+            NamespaceKind::Rbd { image, .. } => write!(f, "rbd image {image}"),
             NamespaceKind::Null { size } => write!(f, "null of {}", Size(*size)),
         }
     }

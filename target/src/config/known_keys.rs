@@ -12,6 +12,7 @@ use super::table_reader::{Diagnostics, TableReader};
 const EVERY_SECTION: &str = r#"
 [[listener]]
 [capture]
+[ceph]
 [observe]
 [soft]
 [stop]

@@ -9,6 +9,7 @@
 
 mod access;
 mod authentication;
+mod ceph;
 mod derived_ids;
 mod display;
 mod files;
@@ -43,11 +44,13 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::blockdev::InjectedFault;
+use crate::blockdev::ceph::{ClusterConfig, ImageName};
 use crate::core::subsystem::rate_limit::Limit;
 use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, ListenerConfig};
 
 pub use authentication::{AuthenticationConfig, HostConfig};
 pub(crate) use authentication::{group_name, hash_name};
+pub use ceph::CephConfig;
 pub use files::{ConfigFiles, Rewritten, Source};
 pub use key_files::KeyReader;
 pub(crate) use key_tree::tree;
@@ -100,6 +103,8 @@ pub struct Config {
     /// Directory of persistent state, such as reservations. Without one, no state survives a
     /// restart.
     pub state_directory: Option<PathBuf>,
+    /// The cluster of RBD images.
+    pub ceph: CephConfig,
     /// Authentication of hosts.
     pub authentication: AuthenticationConfig,
     /// The management interface.
@@ -377,6 +382,15 @@ pub enum NamespaceKind {
         #[serde(serialize_with = "key_tree::size")]
         size: u64,
     },
+    /// An image of Ceph RBD, as large as it is.
+    Rbd {
+        /// Its name, used by no other namespace.
+        #[serde(rename = "path", serialize_with = "key_tree::shown")]
+        image: ImageName,
+        /// How its cluster is reached.
+        #[serde(skip)]
+        cluster: ClusterConfig,
+    },
 }
 
 impl Config {
@@ -424,6 +438,7 @@ impl Config {
             given.split(':').next().map(PathBuf::from).filter(|path| path.is_absolute())
         };
         self.state_directory = self.state_directory.or_else(|| given.and_then(first));
+        self.set_client_addresses();
         self
     }
 
@@ -472,6 +487,7 @@ impl Config {
         self.capture = running.capture.clone();
         self.soft = running.soft;
         self.state_directory = running.state_directory.clone();
+        self.set_client_addresses();
         self.management = running.management.clone();
     }
 }

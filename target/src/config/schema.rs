@@ -14,6 +14,7 @@ use crate::plural;
 
 use super::access::{discovery, hosts, offer};
 use super::authentication::authentication;
+use super::ceph::{CephConfig, ceph, image};
 use super::derived_ids::{UsedIds, derived_serial, derived_uuid, identity};
 use super::files::merged;
 use super::listener::listener;
@@ -84,7 +85,8 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
     let mut seen = UsedNames::default();
     let tables = section.tables("subsystem", "[[subsystem]]", report);
     let names = quotas.iter().map(|quota| quota.name.clone()).collect();
-    let scene = Scene { limits, listeners, names };
+    let ceph = ceph(&mut section, report);
+    let scene = Scene { limits, listeners, names, ceph };
     let subsystems =
         tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen, report)).collect();
     let state_directory = state_directory(&mut section, report);
@@ -98,8 +100,9 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
     let soft = soft(&mut section, report);
     let stop = stop(&mut section, report);
     section.end(report);
-    let listeners = scene.listeners.into_iter().map(|listener| listener.value).collect();
-    Config {
+    let Scene { limits, listeners, ceph, .. } = scene;
+    let listeners = listeners.into_iter().map(|listener| listener.value).collect();
+    let mut config = Config {
         include,
         provider,
         reactor,
@@ -112,12 +115,15 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
         quotas,
         capture,
         state_directory,
+        ceph,
         authentication,
         management,
         observe,
         soft,
         stop,
-    }
+    };
+    config.set_client_addresses();
+    config
 }
 
 /// Checks `include`; the files were selected before (`config/files.rs`).
@@ -327,6 +333,7 @@ struct Scene {
     listeners: Vec<At<ListenerConfig>>,
     /// Names of `[[qos]]`.
     names: Vec<String>,
+    ceph: CephConfig,
 }
 
 /// Names that may occur only once, with the place of the first.
@@ -460,20 +467,23 @@ fn namespace(
     let nsid = nsid(&mut section, nsids, report);
     let block_size_bytes = block_size(&mut section, report);
     let size = size(&mut section, block_size_bytes, report);
-    let kind = kind(&mut section, size, seen, report);
+    let kind = kind(&mut section, size, (scene, seen), report);
     let read_only = flag(&mut section, "read_only", report);
     let identity = identity(&mut section, &mut seen.ids, report);
     let ana_group = bounded(&mut section, "ana_group", 1..ANA_GROUPS, 1, report);
     let allow_format = flag(&mut section, "allow_format", report);
     let write_uncorrectable = flag(&mut section, "write_uncorrectable", report);
+    if matches!(kind, Some(NamespaceKind::Rbd { .. })) && (allow_format || write_uncorrectable) {
+        let what = "an RBD image has neither `allow_format` nor `write_uncorrectable`";
+        report.add(section.span(), what, "remove it");
+    }
     let not_shared = if write_uncorrectable {
         Some("`write_uncorrectable`")
     } else if allow_format {
         Some("`allow_format`")
     } else {
-        let is_in_memory =
-            |kind| matches!(kind, &NamespaceKind::Ram { .. } | &NamespaceKind::Null { .. });
-        kind.as_ref().is_some_and(is_in_memory).then_some("its kind")
+        let is_file = |kind: &NamespaceKind| matches!(kind, NamespaceKind::File { .. });
+        kind.as_ref().is_some_and(|kind| !is_file(kind)).then_some("its kind")
     };
     let shared = shared(&mut section, not_shared, report);
     let (limit, shared_limit) = super::qos::of_namespace(&mut section, &scene.names, report);
@@ -581,15 +591,19 @@ fn fault(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Injecte
 fn kind(
     section: &mut TableReader<'_>,
     size: Option<At<Size>>,
-    seen: &mut UsedNames,
+    (scene, seen): (&Scene, &mut UsedNames),
     report: &mut Diagnostics<'_>,
 ) -> Option<NamespaceKind> {
-    let form = "\"file\" (also for block devices), \"ram\" or \"null\"";
+    let form = "\"file\" (also for block devices), \"rbd\", \"ram\" or \"null\"";
     let kind = section.take::<String>("kind", form, report);
     let (kind, kind_span) = match kind {
         Some(At { value, span }) => (value, Some(span)),
         None => ("file".to_owned(), None),
     };
+    if let Some(size) = size.as_ref().filter(|_| kind == "rbd") {
+        let remedy = "remove `size`; `rbd resize` changes the image";
+        report.add(&size.span, "an RBD image is as large as it is", remedy);
+    }
     let size = size.map(|size| size.value.0);
     let at = kind_span.unwrap_or_else(|| section.span().clone());
     match kind.as_str() {
@@ -607,6 +621,12 @@ fn kind(
             let words = ("this path", "give each namespace its own file or device");
             once(&mut seen.paths, plain, &path.span, words, report);
             Some(NamespaceKind::File { path: path.value, size })
+        }
+        "rbd" => {
+            let At { value: image, span } = image(section, report)?;
+            let words = ("this image", "give each namespace its own image");
+            once(&mut seen.paths, Path::new("rbd:").join(image.to_string()), &span, words, report);
+            Some(NamespaceKind::Rbd { image, cluster: scene.ceph.cluster() })
         }
         "ram" | "null" => {
             if let Some(path) = section.take::<PathBuf>("path", "nothing", report) {

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::ceph::{ClusterConfig, ImageName};
+use crate::blockdev::rbd::{self, Examination};
 use crate::blockdev::{Below, Torn, another_machine};
 use crate::config::{
     AuthenticationConfig, Config, ConfigErrors, KeyReader, Missing, NamespaceConfig, NamespaceKind,
@@ -208,8 +210,17 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
     let served = Served::load(config.state_directory.as_deref());
     let missing = config.missing;
     let begin = |nqn: Nqn, namespace: &NamespaceConfig| {
-        let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
         let place = format!("{nqn}, namespace {}", namespace.nsid);
+        if let NamespaceKind::Rbd { image, cluster } = &namespace.kind {
+            let path = Path::new("rbd:").join(image.to_string());
+            let (own, image, cluster) = (namespace.clone(), image.clone(), cluster.clone());
+            let look = opening.begin(&path, move || {
+                let seen = look_at_image(&own, &image, &cluster, is_served, missing);
+                seen.map(|pending| (pending, Below::default()))
+            });
+            return Some((place, path, namespace.block_size_bytes, look));
+        }
+        let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
         let (own, served) = (namespace.clone(), served.before(path));
         let look = opening.begin(path, move || {
             let why = availability::store(&own, served.as_deref());
@@ -238,6 +249,30 @@ fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<
         PathCheck { place, seen, below, block_bytes }
     });
     seen.collect()
+}
+
+/// Checks whether the image of a namespace can be served; returns the reason if it would be pending.
+fn look_at_image(
+    namespace: &NamespaceConfig,
+    image: &ImageName,
+    cluster: &ClusterConfig,
+    is_served: bool,
+    missing: Missing,
+) -> Result<Option<String>, String> {
+    match rbd::examine(cluster, image, namespace.read_only) {
+        Ok(Examination { size_bytes, .. })
+            if !size_bytes.is_multiple_of(namespace.block_size_bytes.into()) =>
+        {
+            Err(format!("{image} has {size_bytes} bytes, which is not a number of whole blocks"))
+        }
+        Ok(Examination { owner: Some(owner), .. }) if !is_served => Ok(Some(format!(
+            "{image} is in use: the client {owner} holds its lock (a former process of this \
+             daemon, or another one)"
+        ))),
+        Ok(_) => Ok(None),
+        Err(error) if error.may_pass && missing == Missing::Wait => Ok(Some(error.sentence)),
+        Err(error) => Err(error.sentence),
+    }
 }
 
 /// Properties of the device below a namespace; defaults if hosts may not write.

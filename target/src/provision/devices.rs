@@ -402,7 +402,9 @@ impl DeviceTable {
                 let (uuid, bytes) = (namespace.uuid.into_bytes(), namespace.block_size_bytes);
                 block_size::open(key, directory, uuid, path, bytes)
             }
-            (_, NamespaceKind::File { .. }, _) => Ok(Format::fixed(key.0, key.1)),
+            (_, NamespaceKind::File { .. } | NamespaceKind::Rbd { .. }, _) => {
+                Ok(Format::fixed(key.0, key.1))
+            }
             _ => Ok(Format::volatile(key.0, key.1)),
         }
     }
@@ -576,6 +578,9 @@ pub(super) fn backing_config(namespace: &NamespaceConfig) -> BackingConfig {
         NamespaceKind::File { path, size } => BackingKind::File { path: path.clone(), size: *size },
         NamespaceKind::Ram { size } => BackingKind::Ram { size: *size },
         NamespaceKind::Null { size } => BackingKind::Null { size: *size },
+        NamespaceKind::Rbd { image, cluster } => {
+            BackingKind::Rbd { image: image.clone(), cluster: cluster.clone() }
+        }
     };
     BackingConfig {
         kind,

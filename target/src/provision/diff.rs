@@ -1,7 +1,7 @@
 //! Transition between the devices of two configurations: unchanged, to probe, to open.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -353,9 +353,10 @@ impl DeviceTable {
         let reservation = self.reservation_of(key, namespace)?;
         let protection = self.protection_of(key, namespace)?;
         let marks = self.marks(namespace.uuid, name.1.as_deref())?;
-        let is_file = matches!(namespace.kind, NamespaceKind::File { .. });
+        let is_external =
+            matches!(namespace.kind, NamespaceKind::File { .. } | NamespaceKind::Rbd { .. });
         let mut monitored = MonitoredDevice::new(id, place(key), config, backing);
-        if is_file {
+        if is_external {
             monitored = monitored.recorded(key, TrustRecord::new(&self.trust, namespace.uuid));
         }
         let monitored = Arc::new(monitored);
@@ -435,12 +436,12 @@ impl DeviceTable {
                 opened => return opened,
             }
         };
-        match &config.kind {
-            BackingKind::File { path, .. } => {
+        match config.kind.path() {
+            Some(path) => {
                 let own = config.clone();
-                self.opening.begin(path, move || Ok(open(&own)))
+                self.opening.begin(&path, move || Ok(open(&own)))
             }
-            _ => self.opening.over(Path::new(""), Ok(open(config))),
+            None => self.opening.over(Path::new(""), Ok(open(config))),
         }
     }
 
@@ -451,10 +452,7 @@ impl DeviceTable {
         kind: BackingKind,
     ) -> BlockingTask<'_, Option<u64>> {
         let own = Arc::clone(backing);
-        let path = match &kind {
-            BackingKind::File { path, .. } => path.clone(),
-            _ => PathBuf::new(),
-        };
+        let path = kind.path().unwrap_or_default();
         let is_as_it_was = matches!(&kind, BackingKind::File { size, .. }
             if *size == Some(backing.size_bytes()));
         let next_size = move || own.next_size(&kind).map_err(|error| error.to_string());
@@ -513,7 +511,10 @@ fn retained(
              and then `add`)"
         ));
     };
-    let is_open_ended = matches!(namespace.kind, NamespaceKind::File { size: None, .. });
+    let is_open_ended = matches!(
+        namespace.kind,
+        NamespaceKind::File { size: None, .. } | NamespaceKind::Rbd { .. }
+    );
     let (resize, notices) = match resize {
         Ok(resize) => (resize, None),
         // No new size was configured: the error prevents no other change.

@@ -225,10 +225,12 @@ pub(crate) fn list(all: &[Namespace]) -> String {
 
 fn store(namespace: &Namespace) -> String {
     match (&namespace.path, namespace.kind) {
+        (Some(image), Kind::Rbd) => format!("rbd:{image}"),
         (Some(path), _) => path.clone(),
         (None, Kind::Ram) => "ram".to_owned(),
         (None, Kind::Null) => "null".to_owned(),
         (None, Kind::File) => "file".to_owned(),
+        (None, Kind::Rbd) => "rbd".to_owned(),
         (None, Kind::Managed) => "made by a host".to_owned(),
     }
 }

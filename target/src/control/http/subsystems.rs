@@ -150,6 +150,7 @@ fn namespace(
         }
         NamespaceKind::Ram { size } => (Kind::Ram, None, *size),
         NamespaceKind::Null { size } => (Kind::Null, None, *size),
+        NamespaceKind::Rbd { image, .. } => (Kind::Rbd, Some(image.to_string()), 0),
     };
     Namespace {
         subsystem: subsystem.nqn.to_string(),

@@ -32,6 +32,11 @@ path = «"/tmp/a" | "/tmp/b"»
 payload = «true | false»
 limit = «"1MiB" | "2MiB"»
 
+[ceph]
+conf = «"/etc/ceph/a.conf" | "/etc/ceph/b.conf"»
+client = «"a" | "b"»
+keyring = «"/etc/ceph/a" | "/etc/ceph/b"»
+
 [observe]
 slow_ms = «10 | 11»
 

@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Finding;
+use crate::blockdev::OpenError;
 use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::ceph::ImageName;
+use crate::blockdev::rbd::{self, Examination};
 use crate::config::{Config, KeyReader, NamespaceKind};
 use crate::plural::count;
 
@@ -33,9 +36,17 @@ fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
     let mut probes = Vec::new();
     for subsystem in &config.subsystems {
         for namespace in &subsystem.namespaces {
-            let NamespaceKind::File { path, size } = &namespace.kind else { continue };
             let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
             let read_only = namespace.read_only;
+            if let NamespaceKind::Rbd { image, cluster } = &namespace.kind {
+                let (of, image, cluster) = (place.clone(), image.clone(), cluster.clone());
+                let look = opening.begin(&Path::new("rbd:").join(image.to_string()), move || {
+                    Ok(of_image(&of, &image, rbd::examine(&cluster, &image, read_only)))
+                });
+                probes.push((place, look));
+                continue;
+            }
+            let NamespaceKind::File { path, size } = &namespace.kind else { continue };
             let made = size.is_some() && !read_only;
             let (of, own) = (place.clone(), path.clone());
             let look = opening.begin(path, move || {
@@ -94,6 +105,25 @@ fn absent(place: &str, path: &Path, read_only: bool) -> Finding {
         false => "correct the path, or give a `size`: it will be made",
     };
     Finding::problem("storage", format!("{place}: {} is not there", path.display()), remedy)
+}
+
+/// Finding about an image: library, configuration, rights, pool, features.
+fn of_image(place: &str, image: &ImageName, found: Result<Examination, OpenError>) -> Finding {
+    let check = "ceph";
+    match (found, rbd::library_version()) {
+        (Ok(Examination { size_bytes, owner }), Ok(version)) => {
+            let owner = owner.map_or("nobody".to_owned(), |owner| format!("client {owner}"));
+            Finding::ok(
+                check,
+                format!(
+                    "{place}: image {image} of {size_bytes} bytes can be served (librados \
+                     {version}); {owner} holds its lock"
+                ),
+            )
+        }
+        (Err(error), _) => Finding::problem(check, format!("{place}: {error}"), "see above"),
+        (_, Err(sentence)) => Finding::problem(check, format!("{place}: {sentence}"), "see above"),
+    }
 }
 
 fn direct(place: &str, path: &Path, tried: io::Result<()>) -> Finding {

@@ -1,0 +1,157 @@
+//! `[ceph]`: how the cluster of RBD images is reached.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::table_reader::{At, Diagnostics, TableReader};
+use super::{Config, NamespaceKind};
+use crate::blockdev::ceph::{ClusterConfig, ImageName};
+
+/// File in the state directory with the addresses of the RADOS clients of this daemon.
+const ADDRESSES: &str = "ceph-clients";
+
+/// How the cluster of RBD images is reached.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct CephConfig {
+    /// Configuration file of Ceph; absent: where Ceph looks for it.
+    pub conf: Option<PathBuf>,
+    /// Name of the client, without its type.
+    pub client: String,
+    /// File with its key; absent: as the configuration file says.
+    pub keyring: Option<PathBuf>,
+}
+
+impl Default for CephConfig {
+    fn default() -> CephConfig {
+        CephConfig { conf: None, client: "nvmfd".to_owned(), keyring: None }
+    }
+}
+
+impl CephConfig {
+    /// For the opening of images.
+    pub(super) fn cluster(&self) -> ClusterConfig {
+        let CephConfig { conf, client, keyring } = self.clone();
+        ClusterConfig { conf, client, keyring, addresses: None }
+    }
+}
+
+/// Values that differ from the default.
+impl fmt::Display for CephConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == CephConfig::default() {
+            return Ok(());
+        }
+        write!(f, "ceph        client.{}", self.client)?;
+        for (what, path) in [("configuration", &self.conf), ("keyring", &self.keyring)] {
+            if let Some(path) = path {
+                write!(f, ", {what} {}", path.display())?;
+            }
+        }
+        writeln!(f)
+    }
+}
+
+pub(super) fn ceph(root: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> CephConfig {
+    let mut ceph = CephConfig::default();
+    if !root.has("ceph") {
+        return ceph;
+    }
+    let mut section = root.table("ceph", "[ceph]", report);
+    let mut path = |key, form| {
+        let At { value, span } = section.take::<PathBuf>(key, form, report)?;
+        if !value.is_absolute() {
+            report.add(&span, "the path is not absolute", format!("write {form}"));
+        }
+        Some(value)
+    };
+    ceph.conf = path("conf", "an absolute path, such as \"/etc/ceph/ceph.conf\"");
+    ceph.keyring =
+        path("keyring", "an absolute path, such as \"/etc/ceph/ceph.client.nvmfd.keyring\"");
+    let form = "the name of a client without its type, such as \"nvmfd\" for client.nvmfd";
+    if let Some(At { value, span }) = section.take::<String>("client", form, report) {
+        if value.is_empty() || value.starts_with("client.") || value.contains(char::is_control) {
+            report.add(&span, format!("`client` is {value:?}"), format!("write {form}"));
+        }
+        ceph.client = value;
+    }
+    section.end(report);
+    ceph
+}
+
+/// The image of a namespace.
+pub(super) fn image(
+    section: &mut TableReader<'_>,
+    report: &mut Diagnostics<'_>,
+) -> Option<At<ImageName>> {
+    let form = "\"POOL/IMAGE\" or \"POOL/NAMESPACE/IMAGE\"";
+    let At { value, span } = section.need::<String>("path", form, report)?;
+    match value.parse() {
+        Ok(value) => Some(At { value, span }),
+        Err(why) => {
+            report.add(&span, format!("`path` is {value:?}: {why}"), format!("write {form}"));
+            None
+        }
+    }
+}
+
+impl Config {
+    /// Names the file with the addresses of clients to all images: after the state directory is
+    /// known.
+    pub(super) fn set_client_addresses(&mut self) {
+        let addresses = self.state_directory.as_ref().map(|directory| directory.join(ADDRESSES));
+        for namespace in self.subsystems.iter_mut().flat_map(|it| &mut it.namespaces) {
+            if let NamespaceKind::Rbd { cluster, .. } = &mut namespace.kind {
+                cluster.addresses.clone_from(&addresses);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Config, NamespaceKind};
+
+    fn read(section: &str, namespace: &str) -> Result<Config, String> {
+        let text = format!(
+            "state_directory = '/state'\n{section}\n[[listener]]\naddress = '127.0.0.1'\n\
+             [[subsystem]]\nnqn = 'nqn.2026-11.io.nvmfd:a'\n[[subsystem.namespace]]\nnsid = 1\n\
+             kind = 'rbd'\n{namespace}"
+        );
+        Config::parse(&text).map_err(|errors| errors.to_string())
+    }
+
+    #[test]
+    fn an_image_knows_its_cluster_and_where_addresses_of_clients_are() {
+        let ceph = "[ceph]\nconf = '/c'\nkeyring = '/k'\nclient = 'a'";
+        let config = read(ceph, "path = 'pool/space/image'").unwrap();
+        let NamespaceKind::Rbd { image, cluster } = &config.subsystems[0].namespaces[0].kind else {
+            panic!("{config}");
+        };
+        assert_eq!(image.to_string(), "pool/space/image");
+        assert_eq!(cluster.entity(), "client.a");
+        assert_eq!(cluster.conf.as_deref(), Some("/c".as_ref()));
+        assert_eq!(cluster.keyring.as_deref(), Some("/k".as_ref()));
+        assert_eq!(cluster.addresses.as_deref(), Some("/state/ceph-clients".as_ref()));
+        assert!(config.to_string().contains("client.a, configuration /c, keyring /k"));
+    }
+
+    #[test]
+    fn what_an_image_cannot_have_is_refused() {
+        for (section, namespace, says) in [
+            ("", "path = 'image'", "two or three parts"),
+            ("", "path = 'pool//image'", "empty"),
+            ("", "path = 'pool/image@snap'", "no name"),
+            ("", "path = 'pool/image'\nsize = '1GiB'", "rbd resize"),
+            ("", "path = 'pool/image'\nshared = true", "its kind"),
+            ("", "path = 'pool/image'\nallow_format = true", "allow_format"),
+            ("", "path = 'pool/image'\nwrite_uncorrectable = true", "write_uncorrectable"),
+            ("[ceph]\nclient = 'client.a'", "path = 'pool/image'", "without its type"),
+            ("[ceph]\nconf = 'c'", "path = 'pool/image'", "not absolute"),
+        ] {
+            let said = read(section, namespace).unwrap_err();
+            assert!(said.contains(says), "{said}");
+        }
+    }
+}
