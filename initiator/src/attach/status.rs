@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::counters::{Counters, KINDS};
 use crate::Error;
-use crate::host::notice::{self, RequestFate};
+use crate::host::notice::{self, RequestOutcome};
 use crate::multipath::{Multipath, PathState};
 
 /// Time for the answer of the process that serves the namespace.
@@ -87,9 +87,9 @@ impl Status {
         let size_bytes = blocks * u64::from(block_bytes);
         let sizes = &served.sizes_bytes;
         let fate = match notice::fate(multipath) {
-            RequestFate::CarriedOut => "carried-out",
-            RequestFate::Wait => "wait",
-            RequestFate::Fail => "fail",
+            RequestOutcome::CarriedOut => "carried-out",
+            RequestOutcome::Wait => "wait",
+            RequestOutcome::Fail => "fail",
         };
         let first = multipath.path_options(0);
         Status {

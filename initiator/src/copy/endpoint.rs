@@ -19,7 +19,7 @@ pub enum Endpoint {
         /// Its paths.
         paths: Vec<PathAddress>,
         /// The subsystem.
-        subnqn: Nqn,
+        subnqn: Box<Nqn>,
         /// Its number there.
         nsid: u32,
     },
@@ -29,7 +29,7 @@ pub enum Endpoint {
 pub(super) fn endpoint(text: &str) -> Result<Endpoint, String> {
     let Some(rest) = text.strip_prefix(SCHEME) else {
         return match text.is_empty() || text.contains("://") {
-            true => Err("a file, or nvme://ADDRESS[:PORT][,ADDRESS..]/NQN[/NSID]".into()),
+            true => Err("a file, or nvme://ADDRESS[:PORT][,ADDRESS…]/NQN[/NSID]".into()),
             false => Ok(Endpoint::File(text.into())),
         };
     };
@@ -43,7 +43,7 @@ pub(super) fn endpoint(text: &str) -> Result<Endpoint, String> {
         None => (name, 1),
     };
     let subnqn = Nqn::new(nqn).map_err(|error| format!("{nqn:?}: {error}"))?;
-    Ok(Endpoint::Namespace { paths, subnqn, nsid })
+    Ok(Endpoint::Namespace { paths, subnqn: Box::new(subnqn), nsid })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::state_file::{CopyState, StateFile};
-use super::store::{Action, Part, Store};
+use super::volume::{Action, Part, Volume};
 use crate::Error;
 
 /// Parts under way at once.
@@ -37,8 +37,8 @@ enum Pass {
 
 /// A copy.
 pub(super) struct Engine {
-    pub(super) source: Store,
-    pub(super) target: Store,
+    pub(super) source: Volume,
+    pub(super) target: Volume,
     pub(super) state: CopyState,
     pub(super) file: StateFile,
     pub(super) counts: Counts,
@@ -54,7 +54,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(source: Store, target: Store, state: CopyState, file: StateFile) -> Engine {
+    pub(super) fn new(source: Volume, target: Volume, state: CopyState, file: StateFile) -> Engine {
         let most_bytes = source.most_bytes().min(target.most_bytes()).min(PART_BYTES);
         Engine {
             // A power of two, and so whole blocks of both.
@@ -276,13 +276,13 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::Path;
 
-    use super::super::store::FileStore;
+    use super::super::volume::FileVolume;
     use super::*;
 
     fn engine(source: &Path, target: &Path, done_bytes: u64) -> Engine {
-        let source = Store::File(FileStore::open(source, None).expect("there"));
+        let source = Volume::File(FileVolume::open(source, None).expect("there"));
         let size_bytes = source.size_bytes();
-        let target = Store::File(FileStore::open(target, Some(size_bytes)).expect("created"));
+        let target = Volume::File(FileVolume::open(target, Some(size_bytes)).expect("created"));
         target.prepare().expect("room");
         let state =
             CopyState { source: String::new(), target: String::new(), size_bytes, done_bytes };

@@ -7,7 +7,7 @@
 mod endpoint;
 mod engine;
 mod state_file;
-mod store;
+mod volume;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub use endpoint::Endpoint;
 
 use engine::{DEPTH, Engine, PART_BYTES};
 use state_file::{CopyState, StateFile};
-use store::{FileStore, NamespaceStore, Store};
+use volume::{FileVolume, NamespaceVolume, Volume};
 
 /// Exit code of a copy that was interrupted.
 const INTERRUPTED: u8 = 3;
@@ -39,7 +39,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Exit codes: 0 done, 1 failed, 2 usage, 3 interrupted.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What to copy: a file, or nvme://ADDRESS[:PORT][,ADDRESS..]/NQN[/NSID]
+    /// What to copy: a file, or a namespace: nvme://ADDRESS[:PORT]/NQN[/NSID], more addresses after commas
     #[arg(value_parser = endpoint::endpoint)]
     pub source: Endpoint,
     /// Where to: a file, which is created, or a namespace of at least that size
@@ -132,10 +132,10 @@ fn open(
     size_bytes: Option<u64>,
     args: &Args,
     stop: &mut Stop,
-) -> Result<Option<Store>, Error> {
+) -> Result<Option<Volume>, Error> {
     let (paths, subnqn, nsid) = match endpoint {
-        Endpoint::File(path) => return Ok(Some(Store::File(FileStore::open(path, size_bytes)?))),
-        Endpoint::Namespace { paths, subnqn, nsid } => (paths, *subnqn, *nsid),
+        Endpoint::File(path) => return Ok(Some(Volume::File(FileVolume::open(path, size_bytes)?))),
+        Endpoint::Namespace { paths, subnqn, nsid } => (paths, **subnqn, *nsid),
     };
     let Some(first) = paths.first() else { return Ok(None) };
     let usual = OptionDefaults {
@@ -154,11 +154,11 @@ fn open(
         largest_bytes: PART_BYTES,
     })?;
     let is_live = host.connect(|| !stop.wait(Duration::ZERO))?;
-    Ok(is_live.then(|| Store::Namespace(Box::new(NamespaceStore::new(host, DEPTH)))))
+    Ok(is_live.then(|| Volume::Namespace(Box::new(NamespaceVolume::new(host, DEPTH)))))
 }
 
 /// Whether the target has room for the source, and can take it in whole blocks.
-fn check(source: &Store, target: &Store) -> Result<(), Error> {
+fn check(source: &Volume, target: &Volume) -> Result<(), Error> {
     if source.identity() == target.identity() {
         return Err(Error::Usage("source and target are the same namespace".into()));
     }

@@ -56,15 +56,15 @@ pub(crate) fn state_name(state: PathState) -> &'static str {
 /// What happens to requests, if they are not carried out.
 fn meanwhile(multipath: &Multipath) -> &'static str {
     match fate(multipath) {
-        RequestFate::CarriedOut => "",
-        RequestFate::Fail => "; requests fail",
-        RequestFate::Wait => "; requests wait",
+        RequestOutcome::CarriedOut => "",
+        RequestOutcome::Fail => "; requests fail",
+        RequestOutcome::Wait => "; requests wait",
     }
 }
 
 /// What happens to requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RequestFate {
+pub(crate) enum RequestOutcome {
     /// There is a path.
     CarriedOut,
     /// There may be one.
@@ -73,15 +73,15 @@ pub(crate) enum RequestFate {
     Fail,
 }
 
-pub(crate) fn fate(multipath: &Multipath) -> RequestFate {
+pub(crate) fn fate(multipath: &Multipath) -> RequestOutcome {
     let usable = |path| {
         let good = |state| matches!(state, AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED);
         multipath.state(path) == PathState::Live && multipath.ana(path).is_none_or(good)
     };
     match (0..multipath.paths()).any(usable) {
-        true => RequestFate::CarriedOut,
-        false if multipath.is_lost() => RequestFate::Fail,
-        false => RequestFate::Wait,
+        true => RequestOutcome::CarriedOut,
+        false if multipath.is_lost() => RequestOutcome::Fail,
+        false => RequestOutcome::Wait,
     }
 }
 

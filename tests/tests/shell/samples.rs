@@ -104,37 +104,9 @@ pub(crate) const SAMPLES: &[Sample] = &[
     },
     Sample {
         script: "tests/demo/demo",
-        variables: &[],
-        input: PROCESS_STAT,
-        output: "168\n",
-        status: 0,
-    },
-    Sample {
-        script: "tests/demo/demo",
         variables: &["name=randread 4k, depth 32"],
         input: "  read: IOPS=38.2k, BW=149MiB/s (156MB/s)(298MiB/2000msec)\n    slat (nsec): min=100, max=900, avg=200.00, stdev=3.00\n     lat (usec): min=101, max=9071, avg=838.12, stdev=51.85\n    lat percentiles (usec):\n     |  1.00th=[  400],  5.00th=[  500], 99.00th=[ 5591], 99.50th=[ 6000],\n",
         output: "    randread 4k, depth 32             38.2k      156MB/s    838.12 usec      5591 usec\n",
-        status: 0,
-    },
-    Sample {
-        script: "tests/demo/demo",
-        variables: &[],
-        input: PROCESS_STATUS,
-        output: "85\n",
-        status: 0,
-    },
-    Sample {
-        script: "tests/demo/demo",
-        variables: &["ticks=561", "rate=100"],
-        input: "",
-        output: "5.61\n",
-        status: 0,
-    },
-    Sample {
-        script: "tests/demo/demo",
-        variables: &[],
-        input: PROCESS_STATUS,
-        output: "10\n",
         status: 0,
     },
     Sample {

@@ -39,7 +39,7 @@ pub(crate) fn die_at(world: &mut World, name: &str) -> Outcome {
     raise(Signal::SIGKILL).map_err(|e| e.to_string())
 }
 
-/// The connection request is sent, and its reply not awaited.
+/// The connection request is sent, and its reply is not read.
 fn request(world: &mut World) -> Outcome {
     let private_data = world.admin_attempt().request.emit();
     world.host.request(&private_data).map_err(|e| e.to_string())

@@ -34,102 +34,102 @@ pub(super) struct Part {
 }
 
 /// An end.
-pub(super) enum Store {
-    File(FileStore),
-    Namespace(Box<NamespaceStore>),
+pub(super) enum Volume {
+    File(FileVolume),
+    Namespace(Box<NamespaceVolume>),
 }
 
-impl Store {
+impl Volume {
     pub(super) fn size_bytes(&self) -> u64 {
         match self {
-            Store::File(file) => file.size_bytes,
-            Store::Namespace(namespace) => namespace.size_bytes(),
+            Volume::File(file) => file.size_bytes,
+            Volume::Namespace(namespace) => namespace.size_bytes(),
         }
     }
 
     /// Offsets and lengths are multiples of this.
     pub(super) fn block_bytes(&self) -> u64 {
         match self {
-            Store::File(_) => 1,
-            Store::Namespace(namespace) => namespace.block_bytes(),
+            Volume::File(_) => 1,
+            Volume::Namespace(namespace) => namespace.block_bytes(),
         }
     }
 
     /// Bytes of a part at most.
     pub(super) fn most_bytes(&self) -> u32 {
         match self {
-            Store::File(_) => u32::MAX,
-            Store::Namespace(namespace) => namespace.most_bytes(),
+            Volume::File(_) => u32::MAX,
+            Volume::Namespace(namespace) => namespace.most_bytes(),
         }
     }
 
     /// Before a target is written: a regular file gets its size.
     pub(super) fn prepare(&self) -> Result<(), Error> {
         match self {
-            Store::File(file) => file.prepare(),
-            Store::Namespace(_) => Ok(()),
+            Volume::File(file) => file.prepare(),
+            Volume::Namespace(_) => Ok(()),
         }
     }
 
     /// Returns what identifies it for the continuation of a copy.
     pub(super) fn identity(&self) -> String {
         match self {
-            Store::File(file) => file.identity.clone(),
-            Store::Namespace(namespace) => namespace.identity(),
+            Volume::File(file) => file.identity.clone(),
+            Volume::Namespace(namespace) => namespace.identity(),
         }
     }
 
     /// Returns the end of the hole that begins at an offset; without a hole that offset.
     pub(super) fn hole_end(&self, offset: u64) -> u64 {
         match self {
-            Store::File(file) => file.hole_end(offset),
-            Store::Namespace(_) => offset,
+            Volume::File(file) => file.hole_end(offset),
+            Volume::Namespace(_) => offset,
         }
     }
 
-    /// Begins an action. What it is for comes back by [`Store::next_done`].
+    /// Begins an action. What it is for comes back by [`Volume::next_done`].
     ///
     /// # Errors
     /// There is no room at present: the part.
     pub(super) fn submit(&mut self, action: Action, part: Part) -> Result<(), Part> {
         match self {
-            Store::File(file) => {
+            Volume::File(file) => {
                 file.act(action, part);
                 Ok(())
             }
-            Store::Namespace(namespace) => namespace.submit(action, part),
+            Volume::Namespace(namespace) => namespace.submit(action, part),
         }
     }
 
     /// Returns the next action that is done.
     pub(super) fn next_done(&mut self) -> Option<(Part, Result<(), Error>)> {
         match self {
-            Store::File(file) => file.done.pop_front(),
-            Store::Namespace(namespace) => namespace.next_done(),
+            Volume::File(file) => file.done.pop_front(),
+            Volume::Namespace(namespace) => namespace.next_done(),
         }
     }
 
     /// Moves what is under way, and sleeps until something happens, at most for `limit`.
     pub(super) fn wait(&mut self, limit: Duration) {
-        if let Store::Namespace(namespace) = self {
+        if let Volume::Namespace(namespace) = self {
             namespace.host.wait(Instant::now() + limit);
             while namespace.host.next_notice().is_some() {}
         }
     }
 
     pub(super) fn is_namespace(&self) -> bool {
-        matches!(self, Store::Namespace(_))
+        matches!(self, Volume::Namespace(_))
     }
 
     pub(super) fn close(&mut self) {
-        if let Store::Namespace(namespace) = self {
+        if let Volume::Namespace(namespace) = self {
             namespace.host.disconnect();
         }
     }
 }
 
 /// A file or block device.
-pub(super) struct FileStore {
+pub(super) struct FileVolume {
     file: File,
     path: PathBuf,
     size_bytes: u64,
@@ -138,9 +138,9 @@ pub(super) struct FileStore {
     done: VecDeque<(Part, Result<(), Error>)>,
 }
 
-impl FileStore {
+impl FileVolume {
     /// Opens a source, or (`size_bytes`) a target, which will have that size if it is a regular file.
-    pub(super) fn open(path: &Path, size_bytes: Option<u64>) -> Result<FileStore, Error> {
+    pub(super) fn open(path: &Path, size_bytes: Option<u64>) -> Result<FileVolume, Error> {
         let failed = |error| local(path, &error);
         let mut options = OpenOptions::new();
         options.read(true);
@@ -163,7 +163,7 @@ impl FileStore {
         let is_regular = kind.is_file();
         let size_bytes = size_bytes.filter(|_| is_regular).unwrap_or(found_bytes);
         let (path, done) = (path.to_owned(), VecDeque::new());
-        Ok(FileStore { file, path, size_bytes, is_regular, identity, done })
+        Ok(FileVolume { file, path, size_bytes, is_regular, identity, done })
     }
 
     fn prepare(&self) -> Result<(), Error> {
@@ -231,16 +231,16 @@ fn local(path: &Path, error: &std::io::Error) -> Error {
 }
 
 /// A namespace.
-pub(super) struct NamespaceStore {
+pub(super) struct NamespaceVolume {
     host: MultipathHost,
     /// Parts whose commands are under way, by tag.
     parts: Vec<Option<Part>>,
 }
 
-impl NamespaceStore {
+impl NamespaceVolume {
     /// For so many parts at once.
-    pub(super) fn new(host: MultipathHost, parts: usize) -> NamespaceStore {
-        NamespaceStore { host, parts: (0..parts).map(|_| None).collect() }
+    pub(super) fn new(host: MultipathHost, parts: usize) -> NamespaceVolume {
+        NamespaceVolume { host, parts: (0..parts).map(|_| None).collect() }
     }
 
     fn block_bytes(&self) -> u64 {
