@@ -117,6 +117,13 @@ pub(crate) const SAMPLES: &[Sample] = &[
         status: 0,
     },
     Sample {
+        script: "tests/demo/record",
+        variables: &[],
+        input: "3. A refused host\n  $ nvmf list <x> & y\n   answer\n\n",
+        output: "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"960\" height=\"79\" font-family=\"monospace\" font-size=\"12.5\" role=\"img\">\n  <title>A refused host and its cause; a daemon that is killed while a host writes</title>\n  <rect width=\"960\" height=\"79\" rx=\"6\" fill=\"#1b1f24\"/>\n  <text x=\"14\" y=\"27\" fill=\"#79c0ff\" xml:space=\"preserve\">3. A refused host</text>\n  <text x=\"14\" y=\"44\" fill=\"#7ee787\" xml:space=\"preserve\">  $ nvmf list &lt;x&gt; &amp; y</text>\n  <text x=\"14\" y=\"61\" fill=\"#e6edf3\" xml:space=\"preserve\">   answer</text>\n</svg>\n",
+        status: 0,
+    },
+    Sample {
         script: "tests/vm/demo",
         variables: &[],
         input: PROCESS_STATUS,
