@@ -268,7 +268,7 @@ fn a_namespace_is_protected_as_a_host_would_do_it() {
     assert_eq!(protect(1, r#"{"state": "until-power-cycle"}"#).0, 200);
     let (status, problem) = protect(1, r#"{"state": "none"}"#);
     assert_eq!(status, 409, "{problem}");
-    assert!(problem["error"].as_str().unwrap().contains("Until Power Cycle"), "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("Until Power Cycle"), "{problem}");
     assert!(host.write(range(1), &block, false).is_err());
     assert_eq!(protect(2, r#"{"state": "protected"}"#).0, 404);
     assert_eq!(protect(1, r#"{"state": "a bit"}"#).0, 400);

@@ -261,7 +261,9 @@ impl MonitoredDevice {
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        self.config.kind.path().is_some() && lock(&self.check).next_check <= now
+        let watched =
+            matches!(self.config.kind, BackingKind::File { .. } | BackingKind::Rbd { .. });
+        watched && lock(&self.check).next_check <= now
     }
 
     /// Schedules the next examination: soon after a failure, then at increasing intervals.
