@@ -39,7 +39,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Exit codes: 0 done, 1 failed, 2 usage, 3 interrupted.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What to copy: a file, or a namespace: nvme://ADDRESS[:PORT]/NQN[/NSID], more addresses after commas
+    /// What to copy: a file, or a namespace: nvme://ADDRESS:PORT/NQN/NSID (see the manual page)
     #[arg(value_parser = endpoint::endpoint)]
     pub source: Endpoint,
     /// Where to: a file, which is created, or a namespace of at least that size
