@@ -213,6 +213,33 @@ fn quiet(seed: u64, commands: u32) -> Profile {
     profile
 }
 
+/// Devices that are removed and return while hosts write and flush.
+fn much_removed(seed: u64) -> Profile {
+    let mut profile = quiet(seed, 500);
+    (profile.mix, profile.hot) = ([200, 600, 200, 0, 0, 0, 0, 0], 900);
+    (profile.disk.slow, profile.disk.stall, profile.atom_bytes) = (300, 10 * LATENCY, 4096);
+    let removal = |part: u32| Mishap::Unplug((part % 2) as usize, LATENCY * (1 + part % 3));
+    profile.mishaps = (1..6).map(|part| (part * 80, removal(part))).collect();
+    // While every write is durable no flush fails, so that a lost one matters.
+    profile.fua = if seed.is_multiple_of(2) { 950 } else { profile.fua };
+    profile
+}
+
+#[test]
+fn devices_that_are_removed_and_return_lose_nothing_that_was_promised() {
+    for seed in 0..20 {
+        let outcome = run_profile(setup(seed, 500), much_removed(seed));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_flush_that_succeeds_after_its_device_returned_without_data_is_found() {
+    let planted = |seed| Setup { plant: Some(SeededBug::ForgivenRemoval), ..setup(seed, 500) };
+    let found = (0..40).find_map(|seed| run_profile(planted(seed), much_removed(seed)).failure);
+    assert!(found.is_some_and(|why| why.contains("which cannot be")));
+}
+
 /// Hosts that format again and again, and a target that is killed meanwhile.
 fn much_formatted(seed: u64) -> Profile {
     let mut profile = Profile::new(seed, 500);

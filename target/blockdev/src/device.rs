@@ -292,6 +292,30 @@ impl BackingDevice {
         self.geometry
     }
 
+    /// Whether data were written that a host still expects a flush to make durable.
+    pub(crate) fn has_unsynced_data(&self) -> bool {
+        self.has_volatile_cache() && self.health.has_unsynced()
+    }
+
+    /// It is removed, and the rings are about to get in its place what was opened again, which has
+    /// the same health. Unsynced data count as lost: flushes fail. What a ring completes before it
+    /// has the new store counts as unsynced; what it completes later fails.
+    pub fn begin_replacement(&self) {
+        if self.has_unsynced_data() {
+            self.fail_sync(Status::WRITE_FAULT);
+        }
+        self.set_lost(true);
+    }
+
+    /// Every ring has the new store: service resumes.
+    pub fn end_replacement(&self) {
+        if self.has_unsynced_data() {
+            self.fail_sync(Status::WRITE_FAULT);
+        }
+        self.health.clear_suspicion();
+        self.health.set_up();
+    }
+
     /// Marks it as replaced by another store, or reverts that.
     pub(crate) fn set_lost(&self, lost: bool) {
         self.lost.store(lost, Ordering::Relaxed);

@@ -179,6 +179,17 @@ impl BackingDevice {
         let config = BackingConfig { kind, block_size_bytes, read_only: false, shared: false };
         Ok(BackingDevice::assemble(Kind::File, None, name, size_bytes, &config))
     }
+
+    /// A simulated store that was removed and is opened again.
+    ///
+    /// # Errors
+    /// Its size or block size is invalid.
+    pub fn simulated_again(&self) -> Result<BackingDevice, OpenError> {
+        let mut fresh = BackingDevice::simulated(self.found_bytes(), self.block_size_bytes())?;
+        fresh.resize(self.size_bytes());
+        fresh.health = Arc::clone(&self.health);
+        Ok(fresh)
+    }
 }
 
 /// What the caller knows of a path.

@@ -97,6 +97,8 @@ enum Timer {
     Kill,
     Reach(usize, usize),
     Resize(usize),
+    TakeDown(usize),
+    Plug(usize),
     Show(usize, usize),
 }
 
@@ -174,6 +176,7 @@ impl Simulation {
             _ => profile.atom_bytes,
         };
         disk.gives_back_what_goes_on = setup.plant == Some(SeededBug::LateWrite);
+        disk.forgives_removal = setup.plant == Some(SeededBug::ForgivenRemoval);
         disk.joins_flushes = setup.plant == Some(SeededBug::SharedFlush);
         disk.stale_copies =
             (setup.plant == Some(SeededBug::StaleCopy)).then_some(profile.mdts_bytes);
@@ -278,6 +281,7 @@ impl Simulation {
         }
         self.target.ns_admin.errors = 0;
         self.target.spared = true;
+        self.disk.plug_all();
         self.disk.faults =
             DeviceFaults { error: 0, short: 0, sync_error: 0, slow: 0, ..self.disk.faults };
         Ok(())
@@ -443,6 +447,8 @@ impl Simulation {
             }
             Timer::Erase(number) => self.erase(number),
             Timer::Kill if self.target.is_dead() => self.kill_target(),
+            Timer::TakeDown(store) => self.disk.take_down(store),
+            Timer::Plug(store) => self.disk.plug(store),
             Timer::Resize(space) => self.resize(space, u32::MAX),
             Timer::Show(space, host) => self.show(space, host, true)?,
             Timer::Reach(path, space) => self.reach(path, space, AnaState::OPTIMIZED),
@@ -515,6 +521,15 @@ impl Simulation {
                     self.exchange(space)?;
                     self.disk.detach(id);
                     self.after(time, Timer::Serve(space));
+                }
+            }
+            Mishap::Unplug(space, time) => {
+                let store = self.target.store(space);
+                if self.target.is_up() && self.target.is_served(space) && self.disk.unplug(store) {
+                    self.judge.model.lose_unsynced(space);
+                    let noticed = self.dice.part(time);
+                    self.after(noticed, Timer::TakeDown(store));
+                    self.after(time, Timer::Plug(store));
                 }
             }
             Mishap::Stall(time) => {

@@ -70,11 +70,13 @@ pub enum SeededBug {
     LostReservation,
     /// Write protection is lost at a restart.
     LostProtection,
+    /// Opening a removed device again clears the failure of its flushes.
+    ForgivenRemoval,
 }
 
 impl SeededBug {
     /// All of them.
-    pub const ALL: [SeededBug; 28] = [
+    pub const ALL: [SeededBug; 29] = [
         SeededBug::LostAck,
         SeededBug::DoubleCompletion,
         SeededBug::MissingFlush,
@@ -103,6 +105,7 @@ impl SeededBug {
         SeededBug::UnsyncedFormat,
         SeededBug::LostReservation,
         SeededBug::LostProtection,
+        SeededBug::ForgivenRemoval,
     ];
 
     /// Its name on the command line.
@@ -137,6 +140,7 @@ impl SeededBug {
             SeededBug::UnsyncedFormat => "unsynced-format",
             SeededBug::LostReservation => "lost-reservation",
             SeededBug::LostProtection => "lost-protection",
+            SeededBug::ForgivenRemoval => "forgiven-removal",
         }
     }
 

@@ -38,6 +38,8 @@ pub enum Mishap {
     Remove(usize, Duration),
     /// A namespace is removed, and added again after a while with another backing store.
     Exchange(usize, Duration),
+    /// The device of a namespace is removed, without what is not durable, and returns after a while.
+    Unplug(usize, Duration),
     /// The subsystem is withdrawn and published again after a while.
     Withdraw(Duration),
     /// The devices stall for a while.
@@ -247,7 +249,27 @@ impl Profile {
             profile.atom_bytes = pick(dice, &[512, 4096]);
         }
         profile.persistent = dice.per_mille(500);
+        // The oracles of marks, formats and reservations do not know of data that are lost while
+        // the target runs.
+        if (profile.spoils, profile.formats) == (0, 0) && dice.per_mille(300) {
+            profile.add_removals(dice, commands);
+        }
         profile
+    }
+
+    /// Devices are removed and return.
+    pub fn add_removals(&mut self, dice: &mut Rng, commands: u32) {
+        // The oracle knows torn blocks of a power failure only.
+        self.atom_bytes = 4096;
+        let more = pick(dice, &[1, 3]);
+        self.mishaps.extend((0..more).map(|_| unplug(dice, commands)));
+        self.mishaps.sort_by_key(|(at, _)| *at);
+    }
+
+    /// Whether devices are removed.
+    #[must_use]
+    pub fn loses_devices(&self) -> bool {
+        self.mishaps.iter().any(|(_, mishap)| matches!(mishap, Mishap::Unplug(..)))
     }
 
     /// Maximum of sectors of a namespace.
@@ -358,6 +380,12 @@ fn scope(dice: &mut Rng, hosts: usize, commands: u32) -> (u32, Mishap) {
 fn exchange(dice: &mut Rng, commands: u32) -> (u32, Mishap) {
     let long = pick(dice, &[1, 500, 50_000]);
     let mishap = Mishap::Exchange(dice.below(2) as usize, micros(dice, long / 2, long));
+    (dice.below(u64::from(commands).max(1)) as u32, mishap)
+}
+
+fn unplug(dice: &mut Rng, commands: u32) -> (u32, Mishap) {
+    let long = pick(dice, &[500, 50_000, 2_000_000]);
+    let mishap = Mishap::Unplug(dice.below(2) as usize, micros(dice, long / 2, long));
     (dice.below(u64::from(commands).max(1)) as u32, mishap)
 }
 

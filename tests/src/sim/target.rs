@@ -263,6 +263,11 @@ impl Target {
         name(space, self.stores[space].1)
     }
 
+    /// The backing store of a namespace.
+    pub fn store(&self, space: usize) -> usize {
+        self.stores[space].0
+    }
+
     /// Replaces the backing store of a namespace that is not served.
     ///
     /// # Errors

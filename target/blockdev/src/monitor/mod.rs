@@ -576,7 +576,7 @@ impl Shared {
                 );
             }
             Condition::Sound => {
-                if health.is_down() && has_unsynced_data(&backing, health) {
+                if health.is_down() && backing.has_unsynced_data() {
                     // The volatile cache of a device may have been lost while it was away.
                     backing.fail_sync(Status::WRITE_FAULT);
                 }
@@ -617,8 +617,6 @@ impl Shared {
     fn replace(&self, device: &MonitoredDevice, gone: &Arc<BackingDevice>) -> Result<(), String> {
         let fresh = gone.open_again(&device.config(), false).map_err(|error| error.to_string())?;
         self.exchange(device, gone, fresh)?;
-        device.health.clear_suspicion();
-        device.health.set_up();
         info!("{}: {} is available again, I/O resumed", device.place, gone.name());
         Ok(())
     }
@@ -630,16 +628,9 @@ impl Shared {
         gone: &Arc<BackingDevice>,
         fresh: BackingDevice,
     ) -> Result<(), String> {
-        if has_unsynced_data(gone, &device.health) {
-            fresh.fail_sync(Status::WRITE_FAULT);
-        }
-        // What a ring completes before it has the new store counts as unsynced; what it completes
-        // later fails.
-        gone.set_lost(true);
+        gone.begin_replacement();
         self.put(device, gone, fresh).inspect_err(|_| gone.set_lost(false))?;
-        if has_unsynced_data(gone, &device.health) {
-            device.backing().fail_sync(Status::WRITE_FAULT);
-        }
+        gone.end_replacement();
         Ok(())
     }
 
@@ -745,11 +736,6 @@ fn detachment(backing: &BackingDevice, detached: Detached) -> String {
          will not find; before that, have hosts stop, and copy it from {own_path} or bring its \
          path back"
     )
-}
-
-/// Whether data were written that a host still expects a flush to make durable.
-fn has_unsynced_data(backing: &BackingDevice, health: &Health) -> bool {
-    backing.has_volatile_cache() && health.has_unsynced()
 }
 
 /// Whether an errno means that the device is removed, rather than that it fails.

@@ -255,6 +255,13 @@ impl Flights {
         Some(DeviceId(self.parts(slot)?.1.id))
     }
 
+    /// The store that executes the operation in a slot: one that has replaced it since has none of
+    /// its operations.
+    #[must_use]
+    pub fn store(&self, slot: u32) -> Option<&Arc<BackingDevice>> {
+        Some(&self.parts(slot)?.1.backing)
+    }
+
     /// Whether a store is attached under this id.
     #[must_use]
     pub fn is_attached(&self, id: DeviceId) -> bool {

@@ -42,6 +42,10 @@ pub(super) struct Media {
     pub(super) erasing: bool,
     /// A sync has failed: changes that took effect until then never become durable.
     doomed: u64,
+    /// The device is removed: it executes nothing.
+    pub(super) removed: bool,
+    /// What the present store replaces, and the rings that do not have the present one yet.
+    pub(super) replaced: Option<(Arc<BackingDevice>, usize)>,
 }
 
 impl Media {
@@ -60,6 +64,8 @@ impl Media {
             order: 0,
             erasing: false,
             doomed: 0,
+            removed: false,
+            replaced: None,
         }
     }
 
@@ -209,19 +215,25 @@ impl Media {
         }
     }
 
+    /// What is not durable is lost, or a part of it.
+    pub(super) fn lose_cache(&mut self, atom_bytes: u32, dice: &mut Rng) {
+        let dirty = std::mem::take(&mut self.dirty);
+        for lba in dirty {
+            let lba = lba as usize;
+            self.is_dirty[lba] = false;
+            self.settle(lba, atom_bytes.min(self.block_bytes) as usize, dice);
+            self.spare.extend(self.versions[lba].drain(..).map(|version| version.bytes));
+        }
+        self.live.copy_from_slice(&self.durable);
+    }
+
     /// The target has crashed; at a power failure what is not durable is lost, or a part of it.
     pub(super) fn crash(&mut self, power: bool, atom_bytes: u32, dice: &mut Rng) {
         self.order += 1;
         self.erasing = false;
+        (self.removed, self.replaced) = (false, None);
         if power {
-            let dirty = std::mem::take(&mut self.dirty);
-            for lba in dirty {
-                let lba = lba as usize;
-                self.is_dirty[lba] = false;
-                self.settle(lba, atom_bytes.min(self.block_bytes) as usize, dice);
-                self.spare.extend(self.versions[lba].drain(..).map(|version| version.bytes));
-            }
-            self.live.copy_from_slice(&self.durable);
+            self.lose_cache(atom_bytes, dice);
             self.doomed = 0;
         } else {
             for lba in &self.dirty {

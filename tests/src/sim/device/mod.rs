@@ -13,6 +13,7 @@
 //! larger than the power-fail write unit of the device.
 
 mod media;
+mod removal;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -109,6 +110,8 @@ enum Event {
     Tell(usize, Answer),
     /// A seeded bug: bytes are written to a store.
     Land(usize, u64, Vec<u8>),
+    /// A ring gets the store that replaces a removed one.
+    Replace(usize, usize),
 }
 
 /// The backing stores of a target.
@@ -124,6 +127,8 @@ pub struct SimDevice {
     pub joins_flushes: bool,
     /// A seeded bug: a write is reported as cancelled, and executed later.
     pub gives_back_what_goes_on: bool,
+    /// A seeded bug: opening a removed store again clears the failure of its flushes.
+    pub forgives_removal: bool,
     /// A seeded bug: reads into buffers of at least this size, and much larger than the read, which
     /// are those of copies, return the durable contents.
     pub stale_copies: Option<u32>,
@@ -177,6 +182,7 @@ impl SimDevice {
             forgets_flushes: false,
             joins_flushes: false,
             gives_back_what_goes_on: false,
+            forgives_removal: false,
             joined: Vec::new(),
             stale_copies: None,
             fault: None,
@@ -233,7 +239,9 @@ impl SimDevice {
 
     /// Resizes a store, at most to its initial size.
     pub fn resize(&mut self, store: usize, sectors: u32) {
-        self.stores[store].backing.resize(u64::from(sectors) * u64::from(SECTOR_BYTES));
+        let (store, bytes) = (&self.stores[store], u64::from(sectors) * u64::from(SECTOR_BYTES));
+        let replaced = store.replaced.iter().map(|(replaced, _)| replaced);
+        replaced.chain([&store.backing]).for_each(|backing| backing.resize(bytes));
     }
 
     /// Detaches the store of this id. Operations in flight complete.
@@ -353,6 +361,7 @@ impl SimDevice {
                 Event::Return(number) => self.finish(number),
                 Event::Tell(ring, answer) => self.answers.push((ring, answer)),
                 Event::Land(store, at, bytes) => self.stores[store].land(at, &bytes),
+                Event::Replace(store, ring) => self.replace(store, ring),
             }
         }
     }
@@ -386,11 +395,12 @@ impl SimDevice {
         self.regions.clear();
     }
 
-    /// Whether a store failed to make data durable: it is in the same state as after a power
-    /// failure.
+    /// Whether a store failed to make data durable, or is removed: it is in the same state as after
+    /// a power failure.
     #[must_use]
     pub fn is_doomed(&self) -> bool {
-        self.stores.iter().any(|store| store.backing.sync_failure().is_some())
+        let is_doomed = |store: &Media| store.removed || store.backing.sync_failure().is_some();
+        self.stores.iter().any(is_doomed)
     }
 
     /// The kernel starts the step of a slot.
@@ -405,6 +415,9 @@ impl SimDevice {
             return;
         };
         let store = &mut self.stores[place];
+        let present =
+            self.rings[ring].store(slot).is_some_and(|it| Arc::ptr_eq(it, &store.backing));
+        let is_gone = store.removed || !present;
         let (faults, dice) = (self.faults, &mut self.dice);
         let block = u64::from(store.block_bytes);
         let (len, unable) = match step {
@@ -417,7 +430,9 @@ impl SimDevice {
         };
         let chance = if step == Step::Sync { faults.sync_error } else { faults.error };
         let blocks = len / block;
-        let (answer, effective) = if unable {
+        let (answer, effective) = if is_gone {
+            (-libc::ENODEV, 0)
+        } else if unable {
             (-libc::EOPNOTSUPP, 0)
         } else if dice.per_mille(chance) {
             let error = ERRORS[dice.below(ERRORS.len() as u64) as usize];

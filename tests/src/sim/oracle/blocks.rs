@@ -103,6 +103,9 @@ pub(super) struct Entry {
     pub(super) buried: Moment,
     /// One of the possible values after a power failure, of which exactly one is real.
     pub(super) left: bool,
+    /// When a completed write had replaced it that was lost with its device, unless a flush that
+    /// began later succeeds.
+    pub(super) revived: Moment,
 }
 
 /// Value of an entry.
@@ -117,7 +120,10 @@ pub(super) enum PossibleValue {
 pub(super) struct Space {
     pub(super) blocks: Vec<Vec<Entry>>,
     /// Everything completed before this is durable.
-    flushed: Moment,
+    pub(super) flushed: Moment,
+    /// When its device was last removed: earlier reads are no evidence any more, and earlier writes
+    /// may be lost.
+    pub(super) lost: Moment,
 }
 
 /// All blocks of all namespaces.
@@ -147,9 +153,13 @@ impl Model {
             gone: NEVER,
             buried: NEVER,
             left: true,
+            revived: NEVER,
         };
-        let space =
-            |count: &u32| Space { blocks: vec![vec![zeros.clone()]; *count as usize], flushed: 0 };
+        let space = |count: &u32| Space {
+            blocks: vec![vec![zeros.clone()]; *count as usize],
+            flushed: 0,
+            lost: 0,
+        };
         let spaces = blocks.iter().map(space).collect();
         Model { spaces, now: 1, crashed: 0, reads: Vec::new(), copies: Vec::new() }
     }
@@ -196,8 +206,8 @@ impl Model {
             return;
         }
         self.end_copy(op);
-        let oldest = self.reads.iter().copied().min().unwrap_or(NEVER);
-        let flushed = self.spaces[span.space].flushed;
+        let oldest = self.oldest_read();
+        let Space { flushed, lost, .. } = self.spaces[span.space];
         for entries in self.blocks_mut(span) {
             let Some(own) = entries.iter_mut().find(|entry| entry.op == op && entry.open) else {
                 // The target has crashed since it wrote this.
@@ -205,8 +215,13 @@ impl Model {
             };
             own.open = false;
             own.effect_by = own.effect_by.min(now);
-            if let Ending::Done { fua } = ending {
-                let began = own.began;
+            let began = own.began;
+            if ending == (Ending::Done { fua: false }) && began < lost {
+                // It was executed before the removal, and may be lost, or afterwards.
+                for older in entries.iter_mut().filter(|older| older.precedes(began)) {
+                    older.revived = older.revived.min(now);
+                }
+            } else if let Ending::Done { fua } = ending {
                 for older in entries.iter_mut().filter(|older| older.precedes(began)) {
                     older.gone = older.gone.min(now);
                     older.buried = if fua { 0 } else { older.buried.min(now) };
@@ -255,6 +270,11 @@ impl Model {
         began
     }
 
+    /// When the oldest outstanding read was sent.
+    pub(super) fn oldest_read(&self) -> Moment {
+        self.reads.iter().copied().min().unwrap_or(NEVER)
+    }
+
     /// A read has ended without data.
     pub fn forget_read(&mut self, began: Moment) {
         self.reads.retain(|read| *read != began);
@@ -272,7 +292,7 @@ impl Model {
     ) -> Result<(), Violation> {
         let now = self.begin();
         self.forget_read(began);
-        if began < self.crashed {
+        if began < self.crashed.max(self.spaces[span.space].lost) {
             return Ok(());
         }
         for ((entries, lba), value) in self.blocks_mut(span).iter_mut().zip(span.lba..).zip(found) {
@@ -295,6 +315,7 @@ impl Model {
         self.begin();
         if began >= self.crashed {
             self.spaces[space].flushed = self.spaces[space].flushed.max(began);
+            self.confirm(space, began);
         }
     }
 
@@ -315,7 +336,7 @@ impl Model {
                     entry.effect_by = entry.effect_by.min(now);
                     if power {
                         (entry.effect_by, entry.left) = (now, true);
-                        (entry.gone, entry.buried) = (NEVER, NEVER);
+                        (entry.gone, entry.buried, entry.revived) = (NEVER, NEVER, NEVER);
                     }
                 }
                 if power {
@@ -369,8 +390,9 @@ impl Model {
 impl Entry {
     /// For a command that is sent now.
     pub(super) fn new(op: u32, held: PossibleValue, began: Moment) -> Entry {
-        let (effect_by, gone, buried) = (NEVER, NEVER, NEVER);
-        Entry { op, held, began, effect_by, open: true, ordered: NEVER, gone, buried, left: false }
+        let (effect_by, ordered, gone, buried, revived) = (NEVER, NEVER, NEVER, NEVER, NEVER);
+        let (open, left) = (true, false);
+        Entry { op, held, began, effect_by, open, ordered, gone, buried, left, revived }
     }
 
     /// Whether it takes effect, if ever, before a completed write that began then.

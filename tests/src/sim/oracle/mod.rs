@@ -5,6 +5,7 @@ pub mod ana;
 pub mod async_events;
 pub mod blocks;
 mod copy;
+mod device_removal;
 mod device_swap;
 pub mod disconnect;
 pub mod format;
@@ -113,6 +114,7 @@ pub struct Oracle {
     pub failure: Option<String>,
     pub(super) next_id: u32,
     disk_fails: bool,
+    loses_devices: bool,
     /// Lost commands, and until when they may take effect.
     unfenced: VecDeque<(Instant, Op)>,
     fence_after: Duration,
@@ -156,7 +158,8 @@ impl Oracle {
             counts: Counts::default(),
             failure: None,
             next_id: 0,
-            disk_fails: disk.error > 0 || disk.sync_error > 0,
+            disk_fails: disk.error > 0 || disk.sync_error > 0 || profile.loses_devices(),
+            loses_devices: profile.loses_devices(),
             unfenced: VecDeque::new(),
             // At the latest one second after the keep alive timeout.
             unordered: VecDeque::new(),
@@ -553,6 +556,7 @@ impl Oracle {
             || self.departures.excuses(status)
             || self.aborts.are_there() && status.is(Status::ABORT_REQUESTED)
             || self.disk_fails && of_disk.iter().any(|of_disk| status.is(*of_disk))
+            || self.loses_devices && status.is(Status::NAMESPACE_NOT_READY)
     }
 
     // ---- trace
