@@ -7,10 +7,10 @@ use std::time::Duration;
 use nix::errno::Errno;
 use tracing::{info, warn};
 
-use super::client::{Client, connect, failed};
-use super::ffi;
+use super::client::Client;
 use crate::backing::{Condition, Geometry};
-use crate::ceph::{ClusterConfig, ImageName};
+use crate::ceph::connection::{connect, failed, no_pool};
+use crate::ceph::{ClusterConfig, ImageName, ffi};
 use crate::open_error::OpenError;
 
 /// Discards of less keep their data in other clients; a hint for hosts.
@@ -50,7 +50,7 @@ impl Image {
     ) -> Result<Image, OpenError> {
         let client = Client::of(config)?;
         let pool = client.pool(&name.pool, &name.namespace);
-        let pool = pool.map_err(|errno| no_pool(config, name, errno))?;
+        let pool = pool.map_err(|errno| no_pool(config, &name.pool, errno))?;
         let raw = ffi::Image::open(pool, &name.image, read_only).map_err(|errno| {
             if errno == Errno::ESHUTDOWN {
                 client.note_fenced();
@@ -209,20 +209,6 @@ fn check_features(
     Ok(())
 }
 
-fn no_pool(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenError {
-    match errno {
-        Errno::ENOENT => OpenError {
-            sentence: format!(
-                "there is no pool {}: `ceph osd pool create {0}`, `rbd pool init {0}`, or correct \
-                 `path`",
-                name.pool
-            ),
-            may_pass: true,
-        },
-        errno => failed(config, &format!("open the pool {}", name.pool), errno),
-    }
-}
-
 fn no_image(config: &ClusterConfig, name: &ImageName, errno: Errno) -> OpenError {
     match errno {
         Errno::ENOENT => OpenError {
@@ -254,9 +240,9 @@ pub fn examine(
     name: &ImageName,
     read_only: bool,
 ) -> Result<Examination, OpenError> {
-    let client = Arc::new(connect(config)?);
+    let client = Arc::new(connect(config, &[])?);
     let pool = ffi::Pool::new(&client, &name.pool, &name.namespace);
-    let pool = pool.map_err(|errno| no_pool(config, name, errno))?;
+    let pool = pool.map_err(|errno| no_pool(config, &name.pool, errno))?;
     // Not read-only: such a handle knows of no lock. It takes none before it writes.
     let raw = ffi::Image::open(pool, &name.image, read_only);
     let raw = raw.map_err(|errno| no_image(config, name, errno))?;

@@ -12,7 +12,6 @@
 //!   while the cluster does not answer, so all of that is done by tasks that may block.
 
 mod client;
-pub(crate) mod ffi;
 pub(crate) mod image;
 
 pub use image::{Examination, examine, library_version};

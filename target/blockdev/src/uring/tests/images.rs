@@ -1,5 +1,4 @@
-//! Tests of the ring on images of a real cluster. They run under `tests/ceph/cluster exec`, which
-//! names the cluster in the environment: `make test-cluster`.
+//! Tests of the ring on images of a real cluster: `make test-cluster`.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -9,25 +8,11 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::{Bench, SIZE, STORE, act, agree, every_operation};
+use crate::ceph::testing::{cluster, signal, tool};
 use crate::ceph::{ClusterConfig, ImageName};
 use crate::rbd::examine;
 use crate::uring::*;
 use crate::{BackingConfig, BackingKind, Condition, Health, OpenError};
-
-/// Runs a tool of Ceph, as the administrator.
-fn tool(command: &str) -> String {
-    let words: Vec<&str> = command.split(' ').collect();
-    let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success(), "{command}: {said}");
-    said
-}
-
-/// Sends a signal to a daemon of the cluster.
-fn signal(daemon: &str, signal: &str) {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/ceph/cluster");
-    tool(&format!("{script} kill {daemon} {signal}"));
-}
 
 /// A new image of [`SIZE`] bytes.
 fn image() -> ImageName {
@@ -36,10 +21,6 @@ fn image() -> ImageName {
     let name = format!("rbd/test-{}-{number}", std::process::id());
     tool(&format!("rbd create --size {SIZE}B {name}"));
     name.parse().unwrap()
-}
-
-fn cluster(client: &str) -> ClusterConfig {
-    ClusterConfig { client: client.to_owned(), ..ClusterConfig::default() }
 }
 
 fn config(image: &ImageName, cluster: &ClusterConfig, block: u32) -> BackingConfig {

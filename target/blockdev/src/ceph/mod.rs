@@ -1,5 +1,10 @@
 //! Names of images of Ceph RBD, and how a cluster is reached.
 
+pub(crate) mod connection;
+pub(crate) mod ffi;
+#[cfg(test)]
+pub(crate) mod testing;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
