@@ -19,6 +19,7 @@ pub mod monitor;
 mod open;
 mod open_error;
 mod owner_file;
+pub mod rados;
 pub mod rbd;
 pub mod record;
 pub mod request;

@@ -20,7 +20,7 @@ pub(super) struct ConfigOption {
 }
 
 macro_rules! api {
-    ($($library:ident { $(fn $name:ident($($arg:ty),*) $(-> $ret:ty)?;)* })*) => {
+    ($($library:ident { $(fn $name:ident($($arg:ty),* $(,)?) $(-> $ret:ty)?;)* })*) => {
         /// The entry points of librados and librbd, found at run time, never unloaded.
         pub(super) struct Api {
             $($(pub(super) $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*)*
@@ -47,6 +47,10 @@ macro_rules! api {
 }
 
 type AioCallback = unsafe extern "C" fn(Handle, *mut c_void);
+/// Argument, id of the notification, handle of the watch, id of the notifier, data and their length.
+type WatchCallback = unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut c_void, usize);
+/// Argument, handle of the watch, error.
+type WatchErrorCallback = unsafe extern "C" fn(*mut c_void, u64, c_int);
 
 api! {
     rados {
@@ -60,11 +64,43 @@ api! {
         fn rados_getaddrs(Handle, *mut *mut c_char) -> c_int;
         fn rados_buffer_free(*mut c_char);
         fn rados_blocklist_add(Handle, *mut c_char, u32) -> c_int;
+        fn rados_mon_command(
+            Handle, *const Text, usize, Text, usize, *mut *mut c_char, *mut usize,
+            *mut *mut c_char, *mut usize) -> c_int;
         fn rados_wait_for_latest_osdmap(Handle) -> c_int;
         fn rados_ioctx_create(Handle, Text, *mut Handle) -> c_int;
         fn rados_ioctx_destroy(Handle);
         fn rados_ioctx_set_namespace(Handle, Text);
         fn rados_set_pool_full_try(Handle);
+        fn rados_get_last_version(Handle) -> u64;
+        fn rados_remove(Handle, Text) -> c_int;
+        fn rados_create_read_op() -> Handle;
+        fn rados_release_read_op(Handle);
+        fn rados_read_op_assert_version(Handle, u64);
+        fn rados_read_op_omap_get_vals2(
+            Handle, Text, Text, u64, *mut Handle, *mut u8, *mut c_int);
+        fn rados_read_op_operate(Handle, Handle, Text, c_int) -> c_int;
+        fn rados_omap_get_next2(
+            Handle, *mut *mut c_char, *mut *mut c_char, *mut usize, *mut usize) -> c_int;
+        fn rados_omap_get_end(Handle);
+        fn rados_create_write_op() -> Handle;
+        fn rados_release_write_op(Handle);
+        fn rados_write_op_create(Handle, c_int, Text);
+        fn rados_write_op_assert_exists(Handle);
+        fn rados_write_op_omap_cmp2(Handle, Text, u8, Text, usize, usize, *mut c_int);
+        fn rados_write_op_omap_set2(
+            Handle, *const Text, *const Text, *const usize, *const usize, usize);
+        fn rados_write_op_omap_rm_keys2(Handle, *const Text, *const usize, usize);
+        fn rados_write_op_operate2(Handle, Handle, Text, *mut libc::timespec, c_int) -> c_int;
+        fn rados_watch3(
+            Handle, Text, *mut u64, WatchCallback, Option<WatchErrorCallback>, u32,
+            *mut c_void) -> c_int;
+        fn rados_watch_check(Handle, u64) -> c_int;
+        fn rados_unwatch2(Handle, u64) -> c_int;
+        fn rados_watch_flush(Handle) -> c_int;
+        fn rados_notify2(
+            Handle, Text, Text, c_int, u64, *mut *mut c_char, *mut usize) -> c_int;
+        fn rados_notify_ack(Handle, Text, u64, u64, Text, c_int) -> c_int;
     }
     rbd {
         fn rbd_open(Handle, Text, *mut Handle, Text) -> c_int;

@@ -1,0 +1,226 @@
+//! Objects of RADOS with compare-and-set: state that several daemons share.
+//!
+//! All calls block. Reads and updates end within the timeout of the client, as far as the map of the
+//! cluster is known; watches, notifications and the blocklist as soon as the cluster answers. A thread
+//! that waits in a call may be abandoned, with its reference of the client.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::ceph::ClusterConfig;
+use crate::ceph::connection::{connect, failed, no_pool};
+use crate::ceph::ffi;
+use crate::ceph::ffi::Change;
+use crate::open_error::OpenError;
+
+/// The objects of a namespace of a pool, through a client of its own.
+pub struct ObjectClient {
+    client: Arc<ffi::Client>,
+    pool: ffi::Pool,
+    pool_name: String,
+    namespace: String,
+    address: String,
+}
+
+impl std::fmt::Debug for ObjectClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ObjectClient").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// A change of one object: all of it, or nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Update {
+    /// Creates the object, if there is none.
+    pub create: bool,
+    /// The values that these keys must have; none: the key must be missing.
+    pub compare: Vec<(String, Option<Vec<u8>>)>,
+    /// Keys with their new values, which are not empty.
+    pub set: Vec<(String, Vec<u8>)>,
+    /// Keys to remove; a missing one is no error.
+    pub remove: Vec<String>,
+}
+
+/// Why an object was not changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum UpdateError {
+    /// A key has another value than `compare` says.
+    #[error("another client has changed the object")]
+    Conflict,
+    /// ENOENT: there is no such object. ETIMEDOUT: the change may have happened, or happen later.
+    #[error("{}", .0.desc())]
+    Errno(Errno),
+}
+
+impl ObjectClient {
+    /// Connects a client. `timeout`, in whole seconds, limits each read, update and command.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the cluster answered, what to do.
+    pub fn open(
+        config: &ClusterConfig,
+        pool: &str,
+        namespace: &str,
+        timeout: Duration,
+    ) -> Result<ObjectClient, OpenError> {
+        let seconds = timeout.as_secs().max(1).to_string();
+        let own = [
+            ("rados_osd_op_timeout", seconds.clone()),
+            ("rados_mon_op_timeout", seconds),
+            // The age of a watch is exact to a second.
+            ("objecter_tick_interval", "1".to_owned()),
+        ];
+        let client = Arc::new(connect(config, &own)?);
+        let (pool_name, namespace) = (pool.to_owned(), namespace.to_owned());
+        let pool = ffi::Pool::new(&client, &pool_name, &namespace)
+            .map_err(|errno| no_pool(config, &pool_name, errno))?;
+        let said = |errno| failed(config, "ask the client for its address", errno);
+        let address = client.address().map_err(said)?;
+        Ok(ObjectClient { client, pool, pool_name, namespace, address })
+    }
+
+    /// The address of this client: what others exclude from the cluster.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// All keys of an object, as they were at one time.
+    ///
+    /// # Errors
+    /// ENOENT: there is no such object; else the errno.
+    pub fn read(&self, object: &str) -> Result<BTreeMap<String, Vec<u8>>, Errno> {
+        // A handle of its own, because it keeps the version of the last operation.
+        let mut pool = self.handle()?;
+        'again: loop {
+            let first = pool.read_omap(object, "", None)?;
+            let (mut pairs, mut more) = (first.pairs, first.more);
+            while more {
+                let after = pairs.last().map_or("", |(key, _)| key.as_str());
+                let page = match pool.read_omap(object, after, Some(first.version)) {
+                    // The object has changed.
+                    Err(Errno::ERANGE | Errno::EOVERFLOW) => continue 'again,
+                    page => page?,
+                };
+                // An empty page would be asked for again without end.
+                more = page.more && !page.pairs.is_empty();
+                pairs.extend(page.pairs);
+            }
+            return Ok(pairs.into_iter().collect());
+        }
+    }
+
+    /// Changes an object by one atomic operation, if all comparisons hold.
+    ///
+    /// # Errors
+    /// Nothing has changed, unless it is ETIMEDOUT.
+    pub fn update(&self, object: &str, update: &Update) -> Result<(), UpdateError> {
+        let Update { create, compare, set, remove } = update;
+        // A missing key compares as an empty value, so there are none.
+        let is_empty = |value: Option<&Vec<u8>>| value.is_some_and(Vec::is_empty);
+        if compare.iter().any(|(_, value)| is_empty(value.as_ref()))
+            || set.iter().any(|(_, value)| is_empty(Some(value)))
+        {
+            return Err(UpdateError::Errno(Errno::EINVAL));
+        }
+        let change = Change { create: *create, compare, set, remove };
+        self.pool.change_omap(object, change).map_err(|errno| match errno {
+            Errno::ECANCELED => UpdateError::Conflict,
+            errno => UpdateError::Errno(errno),
+        })
+    }
+
+    /// Removes an object with all its keys.
+    ///
+    /// # Errors
+    /// ENOENT: there is none; else the errno.
+    pub fn remove(&self, object: &str) -> Result<(), Errno> {
+        self.pool.remove_object(object)
+    }
+
+    /// Watches an object.
+    ///
+    /// # Errors
+    /// ENOENT: there is no such object; else the errno.
+    pub fn watch(&self, object: &str) -> Result<Watch, Errno> {
+        ffi::Watch::new(self.handle()?, object).map(Watch)
+    }
+
+    /// Notifies all watchers of an object, and waits until they have acknowledged it.
+    ///
+    /// # Errors
+    /// ETIMEDOUT: some did not within the time; else the errno.
+    pub fn notify(&self, object: &str, timeout: Duration) -> Result<(), Errno> {
+        self.pool.notify(object, timeout)
+    }
+
+    /// Excludes the client with an address from the cluster for a time, which begins again if it is
+    /// excluded already. This client has the map of the cluster that says so when it returns; another
+    /// that writes what the excluded one wrote must have that map first.
+    ///
+    /// # Errors
+    /// The errno. ETIMEDOUT: it may be excluded.
+    pub fn blocklist_add(&self, address: &str, seconds: u32) -> Result<(), Errno> {
+        self.client.blocklist(address, seconds)
+    }
+
+    /// Ends the exclusion of an address. Its client must not exist any more: what the network still
+    /// delivers of it would be accepted.
+    ///
+    /// # Errors
+    /// The errno. EACCES: the client may not; `mon` of it needs
+    /// `allow command "osd blocklist" with blocklistop=rm`.
+    pub fn blocklist_remove(&self, address: &str) -> Result<(), Errno> {
+        // It is part of a command in JSON.
+        let is_part = |it: char| it.is_ascii_alphanumeric() || "[]:./-_".contains(it);
+        if address.is_empty() || !address.chars().all(is_part) {
+            return Err(Errno::EINVAL);
+        }
+        self.client.command(&format!(
+            r#"{{"prefix": "osd blocklist", "blocklistop": "rm", "addr": "{address}"}}"#
+        ))
+    }
+
+    fn handle(&self) -> Result<ffi::Pool, Errno> {
+        ffi::Pool::new(&self.client, &self.pool_name, &self.namespace)
+    }
+}
+
+/// A watch on an object, until it is dropped.
+pub struct Watch(ffi::Watch);
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+impl Watch {
+    /// Becomes readable after a notification, and when the watch is lost.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+
+    /// Takes the notifications: whether there were some. It does not block.
+    #[must_use]
+    pub fn take(&self) -> bool {
+        self.0.take()
+    }
+
+    /// Time since the cluster has confirmed the watch. While the cluster cannot be reached it grows.
+    ///
+    /// # Errors
+    /// The watch is lost (ENOTCONN): the object was removed, or the client was excluded or not heard
+    /// of for too long.
+    pub fn age(&self) -> Result<Duration, Errno> {
+        self.0.age()
+    }
+}

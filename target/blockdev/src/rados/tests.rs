@@ -1,0 +1,220 @@
+//! Tests on objects of a real cluster: `make test-cluster`.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::*;
+use crate::ceph::testing::{cluster, signal, tool};
+
+fn client() -> ObjectClient {
+    ObjectClient::open(&cluster("nvmfd"), "rbd", "nvmfd", Duration::from_secs(30)).unwrap()
+}
+
+fn object() -> String {
+    static OBJECTS: AtomicU32 = AtomicU32::new(0);
+    format!("test-{}-{}", std::process::id(), OBJECTS.fetch_add(1, Ordering::Relaxed))
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, Vec<u8>)> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), value.as_bytes().to_vec())).collect()
+}
+
+fn compare(pairs: &[(&str, Option<&str>)]) -> Vec<(String, Option<Vec<u8>>)> {
+    let bytes = |value: &Option<&str>| value.map(|value| value.as_bytes().to_vec());
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), bytes(value))).collect()
+}
+
+fn wait_readable(watch: &Watch) {
+    let mut fds = [PollFd::new(watch.fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::from(60_000u16)), Ok(1), "nothing was notified");
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_update_changes_all_or_nothing() {
+    let (client, object) = (client(), object());
+    let first = Update { set: pairs(&[("a", "1"), ("b", "2")]), ..Update::default() };
+    let missing = Err(UpdateError::Errno(Errno::ENOENT));
+    assert_eq!(client.read(&object), Err(Errno::ENOENT));
+    assert_eq!(client.update(&object, &first), missing);
+    let guarded = Update { compare: compare(&[("a", None)]), ..first.clone() };
+    assert_eq!(client.update(&object, &guarded), missing);
+    let create = Update { create: true, ..guarded };
+    assert_eq!(client.update(&object, &create), Ok(()));
+    assert_eq!(client.update(&object, &create), Err(UpdateError::Conflict), "a is there now");
+    let both = Update {
+        create: false,
+        compare: compare(&[("a", Some("1")), ("b", Some("2")), ("c", None)]),
+        set: pairs(&[("c", "3"), ("a", "4")]),
+        remove: vec!["b".to_owned(), "none".to_owned()],
+    };
+    let wrong = [
+        compare(&[("a", Some("1")), ("b", Some("3"))]),
+        compare(&[("a", Some("2")), ("b", Some("2"))]),
+        compare(&[("a", Some("1")), ("b", None)]),
+        compare(&[("a", Some("1")), ("c", Some("3"))]),
+        compare(&[("a", Some("11"))]),
+    ];
+    for compare in wrong {
+        let update = Update { compare, ..both.clone() };
+        assert_eq!(client.update(&object, &update), Err(UpdateError::Conflict), "{update:?}");
+        assert_eq!(
+            client.read(&object).unwrap(),
+            pairs(&[("a", "1"), ("b", "2")]).into_iter().collect()
+        );
+    }
+    assert_eq!(client.update(&object, &both), Ok(()));
+    assert_eq!(
+        client.read(&object).unwrap(),
+        pairs(&[("a", "4"), ("c", "3")]).into_iter().collect()
+    );
+    // An empty value could not be told from a missing key.
+    let refused = Err(UpdateError::Errno(Errno::EINVAL));
+    let empty = Update { set: pairs(&[("d", "")]), ..Update::default() };
+    assert_eq!(client.update(&object, &empty), refused);
+    let empty = Update { compare: compare(&[("d", Some(""))]), ..Update::default() };
+    assert_eq!(client.update(&object, &empty), refused);
+    assert_eq!(client.remove(&object), Ok(()));
+    assert_eq!(client.read(&object), Err(Errno::ENOENT));
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn of_updates_that_compare_the_same_value_one_wins() {
+    const EACH: u32 = 50;
+    let object = object();
+    let first = Update { create: true, set: pairs(&[("n", "0")]), ..Update::default() };
+    client().update(&object, &first).unwrap();
+    let count = |client: ObjectClient| {
+        for _ in 0..EACH {
+            loop {
+                let old = client.read(&object).unwrap()["n"].clone();
+                let next = str::from_utf8(&old).unwrap().parse::<u32>().unwrap() + 1;
+                let update = Update {
+                    compare: vec![("n".to_owned(), Some(old))],
+                    set: pairs(&[("n", &next.to_string())]),
+                    ..Update::default()
+                };
+                match client.update(&object, &update) {
+                    Ok(()) => break,
+                    outcome => assert_eq!(outcome, Err(UpdateError::Conflict)),
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for client in [client(), client()] {
+            scope.spawn(|| count(client));
+        }
+    });
+    assert_eq!(client().read(&object).unwrap()["n"], (2 * EACH).to_string().as_bytes());
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn more_keys_than_one_reply_has_are_read_as_of_one_time() {
+    let (client, object, done) = (client(), object(), AtomicBool::new(false));
+    let generation = |number: u32| {
+        let key = |key| (format!("key.{key:04}"), number.to_string().into_bytes());
+        Update { create: true, set: (0..2500).map(key).collect(), ..Update::default() }
+    };
+    client.update(&object, &generation(0)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 1..=20 {
+                client.update(&object, &generation(number)).unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) {
+            let all = client.read(&object).unwrap();
+            let first = &all["key.0000"];
+            assert_eq!(all.len(), 2500);
+            assert!(all.values().all(|value| value == first), "keys of two times");
+        }
+    });
+    assert_eq!(client.read(&object).unwrap()["key.2499"], b"20");
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn watchers_are_notified_and_learn_that_their_object_is_gone() {
+    let (one, other, object) = (client(), client(), object());
+    assert_eq!(one.watch(&object).map(drop), Err(Errno::ENOENT));
+    one.update(&object, &Update { create: true, ..Update::default() }).unwrap();
+    let watches = [one.watch(&object).unwrap(), other.watch(&object).unwrap()];
+    assert!(watches.iter().all(|watch| !watch.take()));
+    assert_eq!(other.notify(&object, Duration::from_secs(30)), Ok(()));
+    for watch in &watches {
+        wait_readable(watch);
+        assert!(watch.take() && !watch.take());
+        assert!(watch.age().is_ok());
+    }
+    let [first, second] = watches;
+    drop(first);
+    assert_eq!(one.notify(&object, Duration::from_secs(30)), Ok(()), "only one has to acknowledge");
+    wait_readable(&second);
+    assert!(second.take());
+    one.remove(&object).unwrap();
+    wait_readable(&second);
+    assert_eq!(second.age(), Err(Errno::ENOTCONN));
+    drop((one, other));
+    assert_eq!(second.age(), Err(Errno::ENOTCONN), "a watch outlives its client");
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn a_client_on_the_blocklist_changes_nothing() {
+    let (one, other, object) = (client(), client(), object());
+    let update = Update { create: true, set: pairs(&[("a", "1")]), ..Update::default() };
+    other.update(&object, &update).unwrap();
+    let watch = other.watch(&object).unwrap();
+    assert_ne!(one.address(), other.address());
+    one.blocklist_add(other.address(), 3600).unwrap();
+    assert!(tool("ceph osd blocklist ls").contains(other.address()));
+    one.update(&object, &Update { set: pairs(&[("a", "2")]), ..Update::default() }).unwrap();
+    assert_eq!(other.update(&object, &update), Err(UpdateError::Errno(Errno::ESHUTDOWN)));
+    wait_readable(&watch);
+    assert!(watch.age().is_err());
+    let address = other.address().to_owned();
+    drop((watch, other));
+    assert_eq!(one.read(&object).unwrap()["a"], b"2");
+    assert_eq!(one.blocklist_remove(&address), Ok(()));
+    assert!(!tool("ceph osd blocklist ls").contains(&address));
+    assert_eq!(one.blocklist_remove(&address), Ok(()), "again");
+    for bad in ["", "127.0.0.1:0/1\", \"expire\": \"1"] {
+        assert_eq!(one.blocklist_remove(bad), Err(Errno::EINVAL));
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn calls_end_while_an_osd_hangs() {
+    let object = object();
+    let client = ObjectClient::open(&cluster("nvmfd"), "rbd", "", Duration::from_secs(1)).unwrap();
+    let update = Update { create: true, set: pairs(&[("a", "1")]), ..Update::default() };
+    client.update(&object, &update).unwrap();
+    signal("osd.0", "STOP");
+    // The signal may take a moment.
+    let read = std::iter::repeat_with(|| client.read(&object)).find_map(Result::err);
+    let updated = client.update(&object, &update);
+    signal("osd.0", "CONT");
+    assert_eq!(read, Some(Errno::ETIMEDOUT));
+    assert_eq!(updated, Err(UpdateError::Errno(Errno::ETIMEDOUT)));
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while client.read(&object).is_err() {
+        assert!(std::time::Instant::now() < deadline, "the OSD answers again");
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn a_refusal_says_what_to_do() {
+    let open = |client, pool| {
+        let opened = ObjectClient::open(&cluster(client), pool, "", Duration::from_secs(5));
+        opened.map(drop).expect_err("should be refused").sentence
+    };
+    assert!(open("nvmfd", "none").contains("ceph osd pool create none"));
+    assert!(open("nobody", "rbd").contains("keyring"));
+}
