@@ -392,8 +392,19 @@ impl BackingDevice {
     }
 
     /// Converts an errno to a status, counts it, and logs it at the first failure and at each
-    /// doubling of their number, so that a failing device does not flood the log.
+    /// doubling of their number, so that a failing device does not flood the log. For a store of a
+    /// gateway group that was excluded or released it is the status of standby.
     pub fn fail(&self, doing: OpKind, errno: i32, at: u64) -> Status {
+        if let Some(image) = self.image.as_ref().filter(|image| image.is_on_demand()) {
+            if matches!(errno, libc::ESHUTDOWN | libc::ENOTCONN) && image.serving().is_some() {
+                image.note_fenced();
+                self.health.suspect();
+            }
+            if image.serving().is_none() {
+                self.health.set_standby(true);
+                return Status::ANA_INACCESSIBLE;
+            }
+        }
         let count = self.health.count_failure(errno);
         if count.is_power_of_two() {
             let said = Errno::from_raw(errno).desc();
@@ -437,6 +448,36 @@ impl BackingDevice {
             Kind::File | Kind::Rbd => "restore it, then `nvmfctl namespace trust`",
             _ => "restore it",
         }
+    }
+
+    /// Takes a store in standby into service: takes its lock, and breaks that of a client at one of
+    /// these addresses, which is excluded from the cluster first. Blocks as long as the cluster
+    /// does not answer.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the cluster answered, what to do.
+    pub(crate) fn acquire(&self, former: &[String]) -> Result<(), OpenError> {
+        let Some(image) = &self.image else { return Ok(()) };
+        image.acquire(former, self.size_bytes())?;
+        self.health.set_standby(false);
+        Ok(())
+    }
+
+    /// Whether the client of an image that is acquired on demand was excluded: it can only be opened
+    /// again.
+    pub(crate) fn is_fenced_standby(&self) -> bool {
+        self.image.as_ref().is_some_and(|image| image.is_on_demand() && image.is_fenced())
+    }
+
+    /// Returns a store to standby: operations that have not started are refused, others land, then
+    /// the lock is released. Blocks as long as the cluster does not answer.
+    ///
+    /// # Errors
+    /// One sentence. No operation is started any more.
+    pub(crate) fn release(&self) -> Result<(), OpenError> {
+        let Some(image) = &self.image else { return Ok(()) };
+        self.health.set_standby(true);
+        image.release()
     }
 
     /// Takes the store out of service until it is available again.

@@ -18,6 +18,8 @@ const DOWN: u32 = 1 << 17;
 const SHORTENED: u32 = 1 << 18;
 /// An fsync has failed, and the failure is not persisted yet: it is not reported before.
 const UNRECORDED: u32 = 1 << 19;
+/// Another gateway serves the store: operations fail with Asymmetric Access Inaccessible.
+const STANDBY: u32 = 1 << 20;
 /// An fsync has failed; bits 15:0 are the status field of its response.
 const SYNC_FAILED: u32 = 1 << 16;
 
@@ -80,10 +82,27 @@ impl Health {
         if standing == 0 {
             return None;
         }
+        if standing & STANDBY != 0 {
+            return Some(Status::ANA_INACCESSIBLE);
+        }
         if standing & DOWN != 0 {
             return Some(Health::NOT_READY);
         }
         (durable && standing & SYNC_FAILED != 0).then(|| Status::from_field(standing as u16))
+    }
+
+    /// Whether another gateway serves the store, as far as this one knows.
+    #[must_use]
+    pub fn is_standby(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) & STANDBY != 0
+    }
+
+    /// Operations are refused, so that hosts use another path; or are not any more.
+    pub fn set_standby(&self, standby: bool) {
+        match standby {
+            true => self.standing.fetch_or(STANDBY, Ordering::Relaxed),
+            false => self.standing.fetch_and(!STANDBY, Ordering::Relaxed),
+        };
     }
 
     /// Whether the store is unavailable. While it is down, no operation reaches it.
@@ -139,7 +158,7 @@ impl Health {
     /// Whether it is down, or an fsync has failed.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
-        self.standing.load(Ordering::Relaxed) & !FAULT != 0
+        self.standing.load(Ordering::Relaxed) & !(FAULT | STANDBY) != 0
     }
 
     /// The injected fault.
@@ -189,6 +208,11 @@ impl Health {
     #[must_use]
     pub(crate) fn is_suspect(&self) -> bool {
         self.suspect.load(Ordering::Relaxed)
+    }
+
+    /// The monitor has to examine the store.
+    pub(crate) fn suspect(&self) {
+        self.suspect.store(true, Ordering::Relaxed);
     }
 
     /// Called after an examination that found no failure.
@@ -370,6 +394,19 @@ mod tests {
         assert!(!health.is_unrecorded() && failed());
         health.record_by(None);
         assert!(!health.is_unrecorded() && !failed());
+    }
+
+    #[test]
+    fn in_standby_hosts_are_sent_to_another_path_and_nothing_is_wrong() {
+        let health = Health::default();
+        health.set_standby(true);
+        let elsewhere = Some(Status::ANA_INACCESSIBLE);
+        assert_eq!((health.rejects(false), health.rejects(true)), (elsewhere, elsewhere));
+        assert!(health.is_standby() && !health.is_degraded());
+        health.set_down();
+        assert_eq!(health.rejects(false), elsewhere);
+        health.set_standby(false);
+        assert_eq!(health.rejects(false), Some(Health::NOT_READY));
     }
 
     #[test]

@@ -90,6 +90,9 @@ impl BackingDevice {
             BackingKind::Rbd { image, cluster } => {
                 let fresh = open_image(image, cluster, config)?;
                 fresh.has_served_size(self)?;
+                if fresh.health.is_standby() {
+                    self.health.set_standby(true);
+                }
                 fresh
             }
             BackingKind::Ram { .. } | BackingKind::Null { .. } => {
@@ -300,6 +303,7 @@ fn open_image(
     backing.geometry = image.geometry();
     backing.identity = Some(image.identity.clone());
     backing.place = IMAGES;
+    backing.health.set_standby(image.is_on_demand());
     backing.image = Some(Arc::new(image));
     Ok(backing)
 }

@@ -33,7 +33,7 @@ impl CephConfig {
     /// For the opening of images.
     pub(super) fn cluster(&self) -> ClusterConfig {
         let CephConfig { conf, client, keyring } = self.clone();
-        ClusterConfig { conf, client, keyring, addresses: None }
+        ClusterConfig { conf, client, keyring, addresses: None, standby: false }
     }
 }
 

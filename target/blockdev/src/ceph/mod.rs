@@ -62,6 +62,9 @@ pub struct ClusterConfig {
     /// A process that was killed leaves its locks: they are broken if their owner is listed. Only
     /// one process at a time uses the file. None: the locks end with a timeout of the cluster.
     pub addresses: Option<PathBuf>,
+    /// Images are opened in standby: without their lock, and no operation reaches them until they
+    /// are acquired. For a gateway group, which decides that.
+    pub standby: bool,
 }
 
 impl ClusterConfig {

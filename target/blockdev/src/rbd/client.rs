@@ -24,13 +24,15 @@ const FORMER_MAX: usize = 256;
 
 /// A connected client, and what it may break.
 pub(crate) struct Client {
-    config: ClusterConfig,
+    pub(super) config: ClusterConfig,
     raw: Arc<ffi::Client>,
     /// Id of the cluster.
     pub(super) cluster: String,
     pub(super) address: String,
     /// Addresses of former clients of this daemon: their locks are leftovers.
     former: BTreeSet<String>,
+    /// Addresses that it has excluded from the cluster.
+    excluded: Mutex<BTreeSet<String>>,
     /// It was excluded from the cluster: the next image gets another client.
     is_fenced: AtomicBool,
 }
@@ -38,6 +40,49 @@ pub(crate) struct Client {
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// The client through which this process has images of a cluster open.
+#[derive(Clone, Debug)]
+pub struct DataClient(Arc<Client>);
+
+impl DataClient {
+    /// Connects it, unless it is connected. Images that are opened later use it. Blocks for some
+    /// seconds if the monitors do not answer.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the cluster answered, what to do.
+    pub fn connect(config: &ClusterConfig) -> Result<DataClient, OpenError> {
+        Client::of(config).map(DataClient)
+    }
+
+    /// Its address: what others exclude from the cluster.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    /// Excludes clients from the cluster for a year, and waits until this client has the map that
+    /// says so: what it writes from then on is not followed by what they have written before.
+    /// Blocks as long as the cluster does not answer.
+    ///
+    /// # Errors
+    /// The errno.
+    pub fn exclude(&self, addresses: &[String]) -> Result<(), Errno> {
+        addresses.iter().try_for_each(|address| self.0.exclude(address))
+    }
+
+    /// Whether it was excluded, has lost a lock, or is not to be used any more.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.0.is_fenced()
+    }
+
+    /// It is not to be used any more: its images refuse every operation, and images are opened
+    /// with another client. Returns at once; what has started takes its time.
+    pub fn abandon(&self) {
+        self.0.note_fenced();
     }
 }
 
@@ -72,8 +117,15 @@ impl Client {
             })?,
             None => BTreeSet::new(),
         };
-        let (config, is_fenced) = (config.clone(), AtomicBool::new(false));
-        Ok(Client { config, raw: Arc::new(raw), cluster, address, former, is_fenced })
+        Ok(Client {
+            config: config.clone(),
+            raw: Arc::new(raw),
+            cluster,
+            address,
+            former,
+            excluded: Mutex::default(),
+            is_fenced: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn is_fenced(&self) -> bool {
@@ -98,10 +150,15 @@ impl Client {
         self.former.contains(address) && !{ live }.any(|it| it.address == address)
     }
 
-    /// Excludes a former client from the cluster: what it has sent and the network still delivers
-    /// is refused.
+    /// Excludes a client from the cluster, unless this one has done it already: what it has sent and
+    /// the network still delivers is refused. Blocks.
     pub(super) fn exclude(&self, address: &str) -> Result<(), Errno> {
-        self.raw.blocklist(address, BLOCKLIST_SECONDS)
+        let mut excluded = self.excluded.lock().unwrap_or_else(PoisonError::into_inner);
+        if !excluded.contains(address) {
+            self.raw.blocklist(address, BLOCKLIST_SECONDS)?;
+            excluded.insert(address.to_owned());
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! An image that is served, or examined.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -21,11 +22,14 @@ const ALLOCATION_UNIT_BYTES: u32 = 4096;
 /// A lock that is acquired again after a break of the connection is not owned for a moment.
 const LOCK_RECHECK: Duration = Duration::from_millis(200);
 
-/// An open image, with its lock unless it is read-only.
+/// An open image, with its lock unless it is read-only or in standby.
 pub(crate) struct Image {
-    pub(crate) raw: ffi::Image,
+    raw: ffi::Image,
     client: Arc<Client>,
+    name: ImageName,
     read_only: bool,
+    /// Operations may be started: it has its lock, or is read-only.
+    is_serving: AtomicBool,
     /// Its stripes, of which an object consists.
     stripe_bytes: u32,
     /// Cluster, pool and id.
@@ -62,23 +66,38 @@ impl Image {
         let stripe_bytes = u32::try_from(raw.stripe_bytes().map_err(asked)?).unwrap_or(0);
         let id = raw.id().map_err(asked)?;
         let identity = format!("{}/{}/{}/{id}", client.cluster, name.pool, name.namespace);
-        let image = Image { raw, client, read_only, stripe_bytes, identity };
-        if !read_only {
-            image.take_lock(config, name)?;
+        let image = Image {
+            raw,
+            client,
+            name: name.clone(),
+            read_only,
+            is_serving: AtomicBool::new(read_only),
+            stripe_bytes,
+            identity,
+        };
+        if !read_only && !config.standby {
+            image.take_lock(|owner| image.client.was(owner))?;
+            image.is_serving.store(true, Ordering::Relaxed);
         }
         Ok(image)
     }
 
-    /// Takes the lock; that of a killed process of this daemon is broken.
-    fn take_lock(&self, config: &ClusterConfig, name: &ImageName) -> Result<(), OpenError> {
-        let refused = |errno| failed(config, &format!("take the lock of {name}"), errno);
+    /// Takes the lock. That of a client which does not exist any more is broken, after it was
+    /// excluded from the cluster; that of any other is respected.
+    fn take_lock(&self, is_former: impl Fn(&str) -> bool) -> Result<(), OpenError> {
+        let name = &self.name;
+        let refused = |errno| {
+            if errno == Errno::ESHUTDOWN {
+                self.client.note_fenced();
+            }
+            failed(&self.client.config, &format!("take the lock of {name}"), errno)
+        };
         let owner = self.raw.lock_owner().map_err(refused)?;
-        if let Some(owner) = owner.filter(|owner| self.client.was(owner)) {
+        let owner = owner.filter(|owner| *owner != self.client.address && is_former(owner));
+        if let Some(owner) = owner {
             self.client.exclude(&owner).map_err(refused)?;
             match self.raw.break_lock(&owner) {
-                Ok(()) => {
-                    info!("{name}: the lock of {owner}, a former process of this daemon, is broken")
-                }
+                Ok(()) => info!("{name}: the lock of {owner}, which is excluded now, is broken"),
                 // It has ended meanwhile.
                 Err(Errno::ENOENT) => {}
                 Err(errno) => return Err(refused(errno)),
@@ -86,17 +105,74 @@ impl Image {
         }
         match self.raw.acquire_lock() {
             Ok(()) => Ok(()),
-            Err(Errno::EROFS) => Err(self.is_in_use(name)),
+            Err(Errno::EROFS) => Err(self.is_in_use()),
+            Err(errno) => Err(refused(errno)),
+        }
+    }
+
+    /// Whether it was opened to be acquired later.
+    pub(crate) fn is_on_demand(&self) -> bool {
+        self.client.config.standby && !self.read_only
+    }
+
+    /// Takes the lock of an image in standby, if it has at least this size; see
+    /// [`Image::take_lock`]. `former` are the addresses of clients that do not exist any more. Blocks
+    /// as long as the cluster does not answer.
+    ///
+    /// # Errors
+    /// One sentence: what was tried, what the cluster answered, what to do.
+    pub(crate) fn acquire(&self, former: &[String], size_bytes: u64) -> Result<(), OpenError> {
+        let (config, name) = (&self.client.config, &self.name);
+        if self.client.is_fenced() {
+            return Err(failed(config, &format!("take the lock of {name}"), Errno::ESHUTDOWN));
+        }
+        self.take_lock(|owner| former.iter().any(|it| it == owner))?;
+        // A write across the end would succeed in part.
+        let found = self.size_bytes().map_err(|errno| failed(config, "read its size", errno))?;
+        if found < size_bytes {
+            self.release()?;
+            return Err(OpenError::new(format!(
+                "{name} has {found} bytes, fewer than the {size_bytes} that are served: restore its \
+                 size (`rbd resize`)"
+            )));
+        }
+        self.is_serving.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns to standby: what has not started is refused, what has started lands, and the lock is
+    /// released. Blocks as long as the cluster does not answer.
+    ///
+    /// # Errors
+    /// One sentence. No operation is started any more, but the lock may be held.
+    pub(crate) fn release(&self) -> Result<(), OpenError> {
+        self.is_serving.store(false, Ordering::Relaxed);
+        match self.raw.release_lock() {
+            // It has none.
+            Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => {
                 if errno == Errno::ESHUTDOWN {
                     self.client.note_fenced();
                 }
-                Err(refused(errno))
+                let tried = format!("release the lock of {}", self.name);
+                Err(failed(&self.client.config, &tried, errno))
             }
         }
     }
 
-    fn is_in_use(&self, name: &ImageName) -> OpenError {
+    /// The image, for an operation; none: it has no lock, or its client was excluded.
+    pub(crate) fn serving(&self) -> Option<&ffi::Image> {
+        let is_serving = self.is_serving.load(Ordering::Relaxed) && !self.client.is_fenced();
+        is_serving.then_some(&self.raw)
+    }
+
+    /// Its client was excluded from the cluster, or is not to be used any more.
+    pub(crate) fn note_fenced(&self) {
+        self.client.note_fenced();
+    }
+
+    fn is_in_use(&self) -> OpenError {
+        let name = &self.name;
         let owner = self.raw.lock_owner().ok().flatten();
         let who = match owner {
             Some(owner) if owner == self.client.address => {
@@ -136,15 +212,16 @@ impl Image {
         }
     }
 
-    /// Checks that it is still owned and has its size and, if `thorough`, that its first and last
+    /// Checks that it is still owned, unless it is in standby, and has its size and, if `thorough`, that its first and last
     /// block can be read. Blocks as long as the cluster does not answer.
     pub(crate) fn inspect(&self, size_bytes: u64, block_bytes: u32, thorough: bool) -> Condition {
+        let is_serving = self.is_serving.load(Ordering::Relaxed);
         let look = || {
-            if !self.read_only && !self.is_owned()? {
+            if self.client.is_fenced() || is_serving && !self.read_only && !self.is_owned()? {
                 return Err(Errno::ESHUTDOWN);
             }
             let found = self.size_bytes()?;
-            if thorough && found >= size_bytes {
+            if thorough && is_serving && found >= size_bytes {
                 let mut block = vec![0; block_bytes as usize];
                 for at in [0, size_bytes.saturating_sub(block_bytes.into())] {
                     self.raw.read(at, &mut block)?;

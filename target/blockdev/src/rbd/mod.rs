@@ -8,10 +8,13 @@
 //! * The exclusive lock is taken before an image is served, and the image is not served without it.
 //!   The lock alone excludes nobody; a client that broke it has excluded this one from the cluster
 //!   (blocklist) before, and everything fails with ESHUTDOWN then.
+//! * In a gateway group, images are opened in standby, without the lock, and acquired later. No
+//!   operation reaches librbd before: it would take the lock by itself for the first write.
 //! * All images of a cluster share one client. Connecting, opening and closing block without a limit
 //!   while the cluster does not answer, so all of that is done by tasks that may block.
 
 mod client;
 pub(crate) mod image;
 
+pub use client::DataClient;
 pub use image::{Examination, examine, library_version};

@@ -400,10 +400,14 @@ impl Ring {
             }
         };
         let Some(Place { addr, .. }) = data else { return false };
+        let Some(image) = image.serving() else {
+            images.fail(slot, libc::ESHUTDOWN);
+            return true;
+        };
         // SAFETY: the memory is the Buf of the operation (checked by `locate`), mapped while
         // `self.memory` lives, and Drop waits for librbd as for the kernel. The Buf stays in the
         // operation, and the operation in its slot, until that is taken from the queue.
-        unsafe { image.raw.start(step, addr, images, slot) };
+        unsafe { image.start(step, addr, images, slot) };
         true
     }
 

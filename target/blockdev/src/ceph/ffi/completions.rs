@@ -98,6 +98,13 @@ impl CompletionQueue {
         }
     }
 
+    /// The operation in a slot is not started: it completes with this errno.
+    pub(crate) fn fail(&self, slot: u32, errno: i32) {
+        if let Some(cell) = self.cells.get(slot as usize) {
+            self.push(cell, -errno);
+        }
+    }
+
     /// Stores the result of an operation, and wakes the reactor if it sleeps.
     fn push(&self, cell: &Cell, result: i32) {
         cell.result.store(result, Ordering::Relaxed);

@@ -161,6 +161,16 @@ impl Image {
         check(unsafe { (self.api().rbd_lock_acquire)(self.raw, EXCLUSIVE) }).map(drop)
     }
 
+    /// Releases the lock, after all operations that were started have completed. Later writes fail
+    /// with EROFS. Blocks as long as the cluster does not answer.
+    ///
+    /// # Errors
+    /// EINVAL: it does not hold the lock; else the errno.
+    pub(crate) fn release_lock(&self) -> Result<(), Errno> {
+        // SAFETY: the image is live.
+        check(unsafe { (self.api().rbd_lock_release)(self.raw) }).map(drop)
+    }
+
     /// Removes the lock of a client that has been excluded from the cluster.
     ///
     /// # Errors

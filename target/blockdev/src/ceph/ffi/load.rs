@@ -113,6 +113,7 @@ api! {
         fn rbd_config_image_list(Handle, *mut ConfigOption, *mut c_int) -> c_int;
         fn rbd_config_image_list_cleanup(*mut ConfigOption, c_int);
         fn rbd_lock_acquire(Handle, c_int) -> c_int;
+        fn rbd_lock_release(Handle) -> c_int;
         fn rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
         fn rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
         fn rbd_lock_break(Handle, c_int, Text) -> c_int;

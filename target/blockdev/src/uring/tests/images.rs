@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, TestRunner};
 use super::{Bench, SIZE, STORE, act, agree, every_operation};
 use crate::ceph::testing::{cluster, signal, tool};
 use crate::ceph::{ClusterConfig, ImageName};
-use crate::rbd::examine;
+use crate::rbd::{DataClient, examine};
 use crate::uring::*;
 use crate::{BackingConfig, BackingKind, Condition, Health, OpenError};
 
@@ -268,4 +268,131 @@ fn a_cluster_that_hangs_holds_up_no_other_store_and_goes_on() {
         bench.pool.give(done.buf.unwrap());
     }
     assert_eq!(bench.read(0, 4096), Ok(vec![0x77; 4096]));
+}
+
+fn standby(client: &str) -> ClusterConfig {
+    ClusterConfig { standby: true, ..cluster(client) }
+}
+
+/// An image that two gateways have in standby.
+fn with_two_gateways() -> ([(Bench, Arc<BackingDevice>); 2], ImageName) {
+    let name = image();
+    let gateway = |client| {
+        let (mut bench, backing) = (Bench::new(64), open(&name, &standby(client)).unwrap());
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        (bench, backing)
+    };
+    (["nvmfd", "admin"].map(gateway), name)
+}
+
+fn address(client: &str) -> String {
+    DataClient::connect(&standby(client)).unwrap().address().to_owned()
+}
+
+const ELSEWHERE: Status = Status::ANA_INACCESSIBLE;
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_image_in_standby_is_known_and_not_touched() {
+    let (mut bench, owner, name) = with_image(8);
+    assert_eq!(bench.write(0, 4096, 0x11, false), Ok(()));
+    let held = examine(&cluster("admin"), &name, false).unwrap().owner;
+    let mut other = Bench::new(8);
+    let backing = open(&name, &standby("admin")).unwrap();
+    other.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    assert_eq!((backing.size_bytes(), backing.inspect(true)), (SIZE, Condition::Sound));
+    for _ in 0..2 {
+        assert_eq!(other.write(0, 4096, 0x22, false), Err(ELSEWHERE));
+        assert_eq!(other.read(0, 4096), Err(ELSEWHERE));
+        assert_eq!(other.run(IoRequest::Flush), Err(ELSEWHERE));
+        let said = backing.acquire(&["127.0.0.1:0/1".to_owned()]).unwrap_err().sentence;
+        assert!(said.contains("in use") && said.contains(held.as_ref().unwrap()), "{said}");
+    }
+    assert_eq!(backing.health().failures(), 0);
+    assert_eq!(examine(&cluster("admin"), &name, false).unwrap().owner, held);
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x11; 4096]));
+    assert_eq!(owner.inspect(true), Condition::Sound);
+    drop((bench, owner));
+    // What would be written below the check of health does not reach the image either.
+    backing.health().set_standby(false);
+    assert_eq!(other.write(0, 4096, 0x22, false), Err(ELSEWHERE));
+    assert_eq!(examine(&cluster("admin"), &name, false).unwrap().owner, None);
+    backing.acquire(&[]).unwrap();
+    assert_eq!(other.read(0, 4096), Ok(vec![0x11; 4096]));
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_image_is_taken_from_an_owner_that_is_excluded_and_handed_back() {
+    let ([(mut one, old), (mut other, new)], name) = with_two_gateways();
+    old.acquire(&[]).unwrap();
+    assert_eq!(one.write(0, 4096, 0x11, false), Ok(()));
+    new.acquire(&[]).expect_err("its owner is not named");
+    let former = address("nvmfd");
+    new.acquire(std::slice::from_ref(&former)).unwrap();
+    assert!(tool("ceph osd blocklist ls").contains(&former));
+    assert_eq!(other.read(0, 4096), Ok(vec![0x11; 4096]));
+    assert_eq!(one.write(0, 4096, 0x22, false), Err(ELSEWHERE));
+    assert_eq!(one.read(0, 4096), Err(ELSEWHERE));
+    assert!(old.is_fenced_standby() && old.health().is_standby());
+    assert!(old.acquire(&[]).unwrap_err().sentence.contains("excluded"));
+    let fresh = old.open_again(&config(&name, &standby("nvmfd"), 4096), false).unwrap();
+    let fresh = Arc::new(fresh);
+    one.ring.attach(STORE, Arc::clone(&fresh)).unwrap();
+    assert_ne!(address("nvmfd"), former);
+    assert_eq!(one.write(0, 4096, 0x22, false), Err(ELSEWHERE));
+    fresh.acquire(&[former]).expect_err("its owner is not named");
+    new.release().unwrap();
+    new.release().expect("again");
+    assert_eq!(other.write(0, 4096, 0x33, false), Err(ELSEWHERE));
+    fresh.acquire(&[]).unwrap();
+    assert_eq!(one.read(0, 4096), Ok(vec![0x11; 4096]));
+    assert_eq!(one.write(0, 4096, 0x22, false), Ok(()));
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn what_has_started_lands_before_an_image_is_released_and_nothing_after() {
+    let ([(mut one, old), (mut other, new)], _) = with_two_gateways();
+    for round in 1..=5u8 {
+        old.acquire(&[]).unwrap();
+        for block in 0..200u64 {
+            let from = one.filled(4096, round);
+            one.submit(IoRequest::Write { from, at: block * 4096, fua: false });
+        }
+        // 64 of them have started.
+        one.ring.submit();
+        old.release().unwrap();
+        new.acquire(&[]).unwrap();
+        let mut landed = 0;
+        for done in one.await_done(200) {
+            assert!(matches!(done.outcome, Ok(()) | Err(ELSEWHERE)), "{:?}", done.outcome);
+            landed += u64::from(done.outcome.is_ok());
+            one.pool.give(done.buf.unwrap());
+        }
+        let found = |other: &mut Bench, block: u64| other.read(block * 4096, 4096).unwrap();
+        let written = (0..200).filter(|block| found(&mut other, *block) == [round; 4096]);
+        assert_eq!((written.count() as u64, landed), (landed, 64));
+        new.release().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs a cluster"]
+fn an_abandoned_client_refuses_at_once_and_keeps_what_it_has_started() {
+    let ([(mut one, old), _], _) = with_two_gateways();
+    old.acquire(&[]).unwrap();
+    signal("osd.0", "STOP");
+    let from = one.filled(4096, 0x44);
+    one.submit(IoRequest::Write { from, at: 0, fua: false });
+    one.ring.submit();
+    DataClient::connect(&standby("nvmfd")).unwrap().abandon();
+    let from = one.filled(4096, 0x55);
+    one.submit(IoRequest::Write { from, at: 4096, fua: false });
+    let refused = one.await_done(1).pop().unwrap();
+    signal("osd.0", "CONT");
+    assert_eq!(refused.outcome, Err(ELSEWHERE));
+    let landed = one.await_done(1).pop().unwrap();
+    assert_eq!(landed.outcome, Ok(()));
+    assert!(landed.buf.is_some() && refused.buf.is_some() && old.is_fenced_standby());
 }
