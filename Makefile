@@ -123,6 +123,7 @@ some-mutants: # Two of them, others for each commit, of the libraries that `unit
 
 sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000 SWAPS=1000000
 	$(CARGO) run --release -p tests --bin sim -- --seeds $(or $(SEEDS),1000)
+	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p nvmfd-gateway --test simulation -- --nocapture
 	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair no_update_is_lost -- --nocapture
 
 demo: programs ## Watch it: target and host on this machine, no adapter, no kernel module, no root

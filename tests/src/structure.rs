@@ -14,11 +14,12 @@ pub mod terminology;
 pub use code::Function;
 
 /// Packages of the checkout, their crates by name and root. Missing ones are skipped.
-const ROOTS: [(&str, &str); 10] = [
+const ROOTS: [(&str, &str); 11] = [
     ("nvme", "nvme/src/lib.rs"),
     ("rdma", "rdma/src/lib.rs"),
     ("nvmfd-blockdev", "target/blockdev/src/lib.rs"),
     ("nvmfd-core", "target/core/src/lib.rs"),
+    ("nvmfd-gateway", "target/gateway/src/lib.rs"),
     ("nvmfd", "target/src/lib.rs"),
     ("nvmfd (main)", "target/src/main.rs"),
     ("nvmfctl", "target/src/bin/nvmfctl/main.rs"),

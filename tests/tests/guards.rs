@@ -15,8 +15,16 @@ mod terminology;
 #[path = "guards/threads.rs"]
 mod threads;
 
-const MEMBERS: [&str; 7] =
-    ["nvme", "rdma", "target/blockdev", "target/core", "target", "initiator", "tests"];
+const MEMBERS: [&str; 8] = [
+    "nvme",
+    "rdma",
+    "target/blockdev",
+    "target/core",
+    "target/gateway",
+    "target",
+    "initiator",
+    "tests",
+];
 
 fn root() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -103,7 +111,7 @@ fn git_ignores_the_build_directory_and_nothing_of_the_daemon() {
 
 #[test]
 fn the_daemon_stops_a_build_among_its_sources() {
-    for nested in ["target/blockdev", "target/core"] {
+    for nested in ["target/blockdev", "target/core", "target/gateway"] {
         let manifest = table(&format!("{nested}/Cargo.toml"));
         assert_eq!(manifest["package"]["build"].as_str(), Some("../build.rs"), "{nested}");
     }
@@ -119,6 +127,7 @@ fn a_clippy_file_of_a_package_only_adds_to_that_of_the_root() {
         assert_eq!(of_package.get(&key), Some(&value), "{key} in target/core/clippy.toml");
     }
     assert!(of_package.contains_key("disallowed-methods"));
+    assert_eq!(table("target/gateway/clippy.toml"), of_package, "without clock and threads too");
 }
 
 #[test]
@@ -197,6 +206,7 @@ fn dependencies_point_one_way() {
         ("rdma", &["nvme", "nvmfd-blockdev", "nvmfd-core", "nvmfd", "initiator"]),
         ("target/blockdev", &["nvmfd-core", "nvmfd", "tokio", "initiator", "tests"]),
         ("target/core", &["nvmfd", "tokio", "initiator", "tests"]),
+        ("target/gateway", &["nvmfd-blockdev", "nvmfd-core", "nvmfd", "tokio", "initiator"]),
         ("target", &["initiator", "tests"]),
         ("initiator", &["nvmfd-blockdev", "nvmfd-core", "nvmfd", "tests"]),
     ] {
@@ -214,7 +224,8 @@ fn every_dependency_is_justified_and_used() {
     let reasons = text("Cargo.toml");
     let lines: Vec<&str> = reasons.lines().collect();
     let used: Vec<String> = MEMBERS.iter().flat_map(|member| dependencies(member)).collect();
-    let own = ["nvme", "rdma", "nvmfd-blockdev", "nvmfd-core", "nvmfd", "initiator"];
+    let own =
+        ["nvme", "rdma", "nvmfd-blockdev", "nvmfd-core", "nvmfd-gateway", "nvmfd", "initiator"];
     for name in shared.keys().filter(|name| !own.contains(&name.as_str())) {
         let at = lines.iter().position(|line| line.starts_with(&format!("{name} = ")));
         let reason = at.and_then(|at| lines.get(at.checked_sub(1)?));

@@ -56,7 +56,8 @@ fn every_mutant_still_fits_its_file() {
         assert_ne!(old, new, "{file}");
         assert!(seen.insert((file, old, new)), "{file}: twice: {old}");
         let package = tests.split(' ').next().expect("a package");
-        let packages = ["nvme", "rdma", "nvmfd-blockdev", "nvmfd-core", "nvmfd", "initiator"];
+        let packages =
+            ["nvme", "rdma", "nvmfd-blockdev", "nvmfd-core", "nvmfd-gateway", "nvmfd", "initiator"];
         assert!(packages.contains(&package), "{tests}");
         assert!(tests.contains(" --lib ") || tests.contains(" --test "), "{tests}");
     }

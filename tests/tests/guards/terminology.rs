@@ -62,6 +62,7 @@ fn comments_have_the_words_of_the_field() {
             "rdma/src",
             "target/blockdev",
             "target/core",
+            "target/gateway",
             "target/src",
             "initiator/src",
             "tests/src",

@@ -1,0 +1,120 @@
+//! The membership of a gateway: its registration, its end, and what follows from a read.
+
+use std::time::Duration;
+
+use super::{Client, Gateway, Pending};
+use crate::interface::{Action, EndReason, Member, Operation, Stage};
+use crate::record::{GroupObject, Key, MemberRecord, Membership, Update};
+
+impl Gateway {
+    pub(super) fn note_object(&mut self, sent: Duration, object: GroupObject) {
+        self.object = object;
+        self.heartbeats.observe(self.now, &self.object);
+        match &self.client {
+            Client::Connected(address) => {
+                let address = address.clone();
+                self.register(sent, address);
+            }
+            Client::Registered(record, since) if sent >= *since => {
+                let text = self.object.text(Key::Member(self.member.slot));
+                if text != Some(&record.to_string()) || self.has_lost_group(sent) {
+                    self.lose_membership();
+                } else {
+                    self.note_steps();
+                    if self.is_fresh() && !self.leaving {
+                        self.request_groups(sent);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The member record is another: this incarnation was excluded, or there is a later one.
+    pub(super) fn lose_membership(&mut self) {
+        let seen = self.object.member(self.member.slot);
+        let is_later = |record: &MemberRecord| Some(record.incarnation) > self.incarnation;
+        match seen.is_some_and(|record| is_later(record) || record.name != self.member.name) {
+            true => {
+                self.exclude_self();
+                self.end(EndReason::Superseded);
+            }
+            false => self.exclude_self(),
+        }
+    }
+
+    /// Becomes a member: the next incarnation of the slot.
+    pub(super) fn register(&mut self, sent: Duration, address: String) {
+        let slot = self.member.slot;
+        let seen = self.object.member(slot);
+        if let Some(other) = seen.filter(|seen| seen.name != self.member.name)
+            && other.membership != Membership::Left
+        {
+            return self.end(EndReason::SlotInUse(other.name.clone()));
+        }
+        if let Some(own) = seen.filter(|seen| seen.address == address) {
+            // A registration that was reported as failed.
+            if own.membership == Membership::Live {
+                self.incarnation = Some(own.incarnation);
+                self.client = Client::Registered(own.clone(), self.now);
+            } else {
+                self.exclude_self();
+            }
+            return;
+        }
+        let last = seen.map_or(0, |seen| seen.incarnation);
+        if self.incarnation.is_some_and(|own| last > own) {
+            return self.end(EndReason::Superseded);
+        }
+        if self.leaving || self.differing_member(sent).is_some() {
+            return;
+        }
+        let Member { name, digest, listeners, .. } = self.member.clone();
+        let membership = Membership::Live;
+        let incarnation = last + 1;
+        let record = MemberRecord { name, incarnation, membership, address, digest, listeners };
+        let value = self.heartbeats.beat(self.now, &self.timing, incarnation);
+        let update = Update::default()
+            .compare(Key::Member(slot), self.object.text(Key::Member(slot)))
+            .set(Key::Member(slot), &record)
+            .set(Key::Heartbeat(slot), &value);
+        self.client = Client::Registering;
+        self.start(Pending::Register(record, self.now), Operation::Update(update));
+    }
+
+    /// A live member that declares something else: this gateway does not join it.
+    pub(super) fn differing_member(&self, sent: Duration) -> Option<&MemberRecord> {
+        let live = self.heartbeats.live(&self.object, sent, &self.timing);
+        let others = live.filter(|slot| *slot != self.member.slot);
+        let mut members = others.filter_map(|slot| self.object.member(slot));
+        members.find(|member| member.digest != self.member.digest)
+    }
+
+    /// An update that holds only as long as this incarnation is a member.
+    pub(super) fn own_update(&self) -> Option<Update> {
+        let Client::Registered(record, _) = &self.client else { return None };
+        let key = Key::Member(self.member.slot);
+        Some(Update::default().compare(key, Some(&record.to_string())))
+    }
+
+    /// This incarnation is over: no group is served, its data client is dropped, and another one
+    /// is connected. What is under way is forgotten; its updates compare the former record.
+    pub(super) fn exclude_self(&mut self) {
+        self.heartbeats.reset();
+        for group in self.groups.values_mut() {
+            group.stage = Stage::Standby;
+            group.record = None;
+            group.retry_at = None;
+            group.vacant_since = None;
+        }
+        self.publish();
+        self.pending.clear();
+        self.actions.push(Action::DropClient);
+        self.client = Client::Missing(self.now);
+    }
+
+    pub(super) fn end(&mut self, reason: EndReason) {
+        self.ended = true;
+        self.actions.push(Action::End(reason));
+    }
+}

@@ -1,0 +1,307 @@
+//! One gateway of a group.
+
+mod membership;
+mod ownership;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
+use std::time::Duration;
+
+use crate::Timing;
+use crate::heartbeat::Heartbeats;
+use crate::interface::{
+    Access, Action, EndReason, Event, Member, Operation, OperationId, Outcome, Stage,
+};
+use crate::record::{GroupObject, GroupRecord, Key, MemberRecord, Slot};
+
+#[derive(Debug)]
+struct Group {
+    stage: Stage,
+    /// The own record, unless in standby.
+    record: Option<GroupRecord>,
+    /// When `record` was confirmed.
+    since: Duration,
+    /// When the step is to be repeated that has failed.
+    retry_at: Option<Duration>,
+    /// Since when it has been free, in what was read.
+    vacant_since: Option<Duration>,
+    published: Option<Access>,
+}
+
+/// The data client, and the membership that goes with it.
+#[derive(Debug)]
+enum Client {
+    /// None: the next attempt.
+    Missing(Duration),
+    Connecting,
+    /// Its address.
+    Connected(String),
+    Registering,
+    /// The member record, and when it was confirmed.
+    Registered(MemberRecord, Duration),
+}
+
+#[derive(Debug)]
+enum Pending {
+    Connect,
+    Read(Duration),
+    Register(MemberRecord, Duration),
+    Heartbeat(Duration),
+    Request(Vec<(u32, GroupRecord)>),
+    /// A step of a group.
+    Step(u32),
+    Leave,
+}
+
+/// One gateway of a group: what it knows, and what it does next.
+#[derive(Debug)]
+pub struct Gateway {
+    member: Member,
+    timing: Timing,
+    now: Duration,
+    groups: BTreeMap<u32, Group>,
+    client: Client,
+    /// The last incarnation of this process.
+    incarnation: Option<u64>,
+    heartbeats: Heartbeats,
+    next_read: Duration,
+    object: GroupObject,
+    /// Members that an administrator excludes.
+    condemned: BTreeSet<Slot>,
+    leaving: bool,
+    ended: bool,
+    pending: BTreeMap<OperationId, Pending>,
+    last_id: u64,
+    actions: Vec<Action>,
+}
+
+impl Gateway {
+    /// A gateway that is no member yet, with the ANA groups that its namespaces are in.
+    #[must_use]
+    pub fn new(
+        member: Member,
+        groups: impl IntoIterator<Item = u32>,
+        timing: Timing,
+        now: Duration,
+    ) -> Gateway {
+        let group = || Group {
+            stage: Stage::Standby,
+            record: None,
+            since: now,
+            retry_at: None,
+            vacant_since: None,
+            published: None,
+        };
+        Gateway {
+            member,
+            timing,
+            now,
+            groups: groups.into_iter().map(|id| (id, group())).collect(),
+            client: Client::Missing(now),
+            incarnation: None,
+            heartbeats: Heartbeats::default(),
+            next_read: now,
+            object: GroupObject::default(),
+            condemned: BTreeSet::new(),
+            leaving: false,
+            ended: false,
+            pending: BTreeMap::new(),
+            last_id: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// What is to be done after an event. Times are those of a clock of this machine that also
+    /// counts while the process is suspended.
+    #[must_use]
+    pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        self.now = self.now.max(now);
+        if !self.ended {
+            // A process that was suspended has to notice it before it goes on.
+            self.publish();
+            self.react(event);
+            self.advance();
+            self.publish();
+        }
+        take(&mut self.actions)
+    }
+
+    /// When the next [`Event::Tick`] is due.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        let client = match self.client {
+            Client::Missing(at) => Some(at),
+            Client::Registered(..)
+                if !self.is_pending(|it| matches!(it, Pending::Heartbeat(_))) =>
+            {
+                Some(self.heartbeats.next)
+            }
+            _ => None,
+        };
+        let is_reading = self.is_pending(|it| matches!(it, Pending::Read(_)));
+        let read = (!is_reading).then_some(self.next_read);
+        let doubt = self.heartbeats.doubt_at(&self.timing).filter(|at| *at > self.now);
+        let retries = self.groups.values().filter_map(|group| group.retry_at);
+        let times = [client, read, doubt].into_iter().flatten().chain(retries);
+        times.min().unwrap_or(self.now + self.timing.retry)
+    }
+
+    /// The stage of each group.
+    pub fn stages(&self) -> impl Iterator<Item = (u32, Stage)> {
+        self.groups.iter().map(|(id, group)| (*id, group.stage))
+    }
+
+    /// Whether its own heartbeat is fresh: without it no group is optimized.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.heartbeats.is_fresh(self.now, &self.timing)
+    }
+
+    /// The group object as it was read last.
+    #[must_use]
+    pub fn object(&self) -> &GroupObject {
+        &self.object
+    }
+
+    /// Members whose heartbeats change, and this one.
+    #[must_use]
+    pub fn live_members(&self) -> BTreeSet<Slot> {
+        self.heartbeats.live(&self.object, self.now, &self.timing).collect()
+    }
+
+    /// A live member that declares something else: until it has ended this gateway does not join.
+    #[must_use]
+    pub fn differing(&self) -> Option<&MemberRecord> {
+        match self.client {
+            Client::Connected(_) => self.differing_member(self.now),
+            _ => None,
+        }
+    }
+
+    fn react(&mut self, event: Event) {
+        match event {
+            Event::Tick => {}
+            Event::Changed => self.next_read = self.now,
+            Event::ClientExcluded => self.exclude_self(),
+            Event::Exclude(slot) if slot != self.member.slot => {
+                self.condemned.insert(slot);
+                self.next_read = self.now;
+            }
+            Event::Exclude(_) => {}
+            Event::Leave => self.leaving = true,
+            Event::Move(group, to) => {
+                let is_live = to != self.member.slot && self.live_members().contains(&to);
+                if is_live && self.stage(group) == Some(Stage::Serving) {
+                    self.step(group, Stage::Releasing(Some(to)));
+                }
+            }
+            Event::Completed(id, outcome) => {
+                if let Some(pending) = self.pending.remove(&id) {
+                    self.complete(pending, outcome);
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, pending: Pending, outcome: Outcome) {
+        let is_done = outcome == Outcome::Done;
+        if outcome == Outcome::Conflict {
+            self.next_read = self.now;
+        }
+        match pending {
+            Pending::Connect => match outcome {
+                Outcome::Client(address) => {
+                    self.client = Client::Connected(address);
+                    self.next_read = self.now;
+                }
+                _ => self.client = Client::Missing(self.now + self.timing.retry),
+            },
+            Pending::Read(sent) => match outcome {
+                Outcome::Object(object) => self.note_object(sent, object),
+                _ => self.next_read = self.now + self.timing.retry,
+            },
+            Pending::Register(record, sent) => match is_done {
+                true => {
+                    self.incarnation = Some(record.incarnation);
+                    self.client = Client::Registered(record, self.now);
+                    self.heartbeats.confirm(self.now, &self.timing, sent);
+                }
+                false => self.client = Client::Connected(record.address),
+            },
+            Pending::Heartbeat(sent) if is_done => {
+                self.heartbeats.confirm(self.now, &self.timing, sent);
+            }
+            Pending::Heartbeat(_) => {}
+            Pending::Request(records) => self.complete_request(records, is_done),
+            Pending::Step(group) => self.complete_step(group, is_done),
+            Pending::Leave if is_done => self.end(EndReason::Left),
+            Pending::Leave => {}
+        }
+    }
+
+    /// What is due by time.
+    fn advance(&mut self) {
+        if self.ended {
+            return;
+        }
+        if let Client::Missing(at) = self.client
+            && at <= self.now
+            && !self.leaving
+        {
+            self.client = Client::Connecting;
+            self.start(Pending::Connect, Operation::Connect);
+        }
+        let has_beat = self.is_pending(|it| matches!(it, Pending::Heartbeat(_)));
+        if !has_beat
+            && self.heartbeats.next <= self.now
+            && let Client::Registered(record, _) = &self.client
+        {
+            let value = self.heartbeats.beat(self.now, &self.timing, record.incarnation);
+            let key = Key::Heartbeat(self.member.slot);
+            let update = self.own_update().map(|update| update.set(key, &value));
+            let sent = self.now;
+            update.into_iter().for_each(|update| {
+                self.start(Pending::Heartbeat(sent), Operation::Update(update));
+            });
+        }
+        if self.next_read <= self.now && !self.is_pending(|it| matches!(it, Pending::Read(_))) {
+            self.next_read = self.now + self.timing.heartbeat;
+            self.start(Pending::Read(self.now), Operation::Read);
+        }
+        let now = self.now;
+        let is_due = |group: &Group| group.retry_at.is_some_and(|at| at <= now);
+        let due = self.groups.iter().filter(|(_, group)| is_due(group));
+        let due: Vec<(u32, Stage)> = due.map(|(id, group)| (*id, group.stage)).collect();
+        due.into_iter().for_each(|(id, stage)| self.step(id, stage));
+        if self.leaving {
+            self.leave();
+        }
+    }
+
+    fn publish(&mut self) {
+        let is_fresh = self.is_fresh();
+        for (id, group) in &mut self.groups {
+            let access = match group.stage {
+                Stage::Serving if is_fresh => Access::Optimized,
+                _ => Access::Inaccessible,
+            };
+            if group.published.replace(access) != Some(access) {
+                self.actions.push(Action::Publish(*id, access));
+            }
+        }
+    }
+
+    fn is_pending(&self, kind: impl Fn(&Pending) -> bool) -> bool {
+        self.pending.values().any(kind)
+    }
+
+    fn start(&mut self, pending: Pending, operation: Operation) {
+        self.last_id += 1;
+        let id = OperationId(self.last_id);
+        self.pending.insert(id, pending);
+        self.actions.push(Action::Start(id, operation));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! The ANA groups of a gateway: which it asks for, and the steps from one owner to the next.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::{Client, Gateway, Pending};
+use crate::decision::{Candidates, Vacancy, vacancy};
+use crate::interface::{EndReason, Operation, Stage};
+use crate::record::{GroupRecord, Key, MemberRecord, Membership, Owner, Ownership};
+
+impl Gateway {
+    pub(super) fn complete_request(&mut self, records: Vec<(u32, GroupRecord)>, is_done: bool) {
+        for (id, record) in records {
+            if !is_done {
+                self.step(id, Stage::Standby);
+                continue;
+            }
+            let has_former =
+                matches!(&record.ownership, Ownership::Taking(_, former) if !former.is_empty());
+            self.set_record(id, Some(record));
+            self.step(id, if has_former { Stage::Excluding } else { Stage::Acquiring });
+        }
+    }
+
+    /// The step of a group has ended: the next one, or the same again later.
+    pub(super) fn complete_step(&mut self, id: u32, is_done: bool) {
+        let Some(stage) = self.stage(id) else { return };
+        if !is_done {
+            let at = self.now + self.timing.retry;
+            if let Some(group) = self.groups.get_mut(&id) {
+                group.retry_at = Some(at);
+            }
+            return;
+        }
+        match stage {
+            Stage::Excluding => self.step(id, Stage::Acquiring),
+            Stage::Acquiring => self.step(id, Stage::Confirming),
+            Stage::Confirming => {
+                let record = self.next_record(id);
+                self.set_record(id, record);
+                self.step(id, Stage::Serving);
+            }
+            Stage::Releasing(to) => self.step(id, Stage::Giving(to)),
+            Stage::Giving(_) => {
+                self.set_record(id, None);
+                self.step(id, Stage::Standby);
+            }
+            Stage::Standby | Stage::Requesting | Stage::Serving => {}
+        }
+    }
+
+    /// The record that follows the own one of a group: of one that it serves, or gives.
+    pub(super) fn next_record(&self, id: u32) -> Option<GroupRecord> {
+        let group = self.groups.get(&id)?;
+        let GroupRecord { epoch, ownership } = group.record.as_ref()?;
+        match (group.stage, ownership) {
+            (Stage::Giving(to), _) => {
+                Some(GroupRecord { epoch: epoch + 1, ownership: Ownership::Free(to) })
+            }
+            (_, Ownership::Taking(owner, _)) => {
+                Some(GroupRecord { epoch: *epoch, ownership: Ownership::Serving(owner.clone()) })
+            }
+            _ => None,
+        }
+    }
+
+    /// Enters a stage of a group, and starts its operation.
+    pub(super) fn step(&mut self, id: u32, stage: Stage) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        group.stage = stage;
+        group.retry_at = None;
+        let former = match &group.record {
+            Some(GroupRecord { ownership: Ownership::Taking(_, former), .. }) => former.clone(),
+            _ => Vec::new(),
+        };
+        // Hosts see the end of the service before anything is released.
+        self.publish();
+        let operation = match stage {
+            Stage::Standby | Stage::Requesting | Stage::Serving => return,
+            Stage::Excluding => Operation::Exclude(former),
+            Stage::Acquiring => Operation::Acquire(id, former),
+            Stage::Releasing(_) => Operation::Release(id),
+            Stage::Confirming | Stage::Giving(_) => {
+                let old = self.groups.get(&id).and_then(|group| group.record.as_ref());
+                let old = old.map(ToString::to_string);
+                let (Some(update), Some(next)) = (self.own_update(), self.next_record(id)) else {
+                    return;
+                };
+                let key = Key::Group(id);
+                Operation::Update(update.compare(key, old.as_deref()).set(key, &next))
+            }
+        };
+        self.start(Pending::Step(id), operation);
+    }
+
+    pub(super) fn set_record(&mut self, id: u32, record: Option<GroupRecord>) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.record = record;
+            group.since = self.now;
+        }
+    }
+
+    pub(super) fn stage(&self, group: u32) -> Option<Stage> {
+        self.groups.get(&group).map(|group| group.stage)
+    }
+
+    /// Updates of steps that were reported as failed, and are done.
+    pub(super) fn note_steps(&mut self) {
+        let failed = self.groups.iter().filter(|(_, group)| group.retry_at.is_some());
+        let is_done = |id: u32| {
+            let next = self.next_record(id).map(|record| record.to_string());
+            next.is_some() && next.as_deref() == self.object.text(Key::Group(id))
+        };
+        let done: Vec<u32> = failed.map(|(id, _)| *id).filter(|id| is_done(*id)).collect();
+        done.into_iter().for_each(|id| self.complete_step(id, true));
+    }
+
+    /// The record of a group that it owns is another: somebody has edited it.
+    pub(super) fn has_lost_group(&self, sent: Duration) -> bool {
+        self.groups.iter().any(|(id, group)| {
+            let is_owned = !matches!(
+                group.stage,
+                Stage::Standby | Stage::Requesting | Stage::Confirming | Stage::Giving(_)
+            );
+            let own = group.record.as_ref().map(ToString::to_string);
+            is_owned && sent >= group.since && self.object.text(Key::Group(*id)) != own.as_deref()
+        })
+    }
+
+    /// Asks for the groups that are free and that it is the first candidate for.
+    pub(super) fn request_groups(&mut self, sent: Duration) {
+        let Client::Registered(own, _) = &self.client else { return };
+        let object = &self.object;
+        self.condemned.retain(|slot| {
+            object.member(*slot).is_some_and(|it| it.membership == Membership::Live)
+        });
+        let is_suspect = |slot| {
+            let is_other = slot != self.member.slot;
+            let is_silent = self.heartbeats.is_suspect(slot, sent, &self.timing);
+            is_other && (is_silent || self.condemned.contains(&slot))
+        };
+        let live = self.heartbeats.live(object, sent, &self.timing);
+        let live = live.filter(|slot| !is_suspect(*slot)).chain([self.member.slot]);
+        let mut candidates = Candidates::new(live, object, self.groups.keys().copied());
+        let mut wanted = Vec::new();
+        for (id, group) in &mut self.groups {
+            let record = object.group(*id);
+            // A request that was reported as failed: the own record is no obstacle.
+            let is_own = record
+                .and_then(GroupRecord::owner)
+                .is_some_and(|owner| owner.address == own.address && group.stage == Stage::Standby);
+            let vacancy = match is_own {
+                true => Some(Vacancy::Open),
+                false => vacancy(object, *id, is_suspect),
+            };
+            let Some(vacancy) = vacancy else {
+                group.vacant_since = None;
+                continue;
+            };
+            let since = *group.vacant_since.get_or_insert(self.now);
+            let meant_for = match record.map(|record| &record.ownership) {
+                Some(Ownership::Free(to)) => *to,
+                _ => None,
+            };
+            let before = candidates.assign(self.member.slot, meant_for) as u32;
+            let is_due = self.now >= since + self.timing.stagger * before;
+            if is_due && group.stage == Stage::Standby {
+                wanted.push((*id, vacancy));
+            }
+        }
+        if !wanted.is_empty() {
+            let own = Owner {
+                slot: self.member.slot,
+                incarnation: own.incarnation,
+                address: own.address.clone(),
+            };
+            self.request(&own, &wanted);
+        }
+    }
+
+    /// One update for all groups: a suspect is excluded with it, unless its heartbeat has changed.
+    pub(super) fn request(&mut self, own: &Owner, wanted: &[(u32, Vacancy)]) {
+        let Some(mut update) = self.own_update() else { return };
+        let mut suspects = BTreeSet::new();
+        let mut records = Vec::new();
+        for (id, vacancy) in wanted {
+            let (key, old) = (Key::Group(*id), self.object.group(*id));
+            let epoch = old.map_or(0, |old| old.epoch) + 1;
+            let mut former = old.map_or_else(Vec::new, GroupRecord::to_exclude);
+            former.retain(|address| *address != own.address);
+            let record = GroupRecord { epoch, ownership: Ownership::Taking(own.clone(), former) };
+            update = update.compare(key, self.object.text(key)).set(key, &record);
+            records.push((*id, record));
+            if let Vacancy::Suspect(slot) = vacancy {
+                suspects.insert(*slot);
+            }
+        }
+        for slot in suspects {
+            let Some(member) = self.object.member(slot) else { continue };
+            let excluded = MemberRecord { membership: Membership::Excluded, ..member.clone() };
+            let (key, heartbeat) = (Key::Member(slot), Key::Heartbeat(slot));
+            update = update.compare(key, self.object.text(key)).set(key, &excluded);
+            if !self.condemned.contains(&slot) {
+                update = update.compare(heartbeat, self.object.text(heartbeat));
+            }
+        }
+        wanted.iter().for_each(|(id, _)| self.step(*id, Stage::Requesting));
+        self.start(Pending::Request(records), Operation::Update(update));
+    }
+
+    /// Gives all groups, then notes that this gateway has left.
+    pub(super) fn leave(&mut self) {
+        let serving = self.groups.iter().filter(|(_, group)| group.stage == Stage::Serving);
+        let serving: Vec<u32> = serving.map(|(id, _)| *id).collect();
+        let others = self.live_members().into_iter().filter(|slot| *slot != self.member.slot);
+        let mut candidates = Candidates::new(others, &self.object, self.groups.keys().copied());
+        for id in serving {
+            let to = candidates.least_loaded();
+            candidates.assign(self.member.slot, to);
+            self.step(id, Stage::Releasing(to));
+        }
+        let is_idle = self.groups.values().all(|group| group.stage == Stage::Standby);
+        if !is_idle || self.is_pending(|it| matches!(it, Pending::Leave)) {
+            return;
+        }
+        match (&self.client, self.own_update()) {
+            (Client::Registered(record, _), Some(update)) => {
+                let left = MemberRecord { membership: Membership::Left, ..record.clone() };
+                let update = update.set(Key::Member(self.member.slot), &left);
+                self.start(Pending::Leave, Operation::Update(update));
+            }
+            _ => self.end(EndReason::Left),
+        }
+    }
+}

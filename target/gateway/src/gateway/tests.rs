@@ -1,0 +1,203 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::record::{GroupObject, Key, MemberRecord, Membership};
+use crate::{Access, Action, EndReason, Event, Gateway, Member, Operation, Outcome, Stage, Timing};
+
+/// Gateways of a cluster that does everything at once.
+#[derive(Default)]
+struct Group {
+    omap: BTreeMap<Key, String>,
+    now: Duration,
+    clients: u32,
+    excluded: Vec<String>,
+    ends: Vec<(String, EndReason)>,
+    /// The gateway of slot 0 beats once more just before another one excludes it.
+    beats_late: bool,
+}
+
+fn gateway(slot: u8, name: &str, digest: &str) -> Gateway {
+    let member = Member { slot, name: name.into(), digest: digest.into(), listeners: Vec::new() };
+    Gateway::new(member, [1, 2], Timing::default(), Duration::ZERO)
+}
+
+impl Group {
+    fn object(&self) -> GroupObject {
+        let entries: Vec<_> = self.omap.iter().map(|(key, text)| (key.to_string(), text)).collect();
+        GroupObject::parse(entries.iter().map(|(key, text)| (key.as_str(), text.as_str()))).unwrap()
+    }
+
+    fn execute(&mut self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Connect => {
+                self.clients += 1;
+                return Outcome::Client(format!("client{}", self.clients));
+            }
+            Operation::Read => return Outcome::Object(self.object()),
+            Operation::Update(update) => {
+                let excludes = update.sets.iter().any(|(_, text)| text.contains(" excluded "));
+                if excludes && self.beats_late {
+                    self.omap.insert(Key::Heartbeat(0), "1 999".to_owned());
+                }
+                let holds =
+                    |(key, text): &(Key, Option<String>)| self.omap.get(key) == text.as_ref();
+                if !update.compares.iter().all(holds) {
+                    return Outcome::Conflict;
+                }
+                self.omap.extend(update.sets);
+            }
+            Operation::Exclude(addresses) => self.excluded.extend(addresses),
+            Operation::Acquire(..) | Operation::Release(_) => {}
+        }
+        Outcome::Done
+    }
+
+    fn event(&mut self, gateway: &mut Gateway, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            for action in gateway.handle(self.now, event) {
+                match action {
+                    Action::Start(id, operation) => {
+                        events.push(Event::Completed(id, self.execute(operation)));
+                    }
+                    Action::End(reason) => self.ends.push((gateway.member.name.clone(), reason)),
+                    Action::Publish(..) | Action::DropClient => {}
+                }
+            }
+        }
+    }
+
+    /// Time passes for these gateways.
+    fn pass(&mut self, seconds: u64, gateways: &mut [&mut Gateway]) {
+        for _ in 0..seconds * 10 {
+            self.now += Duration::from_millis(100);
+            gateways.iter_mut().for_each(|gateway| self.event(gateway, Event::Tick));
+        }
+    }
+}
+
+fn serves(gateway: &Gateway) -> Vec<u32> {
+    let optimized = gateway.groups.iter().filter(|(_, group)| {
+        group.stage == Stage::Serving && group.published == Some(Access::Optimized)
+    });
+    optimized.map(|(id, _)| *id).collect()
+}
+
+#[test]
+fn a_later_process_of_the_same_name_ends_the_earlier_one() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(0, "a", "d"));
+    group.pass(1, &mut [&mut first]);
+    assert_eq!(serves(&first), [1, 2]);
+    group.pass(2, &mut [&mut first, &mut second]);
+    assert_eq!(group.ends, [("a".to_owned(), EndReason::Superseded)]);
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]));
+    assert!(group.excluded.contains(&"client1".to_owned()), "{:?}", group.excluded);
+    assert_eq!(group.object().member(0).map(|member| member.incarnation), Some(2));
+}
+
+#[test]
+fn a_slot_belongs_to_one_name() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(0, "b", "d"));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!(group.ends, [("b".to_owned(), EndReason::SlotInUse("a".to_owned()))]);
+    group.event(&mut first, Event::Leave);
+    group.pass(1, &mut [&mut first]);
+    let mut third = gateway(0, "b", "d");
+    group.pass(1, &mut [&mut third]);
+    assert_eq!(serves(&third), [1, 2], "it was left");
+    assert_eq!(group.excluded, [""; 0], "in order");
+}
+
+#[test]
+fn a_gateway_that_declares_something_else_joins_no_live_member() {
+    let (mut group, mut first, mut other) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "e"));
+    group.pass(20, &mut [&mut first, &mut other]);
+    assert_eq!(group.object().member(1), None);
+    assert_eq!(other.differing().map(|member| member.name.as_str()), Some("a"));
+    group.pass(20, &mut [&mut other]);
+    assert_eq!(serves(&other), [1, 2], "the first one is dead");
+    assert_eq!(group.excluded, ["client1", "client1"]);
+}
+
+#[test]
+fn an_administrator_excludes_a_gateway_that_still_beats() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(2, &mut [&mut first, &mut second]);
+    group.event(&mut second, Event::Exclude(0));
+    group.pass(2, &mut [&mut second]);
+    assert_eq!(serves(&second), [1, 2]);
+    assert!(group.excluded.contains(&"client1".to_owned()));
+    let record = |object: &GroupObject| object.member(0).map(|it| (it.incarnation, it.membership));
+    assert_eq!(record(&group.object()), Some((1, Membership::Excluded)));
+    group.pass(2, &mut [&mut first, &mut second]);
+    assert_eq!(record(&group.object()), Some((2, Membership::Live)), "with another data client");
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]), "no hand-back");
+}
+
+#[test]
+fn a_leaving_gateway_gives_its_groups_and_no_clock_is_waited_for() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!(serves(&first), [1, 2]);
+    group.event(&mut first, Event::Leave);
+    assert_eq!(group.ends, [("a".to_owned(), EndReason::Left)]);
+    group.event(&mut second, Event::Changed);
+    assert_eq!(serves(&second), [1, 2]);
+    assert_eq!(group.excluded, [""; 0]);
+}
+
+#[test]
+fn an_edited_record_ends_the_service() {
+    let (mut group, mut only) = (Group::default(), gateway(0, "a", "d"));
+    group.pass(2, &mut [&mut only]);
+    group.omap.remove(&Key::Group(1));
+    group.pass(1, &mut [&mut only]);
+    let member = group.object().member(0).cloned();
+    assert!(matches!(member, Some(MemberRecord { incarnation: 2, .. })), "{member:?}");
+}
+
+#[test]
+fn gateways_that_start_together_share_the_groups() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![1], vec![2]));
+    group.event(&mut first, Event::Move(1, 1));
+    group.event(&mut second, Event::Changed);
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]));
+}
+
+#[test]
+fn a_heartbeat_between_the_read_and_the_update_prevents_the_exclusion() {
+    let (mut group, mut first, mut second) = (
+        Group { beats_late: true, ..Group::default() },
+        gateway(0, "a", "d"),
+        gateway(1, "b", "d"),
+    );
+    group.pass(1, &mut [&mut first]);
+    group.pass(7, &mut [&mut second]);
+    assert_eq!(group.omap[&Key::Heartbeat(0)], "1 999", "it was suspected");
+    assert_eq!(group.object().member(0).map(|member| member.membership), Some(Membership::Live));
+    group.beats_late = false;
+    group.pass(5, &mut [&mut second]);
+    assert_eq!(serves(&second), [1, 2], "it does not beat any more");
+}
+
+#[test]
+fn after_an_outage_of_the_cluster_nobody_is_suspected_for_it() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.pass(1, &mut [&mut first, &mut second]);
+    group.now += Duration::from_secs(60);
+    group.pass(2, &mut [&mut second]);
+    group.pass(8, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![1, 2], vec![]));
+    assert_eq!(group.object().member(0).map(|member| member.incarnation), Some(1));
+}

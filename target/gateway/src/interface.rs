@@ -1,0 +1,128 @@
+//! What goes into a gateway and comes out of it.
+
+use crate::record::{GroupObject, Slot, Update};
+
+/// What a gateway declares of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Its slot.
+    pub slot: Slot,
+    /// Its name.
+    pub name: String,
+    /// Digest of what all members must declare alike.
+    pub digest: String,
+    /// Where hosts reach it.
+    pub listeners: Vec<String>,
+}
+
+/// Number of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OperationId(pub(crate) u64);
+
+/// Something that takes time. Each completes exactly once, or never.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// Connects a data client: [`Outcome::Client`].
+    Connect,
+    /// Reads the group object: [`Outcome::Object`].
+    Read,
+    /// Updates the group object: [`Outcome::Done`], or [`Outcome::Conflict`] if it was different.
+    Update(Update),
+    /// Excludes data clients from the cluster, and waits until the own data client knows it.
+    Exclude(Vec<String>),
+    /// Opens the images of a group and takes their locks. A lock of one of these former owners is
+    /// broken; that of anybody else is a failure.
+    Acquire(u32, Vec<String>),
+    /// Refuses new operations to the images of a group, waits for those that are under way, and
+    /// releases the locks.
+    Release(u32),
+}
+
+/// Result of an operation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// It was done.
+    Done,
+    /// The address of the connected data client.
+    Client(String),
+    /// The group object.
+    Object(GroupObject),
+    /// Nothing was done: a comparison of the update failed.
+    Conflict,
+    /// Nothing was done, as far as is known.
+    Failed,
+}
+
+/// Something that happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Time has passed.
+    Tick,
+    /// An operation has completed.
+    Completed(OperationId, Outcome),
+    /// Somebody has changed the group object.
+    Changed,
+    /// The data client, the one connected last, was excluded or has lost a lock.
+    ClientExcluded,
+    /// An administrator moves a group that this gateway serves.
+    Move(u32, Slot),
+    /// An administrator excludes another gateway, which is known to be broken.
+    Exclude(Slot),
+    /// The gateway leaves in order: it gives its groups to others.
+    Leave,
+}
+
+/// The state of a group for hosts of this gateway.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// ANA optimized.
+    Optimized,
+    /// ANA inaccessible.
+    Inaccessible,
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Start an operation.
+    Start(OperationId, Operation),
+    /// Publish the state of a group to hosts, before anything else.
+    Publish(u32, Access),
+    /// Use the data client no more, and drop it in the background: images that it has open fail
+    /// every operation from now on.
+    DropClient,
+    /// The gateway takes no part any more.
+    End(EndReason),
+}
+
+/// Why a gateway takes no part any more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum EndReason {
+    /// It has left.
+    Left,
+    /// A later process has the same slot and name.
+    Superseded,
+    /// Another gateway has the slot: its name.
+    SlotInUse(String),
+}
+
+/// What a gateway does with a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Another one serves it, or nobody.
+    Standby,
+    /// It asks for it.
+    Requesting,
+    /// It excludes the former owner.
+    Excluding,
+    /// It takes the locks of the images.
+    Acquiring,
+    /// It notes that it serves the group.
+    Confirming,
+    /// It serves the group while its heartbeat is fresh.
+    Serving,
+    /// It releases the locks, for this slot or for anybody.
+    Releasing(Option<Slot>),
+    /// It notes that the group is free.
+    Giving(Option<Slot>),
+}

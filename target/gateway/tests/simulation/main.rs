@@ -1,0 +1,124 @@
+//! Gateways of a group on a simulated cluster and network, with clocks of their own: kills, cuts,
+//! suspensions, restarts, moves, hung monitors and OSDs, lost results, late writes. Every host
+//! writes ascending numbers: a write that lands after a later one is seen at once.
+
+mod node;
+mod rados;
+mod random;
+mod simulation;
+
+use std::panic::catch_unwind;
+use std::time::Duration;
+
+use nvmfd_gateway::Event;
+
+use simulation::{Simulation, Summary};
+
+/// Defects that the simulation has to find.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum SeededBug {
+    /// A former owner is not excluded from the cluster.
+    SkipExclusion,
+    /// Records of groups are not compared before they are replaced.
+    StaleEpoch,
+    /// Member records are not compared before an update.
+    StaleMember,
+    /// A gateway doubts itself later than others suspect it.
+    LateDoubt,
+    /// Locks are released while writes are under way.
+    EarlyRelease,
+}
+
+fn run(seed: u64, bug: Option<SeededBug>) -> Summary {
+    let mut simulation = Simulation::new(seed, 2 + (seed % 2) as usize, true, bug);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| simulation.run()));
+    result.unwrap_or_else(|cause| {
+        if bug.is_none() {
+            let trace = simulation.trace();
+            trace.iter().skip(trace.len().saturating_sub(80)).for_each(|line| eprintln!("{line}"));
+        }
+        std::panic::resume_unwind(cause)
+    })
+}
+
+/// `SEEDS=100000` for more, `SEED=7` for one.
+#[test]
+fn one_gateway_at_a_time_writes_and_each_group_is_served_again() {
+    let number = |name: &str| std::env::var_os(name)?.to_str()?.parse::<u64>().ok();
+    if let Some(seed) = number("SEED") {
+        println!("{:?}", run(seed, None));
+        return;
+    }
+    let mut all = Summary::default();
+    let seeds = number("SEEDS").unwrap_or(60);
+    for seed in 0..seeds {
+        let result = catch_unwind(|| run(seed, None));
+        let summary = result.unwrap_or_else(|_| panic!("seed {seed}: see above"));
+        all.writes += summary.writes;
+        all.epochs += summary.epochs;
+    }
+    println!("{seeds} seeds: {} writes, {} changes of owners", all.writes, all.epochs);
+    assert!(all.epochs > 5 * seeds, "owners have changed");
+}
+
+/// Each with the first seed that finds it, so that none before is run.
+#[test]
+fn seeded_bugs_are_found() {
+    for (bug, first) in [
+        (SeededBug::SkipExclusion, 1),
+        (SeededBug::StaleEpoch, 23),
+        (SeededBug::StaleMember, 3),
+        (SeededBug::LateDoubt, 6),
+        (SeededBug::EarlyRelease, 224),
+    ] {
+        let mut seeds = first..first + 300;
+        let found = seeds.find(|seed| catch_unwind(|| run(*seed, Some(bug))).is_err());
+        println!("{bug:?} is found by seed {found:?}");
+        assert!(found.is_some(), "{bug:?}");
+    }
+}
+
+/// The time until another gateway serves group 1 after `disturb`.
+fn interruption(
+    gateways: usize,
+    seed: u64,
+    disturb: impl FnOnce(&mut Simulation, usize),
+) -> Duration {
+    let mut simulation = Simulation::new(seed, gateways, false, None);
+    let begin = Duration::from_secs(10) + Duration::from_millis(37 * seed);
+    simulation.run_until(begin);
+    let owner = simulation.owner_of(1).expect("it is served");
+    disturb(&mut simulation, owner);
+    let mut now = begin;
+    while simulation.owner_of(1).is_none_or(|other| other == owner) {
+        now += Duration::from_millis(5);
+        simulation.run_until(now);
+        assert!(now < Duration::from_secs(60), "nobody serves it");
+    }
+    now - begin
+}
+
+#[test]
+fn a_killed_gateway_is_replaced_within_eight_seconds() {
+    let times = (0..20).map(|seed| {
+        interruption(2 + (seed % 2) as usize, seed, |simulation, owner| simulation.kill(owner))
+    });
+    let longest = times.max();
+    println!("{longest:?}");
+    assert!(longest < Some(Duration::from_secs(8)), "{longest:?}");
+}
+
+#[test]
+fn a_move_and_a_leave_interrupt_for_less_than_a_second() {
+    let mut longest = Duration::ZERO;
+    for seed in 0..20 {
+        let to = |owner: usize| ((owner + 1) % 2) as u8;
+        let moved = interruption(2, seed, |simulation, owner| {
+            simulation.event(owner, Event::Move(1, to(owner)));
+        });
+        let left = interruption(2, seed, |simulation, owner| simulation.event(owner, Event::Leave));
+        longest = longest.max(moved).max(left);
+    }
+    println!("{longest:?}");
+    assert!(longest < Duration::from_secs(1), "{longest:?}");
+}
