@@ -191,7 +191,7 @@ fn damage_between_two_runs_is_found_in_the_right_blocks() {
     );
 }
 
-/// A daemon that can be killed.
+/// A daemon that can be killed. It ends when it is dropped.
 pub(crate) struct Daemon(Child);
 
 impl Daemon {
@@ -202,9 +202,15 @@ impl Daemon {
     }
 
     /// As the kernel's OOM killer would.
-    pub(crate) fn kill(mut self) {
-        self.0.kill().expect("killed");
-        let _ = self.0.wait().expect("gone");
+    pub(crate) fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
