@@ -18,6 +18,7 @@ pub mod host;
 mod host_identity;
 mod interrupt;
 pub mod multipath;
+mod namespace_host;
 pub mod nbd;
 pub mod options;
 pub mod path_address;

@@ -37,7 +37,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[derive(Parser, Debug)]
 #[command(name = "nvmf", version = VERSION, max_term_width = 100, args_override_self = true)]
 struct Cli {
-    /// How much to log to the standard error [default: error; attach: info; copy: warn]
+    /// How much to log to the standard error [default: error; attach: info; copy, and bench and verify over --paths: warn]
     #[arg(long, value_name = "LEVEL", global = true,
         value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
     log: Option<LevelFilter>,
@@ -226,9 +226,15 @@ impl Command {
 fn main() -> ExitCode {
     let Cli { log, command } = Cli::parse();
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
-    let usual = match command {
+    let usual = match &command {
         Command::Attach(_) => LevelFilter::INFO,
         Command::Copy(_) => LevelFilter::WARN,
+        Command::Bench(initiator::bench::Args { paths, .. })
+        | Command::Verify(initiator::verify::Args { paths, .. })
+            if !paths.paths.is_empty() =>
+        {
+            LevelFilter::WARN
+        }
         _ => LevelFilter::ERROR,
     };
     let lines = lines.with_target(false).with_ansi(std::io::stderr().is_terminal());

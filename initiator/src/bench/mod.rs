@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::Error;
 use crate::interrupt::Stop;
-use crate::options::NamespaceArgs;
+use crate::namespace_host::{NamespaceHost, Usage};
+use crate::options::{NamespaceArgs, PathArgs};
 use crate::size::{seconds, size};
-use crate::source_addresses::following;
-use crate::{Error, Host};
 use report::{Cpu, Depths, Printing, Progress, Rate, Report, Side, print};
 
 use pattern::Access;
@@ -41,6 +41,10 @@ pub struct Args {
     /// Which namespace.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
+    /// Its paths: with several, commands wait and are repeated when one is lost; data are then
+    /// exposed to the target anew for each command.
+    #[command(flatten)]
+    pub paths: PathArgs,
     /// What to do. Everything but read and randread overwrites data
     #[arg(long, value_enum, default_value_t = Access::Randread)]
     pub rw: Access,
@@ -217,16 +221,16 @@ fn work(
 }
 
 /// Connects the host of job `n`.
-fn connect(args: &Args, n: u32) -> Result<Host, Error> {
+fn connect(args: &Args, n: u32) -> Result<NamespaceHost, Error> {
     let queues = args.namespace.target.host.nr_io_queues.unwrap_or(1).max(1);
     let per_queue = args.iodepth.div_ceil(queues.into());
-    let mut target = args.namespace.target.clone();
-    target.host.host_traddr = following(target.host.host_traddr, n)?;
-    let usual = plan::usual(args, queues, per_queue)?;
-    let (mut options, mut setup) = target.resolve(usual)?;
-    options.in_capsule = !args.no_in_capsule;
-    setup.largest_bytes = setup.largest_bytes.max(plan::piece(args.bs)?);
-    Host::connect(options, setup)
+    let usage = Usage {
+        usual: plan::usual(args, queues, per_queue)?,
+        piece_bytes: plan::piece(args.bs)?,
+        depth: args.iodepth,
+        in_capsule: !args.no_in_capsule,
+    };
+    NamespaceHost::connect(&args.namespace, &args.paths, n, usage)
 }
 
 /// Counters at the last update of the live line.

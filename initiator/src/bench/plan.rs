@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use rdma::SpinBudget;
 
+use crate::Error;
+use crate::namespace_host::NamespaceHost;
 use crate::options::OptionDefaults;
-use crate::{Error, Host};
 
 use super::Args;
 use super::pattern::Access;
@@ -22,7 +23,6 @@ const MOST_BYTES: u64 = 16 << 30;
 /// Settings shared by all jobs.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    pub(super) nsid: u32,
     pub(super) rw: Access,
     pub(super) mix: u8,
     /// Bytes and blocks of one command.
@@ -45,23 +45,20 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Creates a plan from the options and the properties of the target.
-    pub(super) fn new(args: &Args, host: &mut Host) -> Result<Plan, Error> {
-        let namespace = host.identify_namespace(args.namespace.namespace_id)?;
-        let Some(block_bytes) = namespace.block_bytes().filter(|_| namespace.nsze > 0) else {
-            return Err(Error::Local(format!(
-                "there is no namespace {}",
-                args.namespace.namespace_id
-            )));
-        };
-        let range = range(args, block_bytes, namespace.nsze)?;
-        let most = host.session().max_transfer_bytes();
+    pub(super) fn new(args: &Args, host: &mut NamespaceHost) -> Result<Plan, Error> {
+        let namespace = host.properties()?;
+        let block_bytes = namespace.block_bytes;
+        let range = range(args, block_bytes, namespace.blocks)?;
+        let most = namespace.max_transfer_bytes;
         let bytes = u32::try_from(args.bs).ok().filter(|&bytes| bytes <= most);
         let bytes = bytes.ok_or_else(|| {
             Error::Usage(format!("--bs {}: the controller moves at most {most} at once", args.bs))
         })?;
-        let queues = host.session().io_queues();
+        let (queues, capacity) = host.session().map_or((0, 0), |session| {
+            let capacity = (1..=session.io_queues()).map(|queue| session.capacity(queue)).min();
+            (session.io_queues(), capacity.unwrap_or(0))
+        });
         let per_queue = args.iodepth.div_ceil(u32::from(queues.max(1)));
-        let capacity = (1..=queues).map(|queue| host.session().capacity(queue)).min().unwrap_or(0);
         if u32::from(capacity) < per_queue {
             return Err(Error::Usage(format!(
                 "--iodepth {}: the controller grants {queues} queues for {capacity} commands each; \
@@ -74,7 +71,6 @@ impl Plan {
             None => SpinBudget::auto(SPIN_AUTO),
         };
         Ok(Plan {
-            nsid: args.namespace.namespace_id,
             rw: args.rw,
             mix: args.rwmixread,
             bytes,

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nvme::{IoOpcode, Sqe, Status};
-use rdma::{AdaptivePoller, RemoteRegion};
+use nvme::Status;
+use rdma::AdaptivePoller;
 
 use super::pattern::Pattern;
 use super::plan::Plan;
 use crate::bench::report::{Cpu, Depths, Side};
+use crate::multipath::{Failure, Operation};
+use crate::namespace_host::{BlockCommand, BlockOutcome, NamespaceHost};
 use crate::rng::Random;
-use crate::{Data, Done, Error, Host, Refused, Request, Response};
+use crate::{Data, Error, Refused};
 
 /// Interval of samples of bandwidth and IOPS, as in fio.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
@@ -57,7 +59,7 @@ pub(super) struct Outcome {
 /// Position and memory of one command, reused.
 #[derive(Debug)]
 struct Slot {
-    memory: Option<RemoteRegion>,
+    memory: Option<Data>,
     queue: u16,
     is_read: bool,
     /// Submission time: nanoseconds since the start.
@@ -66,7 +68,7 @@ struct Slot {
 
 /// A connected job.
 pub(super) struct Job {
-    host: Host,
+    host: NamespaceHost,
     plan: Arc<Plan>,
     pattern: Pattern,
     slots: Vec<Slot>,
@@ -81,18 +83,17 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Exposes the memory of every command, filled with incompressible bytes.
-    pub(super) fn new(mut host: Host, plan: Arc<Plan>, n: u32) -> Result<Job, Error> {
+    /// Has the memory of every command filled with incompressible bytes.
+    pub(super) fn new(mut host: NamespaceHost, plan: Arc<Plan>, n: u32) -> Result<Job, Error> {
         let mut random = Random::new(plan.seed ^ u64::from(n) << 48);
         let mut data = vec![0; plan.bytes as usize];
         let mut slots = Vec::with_capacity(plan.depth as usize);
         for i in 0..plan.depth {
-            let mut memory = host.expose(plan.bytes)?;
             for word in data.chunks_mut(8) {
                 let bytes = random.next().to_le_bytes();
                 word.copy_from_slice(&bytes[..word.len()]);
             }
-            host.pool().copy_in(&mut memory, 0, &data);
+            let memory = host.memory(&data)?;
             let queue = 1 + (i % u32::from(plan.queues)) as u16;
             slots.push(Slot { memory: Some(memory), queue, is_read: false, since_ns: 0 });
         }
@@ -193,17 +194,21 @@ impl Job {
             let slot = &mut self.slots[i as usize];
             let Some(memory) = slot.memory.take() else { continue };
             let next = self.pattern.next();
-            let opcode = if next.is_read { IoOpcode::READ } else { IoOpcode::WRITE };
-            let slba = self.plan.first_lba + next.place * u64::from(self.plan.blocks);
-            let sqe = Sqe::io(opcode, self.plan.nsid)
-                .with_range(slba, (self.plan.blocks - 1) as u16)
-                .with_fua(self.plan.fua && !next.is_read);
+            let command = BlockCommand {
+                operation: match next.is_read {
+                    true => Operation::Read,
+                    false => Operation::Write { fua: self.plan.fua },
+                },
+                slba: self.plan.first_lba + next.place * u64::from(self.plan.blocks),
+                blocks: self.plan.blocks,
+                data: memory,
+                tag: u64::from(i),
+            };
             (slot.is_read, slot.since_ns) = (next.is_read, now_ns);
-            let data = Data::Exposed { memory, at: 0, len: self.plan.bytes };
-            match self.host.submit(slot.queue, Request { sqe, data, tag: u64::from(i) }) {
+            match self.host.submit(slot.queue, command) {
                 Ok(()) => submitted += 1,
-                Err((request, why)) => {
-                    slot.memory = memory_of(request.data);
+                Err((command, why)) => {
+                    slot.memory = Some(command.data);
                     self.refused.push(i);
                     if !matches!(why, Refused::Full | Refused::NoBuffer) {
                         self.fail(why);
@@ -219,13 +224,13 @@ impl Job {
     /// Takes all completions.
     fn collect(&mut self, now_ns: u64) -> u64 {
         let mut completed = 0;
-        while let Some(Done { tag, outcome, data, .. }) = self.host.next_done() {
+        while let Some(BlockOutcome { tag, outcome, data }) = self.host.next_done() {
             let Some(slot) = self.slots.get_mut(tag as usize) else { continue };
-            slot.memory = memory_of(data);
+            slot.memory = Some(data);
             self.free.push(tag as u32);
             completed += 1;
             match outcome {
-                Ok(Response { status, .. }) if status.is_success() => {
+                Ok(()) => {
                     let latency_ns = now_ns.saturating_sub(slot.since_ns);
                     let (side, total) = match slot.is_read {
                         true => (&mut self.outcome.read, &mut self.totals[0]),
@@ -235,21 +240,18 @@ impl Job {
                     total.0 += 1;
                     total.1 += u64::from(self.plan.bytes);
                 }
-                Ok(Response { status, .. }) => {
+                Err(Failure::Status(status)) => {
                     let what = if slot.is_read { "Read" } else { "Write" };
                     let _ = self.outcome.failure.get_or_insert(Error::Status { what, status });
                 }
-                Err(_) => self.fail(Refused::NotReady),
+                Err(Failure::NoPath | Failure::Closed) => self.fail(Refused::NotReady),
             }
         }
         completed
     }
 
     fn fail(&mut self, why: Refused) {
-        let failure = match self.host.session().ended() {
-            Some(ended) => Error::Ended(ended.clone()),
-            None => Error::Local(why.to_string()),
-        };
+        let failure = self.host.ended().unwrap_or_else(|| Error::Local(why.to_string()));
         let _ = self.outcome.failure.get_or_insert(failure);
     }
 
@@ -257,8 +259,7 @@ impl Job {
     fn explain(&mut self) {
         let Some(Error::Status { status, .. }) = &self.outcome.failure else { return };
         let refused = status.is(Status::FORMAT_IN_PROGRESS);
-        let (nsid, block_bytes) = (self.plan.nsid, self.plan.bytes / self.plan.blocks);
-        if let Some(why) = self.host.was_formatted(nsid, block_bytes, refused) {
+        if let Some(why) = self.host.was_formatted(self.plan.bytes / self.plan.blocks, refused) {
             self.outcome.failure = Some(why);
         }
     }
@@ -280,13 +281,6 @@ impl Job {
         self.live.read_bytes.store(read.1, Ordering::Relaxed);
         self.live.writes.store(write.0, Ordering::Relaxed);
         self.live.write_bytes.store(write.1, Ordering::Relaxed);
-    }
-}
-
-fn memory_of(data: Data) -> Option<RemoteRegion> {
-    match data {
-        Data::Exposed { memory, .. } => Some(memory),
-        Data::None | Data::Buf(_) => None,
     }
 }
 

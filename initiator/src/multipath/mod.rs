@@ -268,7 +268,7 @@ impl Multipath {
         if self.table.is_full() {
             return Err((request, Unaccepted::Full));
         }
-        if request.operation == Operation::Discard {
+        if request.operation == Operation::Discard && request.data.is_none() {
             let Some(mut buf) = pool.take_data(DsmRange::BYTES as u32) else {
                 return Err((request, Unaccepted::Full));
             };

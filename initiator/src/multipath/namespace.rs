@@ -27,6 +27,8 @@ pub struct Namespace {
     pub can_write_zeroes: bool,
     /// Write Zeroes may deallocate.
     pub zeroes_deallocate: bool,
+    /// Deallocated blocks read as zeros.
+    pub deallocated_are_zeros: bool,
     /// Bytes of a Read or Write at most.
     pub max_transfer_bytes: u32,
     /// Blocks of a Write Zeroes at most.
@@ -66,6 +68,7 @@ impl Namespace {
             can_discard: oncs.dataset_management(),
             can_write_zeroes: oncs.write_zeroes(),
             zeroes_deallocate: page.dlfeat >> 3 & 1 == 1,
+            deallocated_are_zeros: page.dlfeat & 7 == 1,
             max_transfer_bytes,
             max_zeroes_blocks: (max_transfer_bytes / block_bytes).clamp(1, MOST_BLOCKS),
             max_discard_blocks: u32::MAX,

@@ -298,7 +298,8 @@ impl Path {
         };
         let MultipathOptions { nsid, write_through, .. } = self.common;
         let operation = request.operation;
-        let sqe = operation.command(nsid, request.slba, request.blocks, write_through);
+        let ranges = request.data.as_ref().map_or(1, |data| operation.ranges(data));
+        let sqe = operation.command(nsid, request.slba, request.blocks, ranges, write_through);
         let mut data = request.data.take().map_or(Data::None, Data::Buf);
         let fabric = r.fabrics.fabric(self.options.fabric);
         let mut io = Io { pool: r.pool, fabric, now: r.now };

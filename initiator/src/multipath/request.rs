@@ -1,6 +1,6 @@
 //! Requests to the namespace, and how they end.
 
-use nvme::sqe::RwFlags;
+use nvme::sqe::{DsmRange, RwFlags};
 use nvme::{IoOpcode, Sqe, Status};
 use rdma::Buf;
 
@@ -37,8 +37,34 @@ impl Operation {
         }
     }
 
+    /// Returns the name of its command.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Operation::Read => "Read",
+            Operation::Write { .. } => "Write",
+            Operation::Flush => "Flush",
+            Operation::WriteZeroes { .. } => "Write Zeroes",
+            Operation::Discard => "Dataset Management",
+        }
+    }
+
+    /// Returns the number of ranges in the data of a Discard; else 1.
+    pub(crate) fn ranges(self, data: &Buf) -> u8 {
+        match self {
+            Operation::Discard => (data.len() / DsmRange::BYTES as u32) as u8,
+            _ => 1,
+        }
+    }
+
     /// Returns its command.
-    pub(super) fn command(self, nsid: u32, slba: u64, blocks: u32, write_through: bool) -> Sqe {
+    pub(crate) fn command(
+        self,
+        nsid: u32,
+        slba: u64,
+        blocks: u32,
+        ranges: u8,
+        write_through: bool,
+    ) -> Sqe {
         let range =
             |opcode| Sqe::io(opcode, nsid).with_range(slba, blocks.saturating_sub(1) as u16);
         match self {
@@ -50,7 +76,7 @@ impl Operation {
                 let flags = RwFlags(sqe.cdw12).with_deac(deallocate);
                 Sqe { cdw12: flags.with_fua(fua || write_through).0, ..sqe }
             }
-            Operation::Discard => Sqe::deallocation(nsid, 0),
+            Operation::Discard => Sqe::deallocation(nsid, ranges.saturating_sub(1)),
         }
     }
 }
@@ -64,7 +90,8 @@ pub struct BlockRequest {
     pub slba: u64,
     /// The number of blocks: within the limits of the [`Namespace`](super::Namespace), 0 for a Flush.
     pub blocks: u32,
-    /// The data of Read and Write, from the pool of the [`Resources`](super::Resources).
+    /// The data of Read and Write, from the pool of the [`Resources`](super::Resources). A Discard may
+    /// have ranges ([`DsmRange`]) instead of its blocks: they are not returned.
     pub data: Option<Buf>,
     /// Identifies the request in the [`BlockDone`].
     pub tag: u64,

@@ -3,14 +3,16 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use nvme::Status;
 use nvme::sqe::DsmRange;
-use nvme::{IoOpcode, Sqe, Status};
 
 use super::model::{Change, Model, Op};
 use super::violation::Violation;
 use super::workload::{Action, Script};
+use crate::multipath::{Failure, Operation};
+use crate::namespace_host::{BlockCommand, BlockOutcome, NamespaceHost};
 use crate::rng::Random;
-use crate::{Data, Done, Error, Host, Lost, Refused, Request, Response};
+use crate::{Data, Error, Refused, Session};
 
 /// Maximum number of violations that are reported in full.
 const TOLD: usize = 10;
@@ -22,7 +24,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Relevant capabilities of the namespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Namespace {
-    pub(super) nsid: u32,
     pub(super) block_bytes: u32,
     /// Completed writes are durable: there is no volatile write cache.
     pub(super) durable: bool,
@@ -30,19 +31,19 @@ pub(super) struct Namespace {
     pub(super) trims_to_zeros: bool,
 }
 
-/// One association, and its outstanding operations.
+/// A host, and its outstanding operations.
 pub(super) struct Client {
-    pub(super) host: Host,
+    pub(super) host: NamespaceHost,
     /// The blocks that it uses.
     pub(super) range: Range<u64>,
     flights: Vec<Option<Flight>>,
     free: Vec<u32>,
     /// A command that could not be submitted because the queue was full.
-    stuck: Option<(u16, Request)>,
+    stuck: Option<(u16, BlockCommand)>,
 }
 
 impl Client {
-    pub(super) fn new(host: Host, range: Range<u64>, depth: u32) -> Client {
+    pub(super) fn new(host: NamespaceHost, range: Range<u64>, depth: u32) -> Client {
         let flights = (0..depth).map(|_| None).collect();
         Client { host, range, flights, free: (0..depth).rev().collect(), stuck: None }
     }
@@ -54,28 +55,7 @@ impl Client {
 
 struct Flight {
     ops: Vec<Op>,
-    what: What,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum What {
-    Read,
-    Write,
-    Zeros,
-    Deallocate,
-    Flush,
-}
-
-impl What {
-    fn name(self) -> &'static str {
-        match self {
-            What::Read => "Read",
-            What::Write => "Write",
-            What::Zeros => "Write Zeroes",
-            What::Deallocate => "Dataset Management",
-            What::Flush => "Flush",
-        }
-    }
+    operation: Operation,
 }
 
 /// End of a leg.
@@ -160,6 +140,7 @@ impl Verifier {
                 self.settle(now);
                 if !goes_on(self) {
                     let _ = end.get_or_insert(End::Done);
+                    clients.iter_mut().for_each(|client| client.host.stop_waiting());
                 }
             }
             let over = limits.until.is_some_and(|until| now >= until)
@@ -229,52 +210,46 @@ impl Verifier {
 
     /// Announces the operation to the model, and builds the command.
     fn prepare(&mut self, n: u16, client: &mut Client, slot: u32, action: Action) {
-        let Namespace { nsid, durable, trims_to_zeros, .. } = self.namespace;
-        let range = |lbas: &Range<u64>| (lbas.start, (lbas.end - lbas.start - 1) as u16);
+        let Namespace { durable, trims_to_zeros, .. } = self.namespace;
+        let range = |lbas: &Range<u64>| (lbas.start, (lbas.end - lbas.start) as u32);
         let mut ops = Vec::with_capacity(1);
-        let (what, sqe, data) = match action {
+        let (operation, (slba, blocks), data) = match action {
             Action::Read(lbas) => {
-                let (slba, nlb_z) = range(&lbas);
-                let bytes = self.bytes(&lbas);
+                let (place, bytes) = (range(&lbas), self.bytes(&lbas));
                 ops.push(self.model.read(lbas));
-                let sqe = Sqe::io(IoOpcode::READ, nsid).with_range(slba, nlb_z);
-                (What::Read, sqe, Some(vec![0xEE; bytes]))
+                (Operation::Read, place, Some(vec![0xEE; bytes]))
             }
             Action::Write { lbas, fua } => {
-                let (slba, nlb_z) = range(&lbas);
-                let mut bytes = vec![0; self.bytes(&lbas)];
+                let (place, mut bytes) = (range(&lbas), vec![0; self.bytes(&lbas)]);
                 let op = self.model.write(n, lbas, Change::Data, fua || durable);
                 self.model.fill(&op, &mut bytes);
                 ops.push(op);
-                let sqe = Sqe::io(IoOpcode::WRITE, nsid).with_range(slba, nlb_z).with_fua(fua);
-                (What::Write, sqe, Some(bytes))
+                (Operation::Write { fua }, place, Some(bytes))
             }
             Action::Zeros { lbas, deallocate } => {
-                let (slba, nlb_z) = range(&lbas);
+                let place = range(&lbas);
                 ops.push(self.model.write(n, lbas, Change::Zeros, durable));
-                let sqe = Sqe::io(IoOpcode::WRITE_ZEROES, nsid);
-                (What::Zeros, sqe.with_range(slba, nlb_z).with_deac(deallocate), None)
+                (Operation::WriteZeroes { deallocate, fua: false }, place, None)
             }
             Action::Deallocate(all) => {
                 let mut bytes = Vec::new();
                 for lbas in &all {
-                    let (slba, blocks) = (lbas.start, (lbas.end - lbas.start) as u32);
+                    let (slba, blocks) = range(lbas);
                     bytes.extend(DsmRange { attributes: 0, blocks, slba }.emit());
                     let change = Change::Deallocate { sure: trims_to_zeros };
                     ops.push(self.model.write(n, lbas.clone(), change, durable));
                 }
-                let sqe = Sqe::deallocation(nsid, (all.len() - 1) as u8);
-                (What::Deallocate, sqe, Some(bytes))
+                (Operation::Discard, (0, 0), Some(bytes))
             }
             Action::Flush => {
                 ops.push(self.model.flush());
-                (What::Flush, Sqe::io(IoOpcode::FLUSH, nsid), None)
+                (Operation::Flush, (0, 0), None)
             }
         };
-        if what != What::Read && what != What::Flush {
+        if operation.is_change() {
             self.unflushed = self.unflushed.saturating_add(1);
         }
-        client.flights[slot as usize] = Some(Flight { ops, what });
+        client.flights[slot as usize] = Some(Flight { ops, operation });
         let data = match data {
             None => Data::None,
             Some(bytes) => match client.host.pool().take_data(bytes.len() as u32) {
@@ -287,20 +262,22 @@ impl Verifier {
                 None => Data::None,
             },
         };
-        let queue = 1 + self.random.below(client.host.session().io_queues().into()) as u16;
-        client.stuck = Some((queue, Request { sqe, data, tag: u64::from(slot) }));
+        let queues = client.host.session().map_or(1, Session::io_queues).max(1);
+        let queue = 1 + self.random.below(queues.into()) as u16;
+        let tag = u64::from(slot);
+        client.stuck = Some((queue, BlockCommand { operation, slba, blocks, data, tag }));
     }
 
     /// Submits the pending command. Returns the reason if that is impossible.
     fn retry(&mut self, client: &mut Client) -> Option<End> {
-        let (queue, request) = client.stuck.take()?;
-        let (request, why) = client.host.submit(queue, request).err()?;
+        let (queue, command) = client.stuck.take()?;
+        let (command, why) = client.host.submit(queue, command).err()?;
         if matches!(why, Refused::Full | Refused::NoBuffer) {
-            client.stuck = Some((queue, request));
+            client.stuck = Some((queue, command));
             return None;
         }
-        give_back(client, request.data);
-        self.lose(client, request.tag);
+        client.host.give_back(command.data);
+        self.lose(client, command.tag);
         Some(End::Refused(Error::Local(why.to_string())))
     }
 
@@ -317,22 +294,24 @@ impl Verifier {
     /// Takes all completions, and reports them to the model. Returns an error, if any.
     fn collect(&mut self, client: &mut Client, limits: &Limits) -> Option<End> {
         let mut bad = None;
-        while let Some(Done { tag, outcome, data, .. }) = client.host.next_done() {
-            let Ok(Response { status, .. }) = outcome.map_err(|Lost| ()) else {
-                give_back(client, data);
+        while let Some(BlockOutcome { tag, outcome, data }) = client.host.next_done() {
+            if let Err(why @ (Failure::NoPath | Failure::Closed)) = outcome {
+                client.host.give_back(data);
                 self.lose(client, tag);
+                let lost = client.host.ended().unwrap_or_else(|| Error::Local(why.to_string()));
+                bad = worse(bad, Some(End::Lost(lost)));
                 continue;
-            };
+            }
             let flight = client.flights.get_mut(tag as usize).and_then(Option::take);
-            let Some(Flight { ops, what }) = flight else {
-                give_back(client, data);
+            let Some(Flight { ops, operation }) = flight else {
+                client.host.give_back(data);
                 continue;
             };
             client.free.push(tag as u32);
             for op in ops {
-                match (what, &data) {
-                    _ if !status.is_success() => self.model.failed(op),
-                    (What::Read, Data::Buf(buf)) => {
+                match (operation, &data) {
+                    _ if outcome.is_err() => self.model.failed(op),
+                    (Operation::Read, Data::Buf(buf)) => {
                         let found = self.model.check(op, client.host.pool().bytes(buf));
                         if !found.is_empty() && !limits.keep_going {
                             bad = Some(End::Violation);
@@ -343,28 +322,20 @@ impl Verifier {
                     _ => self.model.done(op),
                 }
             }
-            give_back(client, data);
-            if !status.is_success() {
+            client.host.give_back(data);
+            if let Err(Failure::Status(status)) = outcome {
                 self.formatting |= status.is(Status::FORMAT_IN_PROGRESS);
-                let refused = End::Refused(Error::Status { what: what.name(), status });
+                let refused = End::Refused(Error::Status { what: operation.name(), status });
                 let _ = bad.get_or_insert(refused);
             }
         }
-        match client.host.session().ended() {
-            Some(ended) => Some(End::Lost(Error::Ended(ended.clone()))),
+        match client.host.ended() {
+            Some(ended) => Some(End::Lost(ended)),
             None => bad,
         }
     }
 
     fn bytes(&self, lbas: &Range<u64>) -> usize {
         ((lbas.end - lbas.start) * u64::from(self.namespace.block_bytes)) as usize
-    }
-}
-
-fn give_back(client: &mut Client, data: Data) {
-    match data {
-        Data::None => {}
-        Data::Buf(buf) => client.host.pool().give(buf),
-        Data::Exposed { memory, .. } => client.host.revoke(memory),
     }
 }

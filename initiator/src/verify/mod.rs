@@ -26,11 +26,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::bench::report::{Printing, Progress};
 use crate::interrupt::Stop;
-use crate::options::{NamespaceArgs, OptionDefaults};
+use crate::namespace_host::{NamespaceHost, NamespaceProperties, Usage};
+use crate::options::{NamespaceArgs, OptionDefaults, PathArgs};
 use crate::rng::{Random, mix};
 use crate::size::{seconds, size};
-use crate::source_addresses::following;
-use crate::{Error, Host};
+use crate::{Error, Session};
 
 use driver::{Client, End, Limits, Namespace, Verifier};
 use outcome::Outcome;
@@ -45,6 +45,9 @@ pub struct Args {
     /// Which namespace: what is on it is overwritten.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
+    /// Its paths: with several, operations wait and are repeated when one is lost.
+    #[command(flatten)]
+    pub paths: PathArgs,
     /// Where in the namespace to begin
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = size)]
     pub offset: u64,
@@ -111,7 +114,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Expect::All)]
     pub expect: Expect,
     /// When the connection is lost, try for this time to reconnect, check, and continue
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "0", conflicts_with = "paths",
+        value_parser = seconds)]
     pub reconnect: Duration,
     /// Do not stop at the first violation
     #[arg(long)]
@@ -142,10 +146,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         None => None,
     };
     let mut hosts = connect(args)?;
-    let namespace = namespace(args, &mut hosts[0])?;
+    let properties = hosts[0].properties()?;
+    let namespace = namespace(args, &properties);
     let shape = match &saved {
-        Some(model) => check_shape(model.shape(), namespace.0, namespace.1)?,
-        None => shape(args, namespace.0, namespace.1)?,
+        Some(model) => check_shape(model.shape(), namespace, properties.blocks)?,
+        None => shape(args, namespace, properties.blocks)?,
     };
     if let (Some(model), Expect::Durable) = (&mut saved, args.expect) {
         model.crash();
@@ -154,15 +159,16 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let mut run = Run {
         args,
         about,
-        verifier: Verifier::new(model, namespace.0, Random::new(args.seed)),
+        verifier: Verifier::new(model, namespace, Random::new(args.seed)),
         clients: Vec::new(),
-        mix: mix_of(args, &hosts[0], namespace.0),
-        sweep_blocks: piece_blocks(args, &hosts[0], namespace.0),
+        mix: mix_of(args, &properties),
+        sweep_blocks: piece_blocks(args, &properties),
         stop: Stop::new()?,
         stopped: false,
         progress: Progress::new(args.printing.progress, args.runtime * args.rounds),
         begin,
         reconnects: 0,
+        path_losses: 0,
         reads_everything: 0,
     };
     run.employ(hosts);
@@ -187,13 +193,14 @@ struct Run<'a> {
     progress: Progress,
     begin: Instant,
     reconnects: u32,
+    path_losses: u64,
     /// Number of times that the whole range was read.
     reads_everything: u32,
 }
 
 impl Run<'_> {
     /// Assigns each host its part of the range.
-    fn employ(&mut self, hosts: Vec<Host>) {
+    fn employ(&mut self, hosts: Vec<NamespaceHost>) {
         let Shape { first_lba, blocks, .. } = self.verifier.model.shape();
         let (count, depth) = (hosts.len() as u64, self.args.iodepth);
         let part = |n: u64| match self.args.shared {
@@ -265,8 +272,9 @@ impl Run<'_> {
             match self.args.expect {
                 Expect::Durable => self.verifier.model.crash(),
                 Expect::All => {
-                    let options = self.clients[0].host.session().options();
-                    let grace = Duration::from_millis(options.kato_ms.into());
+                    let kato_ms = self.clients[0].host.session().map(Session::options);
+                    let kato_ms = kato_ms.map_or(0, |options| options.kato_ms);
+                    let grace = Duration::from_millis(kato_ms.into());
                     self.verifier.settle_at = Some(Instant::now() + grace);
                 }
             }
@@ -304,13 +312,13 @@ impl Run<'_> {
 
     /// Returns why the verification cannot continue: another host has formatted the namespace.
     fn formatted(&mut self) -> Option<Error> {
-        let Namespace { nsid, block_bytes, .. } = self.verifier.namespace;
+        let Namespace { block_bytes, .. } = self.verifier.namespace;
         let host = &mut self.clients.first_mut()?.host;
-        host.was_formatted(nsid, block_bytes, self.verifier.formatting)
+        host.was_formatted(block_bytes, self.verifier.formatting)
     }
 
     /// Tries to connect again.
-    fn knock(&mut self, until: Instant) -> Option<Vec<Host>> {
+    fn knock(&mut self, until: Instant) -> Option<Vec<NamespaceHost>> {
         loop {
             if let Ok(hosts) = self.stop.aside(|| connect(self.args)) {
                 return Some(hosts);
@@ -340,6 +348,7 @@ impl Run<'_> {
             return Err(why);
         }
         for client in self.clients.drain(..) {
+            self.path_losses += client.host.path_losses();
             client.host.disconnect();
         }
         let outcome = Outcome {
@@ -350,6 +359,7 @@ impl Run<'_> {
             told: std::mem::take(&mut self.verifier.told),
             seed: self.args.seed,
             reconnects: self.reconnects,
+            path_losses: self.path_losses,
             reads_everything: self.reads_everything,
             elapsed: self.begin.elapsed(),
         };
@@ -379,26 +389,19 @@ fn lost(why: &Error, args: &Args) -> String {
 }
 
 /// Connects one host for each client.
-fn connect(args: &Args) -> Result<Vec<Host>, Error> {
-    let host = |n: u16| {
-        let queues = args.namespace.target.host.nr_io_queues.unwrap_or(2).max(1);
-        let mut target = args.namespace.target.clone();
-        target.host.host_traddr = following(target.host.host_traddr, n.into())?;
-        let piece = u32::try_from(args.bs.max(4096)).ok().and_then(u32::checked_next_power_of_two);
-        let piece = piece.filter(|_| args.bs < 16 << 20).ok_or_else(|| {
-            Error::Usage(format!("--bs {}: one command moves less than 16 MiB", args.bs))
-        })?;
+fn connect(args: &Args) -> Result<Vec<NamespaceHost>, Error> {
+    let piece = u32::try_from(args.bs.max(4096)).ok().and_then(u32::checked_next_power_of_two);
+    let piece_bytes = piece.filter(|_| args.bs < 16 << 20).ok_or_else(|| {
+        Error::Usage(format!("--bs {}: one command moves less than 16 MiB", args.bs))
+    })?;
+    let usual = OptionDefaults {
+        io_queues: args.namespace.target.host.nr_io_queues.unwrap_or(2).max(1),
         // A command may use any queue, so each is deep enough for all commands.
-        let entries = (args.iodepth + 1).max(32) as u16;
-        let data_bytes = u64::from(piece) * u64::from(args.iodepth) + (1 << 20);
-        let (options, mut setup) = target.resolve(OptionDefaults {
-            io_queues: queues,
-            queue_entries: entries,
-            data_bytes,
-        })?;
-        setup.largest_bytes = setup.largest_bytes.max(piece);
-        Host::connect(options, setup)
+        queue_entries: (args.iodepth + 1).max(32) as u16,
+        data_bytes: u64::from(piece_bytes) * u64::from(args.iodepth) + (1 << 20),
     };
+    let usage = Usage { usual, piece_bytes, depth: args.iodepth, in_capsule: true };
+    let host = |n: u16| NamespaceHost::connect(&args.namespace, &args.paths, n.into(), usage);
     (0..args.clients).map(host).collect()
 }
 
@@ -419,22 +422,14 @@ fn load(path: &std::path::Path, about: &str) -> Result<Model, Error> {
     }
 }
 
-/// Returns the namespace, and its number of blocks.
-fn namespace(args: &Args, host: &mut Host) -> Result<(Namespace, u64), Error> {
-    let nsid = args.namespace.namespace_id;
-    let found = host.identify_namespace(nsid)?;
-    let Some(block_bytes) = found.block_bytes().filter(|_| found.nsze > 0) else {
-        return Err(Error::Local(format!("there is no namespace {nsid}")));
-    };
-    let durable = !host.session().controller().vwc.present();
-    let trims_to_zeros = trims_to_zeros(args, found.dlfeat);
-    Ok((Namespace { nsid, block_bytes, durable, trims_to_zeros }, found.nsze))
-}
-
-/// Whether deallocated blocks must read as zeros. DLFEAT applies to blocks that are deallocated: a
-/// target may report success and leave them unchanged.
-fn trims_to_zeros(args: &Args, dlfeat: u8) -> bool {
-    args.trims_certain && dlfeat & 7 == 1
+fn namespace(args: &Args, properties: &NamespaceProperties) -> Namespace {
+    Namespace {
+        block_bytes: properties.block_bytes,
+        durable: !properties.has_volatile_cache,
+        // DLFEAT applies to blocks that are deallocated: a target may report success and leave them
+        // unchanged.
+        trims_to_zeros: args.trims_certain && properties.deallocated_are_zeros,
+    }
 }
 
 /// Returns the configured range.
@@ -489,20 +484,19 @@ fn check_shape(shape: Shape, namespace: Namespace, blocks: u64) -> Result<Shape,
 }
 
 /// Returns the maximum number of blocks of one command.
-fn piece_blocks(args: &Args, host: &Host, namespace: Namespace) -> u64 {
-    let bytes = args.bs.min(host.session().max_transfer_bytes().into());
-    (bytes / u64::from(namespace.block_bytes)).clamp(1, 1 << 16)
+fn piece_blocks(args: &Args, properties: &NamespaceProperties) -> u64 {
+    let bytes = args.bs.min(properties.max_transfer_bytes.into());
+    (bytes / u64::from(properties.block_bytes)).clamp(1, 1 << 16)
 }
 
 /// Returns the configured mix, without operations that the controller does not support.
-fn mix_of(args: &Args, host: &Host, namespace: Namespace) -> Mix {
-    let oncs = host.session().controller().oncs;
+fn mix_of(args: &Args, properties: &NamespaceProperties) -> Mix {
     Mix {
         reads: args.reads,
-        zeros: if oncs.write_zeroes() { args.zeroes } else { 0 },
-        trims: if oncs.dataset_management() { args.trims } else { 0 },
+        zeros: if properties.can_write_zeroes { args.zeroes } else { 0 },
+        trims: if properties.can_discard { args.trims } else { 0 },
         fua: args.fua,
-        blocks: (1, piece_blocks(args, host, namespace)),
+        blocks: (1, piece_blocks(args, properties)),
     }
 }
 
@@ -521,12 +515,21 @@ mod tests {
     #[test]
     fn a_target_may_leave_what_was_deallocated_as_it_is() {
         let own = ["verify", "-a", "192.0.2.1", "-n", "nqn.2026-11.io.nvmfd:a"];
-        let certain = |more: &[&str], dlfeat| {
+        let certain = |more: &[&str], deallocated_are_zeros| {
             let line = Line::try_parse_from(own.iter().chain(more)).unwrap();
-            trims_to_zeros(&line.args, dlfeat)
+            let properties = NamespaceProperties {
+                block_bytes: 4096,
+                blocks: 1,
+                max_transfer_bytes: 4096,
+                has_volatile_cache: true,
+                can_write_zeroes: true,
+                can_discard: true,
+                deallocated_are_zeros,
+            };
+            namespace(&line.args, &properties).trims_to_zeros
         };
-        assert!(!certain(&[], 0b1001), "a hint");
-        assert!(certain(&["--trims-certain"], 0b1001));
-        assert!(!certain(&["--trims-certain"], 0b1000));
+        assert!(!certain(&[], true), "a hint");
+        assert!(certain(&["--trims-certain"], true));
+        assert!(!certain(&["--trims-certain"], false));
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct Outcome {
     pub(super) seed: u64,
     /// Number of reconnections to the target.
     pub(super) reconnects: u32,
+    /// Number of times that a path was lost.
+    pub(super) path_losses: u64,
     /// Number of times that the whole range was read.
     pub(super) reads_everything: u32,
     pub(super) elapsed: Duration,
@@ -59,9 +61,12 @@ impl Outcome {
             self.ops
         )?;
         let (all, back) = (self.reads_everything, self.reconnects);
-        writeln!(out, "  checked    : {blocks_checked} blocks; everything {}", times(all))?;
+        writeln!(out, "  checked    : {blocks_checked} blocks; everything {}", times(all.into()))?;
         if back > 0 {
-            writeln!(out, "  target     : came back {}", times(back))?;
+            writeln!(out, "  target     : came back {}", times(back.into()))?;
+        }
+        if self.path_losses > 0 {
+            writeln!(out, "  paths      : lost {}", times(self.path_losses))?;
         }
         let each = self.model_bytes as f64 / shape.blocks as f64;
         let mib = self.model_bytes as f64 / f64::from(1 << 20);
@@ -99,6 +104,7 @@ impl Outcome {
             "blocks_checked": blocks_checked,
             "everything_read": self.reads_everything,
             "reconnects": self.reconnects,
+            "path_losses": self.path_losses,
             "elapsed_ms": self.elapsed.as_millis() as u64,
             "first_lba": first_lba,
             "blocks": blocks,
@@ -112,7 +118,7 @@ impl Outcome {
 }
 
 /// How often something happened.
-fn times(count: u32) -> String {
+fn times(count: u64) -> String {
     match count {
         1 => "once".to_owned(),
         2 => "twice".to_owned(),

@@ -1,11 +1,14 @@
 //! `nvmf bench` and `nvmf verify` against a real target: on good days, and on bad ones.
 
 use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::target::{BLOCKS, HOST, HOSTID, SUBSYSTEM, TestTarget, ended, nvmf, nvmfd};
@@ -205,6 +208,11 @@ impl Daemon {
     pub(crate) fn kill(self) {
         drop(self);
     }
+
+    /// Has it read its configuration again.
+    fn reload(&self) {
+        kill(Pid::from_raw(self.0.id() as i32), Signal::SIGHUP).expect("there");
+    }
 }
 
 impl Drop for Daemon {
@@ -257,5 +265,99 @@ fn a_killed_daemon_loses_nothing_that_it_acknowledged() {
         found["reconnects"].as_u64() >= Some(1) && found["lost"].as_u64() > Some(0),
         "{found:#}"
     );
+    daemon.kill();
+}
+
+/// A command over two paths of a target, and its log.
+struct OverPaths(Child, BufReader<ChildStderr>);
+
+impl OverPaths {
+    fn start(target: &TestTarget, command: &str, more: &[&str]) -> OverPaths {
+        let (address, source) = (target.address(), target.source());
+        let mut child = Command::new(nvmf())
+            .args([command, "-a", &address, "--paths", &format!("{address}:4421"), "-w", &source])
+            .args(["-n", SUBSYSTEM, "-q", HOST, "-I", HOSTID, "--provider", "soft"])
+            .args(["-k", "1", "-c", "1", "--log", "info", "--json"])
+            .args(more)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("nvmf runs");
+        let log = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut it = OverPaths(child, log);
+        it.says("is live");
+        it.says("is live");
+        it
+    }
+
+    /// Waits for a line with this text.
+    fn says(&mut self, text: &str) {
+        let mut line = String::new();
+        while !line.contains(text) {
+            line.clear();
+            assert!(self.1.read_line(&mut line).expect("text") > 0, "it has not said {text:?}");
+        }
+    }
+
+    fn end(mut self) -> Value {
+        let mut log = String::new();
+        while self.1.read_line(&mut log).expect("text") > 0 {}
+        let ran = ended(self.0);
+        assert_eq!(ran.code(), 0, "{log}{}", ran.text());
+        ran.json()
+    }
+}
+
+#[test]
+fn over_two_paths_nothing_fails_when_one_is_lost_or_the_daemon_is_killed() {
+    let mut target = TestTarget::start();
+    let config = target.directory().join("nvmfd.toml");
+    let one = target.config_text("").replace("port = 4420", "port = 4421");
+    let second = format!("[[listener]]\naddress = \"{}\"\nport = 4421\n", target.address());
+    let both = target.config_text(&second);
+    fs::write(&config, &both).expect("written");
+    target.take().stop(Instant::now() + Duration::from_secs(10));
+    let daemon = Daemon::start(&config);
+    while !target.nvmf("id-ctrl", &[]).text().contains("nvmfd") {
+        thread::sleep(Duration::from_millis(100));
+    }
+
+    let (store, state) = (target.directory().join("disk1.img"), target.directory().join("state"));
+    let state = state.to_str().expect("a path");
+    let changes = || {
+        let before = fs::read(&store).expect("the store");
+        while fs::read(&store).expect("the store") == before {
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let load = ["--size", "8m", "--iodepth", "8", "--runtime", "600", "--state", state];
+    let mut verify = OverPaths::start(&target, "verify", &load);
+    changes();
+    fs::write(&config, &one).expect("written");
+    daemon.reload();
+    verify.says(":4420: the target closed the connection");
+    changes();
+    daemon.kill();
+    verify.says("requests wait");
+    fs::write(&config, &both).expect("written");
+    let daemon = Daemon::start(&config);
+    verify.says("is live");
+    verify.says("is live");
+    changes();
+    kill(Pid::from_raw(verify.0.id() as i32), Signal::SIGINT).expect("there");
+    let found = verify.end();
+    for name in ["violations", "failed", "lost"] {
+        assert_eq!(found[name], 0, "{found:#}");
+    }
+    assert!(found["path_losses"].as_u64() >= Some(2), "{found:#}");
+    target.nvmf("verify", &["--check", state]).good();
+
+    let mut bench = OverPaths::start(&target, "bench", &["--iodepth", "8", "--runtime", "3"]);
+    daemon.kill();
+    let daemon = Daemon::start(&config);
+    bench.says("is live");
+    let found = bench.end();
+    assert_eq!(found["jobs"][0]["error"], 0);
+    assert!(found["jobs"][0]["read"]["total_ios"].as_u64() > Some(0), "{found:#}");
     daemon.kill();
 }
