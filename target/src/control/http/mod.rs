@@ -4,6 +4,7 @@
 //! Each area has a file with its routes and handlers. Everything is bounded: connections at once,
 //! the length of a request, and the time for its arrival.
 
+mod browser;
 mod changes;
 mod controllers;
 mod disconnects;
@@ -73,20 +74,32 @@ fn changing() -> OpenApiRouter<ControlHandle> {
         .merge(trust::routes())
 }
 
-/// All routes, or those that only read, with their description at `/v1/openapi.json`. The
-/// description is generated for each request: it takes megabytes, and is rarely read.
-fn router(managed: ControlHandle, may_change: bool) -> Router {
-    let (router, _) = routes(may_change);
+/// Permitted requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Access {
+    /// Those that read.
+    Reading,
+    /// All.
+    Changing,
+}
+
+/// Routes with their description at `/v1/openapi.json`. The description is generated for each
+/// request: it takes megabytes, and is rarely read.
+fn router(managed: ControlHandle, access: Access) -> Router {
+    let (router, _) = routes(access);
     router
-        .route("/v1/openapi.json", get(async move || Json(routes(may_change).1)))
+        .route("/v1/openapi.json", get(async move || Json(routes(access).1)))
         .fallback(ApiError::no_such_path)
         .method_not_allowed_fallback(ApiError::no_such_method)
         .layer(Extension(watch::Room::new()))
         .with_state(managed)
 }
 
-fn routes(may_change: bool) -> (Router<ControlHandle>, Description) {
-    let all = if may_change { reading().merge(changing()) } else { reading() };
+fn routes(access: Access) -> (Router<ControlHandle>, Description) {
+    let all = match access {
+        Access::Reading => reading(),
+        Access::Changing => reading().merge(changing()),
+    };
     let (router, mut document) = all.split_for_parts();
     error::describe(&mut document);
     (router, document)

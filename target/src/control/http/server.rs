@@ -9,10 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::header::HOST;
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn;
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -26,9 +24,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
+use super::browser::{not_by_domain, only_by_address};
 use super::changes::Caller;
-use super::error::ApiError;
-use super::{MOST_BODY_BYTES, router};
+use super::{Access, MOST_BODY_BYTES, router};
 use crate::config::ManagementConfig;
 use crate::control::handle::ControlHandle;
 
@@ -73,7 +71,8 @@ impl Server {
         };
         match unix {
             Ok(listener) => {
-                let router = router(managed.clone(), true);
+                let router = router(managed.clone(), Access::Changing);
+                let router = router.layer(from_fn(not_by_domain));
                 server.accept(move || accept_unix(listener, router));
             }
             Err(sentence) if config.socket.is_some() => return Err(sentence),
@@ -85,7 +84,8 @@ impl Server {
         if let Some(at) = config.http {
             let listener = bind_loopback(at)?;
             info!("read-only management interface at http://{at}");
-            let router = router(managed.clone(), false).layer(middleware::from_fn(only_by_address));
+            let router = router(managed.clone(), Access::Reading);
+            let router = router.layer(from_fn(only_by_address));
             server.accept(move || accept_loopback(listener, router));
         }
         Ok(server)
@@ -156,22 +156,6 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
         .await;
     if let Err(error) = served {
         debug!("management connection failed: {error}");
-    }
-}
-
-/// Rejects foreign names: a web page of another site, whose name resolves to this address, must not read.
-async fn only_by_address(request: Request, next: Next) -> Response {
-    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    // With or without a port.
-    let is_ours = |host: &str| {
-        let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
-        let at = |host: &str| host.parse().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
-        at(host) || at(&format!("{host}:1")) || port.map_or(host, |(name, _)| name) == "localhost"
-    };
-    match host {
-        Some(host) if is_ours(host) => next.run(request).await,
-        _ => ApiError::not_found("this is no name of the interface", "ask for it by its address")
-            .into_response(),
     }
 }
 

@@ -277,7 +277,7 @@ fn what_a_host_formats_is_not_protected_meanwhile() {
 
 #[test]
 fn the_judge_of_schemas_sees_what_is_wrong() {
-    let (_, document) = routes(true);
+    let (_, document) = routes(Access::Changing);
     let document = serde_json::to_value(document).unwrap();
     let schema = &document["components"]["schemas"]["Problem"];
     let right = r#"{"title": "a", "status": 404, "detail": "a", "remedy": "a"}"#;
@@ -397,6 +397,63 @@ fn the_loopback_address_is_for_reading_by_its_own_name() {
         for (path, item) in document["paths"].as_object().unwrap() {
             let methods: Vec<_> = item.as_object().unwrap().keys().collect();
             assert_eq!(methods, ["get"], "{path}");
+        }
+    });
+}
+
+/// A response as it is sent, to a request with these fields.
+fn raw(mut stream: impl Read + Write, request: &str, fields: &str) -> String {
+    write!(stream, "{request} HTTP/1.1\r\n{fields}Connection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn pages_of_other_sites_change_nothing_and_read_nothing() {
+    let served = "http = \"127.0.43.10:4480\"\n";
+    stage(served).visit(|socket| {
+        let unix = |request: &str, fields: &str| {
+            let answer = raw(UnixStream::connect(socket).unwrap(), request, fields);
+            answer.split(' ').nth(1).unwrap().to_owned()
+        };
+        let tcp = |request: &str, fields: &str| {
+            let stream = TcpStream::connect("127.0.43.10:4480").unwrap();
+            raw(stream, request, fields).split(' ').nth(1).unwrap().to_owned()
+        };
+        // A forwarded socket: 405 has passed all checks.
+        let post = "POST /v1/status";
+        for (origin, status) in [
+            ("", "405"),
+            ("Origin: http://localhost:9000\r\n", "405"),
+            ("Origin: https://localhost:9000\r\n", "403"),
+            ("Origin: http://localhost:9001\r\n", "403"),
+            ("Origin: http://evil.example\r\n", "403"),
+            ("Origin: null\r\n", "403"),
+            ("Origin: http://localhost:9000\r\nOrigin: null\r\n", "403"),
+        ] {
+            let fields = format!("Host: localhost:9000\r\n{origin}");
+            assert_eq!(unix(post, &fields), status, "{origin}");
+            assert_eq!(tcp(post, &fields), status, "{origin}");
+        }
+        // A name of the site that resolves to this machine.
+        let rebound = "Host: evil.example:9000\r\nOrigin: http://evil.example:9000\r\n";
+        for request in [post, "GET /v1/status"] {
+            assert_eq!(
+                (unix(request, rebound), tcp(request, rebound)),
+                ("404".into(), "404".into())
+            );
+        }
+        for (host, on_unix, on_tcp) in [
+            ("Host: nvmfd\r\n", "200", "404"),
+            ("Host: 127.0.0.1:4480\r\n", "200", "200"),
+            ("Host: [::1]:4480\r\n", "200", "200"),
+            ("Host: ::1\r\n", "200", "200"),
+            ("Host: 192.0.2.1\r\n", "404", "404"),
+            ("Host: localhost.\r\n", "404", "404"),
+        ] {
+            let found = (unix("GET /v1/status", host), tcp("GET /v1/status", host));
+            assert_eq!(found, (on_unix.into(), on_tcp.into()), "{host}");
         }
     });
 }
