@@ -415,7 +415,8 @@ fn what_cannot_be_tried_is_refused_with_dry_run_and_changes_nothing() {
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, text.clone() + own).unwrap();
     let list = daemon.says(&["namespace", "list"]);
-    refused(&["reload"]);
+    let plan = daemon.says(&["reload", "--dry-run"]);
+    assert!(plan.contains("namespace 2"), "{plan}");
     assert_eq!(daemon.says(&["namespace", "list"]), list);
 
     daemon.says(&["namespace", "remove", NQN, "2"]);

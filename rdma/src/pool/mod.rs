@@ -81,15 +81,21 @@ impl PoolPlan {
         self.cell_section() + self.receive_section() + self.data_section()
     }
 
-    fn cell_section(&self) -> u64 {
+    /// Bytes of the section of cells.
+    #[must_use]
+    pub fn cell_section(&self) -> u64 {
         (u64::from(self.cells) * u64::from(CELL_BYTES)).next_multiple_of(u64::from(PAGE_BYTES))
     }
 
-    fn receive_section(&self) -> u64 {
+    /// Bytes of the section of receive buffers.
+    #[must_use]
+    pub fn receive_section(&self) -> u64 {
         u64::from(self.receives) * self.receive_bytes()
     }
 
-    fn data_section(&self) -> u64 {
+    /// Bytes of the section of data buffers.
+    #[must_use]
+    pub fn data_section(&self) -> u64 {
         self.data_bytes.next_multiple_of(u64::from(self.largest_bytes.max(PAGE_BYTES)))
     }
 

@@ -144,7 +144,10 @@ fn by_name(sources: &[Source]) -> Result<BTreeMap<String, String>, Failure> {
 
 /// Reloads the configuration file.
 pub(crate) async fn reload(client: &Client, output: Output) -> Result<(), Failure> {
-    let done = client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?;
+    let done = match output.dry_run {
+        true => client.get::<Outcome>("/v1/plan").await?,
+        false => client.send::<Outcome>(Method::POST, "/v1/reload", &()).await?,
+    };
     output.answer(&done, text);
     Ok(())
 }

@@ -204,10 +204,6 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
 /// Reason why a command has no dry run, if it has none.
 fn without_dry_run(family: &Family) -> Option<&'static str> {
     match family {
-        Family::Reload => Some(
-            "a reload has no dry run: `nvmfctl plan /etc/nvmfd/nvmfd.toml` shows the differences \
-             of the file, and `nvmfctl changes list` the changes that it does not contain",
-        ),
         Family::Changes(change::Command::Forget) => Some(
             "this has no dry run: `nvmfctl changes list` shows the changes that would be dropped",
         ),

@@ -11,6 +11,8 @@ mod disconnects;
 mod error;
 mod health;
 mod log_level;
+mod memory;
+mod reload_plan;
 mod server;
 mod stats;
 mod status;
@@ -62,6 +64,8 @@ fn reading() -> OpenApiRouter<ControlHandle> {
         .merge(stats::routes())
         .merge(log_level::reading())
         .merge(watch::routes())
+        .merge(memory::routes())
+        .merge(reload_plan::routes())
 }
 
 /// Routes that change the target: on the Unix socket only. Each area adds its own here.
@@ -92,6 +96,7 @@ fn router(managed: ControlHandle, access: Access) -> Router {
         .fallback(ApiError::no_such_path)
         .method_not_allowed_fallback(ApiError::no_such_method)
         .layer(Extension(watch::Room::new()))
+        .layer(Extension(reload_plan::Reader::new()))
         .with_state(managed)
 }
 

@@ -459,6 +459,45 @@ fn pages_of_other_sites_change_nothing_and_read_nothing() {
 }
 
 #[test]
+fn a_plan_has_what_a_reload_would_change_or_the_errors_of_the_files() {
+    let stage = stage("");
+    let file = stage.directory.path().join("nvmfd.toml");
+    stage.visit(move |socket| {
+        let none = serde_json::json!({"differences": [], "needs_restart": [], "kept": true});
+        assert_eq!(get(socket, "/v1/plan"), (200, none));
+        let text = std::fs::read_to_string(&file).unwrap();
+        let next = text
+            .replace("1MiB", "2MiB")
+            .replace("[management]", "[limits]\nio_queues = 3\n[management]");
+        std::fs::write(&file, next).unwrap();
+        let (_, plan) = get(socket, "/v1/plan");
+        assert!(plan["differences"][0].as_str().unwrap().contains("2MiB"), "{plan}");
+        assert_eq!(plan["needs_restart"][0], "[limits]");
+        std::fs::write(&file, "provider = 1").unwrap();
+        let (status, problem) = get(socket, "/v1/plan");
+        assert_eq!(status, 422, "{problem}");
+        assert!(problem["detail"].as_str().unwrap().contains("line 1"), "{problem}");
+    });
+}
+
+#[test]
+fn memory_is_the_formula() {
+    stage("").visit(|socket| {
+        let (_, memory) = get(socket, "/v1/memory");
+        let sections = memory["pool"].as_array().unwrap();
+        let sizes: Vec<u64> =
+            sections.iter().map(|one| one["size_bytes"].as_u64().unwrap()).collect();
+        assert_eq!(sizes, [512 << 10, 32 << 20, 32 << 20]);
+        let host = &memory["host"];
+        let [io_queues, queue, controller, sum] =
+            ["io_queues", "io_queue_bytes", "controller_bytes", "size_bytes"]
+                .map(|key| host[key].as_u64().unwrap());
+        assert_eq!((io_queues, controller + io_queues * queue), (16, sum));
+        assert!(memory["resident_bytes"].as_u64().unwrap() > 1 << 20);
+    });
+}
+
+#[test]
 fn a_socket_has_its_permissions_and_one_owner() {
     let first = stage("mode = \"0600\"\n");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
