@@ -126,8 +126,9 @@ sim: packages ## Simulate hosts, network, target and disks: make sim SEEDS=10000
 	SEEDS=$(or $(SEEDS),1000) $(CARGO) test --release -p nvmfd-gateway --test simulation -- --nocapture
 	SWAPS=$(or $(SWAPS),100000) $(CARGO) test --release -p nvmfd --test qpair no_update_is_lost -- --nocapture
 
-demo: programs ## Watch it: target and host on this machine, no adapter, no kernel module, no root
-	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/demo "$(BUILD)"
+demo: ## Watch it: target and host on this machine, no adapter, no kernel module, no root
+	$(CARGO) build --profile demo --no-default-features -p nvmfd -p initiator
+	NVMFD="$(BUILD)"/demo/nvmfd NVMFCTL="$(BUILD)"/demo/nvmfctl NVMF="$(BUILD)"/demo/nvmf tests/demo/demo "$(BUILD)"
 
 record: programs ## Record the demonstration: docs/src/demo.md, and its picture docs/demo.svg
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/record "$(BUILD)"
