@@ -48,7 +48,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -74,7 +74,7 @@ programs: # The programs alone: a third of the work
 	$(say_features)
 	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 
-test: test-packages format lint unit some-mutants doc build budgets native guests ## Everything that has to pass before a change is merged
+test: test-packages format lint unit some-mutants doc build budgets native client guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -102,6 +102,10 @@ native: build # Target and host on this machine, by a user without any right, an
 	@$(call install,libnbd-bin qemu-utils fio)
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/demo/unprivileged attach
+
+client: build # A client that is generated from the OpenAPI document uses the management interface
+	@python3 -c 'import ensurepip' 2>/dev/null || { $(call install,python3-venv); }
+	NVMFD="$(NVMFD)" tests/client/run "$(BUILD)"
 
 guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \

@@ -13,6 +13,7 @@ mod health;
 mod log_level;
 mod memory;
 mod reload_plan;
+mod schema_variants;
 mod server;
 mod stats;
 mod status;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 use axum::routing::get;
 use axum::{Extension, Json, Router};
+use serde_json::Value;
 use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Description;
 use utoipa_axum::router::OpenApiRouter;
@@ -33,7 +35,7 @@ pub(crate) use error::ApiError;
 pub(super) use server::Server;
 
 use super::handle::ControlHandle;
-use crate::api::Problem;
+use crate::api::{Event, Problem};
 
 /// The longest body of a request, in bytes.
 const MOST_BODY_BYTES: usize = 1 << 20;
@@ -43,7 +45,7 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 
 #[derive(OpenApi)]
 #[openapi(
-    components(schemas(Problem)),
+    components(schemas(Problem, Event)),
     info(
         title = "nvmfd",
         description = "Management interface of an NVMe over RDMA target.",
@@ -92,12 +94,19 @@ enum Access {
 fn router(managed: ControlHandle, access: Access) -> Router {
     let (router, _) = routes(access);
     router
-        .route("/v1/openapi.json", get(async move || Json(routes(access).1)))
+        .route("/v1/openapi.json", get(async move || Json(description(access))))
         .fallback(ApiError::no_such_path)
         .method_not_allowed_fallback(ApiError::no_such_method)
         .layer(Extension(watch::Room::new()))
         .layer(Extension(reload_plan::Reader::new()))
         .with_state(managed)
+}
+
+/// The OpenAPI document.
+fn description(access: Access) -> Value {
+    let mut document = serde_json::to_value(routes(access).1).unwrap_or_default();
+    schema_variants::name(&mut document);
+    document
 }
 
 fn routes(access: Access) -> (Router<ControlHandle>, Description) {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::num::NonZeroU64;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,13 +14,16 @@ use std::time::{Duration, SystemTime};
 
 use axum::Extension;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
+use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
+use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -54,31 +58,52 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(watch))
 }
 
-/// Streams events from now on.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct WatchQuery {
+    /// The response ends after so many events. The first is `watching`, at once. Absent: it does
+    /// not end.
+    #[param(value_type = Option<u64>, minimum = 1)]
+    events: Option<NonZeroU64>,
+}
+
+/// Streams events from now on: lines, each with the JSON of an `Event`.
 #[utoipa::path(
     get,
     path = "/v1/watch",
+    params(WatchQuery),
     responses(
-        (status = 200, body = Event, content_type = "application/jsonl"),
+        (status = 200, body = String, content_type = "application/jsonl"),
+        (status = 400, body = Problem),
         (status = 503, body = Problem)
     )
 )]
 async fn watch(
     State(managed): State<ControlHandle>,
     Extension(Room(room)): Extension<Room>,
+    query: Result<Query<WatchQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let Query(WatchQuery { events }) = query.map_err(|error| {
+        ApiError::new(StatusCode::BAD_REQUEST, error.body_text(), "see /v1/openapi.json")
+    })?;
     let permit = room.try_acquire_owned().map_err(|_| {
         let error = format!("{MOST_WATCHERS} are watching already");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error, "end one of them")
     })?;
     let (lines, sent) = mpsc::channel(MOST_BEHIND);
-    tokio::spawn(follow(managed, lines, permit));
+    let events = events.map_or(u64::MAX, NonZeroU64::get);
+    tokio::spawn(follow(managed, lines, events, permit));
     Ok(([(CONTENT_TYPE, "application/jsonl")], Body::new(Lines(sent))).into_response())
 }
 
 /// Compares snapshots until the client disconnects. A slow client gets events later, but loses
 /// none.
-async fn follow(managed: ControlHandle, lines: mpsc::Sender<Bytes>, _room: OwnedSemaphorePermit) {
+async fn follow(
+    managed: ControlHandle,
+    lines: mpsc::Sender<Bytes>,
+    mut events: u64,
+    _room: OwnedSemaphorePermit,
+) {
     let mut seen = WatchedState::of(&managed);
     let mut happened = vec![Happened::Watching];
     let mut look = interval(LOOK);
@@ -90,6 +115,10 @@ async fn follow(managed: ControlHandle, lines: mpsc::Sender<Bytes>, _room: Owned
             let Ok(mut line) = serde_json::to_vec(&event) else { continue };
             line.push(b'\n');
             if lines.send(line.into()).await.is_err() {
+                return;
+            }
+            events -= 1;
+            if events == 0 {
                 return;
             }
         }
