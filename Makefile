@@ -48,7 +48,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client monitoring guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -60,9 +60,9 @@ packages: ## Install the Debian packages that a build needs, where they are miss
 
 test-packages: packages
 	@$(call install,$(TEST_PACKAGES))
-	@command -v promtool >/dev/null || [ -x "$(BUILD)/promtool" ] || { mkdir -p "$(BUILD)/deb" && cd "$(BUILD)/deb" && \
+	@[ -x "$(BUILD)/prometheus" ] || { mkdir -p "$(BUILD)/deb" && cd "$(BUILD)/deb" && rm -f prometheus_*.deb && \
 	  apt-get -qq -o APT::Sandbox::User=root download prometheus && \
-	  dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool >../promtool && chmod 755 ../promtool; }
+	  dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components 3 -C .. ./usr/bin/promtool ./usr/bin/prometheus; }
 
 # Installs nothing: `make packages` does.
 build: ## Build everything: build/release/nvmfd, nvmfctl, nvmf
@@ -74,7 +74,7 @@ programs: # The programs alone: a third of the work
 	$(say_features)
 	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 
-test: test-packages format lint unit some-mutants doc build budgets native client guests ## Everything that has to pass before a change is merged
+test: test-packages format lint unit some-mutants doc build budgets native client monitoring guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -106,6 +106,9 @@ native: build # Target and host on this machine, by a user without any right, an
 client: build # A client that is generated from the OpenAPI document uses the management interface
 	@python3 -c 'import ensurepip' 2>/dev/null || { $(call install,python3-venv); }
 	NVMFD="$(NVMFD)" tests/client/run "$(BUILD)"
+
+monitoring: build test-packages # A real Prometheus scrapes the daemon, and evaluates alerts and dashboard
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" PROMETHEUS="$(BUILD)"/prometheus tests/monitoring/run
 
 guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \

@@ -343,6 +343,11 @@ fn what_alerts_and_dashboard_ask_for_is_told() {
             assert!(told.contains(&format!("\"{name}\"")), "{file}: {metric}");
         }
     }
+    let asked = text("configs/prometheus-alerts.yml") + &text("configs/grafana-dashboard.json");
+    let (metrics, _) = told.split_once("#[cfg(test)]").expect("tests");
+    for metric in words(metrics).filter(|word| word.starts_with("nvmfd_")) {
+        assert!(asked.contains(metric), "neither an alert nor the dashboard shows {metric}");
+    }
     // What the alerts call causes are some.
     let (alerts, causes) = (text("configs/prometheus-alerts.yml"), text("docs/why.md"));
     for each in alerts.split("cause=~").skip(1) {
