@@ -218,8 +218,8 @@ impl Watch {
     /// Time since the cluster has confirmed the watch. While the cluster cannot be reached it grows.
     ///
     /// # Errors
-    /// The watch is lost (ENOTCONN): the object was removed, or the client was excluded or not heard
-    /// of for too long.
+    /// The watch is lost (ENOTCONN): the object was removed, the client was excluded, or the cluster
+    /// has received nothing from it for too long.
     pub fn age(&self) -> Result<Duration, Errno> {
         self.0.age()
     }

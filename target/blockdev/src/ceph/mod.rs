@@ -3,7 +3,7 @@
 pub(crate) mod connection;
 pub(crate) mod ffi;
 #[cfg(test)]
-pub(crate) mod testing;
+pub(crate) mod tests;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -13,11 +13,12 @@
 //!
 //! A store keeps its id when it is opened again, so commands and namespaces do not notice.
 
+mod standby;
 mod trust;
 
 use std::mem::take;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -43,8 +44,6 @@ const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum of tasks, each at a file system or device of its own.
 const TASKS_MAX: usize = 64;
-/// Number of images that are acquired or released at once.
-const IMAGES_AT_ONCE: usize = 16;
 /// Stands for the file system of the state directory.
 const RECORDS: u64 = u64::MAX;
 
@@ -428,69 +427,6 @@ impl DeviceMonitor {
         outcome.map_err(Untrusted::Failing)?;
         warn!("{}: trusted again by the administrator: flushes succeed", device.place);
         Ok(())
-    }
-
-    /// Takes stores in standby into service, in parallel: takes their locks, and breaks those of
-    /// clients at these addresses, which are excluded from the cluster first. Blocks as long as the
-    /// cluster does not answer.
-    ///
-    /// # Errors
-    /// Why one of them cannot be served; others may be in service.
-    pub fn acquire(
-        &self,
-        devices: &[Arc<MonitoredDevice>],
-        former: &[String],
-    ) -> Result<(), String> {
-        let former = former.to_vec();
-        self.in_parallel(devices, move |shared, device| {
-            let backing = device.backing();
-            if backing.is_fenced_standby()
-                && let Err(why) = shared.replace(device, &backing)
-                && device.backing().is_fenced_standby()
-            {
-                return Err(why);
-            }
-            device.backing().acquire(&former).map_err(|error| error.to_string())
-        })
-    }
-
-    /// Returns stores to standby, in parallel: operations that have not started are refused, others
-    /// land, then the locks are released. Blocks as long as the cluster does not answer.
-    ///
-    /// # Errors
-    /// Why a lock is not released. None of them starts an operation any more.
-    pub fn release(&self, devices: &[Arc<MonitoredDevice>]) -> Result<(), String> {
-        devices.iter().for_each(|device| device.health.set_standby(true));
-        self.in_parallel(devices, |_, device| {
-            device.backing().release().map_err(|error| error.to_string())
-        })
-    }
-
-    /// Does something with all devices; returns the first error.
-    fn in_parallel(
-        &self,
-        devices: &[Arc<MonitoredDevice>],
-        act: impl Fn(&Shared, &MonitoredDevice) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Result<(), String> {
-        let (act, next) = (Arc::new(act), Arc::new(AtomicUsize::new(0)));
-        let devices: Arc<[Arc<MonitoredDevice>]> = devices.into();
-        let begin = |_| {
-            let (own, act) = (Arc::clone(&self.shared), Arc::clone(&act));
-            let (devices, next) = (Arc::clone(&devices), Arc::clone(&next));
-            self.shared.pool.spawn(move || {
-                let mut outcome = Ok(());
-                while let Some(device) = devices.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    outcome = outcome.and(act(&own, device));
-                }
-                outcome
-            })
-        };
-        let tasks = (0..devices.len().min(IMAGES_AT_ONCE)).map(begin).collect::<Vec<_>>();
-        let end = |task: std::io::Result<mpsc::Receiver<Result<(), String>>>| {
-            let task = task.map_err(|error| format!("no thread: {error}"))?;
-            task.recv().unwrap_or_else(|_| Err("a task has failed".to_owned()))
-        };
-        tasks.into_iter().map(end).fold(Ok(()), Result::and)
     }
 
     /// Logs the stores that the next start will not find. Waits until the deadline at most.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::{Bench, SIZE, STORE, act, agree, every_operation};
-use crate::ceph::testing::{cluster, signal, tool};
+use crate::ceph::tests::{cluster, signal, tool};
 use crate::ceph::{ClusterConfig, ImageName};
 use crate::rbd::{DataClient, examine};
 use crate::uring::*;
