@@ -72,3 +72,6 @@ impl DeviceMonitor {
         tasks.into_iter().map(end).fold(Ok(()), Result::and)
     }
 }
+
+#[cfg(test)]
+mod tests;

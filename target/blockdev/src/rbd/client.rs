@@ -43,7 +43,8 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// The client through which this process has images of a cluster open.
+/// The client through which this process has images of a cluster open. It is connected as long as one
+/// of these or an image exists.
 #[derive(Clone, Debug)]
 pub struct DataClient(Arc<Client>);
 
