@@ -97,23 +97,26 @@ impl ObjectClient {
     /// # Errors
     /// ENOENT: there is no such object; else the errno.
     pub fn read(&self, object: &str) -> Result<BTreeMap<String, Vec<u8>>, Errno> {
+        self.read_prefixes(object, &[""])
+    }
+
+    /// The keys of an object that begin with one of these texts, as they were at one time.
+    ///
+    /// # Errors
+    /// As [`ObjectClient::read`].
+    pub fn read_prefixes(
+        &self,
+        object: &str,
+        prefixes: &[&str],
+    ) -> Result<BTreeMap<String, Vec<u8>>, Errno> {
         // A handle of its own, because it keeps the version of the last operation.
         let mut pool = self.handle()?;
-        'again: loop {
-            let first = pool.read_omap(object, "", None)?;
-            let (mut pairs, mut more) = (first.pairs, first.more);
-            while more {
-                let after = pairs.last().map_or("", |(key, _)| key.as_str());
-                let page = match pool.read_omap(object, after, Some(first.version)) {
-                    // The object has changed.
-                    Err(Errno::ERANGE | Errno::EOVERFLOW) => continue 'again,
-                    page => page?,
-                };
-                // An empty page would be asked for again without end.
-                more = page.more && !page.pairs.is_empty();
-                pairs.extend(page.pairs);
+        loop {
+            match read_once(&mut pool, object, prefixes) {
+                // The object has changed meanwhile.
+                Err(Errno::ERANGE | Errno::EOVERFLOW) => {}
+                outcome => return outcome,
             }
-            return Ok(pairs.into_iter().collect());
         }
     }
 
@@ -191,6 +194,29 @@ impl ObjectClient {
     fn handle(&self) -> Result<ffi::Pool, Errno> {
         ffi::Pool::new(&self.client, &self.pool_name, &self.namespace)
     }
+}
+
+/// The keys of one version of an object; ERANGE or EOVERFLOW: it has changed between two replies.
+fn read_once(
+    pool: &mut ffi::Pool,
+    object: &str,
+    prefixes: &[&str],
+) -> Result<BTreeMap<String, Vec<u8>>, Errno> {
+    let (mut all, mut version) = (BTreeMap::new(), None);
+    for prefix in prefixes {
+        let mut after = String::new();
+        loop {
+            let page = pool.read_omap(object, (*prefix, after.as_str()), version)?;
+            version = Some(page.version);
+            let last = page.pairs.last().map(|(key, _)| key.clone());
+            all.extend(page.pairs);
+            match last.filter(|_| page.more) {
+                Some(last) => after = last,
+                None => break,
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// A watch on an object, until it is dropped.

@@ -132,6 +132,10 @@ fn more_keys_than_one_reply_has_are_read_as_of_one_time() {
             let first = &all["key.0000"];
             assert_eq!(all.len(), 2500);
             assert!(all.values().all(|value| value == first), "keys of two times");
+            let some = client.read_prefixes(&object, &["key.00", "key.12", "none"]).unwrap();
+            let first = &some["key.0000"];
+            assert_eq!((some.len(), some.contains_key("key.1299")), (200, true));
+            assert!(some.values().all(|value| value == first), "keys of two times");
         }
     });
     assert_eq!(client.read(&object).unwrap()["key.2499"], b"20");

@@ -38,18 +38,19 @@ pub(crate) struct Change<'a> {
 }
 
 impl Pool {
-    /// Keys after `after`; of this version of the object, if one is named. Exclusive, because the
-    /// library keeps the version in the handle.
+    /// Keys that begin with `prefix` and are after `after`; of this version of the object, if one is
+    /// named. Exclusive, because the library keeps the version in the handle.
     ///
     /// # Errors
     /// ENOENT: there is no such object; ERANGE or EOVERFLOW: it has another version; else the errno.
     pub(crate) fn read_omap(
         &mut self,
         object: &str,
-        after: &str,
+        (prefix, after): (&str, &str),
         version: Option<u64>,
     ) -> Result<Page, Errno> {
-        let (api, object, after) = (self.api(), c(object)?, c(after)?);
+        let (api, object) = (self.api(), c(object)?);
+        let (prefix, after) = (c(prefix)?, c(after)?);
         let (mut iterator, mut more, mut code) = (null_mut(), 0, 0);
         // SAFETY: the operation and the iterator are live from here to their release; the numbers
         // outlive the call that writes them; texts end with a zero.
@@ -61,7 +62,7 @@ impl Pool {
             (api.rados_read_op_omap_get_vals2)(
                 op,
                 after.as_ptr(),
-                c"".as_ptr(),
+                prefix.as_ptr(),
                 PAGE_KEYS,
                 &raw mut iterator,
                 &raw mut more,
