@@ -83,7 +83,8 @@ impl Image {
     }
 
     /// Takes the lock. That of a client which does not exist any more is broken, after it was
-    /// excluded from the cluster; that of any other is respected.
+    /// excluded from the cluster; that of any other is respected. (librbd would break the lock of a
+    /// client that has not answered the cluster for half a minute, and not exclude it.)
     fn take_lock(&self, is_former: impl Fn(&str) -> bool) -> Result<(), OpenError> {
         let name = &self.name;
         let refused = |errno| {
@@ -93,8 +94,11 @@ impl Image {
             failed(&self.client.config, &format!("take the lock of {name}"), errno)
         };
         let owner = self.raw.lock_owner().map_err(refused)?;
-        let owner = owner.filter(|owner| *owner != self.client.address && is_former(owner));
-        if let Some(owner) = owner {
+        if let Some(owner) = owner.filter(|owner| *owner != self.client.address) {
+            let is_there = || Ok(self.is_on_demand() || self.raw.watchers()?.contains(&owner));
+            if !is_former(&owner) && is_there().map_err(refused)? {
+                return Err(self.is_in_use());
+            }
             self.client.exclude(&owner).map_err(refused)?;
             match self.raw.break_lock(&owner) {
                 Ok(()) => info!("{name}: the lock of {owner}, which is excluded now, is broken"),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::cluster::{copied, read_text};
-use super::load::ConfigOption;
+use super::load::{ConfigOption, Watcher};
 use super::{Api, CompletionQueue, Handle, Pool, c, check};
 use crate::Space;
 use crate::step::Step;
@@ -18,6 +18,9 @@ const EXCLUSIVE: i32 = 0;
 const THICK_PROVISION: i32 = 1;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
 const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+
+/// Maximum number of clients that have an image open.
+const WATCHERS_MAX: usize = 256;
 
 /// An open image.
 pub(crate) struct Image {
@@ -150,6 +153,26 @@ impl Image {
             (self.api().rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count);
             Ok(owner)
         }
+    }
+
+    /// The addresses of the clients that have it open, also of those that ended less than half a
+    /// minute ago.
+    ///
+    /// # Errors
+    /// The errno; ERANGE: there are too many.
+    pub(crate) fn watchers(&self) -> Result<Vec<String>, Errno> {
+        let none = Watcher { address: null_mut(), id: 0, cookie: 0 };
+        let (mut watchers, mut count) = ([none; WATCHERS_MAX], WATCHERS_MAX);
+        // SAFETY: room for `count` watchers, which the library fills and counts.
+        check(unsafe {
+            (self.api().rbd_watchers_list)(self.raw, watchers.as_mut_ptr(), &raw mut count)
+        })?;
+        let filled = watchers.iter().take(count);
+        // SAFETY: each of them has a text, which stays until it is released below.
+        let addresses = filled.map(|it| unsafe { copied(it.address) }).collect();
+        // SAFETY: what the library has allocated for these watchers is released once.
+        unsafe { (self.api().rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), count) };
+        Ok(addresses)
     }
 
     /// Takes the lock. Blocks for up to half a minute if its owner does not answer.

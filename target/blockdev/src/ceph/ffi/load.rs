@@ -19,6 +19,15 @@ pub(super) struct ConfigOption {
     pub(super) source: c_int,
 }
 
+/// `rbd_image_watcher_t` of `rbd/librbd.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Watcher {
+    pub(super) address: *mut c_char,
+    pub(super) id: i64,
+    pub(super) cookie: u64,
+}
+
 macro_rules! api {
     ($($library:ident { $(fn $name:ident($($arg:ty),* $(,)?) $(-> $ret:ty)?;)* })*) => {
         /// The entry points of librados and librbd, found at run time, never unloaded.
@@ -116,6 +125,8 @@ api! {
         fn rbd_lock_release(Handle) -> c_int;
         fn rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
         fn rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+        fn rbd_watchers_list(Handle, *mut Watcher, *mut usize) -> c_int;
+        fn rbd_watchers_list_cleanup(*mut Watcher, usize);
         fn rbd_lock_break(Handle, c_int, Text) -> c_int;
         fn rbd_is_exclusive_lock_owner(Handle, *mut c_int) -> c_int;
         fn rbd_aio_create_completion(*mut c_void, Option<AioCallback>, *mut Handle) -> c_int;

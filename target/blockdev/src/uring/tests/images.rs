@@ -161,6 +161,29 @@ fn the_lock_of_a_killed_process_of_the_same_daemon_is_broken() {
 }
 
 #[test]
+#[ignore = "needs a cluster"]
+fn the_lock_of_another_daemon_that_was_killed_is_broken_when_the_cluster_knows() {
+    tool("ceph config set osd osd_client_watch_timeout 5");
+    let (name, dir) = (image(), crate::testing::directory());
+    let other = ClusterConfig { addresses: Some(dir.path().join("a")), ..cluster("nvmfd") };
+    take_and_abort(&name, &other);
+    let owner = examine(&cluster("admin"), &name, false).unwrap().owner.expect("a leftover");
+    says(open(&name, &cluster("admin")), &["in use", &owner]);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let backing = loop {
+        match open(&name, &cluster("admin")) {
+            Ok(backing) => break backing,
+            Err(why) => assert!(Instant::now() < deadline && why.may_pass, "{why}"),
+        }
+    };
+    tool("ceph config rm osd osd_client_watch_timeout");
+    assert!(tool("ceph osd blocklist ls").contains(&owner), "what it has sent may arrive late");
+    let mut bench = Bench::new(8);
+    bench.ring.attach(STORE, backing).unwrap();
+    assert_eq!(bench.read(0, 4096), Ok(vec![0x55; 4096]));
+}
+
+#[test]
 #[ignore = "the process of the_lock_of_a_killed_process_of_the_same_daemon_is_broken"]
 fn the_killed_process() {
     let Ok(leftover) = std::env::var(LEFTOVER) else { return };
