@@ -86,6 +86,15 @@ impl BackingDevice {
         }
     }
 
+    /// Whether it is an image that has grown, and can be served with its new size.
+    #[must_use]
+    pub fn has_grown(&self) -> bool {
+        let (found, block) = (self.found_bytes(), self.block_size_bytes());
+        self.kind == Kind::Rbd
+            && found > self.size_bytes()
+            && found.is_multiple_of(u64::from(block))
+    }
+
     /// Compares by identity where the path is assigned by the kernel, so that any device may appear
     /// there.
     pub(super) fn is_the_device(&self, fresh: &BackingDevice) -> Result<(), OpenError> {
@@ -111,7 +120,10 @@ impl BackingDevice {
     #[must_use]
     pub fn inspect(&self, thorough: bool) -> Condition {
         if let Some(image) = &self.image {
-            return image.inspect(self.size_bytes(), self.block_size_bytes(), thorough);
+            let (condition, found) =
+                image.inspect(self.size_bytes(), self.block_size_bytes(), thorough);
+            self.is_long(found);
+            return condition;
         }
         let Some(hold) = &self.hold else { return Condition::Sound };
         let look = || -> std::io::Result<u64> {

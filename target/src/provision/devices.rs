@@ -409,6 +409,20 @@ impl DeviceTable {
         }
     }
 
+    /// Namespaces whose image has grown since it was served.
+    pub(super) fn grown_images(&self) -> Vec<Place> {
+        let grown = |store: &ServedDevice| store.monitored.backing().has_grown();
+        let places = self.by_namespace.iter().filter(|(_, store)| grown(store));
+        places.map(|(place, _)| *place).collect()
+    }
+
+    /// Whether the adoption of this table changes the size of an image.
+    pub(super) fn has_new_sizes(&self) -> bool {
+        let is_new =
+            |store: &ServedDevice| store.resize.is_some() && store.monitored.backing().has_grown();
+        self.by_namespace.values().any(is_new)
+    }
+
     /// The device of a namespace.
     #[must_use]
     pub fn store(&self, nqn: Nqn, nsid: u32) -> Option<&ServedDevice> {

@@ -545,7 +545,12 @@ impl Provisioner {
         self.publish();
     }
 
-    /// Opens pending devices that are available.
+    /// Namespaces whose image has grown since it was served.
+    pub(crate) fn grown_images(&self) -> Vec<Place> {
+        self.stores.grown_images()
+    }
+
+    /// Opens pending devices that are available, and adopts the sizes of images.
     pub(crate) fn on_stores(&mut self, due: &[Place]) {
         let next = Transition::with_due(&self.config, &self.stores, &self.catalogs, due);
         let next = next.and_then(|next| {
@@ -555,7 +560,8 @@ impl Provisioner {
         match next {
             Ok(next)
                 if next.catalogs.is_empty()
-                    && next.stores.without(&self.stores).next().is_none() =>
+                    && next.stores.without(&self.stores).next().is_none()
+                    && !next.stores.has_new_sizes() =>
             {
                 // Some were available, but could not be opened.
                 let Transition { subsystems, stores, .. } = next;

@@ -1,4 +1,4 @@
-//! Retries unavailable addresses and devices while the rest is served.
+//! Retries unavailable addresses and devices while the rest is served, and adopts sizes of images.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -104,7 +104,8 @@ fn look(provisioner: &Mutex<Provisioner>, pauses: &mut Backoff) {
     let unwritten_records = provisioner().unwritten_records();
     rewrite_records(unwritten_records, Instant::now() + REPAIR);
     let pending_probe = provisioner().pending_probe();
-    let available = pending_probe.available();
+    let mut available = pending_probe.available();
+    available.extend(provisioner().grown_images());
     pauses.keep(&available);
     let now = Instant::now();
     let due: Vec<Place> = available.into_iter().filter(|each| pauses.is_over(*each, now)).collect();

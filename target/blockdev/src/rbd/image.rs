@@ -218,7 +218,13 @@ impl Image {
 
     /// Checks that it is still owned, unless it is in standby, and has its size and, if `thorough`, that its first and last
     /// block can be read. Blocks as long as the cluster does not answer.
-    pub(crate) fn inspect(&self, size_bytes: u64, block_bytes: u32, thorough: bool) -> Condition {
+    /// Returns also its size, or 0.
+    pub(crate) fn inspect(
+        &self,
+        size_bytes: u64,
+        block_bytes: u32,
+        thorough: bool,
+    ) -> (Condition, u64) {
         let is_serving = self.is_serving.load(Ordering::Relaxed);
         let look = || {
             if self.client.is_fenced() || is_serving && !self.read_only && !self.is_owned()? {
@@ -234,8 +240,8 @@ impl Image {
             Ok(found)
         };
         match look() {
-            Ok(found) if found < size_bytes => Condition::Shortened(found),
-            Ok(_) => Condition::Sound,
+            Ok(found) if found < size_bytes => (Condition::Shortened(found), found),
+            Ok(found) => (Condition::Sound, found),
             // The client was excluded, or the watch of the lock has failed.
             Err(Errno::ESHUTDOWN | Errno::ENOTCONN) => {
                 if !self.client.is_fenced() {
@@ -245,9 +251,9 @@ impl Image {
                     );
                 }
                 self.client.note_fenced();
-                Condition::Failing(libc::ESHUTDOWN)
+                (Condition::Failing(libc::ESHUTDOWN), 0)
             }
-            Err(errno) => Condition::Failing(errno as i32),
+            Err(errno) => (Condition::Failing(errno as i32), 0),
         }
     }
 

@@ -225,9 +225,12 @@ fn an_image_grows_in_service_and_a_shrunk_one_is_not_served() {
     let kind = config(&name, &cluster("nvmfd"), 4096).kind;
     assert_eq!(backing.next_size(&kind), Ok(None));
     tool(&format!("rbd resize --size {}B {name}", 2 * SIZE));
+    assert_eq!((backing.has_grown(), backing.inspect(false)), (false, Condition::Sound));
+    assert!(backing.has_grown());
     assert_eq!(backing.next_size(&kind), Ok(Some(2 * SIZE)));
     assert_eq!(bench.write(SIZE, 4096, 1, false), Err(Status::LBA_OUT_OF_RANGE.with_dnr()));
     backing.resize(2 * SIZE);
+    assert!(!backing.has_grown());
     assert_eq!(bench.write(2 * SIZE - 4096, 4096, 1, false), Ok(()));
     tool(&format!("rbd resize --allow-shrink --size {SIZE}B {name}"));
     assert_eq!(backing.next_size(&kind), Ok(None), "never by itself");
