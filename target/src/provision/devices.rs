@@ -18,6 +18,7 @@ use crate::core::subsystem::lba_format::Format;
 use crate::core::subsystem::write_protect::Protection;
 use crate::state::atomic_file::PreparedFile;
 use crate::state::block_size;
+use crate::state::group_records::{GroupRecords, NamespaceObject};
 use crate::state::identity::DeviceIdentities;
 use crate::state::namespace_state::NamespaceFile;
 use crate::state::served::Served;
@@ -78,6 +79,8 @@ pub struct DeviceTable {
     pub(super) rings: usize,
     /// Directory of the records that survive a power loss.
     pub(super) state_directory: Option<PathBuf>,
+    /// Where the state of images is persisted instead, in a gateway group.
+    pub(super) group_records: Option<Arc<GroupRecords>>,
     /// Rate limiters of namespaces and hosts.
     pub(super) limiters: Limiters,
     /// Namespaces whose device is missing, and missing directories.
@@ -129,6 +132,12 @@ impl DeviceTable {
         let (linger, is_starting) = (Some(LINGER), true);
         let trust = Arc::new(DeviceTrust::new(state_directory.clone()));
         DeviceTable { state_directory, rings, linger, is_starting, trust, ..DeviceTable::default() }
+    }
+
+    /// Persists the state of images in the object of a gateway group.
+    #[must_use]
+    pub fn in_group(self, records: Arc<GroupRecords>) -> DeviceTable {
+        DeviceTable { group_records: Some(records), ..self }
     }
 
     /// Disables the retries of a start.
@@ -326,9 +335,13 @@ impl DeviceTable {
         key: Place,
         namespace: &NamespaceConfig,
     ) -> Result<Arc<Reservation>, String> {
-        match namespace.shared {
-            true => Ok(Reservation::none(key.0, key.1)),
-            false => self.reservation(key, namespace.uuid),
+        match (namespace.shared, self.group_record(namespace)) {
+            (true, _) => Ok(Reservation::none(key.0, key.1)),
+            (false, None) => self.reservation(key, namespace.uuid),
+            (false, Some(record)) => {
+                let load = || Reservation::kept(key.0, key.1, record);
+                self.reservations.get(namespace.uuid, key, load)
+            }
         }
     }
 
@@ -337,10 +350,21 @@ impl DeviceTable {
         key: Place,
         namespace: &NamespaceConfig,
     ) -> Result<Arc<Protection>, String> {
-        match namespace.shared {
-            true => Ok(Protection::none(key.0, key.1)),
-            false => self.protection(key, namespace.uuid),
+        match (namespace.shared, self.group_record(namespace)) {
+            (true, _) => Ok(Protection::none(key.0, key.1)),
+            (false, None) => self.protection(key, namespace.uuid),
+            (false, Some(record)) => {
+                let load = || Protection::kept(key.0, key.1, record);
+                self.protections.get(namespace.uuid, key, load)
+            }
         }
+    }
+
+    /// The record of an image that a gateway group serves.
+    fn group_record(&self, namespace: &NamespaceConfig) -> Option<NamespaceObject> {
+        let is_of_group = matches!(namespace.kind, NamespaceKind::Rbd { .. });
+        let records = self.group_records.as_ref().filter(|_| is_of_group)?;
+        Some(records.namespace(namespace.ana_group, namespace.uuid))
     }
 
     fn reservation(&self, key: (Nqn, u32), uuid: Uuid) -> Result<Arc<Reservation>, String> {

@@ -240,6 +240,7 @@ impl DeviceTable {
             next_id: self.next_id,
             rings: self.rings,
             state_directory: self.state_directory.clone(),
+            group_records: self.group_records.clone(),
             limiters: self.limiters.clone(),
             pending: Vec::new(),
             notices: Vec::new(),

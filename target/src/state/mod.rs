@@ -3,6 +3,7 @@
 pub(crate) mod atomic_file;
 pub mod block_size;
 pub(crate) mod event_log;
+pub mod group_records;
 pub(crate) mod identity;
 pub(crate) mod lock;
 pub mod namespace_state;

@@ -116,6 +116,34 @@ impl Record for Sections {
     }
 }
 
+/// A record of one section, for a store of values instead of files.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct SectionRecord(Sections);
+
+impl SectionRecord {
+    pub(super) fn new(name: &'static str, lines: &str) -> SectionRecord {
+        SectionRecord(Sections([(name, lines.to_owned())].into()))
+    }
+
+    /// The lines of this section.
+    pub(super) fn into_lines(mut self, name: &str) -> Option<String> {
+        self.0.0.remove(name)
+    }
+}
+
+impl Record for SectionRecord {
+    const KIND: &'static str = Sections::KIND;
+    const REMEDY: &'static str = Sections::REMEDY;
+
+    fn emit(&self) -> String {
+        self.0.emit()
+    }
+
+    fn parse(body: &str) -> Option<SectionRecord> {
+        Sections::parse(body).map(SectionRecord)
+    }
+}
+
 /// Record of the namespace with one UUID.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NamespaceFile {

@@ -106,12 +106,12 @@ impl Protection {
     /// As [`Protection::check`]; Format in Progress while it is held; Internal Error if it cannot
     /// be persisted: it is unchanged then.
     pub fn change(&self, new: WriteProtectState) -> Result<bool, Status> {
+        let held = self.held();
         self.check(new)?;
         let old = self.state();
         if old == new || !self.is_supported() {
             return Ok(false);
         }
-        let held = self.held();
         if *held {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
@@ -123,6 +123,22 @@ impl Protection {
         let name = new.name().unwrap_or_default();
         info!(subsystem = %self.subsystem, nsid = self.nsid, "write protection is now: {name}");
         Ok(true)
+    }
+
+    /// Loads what is persisted: another daemon has changed it, and this one takes the namespace. What
+    /// lasts until a power cycle stays until this daemon ends.
+    ///
+    /// # Errors
+    /// As [`Protection::kept`]; the state is unchanged.
+    pub fn reload(&self) -> Result<(), String> {
+        let _unchanged = self.held();
+        if let Some(file) = &self.file {
+            let state = file.load()?.unwrap_or(WriteProtectState::NONE);
+            if self.state() != WriteProtectState::UNTIL_POWER_CYCLE {
+                self.state.store(state.0, Ordering::Release);
+            }
+        }
+        Ok(())
     }
 
     /// Prevents changes of the state while the namespace is formatted, until the returned value is

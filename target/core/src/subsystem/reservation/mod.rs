@@ -148,6 +148,19 @@ impl Reservation {
         Ok(effect)
     }
 
+    /// Loads what is persisted: another daemon has changed it, and this one takes the namespace.
+    ///
+    /// # Errors
+    /// As [`Reservation::kept`]; the state is unchanged.
+    pub fn reload(&self) -> Result<(), String> {
+        let _unchanged = self.held();
+        if let Some(file) = &self.file {
+            let state = file.load()?.unwrap_or_default();
+            *self.lock() = state;
+        }
+        Ok(())
+    }
+
     /// Locked to change the state, never by I/O.
     fn held(&self) -> MutexGuard<'_, Option<HostId>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
