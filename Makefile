@@ -48,7 +48,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client monitoring guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client monitoring images guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -74,7 +74,7 @@ programs: # The programs alone: a third of the work
 	$(say_features)
 	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 
-test: test-packages format lint unit some-mutants doc build budgets native client monitoring guests ## Everything that has to pass before a change is merged
+test: test-packages format lint unit some-mutants doc build budgets native client monitoring images guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -115,12 +115,19 @@ guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP 
 	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
 
-CEPH_PACKAGES := ceph-mon ceph-mgr ceph-osd ceph-common python3-rados librbd1 librados2
-test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
+CEPH_PACKAGES := ceph-mon ceph-osd ceph-common python3-rados librbd1 librados2
+images: test-packages # Block devices on an image of Ceph RBD, on a cluster that is started on this machine
 	@$(call install,$(CEPH_PACKAGES))
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
-	  STORE_TESTS="$$(readlink -f "$$program")" NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl \
-	  NVMF="$(NVMF)" tests/ceph/run
+	  STORE_TESTS="$$(readlink -f "$$program")" tests/ceph/run small
+
+test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
+	@$(call install,$(CEPH_PACKAGES) ceph-mgr)
+	@program() { \
+	    readlink -f "$$($(CARGO) test -p "$$1" --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p')"; \
+	  }; \
+	  STORE_TESTS="$$(program nvmfd-blockdev)" DAEMON_TESTS="$$(program nvmfd)" NVMFD="$(NVMFD)" \
+	  NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/ceph/run
 
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
 	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)

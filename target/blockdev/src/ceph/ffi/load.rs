@@ -145,7 +145,7 @@ fn open(name: &str) -> Result<Library, String> {
     // SAFETY: initialisers of these libraries register types and nothing else.
     unsafe { Library::new(file) }.map_err(|e| {
         format!(
-            "an RBD image needs librbd and librados of Ceph ({file}: {}); on Debian and Ubuntu: \
+            "an RBD image needs librbd and librados of Ceph ({}); on Debian and Ubuntu: \
              apt install librbd1 librados2; elsewhere: the packages librbd1 and librados2 of Ceph",
             reason(&e)
         )
