@@ -11,11 +11,12 @@ mod qp_context;
 mod random_ids;
 mod receive;
 mod stale_connection;
+mod train;
 mod transmit;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,14 +28,12 @@ use super::cm::request_handle::Token;
 use super::qp::memory_region::Memory;
 use super::qp::reorder_buffer::ReorderBuffer;
 use super::qp::{Io, QueuePair, Settings, ecn};
-use super::stats::datagrams::{Counters, DatagramOutcome};
+use super::stats::datagrams::Counters;
 use super::stats::link_errors::{ByAddress, LinkErrorCounts};
 use super::timer_heap::TimerHeap;
-use super::wire::header::{GSI_QKEY, Packet};
-use super::wire::icrc::{Checker, Flow, Verdict};
-use super::wire::ipv4_id::{Judgement, Pairs};
+use super::wire::icrc::{Checker, Flow};
+use super::wire::ipv4_id::Pairs;
 use super::wire::lookup::Table;
-use super::wire::opcode::{Opcode, Operation};
 use super::wire::psn::{Psn, Qpn};
 use crate::{Event, Fault, Qp, Reason, Region, Tag, Work};
 use qp_context::QpContext;
@@ -61,11 +60,6 @@ impl Message {
     fn flow(&self) -> Flow {
         flow((self.from, ROCE_PORT), self.to)
     }
-}
-
-/// Whether an address is a broadcast or multicast address: connections are between two hosts.
-fn is_broadcast(address: IpAddr) -> bool {
-    address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
 /// The transport of one address; see the module.
@@ -254,139 +248,6 @@ impl Endpoint {
                 invalidated: None,
             })),
         }
-    }
-
-    /// Handles a datagram (the payload of UDP) from a peer to this local address, with the type of
-    /// service `tos` of its IP header (0 if unknown).
-    pub fn handle(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        to: SocketAddr,
-        tos: u8,
-        datagram: &[u8],
-        region: &Region,
-    ) {
-        self.forget_sent();
-        self.counters.received += 1;
-        self.counters.marked += u64::from(ecn::is_marked(tos));
-        let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
-        let outcome = match &Packet::parse(datagram) {
-            Err(_) => DatagramOutcome::Malformed,
-            Ok(_) if is_broadcast(to.ip()) => DatagramOutcome::Broadcast,
-            Ok(packet) if packet.bth.destination == Qpn::GSI => {
-                self.handle_management(now, &flow, packet, datagram, region)
-            }
-            Ok(packet) => self.handle_packet(now, &flow, tos, packet, datagram, region),
-        };
-        self.counters.count(outcome);
-    }
-
-    fn handle_packet(
-        &mut self,
-        now: Instant,
-        flow: &Flow,
-        tos: u8,
-        packet: &Packet<'_>,
-        datagram: &[u8],
-        region: &Region,
-    ) -> DatagramOutcome {
-        let ends = (flow.source.ip(), flow.destination.ip());
-        let Some(number) = self.find(packet.bth.destination) else { return DatagramOutcome::Stray };
-        let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut);
-        let Some(slot) = slot else { return DatagramOutcome::Stray };
-        if (slot.connection.remote, slot.connection.local) != ends {
-            return DatagramOutcome::Foreign;
-        }
-        if !packet.bth.is_default_partition() {
-            return DatagramOutcome::Partition;
-        }
-        let verdict = self.checker.check_of(slot.rx_crc(flow), datagram);
-        if verdict == Verdict::Wrong {
-            return DatagramOutcome::Damaged;
-        }
-        let is_notification = packet.row().operation == Operation::Congestion;
-        // Adapters send these differently, and nothing in them is lasting.
-        if !is_notification {
-            if let Err(outcome) = slot.check_port(flow.source.port(), packet) {
-                return outcome;
-            }
-            match slot
-                .check_identification(self.config.steer.1, verdict, || self.pairs.clock_ms(now))
-            {
-                Judgement::Plausible => {}
-                Judgement::Implausible => return DatagramOutcome::Implausible,
-                Judgement::Erratic => {
-                    self.erratic = Some(ends.0);
-                    return DatagramOutcome::Implausible;
-                }
-            }
-        }
-        if ecn::is_capable(tos) {
-            slot.on_capable(now, tos, packet);
-        }
-        if is_notification && !ecn::is_capable(slot.connection.tos) {
-            // None of our packets to it can have been marked.
-            return DatagramOutcome::Unasked;
-        }
-        let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
-        let mut io = Io { region, memory, events, reorder, qp: Qp(number) };
-        let executed = slot.executed();
-        let outcome = slot.qp.handle(now, packet, &mut io);
-        if slot.note_arrivals(executed, Some(packet)) {
-            self.without_trains = Some((ends.1, ends.0));
-        }
-        if matches!(
-            outcome,
-            DatagramOutcome::Executed | DatagramOutcome::Answered | DatagramOutcome::NotReady
-        ) {
-            slot.source_port.learn(flow.source.port());
-        }
-        // A fatal one has the expected number as well.
-        let confirms = outcome.shows_life() || outcome.is_fatal();
-        let waiting = slot.connection.phase == Phase::ReplySent && confirms;
-        slot.heard = if outcome.shows_life() { Some(now) } else { slot.heard };
-        // Its deadline is updated after all resulting packets have been sent.
-        if !std::mem::replace(&mut slot.ready, true) {
-            self.ready.push_back(number);
-        }
-        if waiting {
-            // The peer's confirmation was lost or overtaken: this packet is equivalent, because the
-            // number of its first packet was in our reply.
-            self.establish(number);
-        }
-        outcome
-    }
-
-    /// The queue pair with this number.
-    fn find(&mut self, qpn: Qpn) -> Option<u32> {
-        let recent = self.slots.get(self.recent as usize).and_then(Option::as_ref);
-        if !recent.is_some_and(|slot| slot.gone.is_none() && slot.connection.local_qpn == qpn) {
-            self.recent = *self.by_qpn.get(&qpn)?;
-        }
-        Some(self.recent)
-    }
-
-    fn handle_management(
-        &mut self,
-        now: Instant,
-        flow: &Flow,
-        packet: &Packet<'_>,
-        datagram: &[u8],
-        region: &Region,
-    ) -> DatagramOutcome {
-        if !packet.bth.is_default_partition() {
-            return DatagramOutcome::Partition;
-        }
-        let right = packet.bth.opcode == Opcode::UdSendOnly
-            && packet.deth().is_some_and(|deth| deth.qkey == GSI_QKEY);
-        let Some(mad) = packet.payload.first_chunk::<MAD_BYTES>().filter(|_| right) else {
-            return DatagramOutcome::Unfit;
-        };
-        if self.checker.check(flow, datagram) == Verdict::Wrong {
-            return DatagramOutcome::Damaged;
-        }
-        self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, region)
     }
 
     /// The next event. A handle may be reused immediately after `Gone`.

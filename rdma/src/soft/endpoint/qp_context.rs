@@ -1,21 +1,23 @@
 //! State of one queue pair in an endpoint: the queue pair, its connection, and the addresses and
 //! ports that its packets must have.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::flow;
+use super::train::Train;
 use crate::Reason;
 use crate::soft::cm::connection::{Connection, is_marked_guid};
 use crate::soft::cm::request_handle::Token;
 use crate::soft::config::{Config, ROCE_PORT};
-use crate::soft::qp::{QueuePair, Settings, ecn};
+use crate::soft::qp::{Io, QueuePair, Settings, ecn};
 use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::soft::wire::flow_crc::FlowCrc;
 use crate::soft::wire::gso_check::{MOST_SEGMENTS, Places};
 use crate::soft::wire::header::{Bth, Packet};
-use crate::soft::wire::icrc::{Flow, Verdict};
-use crate::soft::wire::ipv4_id::{Judgement, LastId, Pair};
+use crate::soft::wire::icrc::{Checker, Flow, Verdict};
+use crate::soft::wire::ipv4_id::{Judgement, LastId, Pair, Pairs};
 use crate::soft::wire::opcode::Operation;
 use crate::soft::wire::source_port::SourcePort;
 use crate::soft::wire::tx_packet::TxPacket;
@@ -23,6 +25,18 @@ use crate::soft::wire::tx_packet::TxPacket;
 /// Consecutive packets that must contradict the first one about fragmentation before they are
 /// accepted.
 const CONTRADICTED: u8 = 4;
+
+/// What checks of packets borrow, and the IPv4 identification that the next one probably has.
+#[derive(Debug)]
+pub(super) struct Checks<'a> {
+    pub(super) checker: &'a mut Checker,
+    pub(super) pairs: &'a Pairs,
+    /// Number of the endpoint among those of its address.
+    pub(super) endpoint: u32,
+    /// A peer whose identifications cannot be predicted.
+    pub(super) erratic: &'a mut Option<IpAddr>,
+    pub(super) identification: u16,
+}
 
 /// State of one queue pair in an endpoint; see the module.
 pub(super) struct QpContext {
@@ -38,6 +52,8 @@ pub(super) struct QpContext {
     /// State of the identifications of the peer's packets, and of those of this queue pair.
     pair: Arc<Pair>,
     identification: Option<LastId>,
+    /// The peer is of this implementation.
+    ours: bool,
     /// Whether the peer's packets may be fragmented, which a sender does not change; and how many
     /// consecutive ones have contradicted.
     fragmentable: Option<bool>,
@@ -72,6 +88,7 @@ impl QpContext {
     ) -> QpContext {
         let (local, remote) = connection.ends();
         QpContext {
+            ours: is_marked_guid(connection.remote_guid),
             tx_crc: FlowCrc::new(flow((local, ROCE_PORT), remote)),
             rx_crc: FlowCrc::new(flow((remote, ROCE_PORT), local)),
             qp,
@@ -101,18 +118,84 @@ impl QpContext {
         self.tx_crc = FlowCrc::new(flow((local, port), remote));
     }
 
-    /// For the CRC of a packet between the addresses of the connection.
-    #[inline]
-    pub(super) fn rx_crc(&mut self, flow: &Flow) -> &mut FlowCrc {
+    /// Packets of a flow follow, between the addresses of the connection.
+    pub(super) fn begin_run(&mut self, flow: &Flow) {
         if self.rx_crc.flow().source.port() != flow.source.port() {
             self.rx_crc = FlowCrc::new(*flow);
         }
-        &mut self.rx_crc
     }
 
     /// Whether the peer checks identifications, on which the CRC of packets depends.
     fn is_particular(&self) -> bool {
-        self.connection.remote.is_ipv4() && !is_marked_guid(self.connection.remote_guid)
+        self.connection.remote.is_ipv4() && !self.ours
+    }
+
+    /// Whether a packet of the flow of [`QpContext::begin_run`] is undamaged and of the peer;
+    /// otherwise the outcome of its datagram.
+    #[inline(always)] // for each packet, from one place
+    pub(super) fn check(
+        &mut self,
+        train: &Train,
+        packet: &Packet<'_>,
+        datagram: &[u8],
+        checks: &mut Checks<'_>,
+    ) -> Result<(), DatagramOutcome> {
+        if !packet.bth.is_default_partition() {
+            return Err(DatagramOutcome::Partition);
+        }
+        let verdict = checks.checker.check_of(&mut self.rx_crc, checks.identification, datagram);
+        if verdict == Verdict::Wrong {
+            return Err(DatagramOutcome::Damaged);
+        }
+        if let Verdict::Solved(id) | Verdict::Fragmentable(id) = verdict {
+            // Segments of a train are numbered, and so are datagrams of most other senders.
+            checks.identification = id.wrapping_add(1);
+        }
+        // Adapters send these differently, and nothing in them is lasting.
+        if packet.row().operation != Operation::Congestion {
+            self.check_port(train.flow.source.port(), packet)?;
+            match self.check_identification(verdict, train.now, checks) {
+                Judgement::Plausible => {}
+                Judgement::Implausible => return Err(DatagramOutcome::Implausible),
+                Judgement::Erratic => {
+                    *checks.erratic = Some(self.connection.remote);
+                    return Err(DatagramOutcome::Implausible);
+                }
+            }
+        }
+        if ecn::is_capable(train.tos) {
+            self.on_capable(train.now, train.tos, packet);
+        }
+        if packet.row().operation == Operation::Congestion && !ecn::is_capable(self.connection.tos)
+        {
+            // None of our packets to it can have been marked.
+            return Err(DatagramOutcome::Unasked);
+        }
+        Ok(())
+    }
+
+    /// Handles a checked packet; [`QueuePair::settle`] follows after the last one of a run.
+    /// `without_trains` is set if no trains are sent to the peer from now on.
+    #[inline(always)] // for each packet, from one place
+    pub(super) fn handle(
+        &mut self,
+        train: &Train,
+        packet: &Packet<'_>,
+        io: &mut Io<'_>,
+        without_trains: &mut bool,
+    ) -> DatagramOutcome {
+        let executed = self.executed();
+        let outcome = self.qp.receive(train.now, packet, io);
+        if self.is_particular() {
+            *without_trains |= self.note_arrivals(executed, Some(packet));
+        }
+        if matches!(
+            outcome,
+            DatagramOutcome::Executed | DatagramOutcome::Answered | DatagramOutcome::NotReady
+        ) {
+            self.source_port.learn(train.flow.source.port());
+        }
+        outcome
     }
 
     /// Called when a packet leaves at this place of its train.
@@ -171,7 +254,7 @@ impl QpContext {
     }
 
     /// A packet of an ECN-capable sender has arrived, so ours may be ECN-capable too.
-    pub(super) fn on_capable(&mut self, now: Instant, tos: u8, packet: &Packet<'_>) {
+    fn on_capable(&mut self, now: Instant, tos: u8, packet: &Packet<'_>) {
         self.connection.tos |= ecn::CAPABLE;
         if ecn::is_marked(tos) && packet.row().operation != Operation::Congestion {
             self.qp.on_mark(now);
@@ -182,7 +265,7 @@ impl QpContext {
     /// forbids fragmentation; for others the first packet decides. It may have been damaged, so a
     /// value that contradicts it repeatedly is accepted.
     fn may_be(&mut self, fragmentable: bool) -> bool {
-        if is_marked_guid(self.connection.remote_guid) {
+        if self.ours {
             return !fragmentable;
         }
         let agrees = *self.fragmentable.get_or_insert(fragmentable) == fragmentable;
@@ -195,11 +278,8 @@ impl QpContext {
 
     /// Whether the peer sends from this port; otherwise the outcome of the packet. Before the port
     /// is known no out-of-order packet is kept.
-    pub(super) fn check_port(
-        &mut self,
-        port: u16,
-        packet: &Packet<'_>,
-    ) -> Result<(), DatagramOutcome> {
+    #[inline(always)] // for each packet, from one place
+    fn check_port(&mut self, port: u16, packet: &Packet<'_>) -> Result<(), DatagramOutcome> {
         if !self.source_port.is_known() && self.qp.is_early(packet) {
             return Err(DatagramOutcome::Early);
         }
@@ -209,11 +289,12 @@ impl QpContext {
     }
 
     /// Whether the peer may have sent a packet with this identification.
-    pub(super) fn check_identification(
+    #[inline(always)] // for each packet, from one place
+    fn check_identification(
         &mut self,
-        endpoint: u32,
         verdict: Verdict,
-        now_ms: impl FnOnce() -> u32,
+        now: Instant,
+        checks: &Checks<'_>,
     ) -> Judgement {
         let fragmentable = matches!(verdict, Verdict::Fragmentable(_));
         let id = match verdict {
@@ -221,13 +302,10 @@ impl QpContext {
             Verdict::Exact => return Judgement::Plausible,
             _ => return Judgement::Implausible,
         };
-        if !is_marked_guid(self.connection.remote_guid) {
-            return self.pair.check_identification(
-                endpoint,
-                &mut self.identification,
-                id,
-                now_ms(),
-            );
+        if !self.ours {
+            let now_ms = checks.pairs.clock_ms(now);
+            let own = &mut self.identification;
+            return self.pair.check_identification(checks.endpoint, own, id, now_ms);
         }
         // This implementation: the place in a train.
         let right = usize::from(id) < MOST_SEGMENTS;

@@ -240,11 +240,26 @@ impl QueuePair {
         packet: &Packet<'_>,
         io: &mut Io<'_>,
     ) -> DatagramOutcome {
+        let outcome = self.receive(now, packet, io);
+        self.settle(now, io);
+        outcome
+    }
+
+    /// Handles one of several packets; [`QueuePair::settle`] follows after the last one, before
+    /// anything else.
+    #[inline(always)] // for each packet, from one place
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        io: &mut Io<'_>,
+    ) -> DatagramOutcome {
         let row = packet.row();
         match self.state {
             State::ReadyToReceive | State::ReadyToSend if row.request => {
                 let outcome = self.responder.handle(packet, io);
                 if outcome.is_fatal() {
+                    self.requester.settle(now, io);
                     self.enter_error(None, io);
                 }
                 outcome
@@ -265,6 +280,12 @@ impl QueuePair {
             }
             _ => DatagramOutcome::Unfit,
         }
+    }
+
+    /// Completes what the received packets have acknowledged.
+    #[inline]
+    pub(crate) fn settle(&mut self, now: Instant, io: &mut Io<'_>) {
+        self.requester.settle(now, io);
     }
 
     /// Whether a packet is the next request, or a response to a pending one.

@@ -269,9 +269,10 @@ impl Network {
         }
         let mut gathered = std::mem::take(&mut self.gathered);
         while gather(now, endpoint, region, &mut gathered) {
-            for queued in &gathered {
-                // As from a kernel that numbers its datagrams, at some place in a train.
-                let place = self.dice.roll() as usize % MOST_SEGMENTS;
+            // As the segments of a train, or as from a kernel that numbers its datagrams.
+            let first = self.dice.roll() as usize % MOST_SEGMENTS;
+            for (nth, queued) in gathered.iter().enumerate() {
+                let place = (first + nth) % MOST_SEGMENTS;
                 if let Some(datagram) = self.datagram(endpoint, queued, place, region) {
                     self.enter(now, datagram);
                 }
@@ -468,13 +469,22 @@ impl NetworkPort {
         events: usize,
     ) {
         let mut air = lock(&self.air);
+        let Network { places, datagrams, spare, .. } = &mut *air;
+        let inbox = &mut places[self.place].inbox;
         while endpoint.waiting_events() < events
-            && let Some(datagram) = air.take(self.place)
+            && let Some(first) = inbox.front().map(|index| &datagrams[*index as usize])
         {
-            if let Some((from, to)) = datagram.way {
-                endpoint.handle(now, from, to, datagram.tos, &datagram.bytes, region);
+            let is_next = |index: &&u32| {
+                let datagram = &datagrams[**index as usize];
+                (datagram.way, datagram.tos) == (first.way, first.tos)
+            };
+            let count = inbox.iter().take(MOST_SEGMENTS).take_while(is_next).count();
+            if let Some((from, to)) = first.way {
+                let bytes = |index: &u32| &datagrams[*index as usize].bytes[..];
+                let train = inbox.iter().take(count).map(bytes);
+                endpoint.handle_train(now, (from, to, first.tos), train, region);
             }
-            air.give(datagram);
+            spare.extend(inbox.drain(..count));
         }
     }
 

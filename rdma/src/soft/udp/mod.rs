@@ -350,17 +350,21 @@ impl Udp {
                 let Received { from, to, tos, bytes, each } = received;
                 taken.bytes += bytes;
                 taken.all &= nth + 1 < TAKEN_AT_ONCE;
-                for datagram in self.scratch[..bytes].chunks(each) {
-                    if let Some(capture) = &self.capture {
-                        let destination = SocketAddr::new(to.ip(), ROCE_PORT);
-                        let flow = Flow { source: from, destination };
+                if let Some(capture) = &self.capture {
+                    let flow =
+                        Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
+                    for datagram in self.scratch[..bytes].chunks(each) {
                         capture.add(Direction::Received, &flow, tos, 0, [datagram, &[], &[]]);
                     }
-                    match self.elsewhere(datagram).and_then(|other| self.strays.get_mut(other)) {
-                        Some(strays) => strays.extend_from_slice(datagram),
-                        None => endpoint.handle(now, from, to, tos, datagram, region),
-                    }
                 }
+                let Udp { scratch, shared, strays, index: own, .. } = self;
+                let is_own = |datagram: &&[u8]| {
+                    let other = elsewhere(shared.count(), *own, datagram);
+                    let strays = other.and_then(|other| strays.get_mut(other));
+                    strays.map(|strays| strays.extend_from_slice(datagram)).is_none()
+                };
+                let train = scratch[..bytes].chunks(each).filter(is_own);
+                endpoint.handle_train(now, (from, to, tos), train, region);
                 self.forward_strays((from, to, tos), each);
             }
             self.turn = index + 1;
@@ -377,25 +381,13 @@ impl Udp {
         }
     }
 
-    /// The fabric of a packet, if it is another one. The kernel's program steers such a packet here
-    /// only as part of a train, because it decides by the first packet.
-    fn elsewhere(&self, datagram: &[u8]) -> Option<usize> {
-        let count = self.shared.count();
-        if count == 1 {
-            return None;
-        }
-        let owner = steered(count, datagram).filter(|owner| *owner != self.index)?;
-        Some(owner as usize)
-    }
-
     /// Datagrams that arrive meanwhile wait for the next poll, so that a fabric that receives more
     /// than can be processed does not starve everything else.
     fn receive_strays(&mut self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         self.shared.take_strays(self.index, &mut self.brought);
         for stray in &self.brought {
-            for datagram in stray.bytes.chunks(stray.each) {
-                endpoint.handle(now, stray.from, stray.to, stray.tos, datagram, region);
-            }
+            let way = (stray.from, stray.to, stray.tos);
+            endpoint.handle_train(now, way, stray.bytes.chunks(stray.each), region);
         }
     }
 
@@ -604,6 +596,16 @@ impl Udp {
         }
         self.watched.clone_from(&self.blocked);
     }
+}
+
+/// The fabric of a packet, if it is another one than `own` of `count`. The kernel's program steers
+/// such a packet here only as part of a train, because it decides by the first packet.
+fn elsewhere(count: u32, own: u32, datagram: &[u8]) -> Option<usize> {
+    if count == 1 {
+        return None;
+    }
+    let owner = steered(count, datagram).filter(|owner| *owner != own)?;
+    Some(owner as usize)
 }
 
 impl AsFd for Udp {

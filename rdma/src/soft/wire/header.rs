@@ -87,6 +87,7 @@ impl Bth {
     ///
     /// # Errors
     /// Another transport version, or an unknown operation code.
+    #[inline(always)] // for each packet
     pub fn parse(b: &[u8; Bth::BYTES]) -> Result<Bth, Malformed> {
         if b[1] & 0x0f != 0 {
             return Err(Malformed::Version);
@@ -462,7 +463,7 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// It is not a packet of this transport.
-    #[inline]
+    #[inline(always)] // for each packet, so that only what is used is kept
     pub fn parse(datagram: &'a [u8]) -> Result<Packet<'a>, Malformed> {
         let (body, _) = datagram.split_last_chunk::<ICRC_BYTES>().ok_or(Malformed::Short)?;
         let (first, rest) = body.split_first_chunk().ok_or(Malformed::Short)?;

@@ -206,30 +206,43 @@ impl Checker {
 
     /// Checks a datagram of a flow: base transport header to CRC.
     pub fn check(&mut self, flow: &Flow, datagram: &[u8]) -> Verdict {
-        self.check_of(&mut FlowCrc::new(*flow), datagram)
+        self.check_of(&mut FlowCrc::new(*flow), 0, datagram)
     }
 
-    /// The same, for one of many datagrams of a flow.
-    pub(crate) fn check_of(&mut self, flow: &mut FlowCrc, datagram: &[u8]) -> Verdict {
+    /// The same, for one of many datagrams of a flow, which probably has this identification of
+    /// IPv4: then nothing is to be solved.
+    #[inline]
+    pub(crate) fn check_of(
+        &mut self,
+        flow: &mut FlowCrc,
+        identification: u16,
+        datagram: &[u8],
+    ) -> Verdict {
         let Some((body, received)) = datagram.split_last_chunk::<ICRC_BYTES>() else {
             return Verdict::Wrong;
         };
         let Some(bth) = body.first_chunk::<{ Bth::BYTES }>() else { return Verdict::Wrong };
-        let mut icrc = flow.begin(0, datagram.len(), bth[4]);
+        let mut icrc = flow.begin(identification, datagram.len(), bth[4]);
         icrc.update(body);
         let difference = u32::from_le_bytes(icrc.finish()) ^ u32::from_le_bytes(*received);
         if !flow.flow().is_ipv4() {
             return if difference == 0 { Verdict::Exact } else { Verdict::Wrong };
         }
         if difference == 0 {
-            return Verdict::Solved(0);
-        }
-        let basis = self.basis(datagram.len());
-        if let Some(identification) = basis.solve(difference) {
             return Verdict::Solved(identification);
         }
+        self.solve(identification, datagram.len(), difference)
+    }
+
+    /// Solves for the bits in which the identification is another one.
+    #[inline(never)]
+    fn solve(&mut self, identification: u16, datagram_bytes: usize, difference: u32) -> Verdict {
+        let basis = self.basis(datagram_bytes);
+        if let Some(bits) = basis.solve(difference) {
+            return Verdict::Solved(identification ^ bits);
+        }
         let fragmentable = basis.solve(difference ^ basis.dont_fragment);
-        fragmentable.map_or(Verdict::Wrong, Verdict::Fragmentable)
+        fragmentable.map_or(Verdict::Wrong, |bits| Verdict::Fragmentable(identification ^ bits))
     }
 
     fn place(datagram_bytes: usize) -> usize {

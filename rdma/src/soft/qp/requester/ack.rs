@@ -11,25 +11,31 @@ use crate::{Fault, Work};
 
 impl Requester {
     /// Handles a response; returns false if it answers nothing, or an answered request. A fault
-    /// belongs to the work that it answers.
+    /// belongs to the work that it answers. What it acknowledges is done in
+    /// [`Requester::settle`], once for the responses that were received together.
     pub(crate) fn handle(
         &mut self,
         now: Instant,
         packet: &Packet<'_>,
         io: &mut Io<'_>,
     ) -> Result<bool, (u64, Fault)> {
+        let aeth = packet.aeth();
+        let syndrome = aeth.map_or(Syndrome::ACK, |aeth| aeth.syndrome);
+        if !matches!(syndrome, Syndrome::Ack(_)) {
+            // It may be late: older than a response that was received before it.
+            self.settle(now, io);
+        }
         let Some(at) = self.outstanding(packet) else { return Ok(false) };
-        let syndrome = packet.aeth().map_or(Syndrome::ACK, |aeth| aeth.syndrome);
-        if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = packet.aeth() {
+        if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = aeth {
             self.credits.update(msn, code);
         }
-        if packet.row().operation == Operation::Acknowledge {
+        let operation = packet.row().operation;
+        if operation == Operation::Acknowledge {
             self.troubles.note_received(syndrome);
         }
-        match (packet.row().operation, syndrome) {
-            (Operation::ReadResponse, Syndrome::Ack(_)) => {
-                return Ok(self.data(now, at, packet, io));
-            }
+        self.unsettled = true;
+        match (operation, syndrome) {
+            (Operation::ReadResponse, Syndrome::Ack(_)) => return Ok(self.data(at, packet, io)),
             (Operation::Acknowledge, Syndrome::Ack(_)) => {
                 self.board.execute(at + 1);
                 self.board.on_ack(at, Evidence::Report);
@@ -62,7 +68,6 @@ impl Requester {
             }
             _ => return Ok(false),
         }
-        self.settle(now, io);
         Ok(true)
     }
 
@@ -82,9 +87,10 @@ impl Requester {
     }
 
     /// Takes data of a read; returns false if they are not missing data of a read.
-    fn data(&mut self, now: Instant, at: u64, packet: &Packet<'_>, io: &mut Io<'_>) -> bool {
-        let index = self.item_of(at).filter(|_| self.board.is_read(at));
-        let Some(item) = index.and_then(|index| self.works.get_mut(index)) else { return false };
+    fn data(&mut self, at: u64, packet: &Packet<'_>, io: &mut Io<'_>) -> bool {
+        let Some(index) = self.item_of(at).filter(|_| self.board.is_read(at)) else { return false };
+        self.recent = index;
+        let item = &mut self.works[index];
         let (offset, len) = item.segment(at, self.mtu);
         let (first, end) = item.piece(at);
         let Work::Read { into, .. } = &mut item.work else { return false };
@@ -99,7 +105,6 @@ impl Requester {
             self.board.execute(end);
         }
         self.board.on_ack(at, Evidence::Data);
-        self.settle(now, io);
         true
     }
 
@@ -153,8 +158,15 @@ impl Requester {
         }
     }
 
-    /// Completes work that is done, and marks overdue packets as lost.
-    fn settle(&mut self, now: Instant, io: &mut Io<'_>) {
+    /// Completes work that is done, and marks overdue packets as lost: after responses.
+    #[inline]
+    pub(crate) fn settle(&mut self, now: Instant, io: &mut Io<'_>) {
+        if std::mem::take(&mut self.unsettled) {
+            self.settle_responses(now, io);
+        }
+    }
+
+    fn settle_responses(&mut self, now: Instant, io: &mut Io<'_>) {
         let (before, una) = (self.board.una(), self.board.advance());
         if una > before {
             (self.rnr_left, self.pause) = (self.rnr_retries, None);
@@ -180,6 +192,7 @@ impl Requester {
         }
         self.done += done as u64;
         self.cursor = self.cursor.saturating_sub(done);
+        self.recent = self.recent.saturating_sub(done);
         while self.reads.front().is_some_and(|end| *end <= una) {
             self.reads.pop_front();
         }

@@ -178,6 +178,10 @@ pub(crate) struct Requester {
     /// Index in `works` of the item with `next`, and number of its packets that were sent.
     cursor: usize,
     into: u64,
+    /// Index in `works` of the read whose data arrived last.
+    recent: usize,
+    /// Responses were handled since [`Requester::settle`].
+    unsettled: bool,
     board: Scoreboard,
     window: CongestionWindow,
     credits: CreditLimit,
@@ -231,6 +235,8 @@ impl Requester {
             done: 0,
             cursor: 0,
             into: 0,
+            recent: 0,
+            unsettled: false,
             board: Scoreboard::new(0),
             window: CongestionWindow::new(1),
             credits: CreditLimit::default(),
@@ -500,8 +506,12 @@ impl Requester {
 
     /// Index of the work that contains a sent packet.
     fn item_of(&self, at: u64) -> Option<usize> {
-        if self.works.front().is_some_and(|item| at < item.end()) {
-            return Some(0);
+        let has = |index: &usize| {
+            self.works.get(*index).is_some_and(|item| (item.first..item.end()).contains(&at))
+        };
+        // Data of a read follow those of the one before.
+        if let Some(index) = [self.recent, self.recent + 1].into_iter().find(has) {
+            return Some(index);
         }
         self.works.partition_point(|item| item.first <= at).checked_sub(1)
     }
@@ -589,7 +599,7 @@ impl Requester {
             self.done += 1;
         }
         self.reads.clear();
-        (self.cursor, self.into) = (0, 0);
+        (self.cursor, self.into, self.recent, self.unsettled) = (0, 0, 0, false);
         (self.timer_start, self.pause, self.overdue) = (None, None, None);
     }
 }

@@ -1,0 +1,180 @@
+//! Receiving the datagrams of a train: they have one sender, one destination and one type of
+//! service, and most of them are packets of one queue pair. Its packets are a *run*. What they have
+//! in common is done once, and so is what they acknowledge.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Instant;
+
+use super::qp_context::Checks;
+use super::{Endpoint, ROCE_PORT};
+use crate::soft::cm::connection::Phase;
+use crate::soft::cm::mad::MAD_BYTES;
+use crate::soft::qp::{Io, ecn};
+use crate::soft::stats::datagrams::DatagramOutcome;
+use crate::soft::wire::header::{GSI_QKEY, Packet};
+use crate::soft::wire::icrc::{Flow, Verdict};
+use crate::soft::wire::opcode::Opcode;
+use crate::soft::wire::psn::Qpn;
+use crate::{Qp, Region};
+
+/// Whether an address is a broadcast or multicast address: connections are between two hosts.
+fn is_broadcast(address: IpAddr) -> bool {
+    address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST)
+}
+
+/// What the datagrams of a train have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Train {
+    pub(super) now: Instant,
+    pub(super) flow: Flow,
+    pub(super) tos: u8,
+}
+
+impl Endpoint {
+    /// Handles a datagram (the payload of UDP) from a peer to this local address, with the type of
+    /// service `tos` of its IP header (0 if unknown).
+    pub fn handle(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        to: SocketAddr,
+        tos: u8,
+        datagram: &[u8],
+        region: &Region,
+    ) {
+        self.handle_train(now, (from, to, tos), std::iter::once(datagram), region);
+    }
+
+    /// Handles datagrams that were received together; see [`Endpoint::handle`].
+    pub(crate) fn handle_train<'a>(
+        &mut self,
+        now: Instant,
+        (from, to, tos): (SocketAddr, SocketAddr, u8),
+        mut datagrams: impl Iterator<Item = &'a [u8]>,
+        region: &Region,
+    ) {
+        self.forget_sent();
+        let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
+        let train = Train { now, flow, tos };
+        let mut next = datagrams.next();
+        while let Some(datagram) = next {
+            let outcome = match Packet::parse(datagram) {
+                Err(_) => DatagramOutcome::Malformed,
+                Ok(_) if is_broadcast(to.ip()) => DatagramOutcome::Broadcast,
+                Ok(packet) if packet.bth.destination == Qpn::GSI => {
+                    self.handle_management(now, &flow, &packet, datagram, region)
+                }
+                Ok(packet) => match self.find(packet.bth.destination, &flow) {
+                    Ok(number) => {
+                        let first = (packet, datagram);
+                        next = self.handle_run(&train, number, first, &mut datagrams, region);
+                        continue;
+                    }
+                    Err(outcome) => outcome,
+                },
+            };
+            self.count(outcome, tos);
+            next = datagrams.next();
+        }
+    }
+
+    fn count(&mut self, outcome: DatagramOutcome, tos: u8) {
+        self.counters.received += 1;
+        self.counters.marked += u64::from(ecn::is_marked(tos));
+        self.counters.count(outcome);
+    }
+
+    /// The queue pair with this number, if that is its flow.
+    fn find(&mut self, qpn: Qpn, flow: &Flow) -> Result<u32, DatagramOutcome> {
+        let recent = self.slots.get(self.recent as usize).and_then(Option::as_ref);
+        if !recent.is_some_and(|slot| slot.gone.is_none() && slot.connection.local_qpn == qpn) {
+            self.recent = *self.by_qpn.get(&qpn).ok_or(DatagramOutcome::Stray)?;
+        }
+        let slot = self.slots.get(self.recent as usize).and_then(Option::as_ref);
+        let connection = &slot.ok_or(DatagramOutcome::Stray)?.connection;
+        let ends = (flow.source.ip(), flow.destination.ip());
+        if (connection.remote, connection.local) != ends {
+            return Err(DatagramOutcome::Foreign);
+        }
+        Ok(self.recent)
+    }
+
+    /// Handles the packets of a queue pair, up to the first datagram that is none, which is returned.
+    fn handle_run<'a>(
+        &mut self,
+        train: &Train,
+        number: u32,
+        (mut packet, mut datagram): (Packet<'a>, &'a [u8]),
+        datagrams: &mut impl Iterator<Item = &'a [u8]>,
+        region: &Region,
+    ) -> Option<&'a [u8]> {
+        let slot = self.slots.get_mut(number as usize).and_then(Option::as_mut)?;
+        let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
+        let mut io = Io { region, memory, events, reorder, qp: Qp(number) };
+        let mut checks = Checks {
+            checker: &mut self.checker,
+            pairs: &self.pairs,
+            endpoint: self.config.steer.1,
+            erratic: &mut self.erratic,
+            identification: 0,
+        };
+        let (qpn, marked) = (packet.bth.destination, u64::from(ecn::is_marked(train.tos)));
+        let (mut lives, mut confirms, mut without_trains) = (false, false, false);
+        slot.begin_run(&train.flow);
+        let next = loop {
+            let outcome = match slot.check(train, &packet, datagram, &mut checks) {
+                Ok(()) => slot.handle(train, &packet, &mut io, &mut without_trains),
+                Err(outcome) => outcome,
+            };
+            self.counters.received += 1;
+            self.counters.marked += marked;
+            self.counters.count(outcome);
+            lives |= outcome.shows_life();
+            // A fatal one has the expected number as well.
+            confirms |= outcome.shows_life() || outcome.is_fatal();
+            let Some(next) = datagrams.next() else { break None };
+            match Packet::parse(next) {
+                Ok(parsed) if parsed.bth.destination == qpn => (packet, datagram) = (parsed, next),
+                _ => break Some(next),
+            }
+        };
+        slot.qp.settle(train.now, &mut io);
+        let waiting = slot.connection.phase == Phase::ReplySent && confirms;
+        slot.heard = if lives { Some(train.now) } else { slot.heard };
+        if without_trains {
+            self.without_trains = Some((slot.connection.local, slot.connection.remote));
+        }
+        // Its deadline is updated after all resulting packets have been sent.
+        if !std::mem::replace(&mut slot.ready, true) {
+            self.ready.push_back(number);
+        }
+        if waiting {
+            // The peer's confirmation was lost or overtaken: this packet is equivalent, because the
+            // number of its first packet was in our reply.
+            self.establish(number);
+        }
+        next
+    }
+
+    fn handle_management(
+        &mut self,
+        now: Instant,
+        flow: &Flow,
+        packet: &Packet<'_>,
+        datagram: &[u8],
+        region: &Region,
+    ) -> DatagramOutcome {
+        if !packet.bth.is_default_partition() {
+            return DatagramOutcome::Partition;
+        }
+        let right = packet.bth.opcode == Opcode::UdSendOnly
+            && packet.deth().is_some_and(|deth| deth.qkey == GSI_QKEY);
+        let Some(mad) = packet.payload.first_chunk::<MAD_BYTES>().filter(|_| right) else {
+            return DatagramOutcome::Unfit;
+        };
+        if self.checker.check(flow, datagram) == Verdict::Wrong {
+            return DatagramOutcome::Damaged;
+        }
+        self.on_message(now, flow.source.ip(), flow.destination.ip(), mad, region)
+    }
+}
