@@ -2,8 +2,9 @@
 //! keys and addresses around those that are right. What may be done is said here anew, and anything
 //! else must leave every byte as it was, show none, and be refused.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use rdma::soft::clock::Time;
 use rdma::soft::qp::memory_region::{Memory, Rights};
 use rdma::soft::qp::reorder_buffer::ReorderBuffer;
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
@@ -170,7 +171,7 @@ impl Prey {
         };
         let (mut qp, mut reorder, mut events) =
             (QueuePair::new(2, 2), ReorderBuffer::new(8), Vec::new());
-        let now = Instant::now();
+        let now = Time::default();
         qp.ready_to_receive(&settings);
         qp.ready_to_send();
         let receives: Vec<Buf> = (0..2).map(|_| self.pool.take_cell().unwrap()).collect();

@@ -15,6 +15,7 @@
 //! no content makes this code panic.
 
 pub mod capture;
+pub mod clock;
 pub mod cm;
 mod config;
 pub mod endpoint;

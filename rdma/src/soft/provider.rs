@@ -270,7 +270,7 @@ impl Soft {
     /// Handles expired timers. The packets they wait for may have arrived and not be read, so
     /// normally not before all are read (`all`), except if that takes too long.
     fn handle_timeout(&mut self, now: Instant, all: bool) {
-        let due = self.endpoint.poll_timeout().is_some_and(|due| due <= now);
+        let due = self.endpoint.is_due(now);
         if due && !all && now < *self.behind.get_or_insert(now) + MOST_BEHIND {
             return;
         }

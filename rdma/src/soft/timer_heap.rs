@@ -3,7 +3,7 @@
 //! the position of every number: the earliest is on top, and a change costs the logarithm of the
 //! size.
 
-use std::time::Instant;
+use super::clock::Time;
 
 /// Position of a number without a deadline.
 const NOWHERE: u32 = u32::MAX;
@@ -12,7 +12,7 @@ const NOWHERE: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub(super) struct TimerHeap {
     /// No entry is due before its parent, at half its index (less one, rounded down).
-    heap: Vec<(Instant, u32)>,
+    heap: Vec<(Time, u32)>,
     /// Position of each number in the heap.
     places: Vec<u32>,
 }
@@ -27,23 +27,31 @@ impl TimerHeap {
     }
 
     /// The earliest deadline and its number; of equal ones that with the lowest number.
-    pub(super) fn first(&self) -> Option<(Instant, u32)> {
+    #[inline]
+    pub(super) fn first(&self) -> Option<(Time, u32)> {
         self.heap.first().copied()
     }
 
-    /// Sets or clears the deadline of a number (below the allocated count).
-    pub(super) fn set(&mut self, number: u32, due: Option<Instant>) {
+    /// The earliest deadline.
+    #[inline]
+    pub(super) fn earliest(&self) -> Time {
+        self.heap.first().map_or(Time::NEVER, |(due, _)| *due)
+    }
+
+    /// Sets the deadline of a number (below the allocated count), or clears it with
+    /// [`Time::NEVER`].
+    pub(super) fn set(&mut self, number: u32, due: Time) {
         let Some(place) = self.places.get(number as usize).copied() else { return };
         let at = place as usize;
         match due {
-            None if place == NOWHERE => {}
-            None => self.take(at),
-            Some(due) if place == NOWHERE => {
+            Time::NEVER if place == NOWHERE => {}
+            Time::NEVER => self.take(at),
+            due if place == NOWHERE => {
                 self.heap.push((due, number));
                 self.rise(self.heap.len() - 1);
             }
-            Some(due) if self.heap[at].0 == due => {}
-            Some(due) => {
+            due if self.heap[at].0 == due => {}
+            due => {
                 let later = due > self.heap[at].0;
                 self.heap[at].0 = due;
                 if later { self.sink(at) } else { self.rise(at) }
@@ -110,13 +118,13 @@ mod tests {
         fn the_first_is_the_first(
             steps in proptest::collection::vec((0u32..20, proptest::option::of(0u64..30)), 0..300),
         ) {
-            let (mut deadlines, start) = (TimerHeap::default(), Instant::now());
+            let (mut deadlines, start) = (TimerHeap::default(), Time::default());
             let mut plain = [None; 20];
             deadlines.fit(plain.len());
             let room = deadlines.heap.capacity();
             for (number, due) in steps {
                 let due = due.map(|due| start + Duration::from_millis(due));
-                deadlines.set(number, due);
+                deadlines.set(number, due.unwrap_or(Time::NEVER));
                 plain[number as usize] = due;
                 let all = plain.iter().zip(0..).filter_map(|(due, number)| Some(((*due)?, number)));
                 prop_assert_eq!(deadlines.first(), all.min());
@@ -134,7 +142,7 @@ mod tests {
     #[test]
     fn a_number_without_room_is_nobodys() {
         let mut deadlines = TimerHeap::default();
-        deadlines.set(3, Some(Instant::now()));
+        deadlines.set(3, Time::default());
         assert_eq!(deadlines.first(), None);
     }
 }

@@ -7,9 +7,10 @@ mod order;
 mod random;
 mod wrap;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
+use rdma::soft::clock::Time;
 use rdma::soft::qp::memory_region::{Memory, Rights};
 use rdma::soft::qp::reorder_buffer::ReorderBuffer;
 use rdma::soft::qp::{Io, QueuePair, Settings, State};
@@ -53,7 +54,7 @@ struct End {
     exposed: Vec<RemoteRegion>,
     events: Vec<Event>,
     qp: QueuePair,
-    now: Instant,
+    now: Time,
 }
 
 impl End {
@@ -76,11 +77,11 @@ impl End {
             exposed: Vec::new(),
             events: Vec::new(),
             qp,
-            now: Instant::now(),
+            now: Time::default(),
         }
     }
 
-    fn with<T>(&mut self, step: impl FnOnce(&mut QueuePair, Instant, &mut Io<'_>) -> T) -> T {
+    fn with<T>(&mut self, step: impl FnOnce(&mut QueuePair, Time, &mut Io<'_>) -> T) -> T {
         let mut io = Io {
             region: self.pool.region(),
             memory: &mut self.memory,

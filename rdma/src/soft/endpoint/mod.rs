@@ -20,6 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::clock::{Clock, Time};
 use super::cm::ConnectionManager;
 use super::cm::connection::{Connection, Phase, marked_guid};
 use super::cm::mad::MAD_BYTES;
@@ -66,6 +67,7 @@ impl Message {
 pub struct Endpoint {
     config: Config,
     entropy: Box<dyn FnMut() -> u64 + Send>,
+    clock: Clock,
     slots: Vec<Option<QpContext>>,
     free: Vec<u32>,
     by_qpn: Table<Qpn>,
@@ -124,6 +126,7 @@ impl Endpoint {
         Endpoint {
             config,
             entropy,
+            clock: Clock::default(),
             slots: Vec::new(),
             free: Vec::new(),
             by_qpn: Table::default(),
@@ -235,7 +238,9 @@ impl Endpoint {
                 let (memory, events, reorder) =
                     (&mut self.memory, &mut self.events, &mut self.reorder);
                 slot.qp.post(tag, work, &mut Io { region, memory, events, reorder, qp });
-                slot.last_event = self.told + self.events.len() as u64;
+                if slot.gone.is_some() {
+                    slot.last_event = self.told + self.events.len() as u64;
+                }
                 if !std::mem::replace(&mut slot.ready, true) {
                     self.ready.push_back(qp.0);
                 }
@@ -324,18 +329,27 @@ impl Endpoint {
     /// Time of the next [`Endpoint::handle_timeout`].
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let of_slots = self.deadlines.first().map(|(due, _)| due);
+        let of_slots = self.clock.instant(self.deadlines.earliest());
         let of_manager = self.manager.deadlines();
         of_manager.into_iter().flatten().chain(of_slots).min()
+    }
+
+    /// Whether [`Endpoint::handle_timeout`] is due.
+    #[inline]
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        self.clock.read(now);
+        self.clock.has_reached(self.deadlines.earliest())
+            || self.manager.deadlines().into_iter().flatten().any(|due| due <= now)
     }
 
     /// Handles expired timers.
     pub fn handle_timeout(&mut self, now: Instant, region: &Region) {
         self.forget_sent();
+        let time = self.clock.read(now);
         // Each once, even if it is due again immediately.
         let mut due = std::mem::take(&mut self.due);
-        while let Some((_, number)) = self.deadlines.first().filter(|(at, _)| *at <= now) {
-            self.deadlines.set(number, None);
+        while let Some((_, number)) = self.deadlines.first().filter(|(at, _)| *at <= time) {
+            self.deadlines.set(number, Time::NEVER);
             due.push(number);
         }
         for number in due.drain(..) {
@@ -343,8 +357,8 @@ impl Endpoint {
             let Some(slot) = slot else { continue };
             let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
             let mut io = Io { region, memory, events, reorder, qp: Qp(number) };
-            slot.qp.handle_timeout(now, &mut io);
-            if slot.note_arrivals(slot.executed(), None) {
+            slot.qp.handle_timeout(time, &mut io);
+            if slot.note_arrivals(slot.executed()) {
                 self.without_trains = Some((slot.connection.local, slot.connection.remote));
             }
             self.deadlines.set(number, slot.deadline());
@@ -423,7 +437,7 @@ impl Endpoint {
         let (memory, events, reorder) = (&mut self.memory, &mut self.events, &mut self.reorder);
         slot.qp.close(&mut Io { region, memory, events, reorder, qp: Qp(number) });
         slot.last_event = self.told + self.events.len() as u64;
-        self.deadlines.set(number, None);
+        self.deadlines.set(number, Time::NEVER);
         let connection = &slot.connection;
         self.by_qpn.remove(&connection.local_qpn);
         self.by_comm.remove(&connection.local_comm);

@@ -8,13 +8,14 @@ use std::time::Instant;
 use super::flow;
 use super::train::Train;
 use crate::Reason;
+use crate::soft::clock::Time;
 use crate::soft::cm::connection::{Connection, is_marked_guid};
 use crate::soft::cm::request_handle::Token;
 use crate::soft::config::{Config, ROCE_PORT};
 use crate::soft::qp::{Io, QueuePair, Settings, ecn};
 use crate::soft::stats::datagrams::DatagramOutcome;
 use crate::soft::wire::flow_crc::FlowCrc;
-use crate::soft::wire::gso_check::{MOST_SEGMENTS, Places};
+use crate::soft::wire::gso_check::{Arrivals, MOST_SEGMENTS, Places};
 use crate::soft::wire::header::{Bth, Packet};
 use crate::soft::wire::icrc::{Checker, Flow, Verdict};
 use crate::soft::wire::ipv4_id::{Judgement, LastId, Pair, Pairs};
@@ -164,7 +165,7 @@ impl QpContext {
             }
         }
         if ecn::is_capable(train.tos) {
-            self.on_capable(train.now, train.tos, packet);
+            self.on_capable(train.time, train.tos, packet);
         }
         if packet.row().operation == Operation::Congestion && !ecn::is_capable(self.connection.tos)
         {
@@ -184,10 +185,9 @@ impl QpContext {
         io: &mut Io<'_>,
         without_trains: &mut bool,
     ) -> DatagramOutcome {
-        let executed = self.executed();
-        let outcome = self.qp.receive(train.now, packet, io);
-        if self.is_particular() {
-            *without_trains |= self.note_arrivals(executed, Some(packet));
+        let outcome = self.qp.receive(train.time, packet, io);
+        if self.responses.is_some() {
+            *without_trains |= self.note_repeated_read(packet);
         }
         if matches!(
             outcome,
@@ -220,23 +220,27 @@ impl QpContext {
         self.qp.executed()
     }
 
-    /// Called after a packet of the peer, or after a timeout: there may be news of which packets
+    /// Called after packets of the peer, or after a timeout: there may be news of which packets
     /// arrived. `before`: what it had executed. Returns true if no trains are sent to it from now
     /// on.
-    pub(super) fn note_arrivals(&mut self, before: u64, packet: Option<&Packet<'_>>) -> bool {
-        let mut ended = false;
-        if let Some(places) = &mut self.requests {
-            let (end, lacks) = self.qp.next_to_execute();
-            let new = self.qp.executed().saturating_sub(before).min(u64::from(u32::MAX));
-            ended |= self.pair.segments.note(places.arrive(end, new as u32, lacks));
-        }
-        // A peer that requests data again has received all data before them.
-        let again = |packet: &&Packet<'_>| {
-            packet.row().operation == Operation::ReadRequest && self.qp.is_late(packet)
-        };
-        if let Some((places, packet)) = self.responses.as_mut().zip(packet.filter(again)) {
-            ended |= self.pair.segments.note(places.arrive(packet.bth.psn, u32::MAX, true));
-        }
+    pub(super) fn note_arrivals(&mut self, before: u64) -> bool {
+        let Some(places) = &mut self.requests else { return false };
+        let (end, lacks) = self.qp.next_to_execute();
+        let new = self.qp.executed().saturating_sub(before).min(u64::from(u32::MAX));
+        let arrivals = places.arrive(end, new as u32, lacks);
+        self.note_segments(arrivals)
+    }
+
+    /// The same for a packet: a peer that requests data again has received all data before them.
+    fn note_repeated_read(&mut self, packet: &Packet<'_>) -> bool {
+        let again = packet.row().operation == Operation::ReadRequest && self.qp.is_late(packet);
+        let Some(places) = self.responses.as_mut().filter(|_| again) else { return false };
+        let arrivals = places.arrive(packet.bth.psn, u32::MAX, true);
+        self.note_segments(arrivals)
+    }
+
+    fn note_segments(&mut self, arrivals: Arrivals) -> bool {
+        let ended = self.pair.segments.note(arrivals);
         if ended {
             self.qp.note_trains_ended();
         }
@@ -248,13 +252,13 @@ impl QpContext {
         self.pair.segments.are_kept()
     }
 
-    /// Time of the next timer of its queue pair; none after its end.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        if self.gone.is_some() { None } else { self.qp.poll_timeout() }
+    /// Time of the next timer of its queue pair; never after its end.
+    pub(super) fn deadline(&self) -> Time {
+        if self.gone.is_some() { Time::NEVER } else { self.qp.deadline() }
     }
 
     /// A packet of an ECN-capable sender has arrived, so ours may be ECN-capable too.
-    fn on_capable(&mut self, now: Instant, tos: u8, packet: &Packet<'_>) {
+    fn on_capable(&mut self, now: Time, tos: u8, packet: &Packet<'_>) {
         self.connection.tos |= ecn::CAPABLE;
         if ecn::is_marked(tos) && packet.row().operation != Operation::Congestion {
             self.qp.on_mark(now);

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::qp_context::Checks;
 use super::{Endpoint, ROCE_PORT};
+use crate::soft::clock::Time;
 use crate::soft::cm::connection::Phase;
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::qp::{Io, ecn};
@@ -26,6 +27,7 @@ fn is_broadcast(address: IpAddr) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Train {
     pub(super) now: Instant,
+    pub(super) time: Time,
     pub(super) flow: Flow,
     pub(super) tos: u8,
 }
@@ -55,7 +57,7 @@ impl Endpoint {
     ) {
         self.forget_sent();
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
-        let train = Train { now, flow, tos };
+        let train = Train { now, time: self.clock.read(now), flow, tos };
         let mut next = datagrams.next();
         while let Some(datagram) = next {
             let outcome = match Packet::parse(datagram) {
@@ -120,6 +122,7 @@ impl Endpoint {
         };
         let (qpn, marked) = (packet.bth.destination, u64::from(ecn::is_marked(train.tos)));
         let (mut lives, mut confirms, mut without_trains) = (false, false, false);
+        let executed = slot.executed();
         slot.begin_run(&train.flow);
         let next = loop {
             let outcome = match slot.check(train, &packet, datagram, &mut checks) {
@@ -138,7 +141,8 @@ impl Endpoint {
                 _ => break Some(next),
             }
         };
-        slot.qp.settle(train.now, &mut io);
+        slot.qp.settle(train.time, &mut io);
+        without_trains |= slot.note_arrivals(executed);
         let waiting = slot.connection.phase == Phase::ReplySent && confirms;
         slot.heard = if lives { Some(train.now) } else { slot.heard };
         if without_trains {

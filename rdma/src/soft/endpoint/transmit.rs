@@ -74,6 +74,7 @@ impl Endpoint {
         if !self.manager.displaced.is_empty() {
             self.end_displaced(now, region);
         }
+        let time = self.clock.read(now);
         let mut left = room;
         while left > 0 && self.messages_sent < self.messages.len() {
             into.push(QueuedPacket { slot: 0, packet: self.next_message() });
@@ -91,7 +92,7 @@ impl Endpoint {
                     (&mut self.memory, &mut self.events, &mut self.reorder);
                 let mut io = Io { region, memory, events, reorder, qp: Qp(number) };
                 let mut sink = |packet| into.push(QueuedPacket { slot: number, packet });
-                left -= slot.qp.transmit(now, &mut io, left, &mut sink);
+                left -= slot.qp.transmit(time, &mut io, left, &mut sink);
                 if left == 0 {
                     return;
                 }
@@ -124,12 +125,13 @@ impl Endpoint {
 
     /// Before a long sleep: delayed acknowledgements are sent now. Returns true if there are any.
     pub(crate) fn hasten(&mut self, now: Instant) -> bool {
+        let time = self.clock.read(now);
         while let Some(number) = self.keeping.pop() {
             if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_mut)
                 && std::mem::take(&mut slot.keeping)
                 && slot.qp.is_keeping()
             {
-                slot.qp.hasten(now);
+                slot.qp.hasten(time);
                 self.mark_ready(number);
             }
         }

@@ -5,13 +5,12 @@
 //! * A marked flow must react, so packets are ECN-capable only towards peers that support it: those
 //!   of this implementation, and those whose own packets are ECN-capable, as of adapters that have
 //!   it enabled. `rdma_rxe` marks nothing, sends no CNP, and its packets are dropped instead.
-//! * A queue pair with marks sends at most one CNP in [`CNP_INTERVAL`].
+//! * A queue pair with marks sends at most one CNP in [`CNP_INTERVAL_NS`].
 //! * A CNP halves the requester's window, once a round trip; the window grows again by a packet a
 //!   round trip, as after a loss. A forged CNP needs the number of the queue pair (24 bits) in
 //!   every round trip, and cannot reduce the window below two packets.
 
-use std::time::{Duration, Instant};
-
+use crate::soft::clock::Time;
 use crate::soft::wire::header::{Bth, Extended};
 use crate::soft::wire::opcode::Opcode;
 use crate::soft::wire::psn::{Psn, Qpn};
@@ -25,7 +24,7 @@ pub(crate) const MARKED: u8 = 3;
 pub(crate) const CAPABLE: u8 = 2;
 /// Minimum interval of congestion notifications of one queue pair; as in DCQCN (Zhu and others,
 /// SIGCOMM 2015).
-const CNP_INTERVAL: Duration = Duration::from_micros(50);
+const CNP_INTERVAL_NS: u64 = 50_000;
 /// Bytes behind the base transport header of a CNP, all 0.
 pub(super) const RESERVED: [u8; 16] = [0; 16];
 
@@ -47,14 +46,14 @@ pub(crate) fn without(tos: u8) -> u8 {
 /// Sends congestion notifications to the sender of marked packets, at a limited rate.
 #[derive(Debug, Default)]
 pub(super) struct NotificationPoint {
-    sent: Option<Instant>,
+    sent: Option<Time>,
     due: bool,
 }
 
 impl NotificationPoint {
     /// A marked packet has arrived.
-    pub(super) fn on_mark(&mut self, now: Instant) {
-        if self.sent.is_none_or(|sent| now.saturating_duration_since(sent) >= CNP_INTERVAL) {
+    pub(super) fn on_mark(&mut self, now: Time) {
+        if self.sent.is_none_or(|sent| now.since_ns(sent) >= CNP_INTERVAL_NS) {
             (self.sent, self.due) = (Some(now), true);
         }
     }
@@ -77,10 +76,10 @@ mod tests {
 
     #[test]
     fn marks_are_told_at_once_and_then_once_an_interval() {
-        let (mut point, start) = (NotificationPoint::default(), Instant::now());
+        let (mut point, start) = (NotificationPoint::default(), Time::default());
         assert_eq!(point.transmit(Qpn::new(5)), None);
         let told = (0..1000u32).filter(|at| {
-            point.on_mark(start + Duration::from_micros(u64::from(*at)));
+            point.on_mark(start.after_ns(u64::from(*at) * 1000));
             point.transmit(Qpn::new(5)).is_some()
         });
         assert_eq!(told.count(), 1000 / 50);
@@ -89,7 +88,7 @@ mod tests {
     #[test]
     fn a_notification_is_what_the_annex_says() {
         let mut point = NotificationPoint::default();
-        point.on_mark(Instant::now());
+        point.on_mark(Time::default());
         let cnp = point.transmit(Qpn::new(0x123456)).unwrap();
         // Operation code 0x81; migrated, no padding; default partition; BECN; queue pair; PSN 0.
         let header = [0x81, 0x40, 0xff, 0xff, 0x40, 0x12, 0x34, 0x56, 0, 0, 0, 0];

@@ -20,12 +20,13 @@ mod requester;
 mod responder;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::clock::{Time, ns_of};
 use super::qp::ecn::{NotificationPoint, RESERVED};
 use super::qp::memory_region::{Memory, Rights};
 use super::qp::reorder_buffer::ReorderBuffer;
-use super::qp::requester::Requester;
+use super::qp::requester::{Requester, Wqe};
 use super::qp::responder::{Outcome, Responder};
 use super::stats::datagrams::DatagramOutcome;
 use super::stats::link_errors::{LinkError, LinkErrorCounts};
@@ -131,14 +132,14 @@ pub struct QueuePair {
     requester: Requester,
     responder: Responder,
     /// Posted since the last flush, without a packet number yet.
-    sends: VecDeque<(Tag, Work)>,
-    reads: VecDeque<(Tag, Work)>,
+    sends: VecDeque<Wqe>,
+    reads: VecDeque<Wqe>,
     /// Bytes of the writes among them.
     written_bytes: u32,
     selective: bool,
-    ack_delay: Duration,
+    ack_delay_ns: u64,
     /// When a delayed pure acknowledgement is sent.
-    ack_due: Option<Instant>,
+    ack_due: Time,
     /// The delay has expired; the acknowledgement waits only for room in the socket.
     ack_late: bool,
     /// A packet was sent since there was last nothing to send.
@@ -160,8 +161,8 @@ impl QueuePair {
             reads: VecDeque::with_capacity(sends.div_ceil(2) as usize),
             written_bytes: 0,
             selective: false,
-            ack_delay: Duration::ZERO,
-            ack_due: None,
+            ack_delay_ns: 0,
+            ack_due: Time::NEVER,
             ack_late: false,
             spoke: false,
             notification_point: NotificationPoint::default(),
@@ -178,7 +179,7 @@ impl QueuePair {
     pub fn ready_to_receive(&mut self, settings: &Settings) {
         if self.state == State::Init {
             self.peer = settings.peer;
-            (self.selective, self.ack_delay) = (settings.selective, settings.ack_delay);
+            (self.selective, self.ack_delay_ns) = (settings.selective, ns_of(settings.ack_delay));
             self.responder.start(settings);
             self.requester.start(settings);
             self.state = State::ReadyToReceive;
@@ -203,10 +204,10 @@ impl QueuePair {
                     self.commit();
                 }
                 self.written_bytes = self.written_bytes.saturating_add(work.buf().len());
-                self.requester.post(tag, work);
+                self.requester.post(Wqe::new(tag, work));
             }
-            Work::Send { .. } => self.sends.push_back((tag, work)),
-            Work::Read { .. } => self.reads.push_back((tag, work)),
+            Work::Send { .. } => self.sends.push_back(Wqe::new(tag, work)),
+            Work::Read { .. } => self.reads.push_back(Wqe::new(tag, work)),
         }
     }
 
@@ -221,25 +222,19 @@ impl QueuePair {
 
     #[inline(never)]
     fn commit_sends(&mut self) {
-        while let Some((tag, work)) = self.sends.pop_front().or_else(|| self.reads.pop_front()) {
-            self.requester.post(tag, work);
-        }
+        self.requester.append(&mut self.sends);
+        self.requester.append(&mut self.reads);
     }
 
     /// A packet of the peer was marked by the network.
-    pub(super) fn on_mark(&mut self, now: Instant) {
+    pub(super) fn on_mark(&mut self, now: Time) {
         if matches!(self.state, State::ReadyToReceive | State::ReadyToSend) {
             self.notification_point.on_mark(now);
         }
     }
 
     /// Handles a packet whose sender and CRC were checked.
-    pub fn handle(
-        &mut self,
-        now: Instant,
-        packet: &Packet<'_>,
-        io: &mut Io<'_>,
-    ) -> DatagramOutcome {
+    pub fn handle(&mut self, now: Time, packet: &Packet<'_>, io: &mut Io<'_>) -> DatagramOutcome {
         let outcome = self.receive(now, packet, io);
         self.settle(now, io);
         outcome
@@ -250,7 +245,7 @@ impl QueuePair {
     #[inline(always)] // for each packet, from one place
     pub(crate) fn receive(
         &mut self,
-        now: Instant,
+        now: Time,
         packet: &Packet<'_>,
         io: &mut Io<'_>,
     ) -> DatagramOutcome {
@@ -284,7 +279,7 @@ impl QueuePair {
 
     /// Completes what the received packets have acknowledged.
     #[inline]
-    pub(crate) fn settle(&mut self, now: Instant, io: &mut Io<'_>) {
+    pub(crate) fn settle(&mut self, now: Time, io: &mut Io<'_>) {
         self.requester.settle(now, io);
     }
 
@@ -322,7 +317,7 @@ impl QueuePair {
     }
 
     /// The next datagram to send. To be called until there is none.
-    pub fn poll_transmit(&mut self, now: Instant, io: &mut Io<'_>) -> Option<TxPacket> {
+    pub fn poll_transmit(&mut self, now: Time, io: &mut Io<'_>) -> Option<TxPacket> {
         let mut packet = None;
         self.transmit(now, io, 1, &mut |next| packet = Some(next));
         packet
@@ -333,7 +328,7 @@ impl QueuePair {
     /// number: fewer if there are no more.
     pub(crate) fn transmit(
         &mut self,
-        now: Instant,
+        now: Time,
         io: &mut Io<'_>,
         room: usize,
         sink: &mut impl FnMut(TxPacket),
@@ -361,7 +356,7 @@ impl QueuePair {
             }
             let sent = match self.responder.transmit(self.peer, io.memory) {
                 Some((response, outcome)) => {
-                    self.ack_due = None;
+                    self.ack_due = Time::NEVER;
                     if outcome == Outcome::Dead {
                         self.enter_error(None, io);
                     }
@@ -386,9 +381,9 @@ impl QueuePair {
     /// Whether there is a pure acknowledgement to send now. Most requests are answered soon by a
     /// message, and an acknowledgement in the same train costs almost nothing: until then it is
     /// delayed.
-    fn acknowledges(&mut self, now: Instant) -> bool {
+    fn acknowledges(&mut self, now: Time) -> bool {
         if !self.responder.has_answers() {
-            self.ack_due = None;
+            self.ack_due = Time::NEVER;
             self.responder.begin_unsaid();
             return false;
         }
@@ -399,22 +394,22 @@ impl QueuePair {
         if leaves || self.responder.unsaid() >= MOST_UNSAID {
             return true;
         }
-        if self.ack_due.is_none() {
-            (self.ack_due, self.ack_late) = (Some(now + self.ack_delay), false);
+        if self.ack_due == Time::NEVER {
+            (self.ack_due, self.ack_late) = (now.after_ns(self.ack_delay_ns), false);
         }
-        self.ack_due.is_none_or(|due| now >= due)
+        now >= self.ack_due
     }
 
     /// Whether an acknowledgement is delayed.
     #[must_use]
     pub fn is_keeping(&self) -> bool {
-        self.ack_due.is_some()
+        self.ack_due != Time::NEVER
     }
 
     /// Sends delayed acknowledgements with the next packets.
-    pub fn hasten(&mut self, now: Instant) {
-        if let Some(due) = &mut self.ack_due {
-            *due = now;
+    pub fn hasten(&mut self, now: Time) {
+        if self.is_keeping() {
+            self.ack_due = now;
         }
     }
 
@@ -462,14 +457,19 @@ impl QueuePair {
 
     /// Time of the next [`QueuePair::handle_timeout`].
     #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        let ack_due = self.ack_due.filter(|_| !self.ack_late);
-        self.requester.poll_timeout().into_iter().chain(ack_due).min()
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.deadline().finite()
+    }
+
+    #[inline]
+    pub(super) fn deadline(&self) -> Time {
+        let ack_due = if self.ack_late { Time::NEVER } else { self.ack_due };
+        self.requester.poll_timeout().min(ack_due)
     }
 
     /// Handles expired timers.
-    pub fn handle_timeout(&mut self, now: Instant, io: &mut Io<'_>) {
-        self.ack_late |= self.ack_due.is_some_and(|due| due <= now);
+    pub fn handle_timeout(&mut self, now: Time, io: &mut Io<'_>) {
+        self.ack_late |= self.ack_due <= now;
         if let Err(failed) = self.requester.handle_timeout(now) {
             self.enter_error(Some(failed), io);
         }
@@ -482,7 +482,7 @@ impl QueuePair {
 
     fn enter_error(&mut self, failed: Option<(u64, Fault)>, io: &mut Io<'_>) {
         self.state = State::Error;
-        self.ack_due = None;
+        self.ack_due = Time::NEVER;
         self.commit();
         self.requester.flush(failed, io);
         self.responder.flush(io);

@@ -1,9 +1,8 @@
 //! Processing of acknowledgements and read responses.
 
-use std::time::Instant;
-
 use super::scoreboard::{Evidence, TOLERANCE};
 use super::{ENDLESS, Requester};
+use crate::soft::clock::{Time, ns_of};
 use crate::soft::qp::Io;
 use crate::soft::wire::header::{Aeth, Nak, Packet, Syndrome};
 use crate::soft::wire::opcode::Operation;
@@ -15,7 +14,7 @@ impl Requester {
     /// [`Requester::settle`], once for the responses that were received together.
     pub(crate) fn handle(
         &mut self,
-        now: Instant,
+        now: Time,
         packet: &Packet<'_>,
         io: &mut Io<'_>,
     ) -> Result<bool, (u64, Fault)> {
@@ -37,7 +36,7 @@ impl Requester {
         match (operation, syndrome) {
             (Operation::ReadResponse, Syndrome::Ack(_)) => return Ok(self.data(at, packet, io)),
             (Operation::Acknowledge, Syndrome::Ack(_)) => {
-                self.board.execute(at + 1);
+                self.acknowledged = self.acknowledged.max(at + 1);
                 self.board.on_ack(at, Evidence::Report);
             }
             (Operation::Acknowledge, Syndrome::Rnr(timer)) => {
@@ -49,8 +48,8 @@ impl Requester {
                 self.board.execute(at);
                 // First, because it ends a pause for a packet that the peer has executed now.
                 self.settle(now, io);
-                if self.pause.is_none() {
-                    self.not_ready(at, now + timer.duration())?;
+                if self.pause == Time::NEVER {
+                    self.not_ready(at, now.after_ns(ns_of(timer.duration())))?;
                 }
                 return Ok(true);
             }
@@ -99,17 +98,17 @@ impl Requester {
         }
         let window = io.region.bytes_mut(into);
         window[offset as usize..(offset + len) as usize].copy_from_slice(packet.payload);
-        if self.board.executed() < end {
+        if self.acknowledged.max(self.board.executed()) < end {
             // Data acknowledge their request, and all before it.
             self.board.begin(at, first..end);
-            self.board.execute(end);
+            self.acknowledged = end;
         }
         self.board.on_ack(at, Evidence::Data);
         true
     }
 
     /// RNR NAK: the peer has no receive for packet `at`.
-    fn not_ready(&mut self, at: u64, until: Instant) -> Result<(), (u64, Fault)> {
+    fn not_ready(&mut self, at: u64, until: Time) -> Result<(), (u64, Fault)> {
         if self.rnr_retries != ENDLESS {
             self.rnr_left = self.rnr_left.checked_sub(1).ok_or((at, Fault::NotReady))?;
         }
@@ -117,14 +116,15 @@ impl Requester {
         let end = if self.selective { at + 1 } else { self.board.next() };
         self.board.lose(at..end);
         self.timed = None;
-        (self.pause, self.timer_start, self.silent_since) = (Some(until), None, None);
+        (self.pause, self.timer_start, self.silent_since) = (until, Time::NEVER, Time::NEVER);
         Ok(())
     }
 
     /// Sequence error NAK: the peer lacks packet `at` and has dropped the following ones. It
     /// reports that once, and the network may duplicate the report.
-    fn missed(&mut self, now: Instant, at: u64) {
-        let echo = |(seen, when): (u64, Instant)| seen == at && now < when + self.trip.echo();
+    fn missed(&mut self, now: Time, at: u64) {
+        let echo =
+            |(seen, when): (u64, Time)| seen == at && now < when.after_ns(self.trip.echo_ns());
         if !self.missed.is_some_and(echo) {
             self.missed = Some((at, now));
             self.board.lose(at..self.board.next());
@@ -135,7 +135,7 @@ impl Requester {
 
     /// Selective acknowledgement: the peer lacks packet `at`, and keeps the following ones whose
     /// bits are set.
-    fn kept(&mut self, now: Instant, at: u64, held: u128) {
+    fn kept(&mut self, now: Time, at: u64, held: u128) {
         let next = self.board.next();
         self.board.on_gap(at, at + 1 + u64::from(u128::BITS));
         let mut rest = held;
@@ -147,7 +147,7 @@ impl Requester {
             }
             self.board.on_ack(kept, Evidence::Report);
             if let Some((_, when)) = self.timed.take_if(|(at, _)| *at == kept) {
-                self.trip.sample(now.saturating_duration_since(when));
+                self.trip.sample(now.since_ns(when));
             }
             if !self.board.is_read(kept) {
                 self.board.finish(kept);
@@ -160,16 +160,17 @@ impl Requester {
 
     /// Completes work that is done, and marks overdue packets as lost: after responses.
     #[inline]
-    pub(crate) fn settle(&mut self, now: Instant, io: &mut Io<'_>) {
+    pub(crate) fn settle(&mut self, now: Time, io: &mut Io<'_>) {
         if std::mem::take(&mut self.unsettled) {
             self.settle_responses(now, io);
         }
     }
 
-    fn settle_responses(&mut self, now: Instant, io: &mut Io<'_>) {
+    fn settle_responses(&mut self, now: Time, io: &mut Io<'_>) {
+        self.board.execute(self.acknowledged);
         let (before, una) = (self.board.una(), self.board.advance());
         if una > before {
-            (self.rnr_left, self.pause) = (self.rnr_retries, None);
+            (self.rnr_left, self.pause) = (self.rnr_retries, Time::NEVER);
         }
         let finished = self.board.finished() - self.finished;
         if finished > 0 || una > before {
@@ -178,7 +179,7 @@ impl Requester {
             if let Some((_, when)) = self.timed.take_if(|(at, _)| *at < una)
                 && !self.waited
             {
-                self.trip.sample(now.saturating_duration_since(when));
+                self.trip.sample(now.since_ns(when));
             }
             self.restart(now);
         }
@@ -202,21 +203,21 @@ impl Requester {
     /// Restarts the timers after a packet of the peer. If it was probed and nothing else was sent
     /// since, it may only be slower than before, without a sample of its round trip: the next
     /// timeout is as long as the longest was.
-    fn restart(&mut self, now: Instant) {
+    fn restart(&mut self, now: Time) {
         let (una, next) = (self.board.una(), self.board.next());
         if una > self.probed {
             self.most_probes = 0;
         }
         self.probes = if una == next { self.most_probes } else { 0 };
-        (self.silent_since, self.timer_start) = (None, None);
-        if una < next && self.pause.is_none() {
+        (self.silent_since, self.timer_start) = (Time::NEVER, Time::NEVER);
+        if una < next && self.pause == Time::NEVER {
             self.start_timer(now);
         }
     }
 
     /// Marks packets as lost that are long overdue, or were overdue at an ordinal; waits a moment
     /// for those that are overdue since recently.
-    pub(super) fn detect_loss(&mut self, now: Instant, ordinal: Option<u64>) {
+    pub(super) fn detect_loss(&mut self, now: Time, ordinal: Option<u64>) {
         let tolerance = if self.selective { TOLERANCE } else { 0 };
         let before = self.board.lost();
         if let Some(ordinal) = ordinal {
@@ -226,7 +227,7 @@ impl Requester {
         let lost = self.board.lost() - before;
         self.overdue = match (overdue, self.overdue) {
             (false, _) => None,
-            (true, None) => Some((now + self.trip.patience(), self.board.seen())),
+            (true, None) => Some((now.after_ns(self.trip.patience_ns()), self.board.seen())),
             (true, waiting) => waiting,
         };
         if lost > 0 {
@@ -240,5 +241,89 @@ fn fault_of(nak: Nak) -> Fault {
     match nak {
         Nak::RemoteAccess => Fault::RemoteAccess,
         _ => Fault::RemoteOperation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::soft::qp::memory_region::{Memory, Rights};
+    use crate::soft::qp::reorder_buffer::ReorderBuffer;
+    use crate::soft::qp::requester::ack::*;
+    use crate::soft::qp::{QueuePair, Settings};
+    use crate::soft::wire::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, RnrTimer};
+    use crate::soft::wire::opcode::Opcode;
+    use crate::soft::wire::psn::{Msn, Psn, Qpn};
+    use crate::{Pool, PoolPlan, Qp, Work};
+
+    /// The bytes of an acknowledgement of packet `psn`.
+    fn response(psn: u32, syndrome: Syndrome) -> Vec<u8> {
+        let bth = Bth::new(Opcode::Acknowledge, Qpn::new(7), Psn::new(psn));
+        let aeth = Some(Aeth { syndrome, msn: Msn::default() });
+        let mut bytes =
+            HeaderBytes::emit(&bth, &Extended { aeth, ..Extended::default() }).as_slice().to_vec();
+        bytes.resize(bytes.len() + ICRC_BYTES, 0);
+        bytes
+    }
+
+    /// A late NAK behind newer acknowledgements of its train, for a packet before them.
+    #[test]
+    fn a_nak_is_compared_with_what_was_acknowledged_before_it_in_its_train() {
+        let plan = PoolPlan {
+            cells: 16,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        };
+        let (mut pool, mut memory) = (Pool::new(plan).unwrap(), Memory::new(0));
+        let (mut reorder, mut events) = (ReorderBuffer::new(8), Vec::new());
+        let settings = Settings {
+            peer: Qpn::new(7),
+            mtu: 1024,
+            send_psn: Psn::new(0),
+            receive_psn: Psn::new(0),
+            window: 64,
+            selective: false,
+            reads: 4,
+            read_bytes: 4096,
+            answered_reads: 4,
+            rights: Rights::NONE,
+            ack_timeout: Some(Duration::from_millis(10)),
+            retries: 7,
+            rnr_retries: 7,
+            rnr_timer: RnrTimer::new(12),
+            ack_delay: Duration::ZERO,
+        };
+        let mut qp = QueuePair::new(16, 16);
+        qp.ready_to_receive(&settings);
+        qp.ready_to_send();
+        let cells: Vec<_> = (0..12).map(|_| pool.take_cell().unwrap()).collect();
+        let region = std::sync::Arc::clone(pool.region());
+        let mut io = Io {
+            region: &region,
+            memory: &mut memory,
+            reorder: &mut reorder,
+            events: &mut events,
+            qp: Qp(0),
+        };
+        let now = Time::default();
+        for from in cells {
+            qp.post(0, Work::Send { from, invalidate: None }, &mut io);
+        }
+        while qp.poll_transmit(now, &mut io).is_some() {}
+        for (psn, syndrome) in
+            [(3, Syndrome::ACK), (9, Syndrome::ACK), (5, Syndrome::Nak(Nak::Sequence))]
+        {
+            let bytes = response(psn, syndrome);
+            qp.receive(now, &Packet::parse(&bytes).unwrap(), &mut io);
+        }
+        qp.settle(now, &mut io);
+        assert!(qp.poll_transmit(now, &mut io).is_none(), "packets 10 and 11 are not lost");
+        assert_eq!(io.events.len(), 10);
+        qp.close(&mut io);
+        assert_eq!(io.events.len(), 12);
     }
 }

@@ -40,10 +40,10 @@
 //!   [`ACK_INTERVAL`] packets: not for every message.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
 use super::responder::packets_of;
 use super::{Io, Settings};
+use crate::soft::clock::{Time, ns_of};
 use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
 use crate::soft::wire::header::{Bth, RequestExt, Reth};
 use crate::soft::wire::opcode::Opcode;
@@ -76,17 +76,22 @@ const MOST_WINDOW: u32 = 4096;
 
 /// One posted work request (work queue element).
 #[derive(Debug)]
-struct Wqe {
+pub(super) struct Wqe {
     tag: Tag,
     work: Work,
     /// Its first packet; far away until that is sent.
     first: u64,
     packets: u32,
     /// Packets of one read request.
-    piece: u64,
+    piece: u32,
 }
 
 impl Wqe {
+    #[inline]
+    pub(super) fn new(tag: Tag, work: Work) -> Wqe {
+        Wqe { tag, work, first: u64::MAX, packets: 0, piece: 1 }
+    }
+
     fn end(&self) -> u64 {
         self.first.saturating_add(u64::from(self.packets))
     }
@@ -137,8 +142,9 @@ impl Wqe {
     /// The packets of the piece of a read that contains packet `at`. Pieces begin at multiples of
     /// their length.
     fn piece(&self, at: u64) -> (u64, u64) {
-        let first = at - (at - self.first) % self.piece;
-        (first, self.end().min(first + self.piece))
+        let piece = u64::from(self.piece);
+        let first = at - (at - self.first) % piece;
+        (first, self.end().min(first + piece))
     }
 }
 
@@ -167,9 +173,10 @@ pub(crate) struct Requester {
     depth: usize,
     /// The peer keeps out-of-order packets.
     selective: bool,
-    timeout: Option<Duration>,
+    /// `u64::MAX` is infinite.
+    timeout_ns: u64,
     /// Maximum silence of the peer.
-    patience: Duration,
+    patience_ns: u64,
     rnr_retries: u8,
 
     works: VecDeque<Wqe>,
@@ -182,6 +189,8 @@ pub(crate) struct Requester {
     recent: usize,
     /// Responses were handled since [`Requester::settle`].
     unsettled: bool,
+    /// The peer has executed all before this packet, as these responses tell.
+    acknowledged: u64,
     board: Scoreboard,
     window: CongestionWindow,
     credits: CreditLimit,
@@ -193,13 +202,13 @@ pub(crate) struct Requester {
 
     trip: RttEstimator,
     /// A packet that was sent once, and its time.
-    timed: Option<(u64, Instant)>,
+    timed: Option<(u64, Time)>,
     /// Another packet was lost since, so its acknowledgement may have waited for that one.
     waited: bool,
     /// When the ack timer of the oldest packet was started, if it runs.
-    timer_start: Option<Instant>,
+    timer_start: Time,
     /// When it was started first since the last packet of the peer.
-    silent_since: Option<Instant>,
+    silent_since: Time,
     /// Packets done at the time of the last packet of the peer.
     finished: u64,
     /// Retransmissions of the oldest packet since the last packet of the peer.
@@ -209,11 +218,11 @@ pub(crate) struct Requester {
     most_probes: u32,
     probed: u64,
     /// When the packets that were overdue at an ordinal are lost.
-    overdue: Option<(Instant, u64)>,
+    overdue: Option<(Time, u64)>,
     /// The packet that the peer reported as missing last, and when.
-    missed: Option<(u64, Instant)>,
+    missed: Option<(u64, Time)>,
     /// End of the RNR wait: nothing is sent before.
-    pause: Option<Instant>,
+    pause: Time,
     rnr_left: u8,
     /// Its link errors.
     pub(super) troubles: LinkErrorCounts,
@@ -228,8 +237,8 @@ impl Requester {
             clean_piece: 1,
             depth: 1,
             selective: false,
-            timeout: None,
-            patience: Duration::ZERO,
+            timeout_ns: u64::MAX,
+            patience_ns: 0,
             rnr_retries: 0,
             works: VecDeque::with_capacity(sends as usize),
             done: 0,
@@ -237,6 +246,7 @@ impl Requester {
             into: 0,
             recent: 0,
             unsettled: false,
+            acknowledged: 0,
             board: Scoreboard::new(0),
             window: CongestionWindow::new(1),
             credits: CreditLimit::default(),
@@ -246,15 +256,15 @@ impl Requester {
             trip: RttEstimator::default(),
             timed: None,
             waited: false,
-            timer_start: None,
-            silent_since: None,
+            timer_start: Time::NEVER,
+            silent_since: Time::NEVER,
             finished: 0,
             probes: 0,
             most_probes: 0,
             probed: 0,
             overdue: None,
             missed: None,
-            pause: None,
+            pause: Time::NEVER,
             rnr_left: 0,
             troubles: LinkErrorCounts::default(),
         }
@@ -275,17 +285,24 @@ impl Requester {
         self.board = Scoreboard::new(2 * window);
         self.window = CongestionWindow::new(window);
         self.reads.reserve(self.depth);
-        self.timeout = settings.ack_timeout;
+        self.timeout_ns = settings.ack_timeout.map_or(u64::MAX, ns_of);
         let waits = (0..=u32::from(settings.retries)).map(|n| 1 << n.min(MOST_DOUBLINGS));
-        self.patience = self.timeout.unwrap_or_default().saturating_mul(waits.sum());
+        self.patience_ns = self.timeout_ns.saturating_mul(waits.sum());
         self.rnr_retries = settings.rnr_retries;
         self.rnr_left = self.rnr_retries;
     }
 
     /// Posts a send, write or read.
     #[inline]
-    pub(crate) fn post(&mut self, tag: Tag, work: Work) {
-        self.works.push_back(Wqe { tag, work, first: u64::MAX, packets: 0, piece: 1 });
+    pub(crate) fn post(&mut self, item: Wqe) {
+        self.works.push_back(item);
+    }
+
+    /// Posts several.
+    pub(crate) fn append(&mut self, items: &mut VecDeque<Wqe>) {
+        if !items.is_empty() {
+            self.works.append(items);
+        }
     }
 
     /// The base transport header of packet `at`, but for its operation code.
@@ -310,17 +327,20 @@ impl Requester {
     }
 
     /// Time of the next [`Requester::handle_timeout`].
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let overdue = self.overdue.map(|(until, _)| until);
-        self.pause.or_else(|| self.deadline().into_iter().chain(overdue).min())
+    pub(crate) fn poll_timeout(&self) -> Time {
+        if self.pause != Time::NEVER {
+            return self.pause;
+        }
+        let overdue = self.overdue.map_or(Time::NEVER, |(until, _)| until);
+        self.deadline().min(overdue)
     }
 
     /// Handles expired timers.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) -> Result<(), (u64, Fault)> {
-        if self.pause.is_some_and(|until| until <= now) {
-            self.pause = None;
+    pub(crate) fn handle_timeout(&mut self, now: Time) -> Result<(), (u64, Fault)> {
+        if self.pause <= now {
+            self.pause = Time::NEVER;
             // There may be nothing to send again: only data of a read are pending.
-            if self.timer_start.is_none() && self.board.una() < self.board.next() {
+            if self.timer_start == Time::NEVER && self.board.una() < self.board.next() {
                 self.start_timer(now);
             }
         }
@@ -328,8 +348,8 @@ impl Requester {
             self.overdue = None;
             self.detect_loss(now, Some(ordinal));
         }
-        if self.deadline().is_some_and(|deadline| deadline <= now) {
-            if self.silent_since.is_some_and(|since| since + self.patience <= now) {
+        if self.deadline() <= now {
+            if self.silent_since.after_ns(self.patience_ns) <= now {
                 return Err((self.board.una(), Fault::Unreachable));
             }
             self.probe(now);
@@ -338,7 +358,7 @@ impl Requester {
     }
 
     /// No response: sends the oldest packet again. Its response shows the state of the others.
-    fn probe(&mut self, now: Instant) {
+    fn probe(&mut self, now: Time) {
         self.probes += 1;
         self.most_probes = self.most_probes.max(self.probes);
         self.probed = self.board.next();
@@ -358,19 +378,24 @@ impl Requester {
 
     /// Starts the ack timer, also again. It is restarted for every packet of the peer, and its
     /// expiry is computed where it is read: once for all packets that were received together.
-    fn start_timer(&mut self, now: Instant) {
-        self.timer_start = Some(now);
-        self.silent_since.get_or_insert(now);
+    fn start_timer(&mut self, now: Time) {
+        self.timer_start = now;
+        // No time is later than one that was never set.
+        self.silent_since = self.silent_since.min(now);
     }
 
     /// When the oldest packet is sent again, or the connection is given up. The timeout doubles with
     /// every retry: a lost packet is noticed soon, and a peer that stalls for seconds, as virtual
     /// machines do, is not given up.
-    fn deadline(&self) -> Option<Instant> {
-        let (most, start) = (self.timeout?, self.timer_start?);
-        let wait = self.trip.timeout(most);
-        let due = start + wait.saturating_mul(1 << self.probes.min(MOST_DOUBLINGS));
-        Some(self.silent_since.map_or(due, |since| due.min(since + self.patience)))
+    #[inline]
+    fn deadline(&self) -> Time {
+        if self.timer_start == Time::NEVER || self.timeout_ns == u64::MAX {
+            return Time::NEVER;
+        }
+        let wait_ns = self.trip.timeout_ns(self.timeout_ns);
+        let wait_ns = wait_ns.saturating_mul(1 << self.probes.min(MOST_DOUBLINGS));
+        let due = self.timer_start.after_ns(wait_ns);
+        due.min(self.silent_since.after_ns(self.patience_ns))
     }
 
     /// The peer reports congestion on the path to it.
@@ -389,13 +414,13 @@ impl Requester {
     #[inline]
     pub(crate) fn transmit(
         &mut self,
-        now: Instant,
+        now: Time,
         peer: Qpn,
         room: usize,
         sink: &mut impl FnMut(TxPacket),
     ) -> usize {
         let all_sent = self.cursor >= self.works.len() && self.board.lost() == 0;
-        if all_sent || self.pause.is_some() {
+        if all_sent || self.pause != Time::NEVER {
             return 0;
         }
         self.transmit_pending(now, peer, room, sink)
@@ -404,7 +429,7 @@ impl Requester {
     #[inline(never)]
     fn transmit_pending(
         &mut self,
-        now: Instant,
+        now: Time,
         peer: Qpn,
         room: usize,
         sink: &mut impl FnMut(TxPacket),
@@ -424,7 +449,7 @@ impl Requester {
             sent += 1;
         }
         sent += self.transmit_new(now, peer, room - sent, sink);
-        if sent > 0 && self.timer_start.is_none() {
+        if sent > 0 && self.timer_start == Time::NEVER {
             self.start_timer(now);
         }
         sent
@@ -433,7 +458,7 @@ impl Requester {
     /// Sends requests for the first time. Nothing is lost meanwhile.
     fn transmit_new(
         &mut self,
-        now: Instant,
+        now: Time,
         peer: Qpn,
         room: usize,
         sink: &mut impl FnMut(TxPacket),
@@ -453,7 +478,8 @@ impl Requester {
             if self.into == 0 {
                 (item.first, item.packets) = (at, packets_of(item.work.buf().len(), self.mtu));
                 if read {
-                    item.piece = if self.window.is_whole() { self.clean_piece } else { self.piece };
+                    item.piece =
+                        (if self.window.is_whole() { self.clean_piece } else { self.piece }) as u32;
                 }
             }
             let mut datagram = item.datagram(work, at, packets, self.mtu, bth);
@@ -540,7 +566,7 @@ impl Requester {
             }
             Work::Read { .. } if self.reads.len() >= self.depth => return 0,
             Work::Read { .. } => {
-                let piece = if self.into == 0 { self.fresh_piece() } else { item.piece };
+                let piece = if self.into == 0 { self.fresh_piece() } else { item.piece.into() };
                 let end = (self.into / piece + 1) * piece;
                 end.min(u64::from(packets_of(item.work.buf().len(), self.mtu))) - self.into
             }
@@ -600,7 +626,7 @@ impl Requester {
         }
         self.reads.clear();
         (self.cursor, self.into, self.recent, self.unsettled) = (0, 0, 0, false);
-        (self.timer_start, self.pause, self.overdue) = (None, None, None);
+        (self.timer_start, self.pause, self.overdue) = (Time::NEVER, Time::NEVER, None);
     }
 }
 
