@@ -145,7 +145,7 @@ impl Region {
     ///
     /// # Panics
     /// The buffer is of another pool; [`Region::bytes_mut`] panics as well.
-    #[inline]
+    #[inline(always)] // for each packet
     #[must_use]
     pub fn bytes<'a>(&'a self, buf: &'a Buf) -> &'a [u8] {
         self.check(buf);
@@ -156,7 +156,7 @@ impl Region {
     }
 
     /// The bytes of the window, mutable.
-    #[inline]
+    #[inline(always)] // for each packet
     #[must_use]
     pub fn bytes_mut<'a>(&'a self, buf: &'a mut Buf) -> &'a mut [u8] {
         self.check(buf);
@@ -272,7 +272,7 @@ impl Buf {
     /// # Panics
     /// The window is outside of the buffer: a bug of the caller, who allocated the buffer for this
     /// length.
-    #[inline]
+    #[inline(always)] // for each work request
     pub fn select(&mut self, start: u32, len: u32) {
         assert!(
             start.checked_add(len).is_some_and(|end| end <= self.capacity),
@@ -458,7 +458,7 @@ impl Pool {
     }
 
     /// Resets the window of a receive buffer to that of [`Pool::take_receive`].
-    #[inline]
+    #[inline(always)] // for each receive
     pub fn rewind(&self, buf: &mut Buf) {
         if buf.class == Class::RECEIVE {
             let len = self.plan.lead_bytes + self.plan.tail_bytes;

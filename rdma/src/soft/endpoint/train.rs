@@ -48,6 +48,7 @@ impl Endpoint {
     }
 
     /// Handles datagrams that were received together; see [`Endpoint::handle`].
+    #[inline(never)] // so that profiles tell it from the caller
     pub(crate) fn handle_train<'a>(
         &mut self,
         now: Instant,

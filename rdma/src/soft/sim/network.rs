@@ -461,6 +461,7 @@ impl NetworkPort {
     }
 
     /// Passes datagrams to the endpoint, until it has `events` events, or there is none.
+    #[inline(never)] // so that profiles tell it from the provider
     pub(crate) fn receive(
         &self,
         now: Instant,

@@ -214,11 +214,14 @@ impl Scoreboard {
     }
 
     fn set_done(&mut self, at: u64) -> bool {
-        if self.done.get(at) {
+        let (word, bit) = (self.done.word_mut(at), 1 << (at % 64));
+        if *word & bit != 0 {
             return false;
         }
-        self.set_lost(at, false);
-        self.done.set(at, true);
+        *word |= bit;
+        if self.lost_count > 0 {
+            self.set_lost(at, false);
+        }
         self.done_count += 1;
         self.finished += 1;
         true
