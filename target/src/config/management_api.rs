@@ -30,11 +30,13 @@ pub struct ManagementConfig {
     pub group: Option<String>,
     /// An address of the loopback interface with read-only access for all users of this machine.
     pub http: Option<SocketAddr>,
+    /// The console, a page for browsers, is served.
+    pub console: bool,
 }
 
 impl Default for ManagementConfig {
     fn default() -> Self {
-        Self { enabled: true, socket: None, mode: 0o660, group: None, http: None }
+        Self { enabled: true, socket: None, mode: 0o660, group: None, http: None, console: true }
     }
 }
 
@@ -70,6 +72,9 @@ impl fmt::Display for ManagementConfig {
         }
         if let Some(http) = &self.http {
             write!(f, "; to read, also http://{http}")?;
+        }
+        if !self.console {
+            write!(f, "; no console")?;
         }
         writeln!(f)
     }
@@ -110,6 +115,9 @@ pub(super) fn management(
         }
         config.http = Some(value);
     }
+    if let Some(console) = section.take("console", "true or false", report) {
+        config.console = console.value;
+    }
     section.end(report);
     config
 }
@@ -130,11 +138,12 @@ mod tests {
     #[test]
     fn it_is_as_written_or_where_the_service_manager_says() {
         let config = config(
-            "socket = \"/run/a.sock\"\nmode = \"0600\"\ngroup = \"disk\"\nhttp = \"127.0.0.1:80\"",
+            "socket = \"/run/a.sock\"\nmode = \"0600\"\ngroup = \"disk\"\nhttp = \"127.0.0.1:80\"\n\
+             console = false",
         );
         let config = config.unwrap().management;
         let all = "management  /run/a.sock, mode 0600, group disk; to read, also \
-                   http://127.0.0.1:80\n";
+                   http://127.0.0.1:80; no console\n";
         assert_eq!(config.to_string(), all);
         assert_eq!(config.path(Some(OsStr::new("/run/b"))), PathBuf::from("/run/a.sock"));
         let plain = ManagementConfig::default();
@@ -156,6 +165,7 @@ mod tests {
             ("http = \"0.0.0.0:80\"", "for this machine only"),
             ("http = \"192.0.2.1:80\"", "for this machine only"),
             ("http = \"127.0.0.1:0\"", "for this machine only"),
+            ("console = 1", "true or false"),
             ("port = 7", "unknown key `port`"),
         ] {
             let said = config(text).unwrap_err();

@@ -6,6 +6,7 @@
 
 mod browser;
 mod changes;
+mod console;
 mod controllers;
 mod disconnects;
 mod error;
@@ -89,10 +90,11 @@ enum Access {
     Changing,
 }
 
-/// Routes with their description at `/v1/openapi.json`. The description is generated for each
-/// request: it takes megabytes, and is rarely read.
-fn router(managed: ControlHandle, access: Access) -> Router {
+/// Routes with their description at `/v1/openapi.json`, and the console. The description is
+/// generated for each request: it takes megabytes, and is rarely read.
+fn router(managed: ControlHandle, access: Access, with_console: bool) -> Router {
     let (router, _) = routes(access);
+    let router = if with_console { router.merge(console::routes()) } else { router };
     router
         .route("/v1/openapi.json", get(async move || Json(description(access))))
         .fallback(ApiError::no_such_path)

@@ -71,7 +71,7 @@ impl Server {
         };
         match unix {
             Ok(listener) => {
-                let router = router(managed.clone(), Access::Changing);
+                let router = router(managed.clone(), Access::Changing, config.console);
                 let router = router.layer(from_fn(not_by_domain));
                 server.accept(move || accept_unix(listener, router));
             }
@@ -84,7 +84,7 @@ impl Server {
         if let Some(at) = config.http {
             let listener = bind_loopback(at)?;
             info!("read-only management interface at http://{at}");
-            let router = router(managed.clone(), Access::Reading);
+            let router = router(managed.clone(), Access::Reading, config.console);
             let router = router.layer(from_fn(only_by_address));
             server.accept(move || accept_loopback(listener, router));
         }

@@ -472,7 +472,7 @@ fn pages_of_other_sites_change_nothing_and_read_nothing() {
         }
         // A name of the site that resolves to this machine.
         let rebound = "Host: evil.example:9000\r\nOrigin: http://evil.example:9000\r\n";
-        for request in [post, "GET /v1/status"] {
+        for request in [post, "GET /v1/status", "GET /"] {
             assert_eq!(
                 (unix(request, rebound), tcp(request, rebound)),
                 ("404".into(), "404".into())
@@ -489,6 +489,34 @@ fn pages_of_other_sites_change_nothing_and_read_nothing() {
             let found = (unix("GET /v1/status", host), tcp("GET /v1/status", host));
             assert_eq!(found, (on_unix.into(), on_tcp.into()), "{host}");
         }
+    });
+}
+
+#[test]
+fn the_console_is_served_with_a_policy_unless_it_is_turned_off() {
+    let paths = ["/", "/console/main.js", "/console/style.css"];
+    stage("").visit(move |socket| {
+        for path in paths {
+            let answer = text(socket, path);
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+            for field in [
+                "content-security-policy: default-src 'none'; script-src 'self'; ",
+                "frame-ancestors 'none'",
+                "x-content-type-options: nosniff",
+                "cross-origin-resource-policy: same-origin",
+            ] {
+                assert!(answer.contains(field), "{path}: {field}: {answer}");
+            }
+        }
+        assert!(text(socket, "/console/main.js").contains("content-type: text/javascript"));
+        let (_, document) = get(socket, "/v1/openapi.json");
+        assert!(document["paths"]["/"].is_null() && document["paths"]["/v1/plan"].is_object());
+    });
+    stage("console = false\n").visit(move |socket| {
+        for path in paths {
+            assert!(text(socket, path).starts_with("HTTP/1.1 404 "), "{path}");
+        }
+        assert_eq!(get(socket, "/v1/status").0, 200);
     });
 }
 
