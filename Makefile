@@ -48,7 +48,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client monitoring images guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client monitoring images console-test guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -74,7 +74,7 @@ programs: # The programs alone: a third of the work
 	$(say_features)
 	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 
-test: test-packages format lint unit some-mutants doc build budgets native client monitoring images guests ## Everything that has to pass before a change is merged
+test: test-packages format lint unit some-mutants doc build budgets native client monitoring images console-test guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -109,6 +109,12 @@ client: build # A client that is generated from the OpenAPI document uses the ma
 
 monitoring: build test-packages # A real Prometheus scrapes the daemon, and evaluates alerts and dashboard
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" PROMETHEUS="$(BUILD)"/prometheus tests/monitoring/run
+
+# Two of the pictures are in docs/src.
+console-test: build ## The console in a headless Chromium: make console-test PICTURES=DIRECTORY takes pictures too
+	@$(call install,chromium-headless-shell fonts-dejavu-core)
+	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" CONSOLE_TEST="$(BUILD)/release/console_test" \
+	  PICTURES="$(PICTURES)" tests/demo/unprivileged console
 
 guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
