@@ -23,7 +23,8 @@ ifeq ($(origin LIBCLANG_PATH),undefined)
   export LIBCLANG_PATH = $(shell ls -d /usr/lib/llvm-14/lib /usr/lib/llvm-15/lib 2>/dev/null | head -n 1)
 endif
 
-PACKAGES := gcc libc6-dev pkg-config libclang-14-dev libibverbs-dev librdmacm-dev
+PACKAGES := gcc libc6-dev pkg-config
+VERBS_PACKAGES := libclang-14-dev libibverbs-dev librdmacm-dev
 # The provider `verbs` is built where libclang and the headers of rdma-core are; everything else builds anywhere. (Looked at
 # when it is used: `packages` may have installed them before.)
 HAS_VERBS = $(shell ls "$(LIBCLANG_PATH)"/libclang*.so* >/dev/null 2>&1 && pkg-config --exists libibverbs librdmacm && echo yes)
@@ -48,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client monitoring images console-test guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client monitoring images console-test release reproduce guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -56,6 +57,7 @@ help: ## This list
 
 packages: ## Install the Debian packages that a build needs, where they are missing
 	@$(call install,$(PACKAGES))
+	@$(if $(HAS_VERBS),:,($(call install,$(VERBS_PACKAGES))) || echo "make: without the provider verbs: these packages cannot be had here")
 	@command -v $(CARGO) >/dev/null || { echo "make: there is no cargo: install Rust, see https://rustup.rs" >&2; exit 1; }
 
 test-packages: packages
@@ -255,6 +257,13 @@ rpm: packages ## The same as an RPM package, where rpmbuild is: build/nvmfd-VERS
 	@command -v rpmbuild >/dev/null || { echo "make: first: install rpmbuild (Debian: the package rpm)" >&2; exit 1; }
 	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 	configs/rpm/build "$(BUILD)" $(VERSION)
+
+release: packages ## Archives, packages, container image, bill of materials and sums of this commit: build/release-VERSION
+	@$(call install,binutils jq)
+	configs/release "$(BUILD)" $(VERSION) $(if $(HAS_VERBS),,soft)
+
+reproduce: ## Make the release twice in two directories, and compare
+	tests/package/reproduce "$(BUILD)"
 
 test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
 	$(SUDO) tests/package/run "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
