@@ -12,6 +12,7 @@ use rdma::{FabricError, Incoming};
 use crate::auth::DhResult;
 use crate::sched::abort::AbortToken;
 use crate::sched::{DrainBarrier, Waker};
+use crate::stats::in_flight::InFlight;
 use crate::subsystem::Subsystem;
 use nvmfd_blockdev::monitor::Rings;
 use nvmfd_blockdev::{BackingDevice, DeviceId, IoCompletion};
@@ -47,6 +48,8 @@ pub enum Message {
         /// Result of the computation.
         worked: DhResult,
     },
+    /// Describe the commands in progress.
+    InFlight(SyncSender<Vec<InFlight>>),
     /// Confirm that all earlier messages were processed.
     Caught(SyncSender<()>),
     /// Accept connections at an address.

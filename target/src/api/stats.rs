@@ -1,4 +1,4 @@
-//! Types of counters, latencies and utilization: `/v1/stats` and `/v1/slow`.
+//! Types of counters, latencies and utilization: `/v1/stats`, `/v1/slow` and `/v1/inflight`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -153,6 +153,31 @@ pub struct SlowCommand {
     pub total_ns: u64,
     /// Time in each stage, in nanoseconds: `receive`, `wait`, `pull`, `disk`, `push`, `reply`.
     pub stages_ns: Vec<Count>,
+}
+
+/// A command in progress.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct InFlight {
+    /// Its reactor.
+    pub reactor: u32,
+    /// The subsystem.
+    pub subsystem: String,
+    /// NQN of the host.
+    pub host: String,
+    /// Its queue; 0 is the admin queue.
+    pub qid: u16,
+    /// Its id.
+    pub cid: u16,
+    /// Its opcode.
+    pub opcode: u8,
+    /// Its namespace.
+    pub nsid: u32,
+    /// Its first block, if any.
+    pub slba: u64,
+    /// The stage that it is in: `receive`, `wait`, `pull`, `disk`, `push` or `reply`.
+    pub stage: String,
+    /// Time since its capsule has arrived, in nanoseconds.
+    pub age_ns: u64,
 }
 
 impl Latency {

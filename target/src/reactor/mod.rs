@@ -220,6 +220,7 @@ impl Reactor {
                 | Message::Answer(_)
                 | Message::Fence(_)
                 | Message::Errand(_)
+                | Message::InFlight(_)
                 | Message::Authenticated { .. }
                 | Message::Stop => {}
             }

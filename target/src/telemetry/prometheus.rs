@@ -4,7 +4,7 @@
 //! ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds of
 //! commands, and the buckets of a latency are one per power of two.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -36,6 +36,8 @@ pub(crate) struct Availability {
     pub controllers: Vec<(String, u32)>,
     /// Namespaces.
     pub namespaces: Vec<Namespace>,
+    /// Ages of the oldest commands in progress, by subsystem and namespace.
+    pub oldest_ns: HashMap<(String, u32), u64>,
     /// Addresses of listeners, and whether they are open.
     pub listeners: Vec<(String, bool)>,
     /// Subsystems with namespace management, and whether their directories are available.
@@ -174,6 +176,15 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
         let labels =
             [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
         metric.encode_family(&labels)?.encode_gauge(&namespace.size_bytes)?;
+    }
+    let help = "Age of the oldest command in progress, 0 without one";
+    let name = "nvmfd_oldest_command_seconds";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for namespace in &standing.namespaces {
+        let of = (namespace.subsystem.clone(), namespace.nsid);
+        let oldest_ns = standing.oldest_ns.get(&of).copied().unwrap_or_default();
+        let labels = [("subsystem", of.0), ("nsid", of.1.to_string())];
+        metric.encode_family(&labels)?.encode_gauge(&seconds(oldest_ns))?;
     }
     let help = "Whether something else than its store is at the path of a namespace, or nothing";
     let name = "nvmfd_namespace_detached";

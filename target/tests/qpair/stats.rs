@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use nvme::{IoOpcode, Sgl, Sqe};
 use nvmfd::core::qpair::QueuePair;
+use nvmfd::core::stats::in_flight::InFlight;
 use nvmfd::core::stats::{Kind, Stage};
 
 use crate::support::{World, end_both, io_queue, keyed};
@@ -52,6 +53,31 @@ fn a_write_is_pulled_stored_and_replied_to_and_its_time_is_there() {
     let expected = ([0, 0, 10_000, 240_000, 0, 8_000], 258_000, [2, 0, 12288]);
     assert_eq!(counted(&world, Kind::Write), expected);
     assert_eq!(counted(&world, Kind::Read).2, [0; 3]);
+    end_both(world, queue, admin, posted);
+}
+
+#[test]
+fn a_command_in_progress_is_described_with_its_stage_and_age() {
+    let mut world = World::new();
+    let (mut queue, admin, posted) = io_queue(&mut world);
+    let described = |queue: &QueuePair, world: &World| {
+        let ages_ns = queue.ages_ns(world.now_ns);
+        let all: Vec<_> =
+            ages_ns.filter_map(|(age_ns, slot)| queue.in_flight(slot, age_ns)).collect();
+        let of = |c: &InFlight| ((c.qid, c.cid, c.opcode, c.nsid, c.slba), c.stage, c.age_ns);
+        all.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(described(&queue, &world), []);
+    let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 1).with_sgl(keyed(0, 8192)).with_cid(7);
+    let whose = (1, 7, IoOpcode::WRITE.0, 1, 2);
+    world.send(&mut queue, &write, &[]);
+    for (stage, age_ns) in [(Stage::Pull, 0), (Stage::Disk, 10_000), (Stage::Reply, 15_000)] {
+        world.now_ns += 500;
+        assert_eq!(described(&queue, &world), [(whose, stage, age_ns + 500)]);
+        world.now_ns -= 500;
+        after(if age_ns == 0 { 10_000 } else { 5_000 }, &mut world, &mut queue);
+    }
+    assert_eq!(described(&queue, &world), []);
     end_both(world, queue, admin, posted);
 }
 

@@ -4,6 +4,7 @@
 //! a simulator simulated ones.
 
 mod half_open;
+mod in_flight;
 mod pending;
 
 use std::collections::VecDeque;
@@ -235,6 +236,7 @@ impl PollGroup {
             Message::DiscoveryChanged => self.each(lent, QueuePair::on_discovery_changed),
             Message::Answer(done) => self.on_disk(done, lent),
             Message::Fence(fence) => self.each(lent, |queue, io| queue.on_fence(&fence, io)),
+            Message::InFlight(answer) => drop(answer.try_send(self.in_flight(lent.now))),
             Message::Errand(token) => self.each(lent, |queue, io| queue.on_abort(&token, io)),
             Message::Authenticated { key, ticket, worked } => {
                 if let Some((queue, mut io)) = self.queue(key, lent) {

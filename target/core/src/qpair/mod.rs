@@ -30,6 +30,7 @@ mod connection;
 mod event_log;
 mod execute;
 mod fused;
+mod in_flight;
 mod io;
 mod log_page;
 mod offload;

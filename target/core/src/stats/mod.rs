@@ -7,6 +7,7 @@
 
 pub mod batch;
 pub mod histogram;
+pub mod in_flight;
 pub mod io_stats;
 pub mod reactor_stats;
 pub mod slow_log;

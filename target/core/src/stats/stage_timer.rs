@@ -91,6 +91,12 @@ impl StageTimer {
         }
     }
 
+    /// The stage that it is in.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        Stage::ALL.get(usize::from(self.last)).copied().unwrap_or(self.stage)
+    }
+
     /// Start times of the stages. Commands with equal ones have equal latencies.
     #[inline]
     #[must_use]
@@ -188,7 +194,9 @@ mod tests {
     fn a_write_spends_its_time_where_it_is() {
         let mut clock = started(5, 10);
         clock.enter(Stage::Pull, 10);
+        assert_eq!(clock.stage(), Stage::Pull);
         clock.enter(Stage::Wait, 40);
+        assert_eq!(clock.stage(), Stage::Wait, "it is in an earlier one again");
         clock.enter(Stage::Disk, 41);
         clock.enter(Stage::Disk, 100);
         clock.enter(Stage::Reply, 141);

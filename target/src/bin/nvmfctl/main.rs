@@ -132,6 +132,8 @@ enum Family {
     Stats(stats::StatsArgs),
     /// List the last slow commands, with their times by stage
     Slow,
+    /// List the oldest commands in progress of each namespace
+    Inflight,
     /// Show hosts, namespaces, latencies and reactors live
     Top(top::TopArgs),
     /// Convert the saved configuration of another target; needs no daemon
@@ -192,6 +194,7 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Doctor(command) => doctor::run(command, output),
         Family::Stats(wanted) => stats::run(wanted, client, output).await,
         Family::Slow => stats::slow(client, output).await,
+        Family::Inflight => stats::in_flight(client, output).await,
         Family::Top(wanted) => top::run(wanted, client, output).await,
         Family::Import(command) => import::run(&command, output),
         Family::InstallFiles { share } => {

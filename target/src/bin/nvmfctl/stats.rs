@@ -1,9 +1,9 @@
-//! `nvmfctl stats`, `nvmfctl slow`.
+//! `nvmfctl stats`, `nvmfctl slow`, `nvmfctl inflight`.
 
 use std::time::Duration;
 
 use clap::Args;
-use nvmfd::api::stats::{SlowCommand, Stats};
+use nvmfd::api::stats::{InFlight, SlowCommand, Stats};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -62,6 +62,11 @@ pub(crate) async fn run(args: StatsArgs, client: &Client, output: Output) -> Res
 
 pub(crate) async fn slow(client: &Client, output: Output) -> Result<(), Failure> {
     output.answer(&client.get::<Vec<SlowCommand>>("/v1/slow").await?, |all| slow_table(all));
+    Ok(())
+}
+
+pub(crate) async fn in_flight(client: &Client, output: Output) -> Result<(), Failure> {
+    output.answer(&client.get::<Vec<InFlight>>("/v1/inflight").await?, |all| in_flight_table(all));
     Ok(())
 }
 
@@ -162,6 +167,29 @@ fn slow_table(all: &[SlowCommand]) -> String {
     table(heads, rows, "no command was slow (see `slow_ms` in [observe])")
 }
 
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn in_flight_table(all: &[InFlight]) -> String {
+    let heads = ["AGE", "STAGE", "SUBSYSTEM", "NSID", "HOST", "QID", "CID", "COMMAND", "SLBA"];
+    let rows = all.iter().map(|command| {
+        let name = match command.qid {
+            0 => nvme::AdminOpcode(command.opcode).to_string(),
+            _ => command_name(command.opcode),
+        };
+        [
+            time(command.age_ns as f64 / 1e3),
+            command.stage.clone(),
+            command.subsystem.clone(),
+            command.nsid.to_string(),
+            command.host.clone(),
+            command.qid.to_string(),
+            command.cid.to_string(),
+            name,
+            command.slba.to_string(),
+        ]
+    });
+    table(heads, rows, "no command is in progress")
+}
+
 fn command_name(opcode: u8) -> String {
     nvme::IoOpcode(opcode).to_string()
 }
@@ -172,6 +200,27 @@ mod tests {
 
     use crate::derived_stats::tests::stats;
     use crate::stats::*;
+
+    #[test]
+    fn commands_in_progress_are_named_by_the_kind_of_their_queue() {
+        let command = |qid, opcode| InFlight {
+            reactor: 0,
+            subsystem: "nqn.2026-11.io.nvmfd:a".to_owned(),
+            host: "nqn.2026-11.host:h".to_owned(),
+            qid,
+            cid: 9,
+            opcode,
+            nsid: 1,
+            slba: 8,
+            stage: "disk".to_owned(),
+            age_ns: 31_000_000_000,
+        };
+        let text = in_flight_table(&[command(1, 2), command(0, 6)]);
+        for word in ["31.0 s", "disk", "nqn.2026-11.host:h", "Read", "Identify"] {
+            assert!(text.contains(word), "{word} in {text}");
+        }
+        assert_eq!(in_flight_table(&[]).trim(), "no command is in progress");
+    }
 
     #[test]
     fn tables_say_who_does_how_much_and_where_it_takes_how_long() {

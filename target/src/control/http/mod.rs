@@ -11,6 +11,7 @@ mod controllers;
 mod disconnects;
 mod error;
 mod health;
+mod in_flight;
 mod log_level;
 mod memory;
 mod reload_plan;
@@ -65,6 +66,7 @@ fn reading() -> OpenApiRouter<ControlHandle> {
         .merge(disconnects::routes())
         .merge(changes::reading())
         .merge(stats::routes())
+        .merge(in_flight::routes())
         .merge(log_level::reading())
         .merge(watch::routes())
         .merge(memory::routes())

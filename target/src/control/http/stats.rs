@@ -11,6 +11,7 @@ use nvme::Nqn;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::in_flight::in_flight;
 use super::subsystems::all_namespaces;
 use crate::api::stats::{SlowCommand, Stats};
 use crate::control::handle::ControlHandle;
@@ -45,7 +46,13 @@ async fn scrape(State(managed): State<ControlHandle>, headers: HeaderMap) -> Res
     let open = accepted.flat_map(|types| types.split(',')).any(|one| {
         one.split(';').next().is_some_and(|name| name.trim() == "application/openmetrics-text")
     });
-    match prometheus::text(look(&managed), standing(&managed)) {
+    let mut standing = standing(&managed);
+    // An admin command, such as Format NVM, may take its time.
+    for command in in_flight(&managed).await.0.into_iter().filter(|command| command.qid != 0) {
+        let oldest_ns = standing.oldest_ns.entry((command.subsystem, command.nsid)).or_default();
+        *oldest_ns = command.age_ns.max(*oldest_ns);
+    }
+    match prometheus::text(look(&managed), standing) {
         Ok(text) if open => ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response(),
         Ok(text) => {
             let kind = [(CONTENT_TYPE, prometheus::PLAIN_CONTENT_TYPE)];
@@ -72,6 +79,7 @@ fn standing(managed: &ControlHandle) -> Availability {
             .map(|subsystem| (subsystem.nqn.to_string(), controllers_of(&subsystem.nqn)))
             .collect(),
         namespaces: all_namespaces(managed),
+        oldest_ns: HashMap::new(),
         listeners: (running.config.addresses().into_iter())
             .map(|at| (at.to_string(), listened.contains(&at)))
             .collect(),

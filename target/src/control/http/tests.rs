@@ -259,6 +259,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
         }
     }
     has("nvmfd_config_last_reload_successful 1");
+    has(&format!("nvmfd_oldest_command_seconds{{subsystem=\"{a}\",nsid=\"1\"}} 0.0"));
     has(&format!("nvmfd_controllers{{subsystem=\"{a}\"}} 0"));
     has(&format!("nvmfd_namespace_size_bytes{{subsystem=\"{a}\",nsid=\"1\"}} {}", 1 << 30));
     has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");

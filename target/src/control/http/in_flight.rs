@@ -1,0 +1,95 @@
+//! `/v1/inflight`: commands in progress.
+
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use tokio::time::{Instant, sleep};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::ApiError;
+use crate::api::Problem;
+use crate::api::stats::InFlight;
+use crate::control::handle::ControlHandle;
+use crate::core::message::Message;
+use crate::core::stats::in_flight::InFlight as Described;
+
+/// Time limit for the answer of a reactor, which answers within an iteration.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// Interval between two looks for an answer.
+const LOOK: Duration = Duration::from_millis(1);
+
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
+    OpenApiRouter::new().routes(routes!(list))
+}
+
+/// Lists the oldest commands in progress of each namespace and reactor, the oldest first.
+#[utoipa::path(
+    operation_id = "list_commands_in_flight",
+    get,
+    path = "/v1/inflight",
+    responses(
+        (status = 200, body = Vec<InFlight>),
+        (status = 503, body = Problem, description = "a reactor does not answer"),
+    )
+)]
+async fn list(State(managed): State<ControlHandle>) -> Result<Json<Vec<InFlight>>, ApiError> {
+    let (mut all, silent) = in_flight(&managed).await;
+    if let Some(reactor) = silent.first() {
+        let error = format!("reactor {reactor} does not answer");
+        let remedy = "see the log; the watchdog of systemd restarts a daemon that hangs";
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error, remedy));
+    }
+    all.sort_by_key(|command| std::cmp::Reverse(command.age_ns));
+    Ok(Json(all))
+}
+
+/// Asks all reactors; returns the commands, and the reactors that do not answer.
+pub(super) async fn in_flight(managed: &ControlHandle) -> (Vec<InFlight>, Vec<usize>) {
+    let (mut all, mut silent) = (Vec::new(), Vec::new());
+    let mut asked = Vec::new();
+    for (index, reactor) in managed.view().registry.reactors().iter().enumerate() {
+        let (answer, answered) = sync_channel(1);
+        match reactor.try_send(Message::InFlight(answer)) {
+            Ok(()) => asked.push((index, answered)),
+            Err(_) => silent.push(index),
+        }
+    }
+    let until = Instant::now() + LIMIT;
+    for (index, answered) in asked {
+        match answer(answered, until).await {
+            Some(commands) => all.extend(commands.iter().map(|each| told(index, each))),
+            None => silent.push(index),
+        }
+    }
+    (all, silent)
+}
+
+async fn answer(answered: Receiver<Vec<Described>>, until: Instant) -> Option<Vec<Described>> {
+    loop {
+        match answered.try_recv() {
+            Ok(commands) => return Some(commands),
+            Err(TryRecvError::Empty) if Instant::now() < until => sleep(LOOK).await,
+            Err(_) => return None,
+        }
+    }
+}
+
+fn told(reactor: usize, command: &Described) -> InFlight {
+    InFlight {
+        reactor: u32::try_from(reactor).unwrap_or(u32::MAX),
+        subsystem: command.subsystem.to_string(),
+        host: command.host.to_string(),
+        qid: command.qid,
+        cid: command.cid,
+        opcode: command.opcode,
+        nsid: command.nsid,
+        slba: command.slba,
+        stage: command.stage.name().to_owned(),
+        age_ns: command.age_ns,
+    }
+}
