@@ -123,7 +123,8 @@ enum Command {
     Verify(initiator::verify::Args),
     /// Copy a namespace to a file, a file to a namespace, or a namespace to another
     Copy(initiator::copy::Args),
-    /// Serve a namespace to NBD clients: a block device without kernel module or root
+    /// Serve a namespace to NBD clients or a virtual machine: a block device without kernel module
+    /// or root
     Attach(initiator::attach::Args),
     /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]

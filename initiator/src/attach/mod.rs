@@ -1,5 +1,6 @@
-//! `nvmf attach`: a namespace as a block device for programs that speak NBD, over a Unix socket.
-//! Neither the kernel nor a privilege is needed at either end.
+//! `nvmf attach`: a namespace as a block device for programs that speak NBD, and for virtual
+//! machines (vhost-user-blk), over Unix sockets. Neither the kernel nor a privilege is needed at
+//! either end.
 //!
 //! One thread drives all paths and all clients. Data of clients go from their socket to the
 //! buffers that the target reads, and back, with at most one copy (none for long ones).
@@ -11,6 +12,7 @@ mod metrics_file;
 mod operation;
 mod server;
 mod status;
+mod vhost_user;
 
 use std::io::ErrorKind;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -74,11 +76,11 @@ impl clap::Args for Args {
 pub struct StatusArgs {
     /// Show the state of what another nvmf attach serves at this socket, and of its paths
     #[arg(long, value_name = "SOCKET", required = false,
-        conflicts_with_all = ["traddr", "nbd"])]
+        conflicts_with_all = ["traddr", "nbd", "vhost_user"])]
     pub status: PathBuf,
     /// How to show it
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal,
-        conflicts_with_all = ["traddr", "nbd"])]
+        conflicts_with_all = ["traddr", "nbd", "vhost_user"])]
     pub output_format: Format,
 }
 
@@ -103,8 +105,12 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub paths: PathArgs,
     /// Serve it to NBD clients at this Unix socket, which only this user may use
+    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["vhost_user", "status"])]
+    pub nbd: Option<PathBuf>,
+    /// Serve it to a virtual machine at this Unix socket: as a vhost-user-blk device of QEMU or
+    /// cloud-hypervisor
     #[arg(long, value_name = "SOCKET")]
-    pub nbd: PathBuf,
+    pub vhost_user: Option<PathBuf>,
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
@@ -161,13 +167,26 @@ fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
     if !host.connect(|| !stop.wait(Duration::ZERO))? {
         return Ok(ExitCode::SUCCESS);
     }
-    let state = status::socket(&args.nbd);
-    let listeners = Listeners { clients: listen(&args.nbd)?, status: listen(&state)? };
-    info!("{name} is served at nbd+unix:///?socket={} ({})", args.nbd.display(), host.provider());
+    let Some(socket) = args.nbd.as_ref().or(args.vhost_user.as_ref()) else {
+        return Err(Error::Usage("neither --nbd nor --vhost-user is given".into()));
+    };
+    let state = status::socket(socket);
+    let listeners = Listeners {
+        clients: args.nbd.as_deref().map(listen).transpose()?,
+        vhost_user: args.vhost_user.as_deref().map(listen).transpose()?,
+        status: listen(&state)?,
+    };
+    let provider = host.provider();
+    if let Some(socket) = &args.nbd {
+        info!("{name} is served at nbd+unix:///?socket={} ({provider})", socket.display());
+    }
+    if let Some(socket) = &args.vhost_user {
+        info!("{name} is served as vhost-user-blk at {} ({provider})", socket.display());
+    }
     let most_bytes = host.multipath().namespace().map_or(PIECE_BYTES, |n| n.max_transfer_bytes);
     let export = ExportOptions {
         name,
-        socket: args.nbd.clone(),
+        socket: socket.clone(),
         is_read_only: args.read_only,
         piece_bytes: PIECE_BYTES.min(most_bytes),
     };
@@ -177,8 +196,9 @@ fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let outcome = server.serve(listeners);
     // Nobody can use them any more; a failure to remove them does no harm.
-    let _ = std::fs::remove_file(&args.nbd);
-    let _ = std::fs::remove_file(&state);
+    for socket in args.nbd.iter().chain(&args.vhost_user).chain([&state]) {
+        let _ = std::fs::remove_file(socket);
+    }
     outcome.map(|()| ExitCode::SUCCESS)
 }
 
@@ -223,11 +243,14 @@ mod tests {
         assert!(matches!(status, Ok(Args::Status(args)) if args.output_format == Format::Json));
         let serve = parse("attach -a 192.0.2.1 -n nqn.2026-11.x:d --nbd /s --read-only");
         assert!(matches!(serve, Ok(Args::Serve(args)) if args.read_only));
+        let serve = parse("attach -a 192.0.2.1 -n nqn.2026-11.x:d --vhost-user /s");
+        assert!(matches!(serve, Ok(Args::Serve(args)) if args.nbd.is_none()));
         for wrong in [
             "attach",
             "attach --nbd /s",
             "attach -a 192.0.2.1",
             "attach --status /s --nbd /s",
+            "attach --status /s --vhost-user /s",
             "attach --status /s -a 192.0.2.1",
             "attach -a 192.0.2.1 --nbd /s -o json",
         ] {

@@ -198,7 +198,7 @@ impl RequestTable {
 
     fn answer(&mut self, n: u32) {
         let slot = &mut self.slots[n as usize];
-        let outcome = slot.error.map_or(Ok(()), Err);
+        let outcome = slot.outcome();
         self.counters.add(slot.command.kind, slot.command.len, outcome.is_ok());
         slot.reply = Some(Reply::new(&slot.command, outcome, slot.negotiated));
         self.answered.push_back(n);
@@ -217,10 +217,18 @@ enum Sent {
 impl Request {
     /// Returns the parts of the reply in order: its head, then its data.
     pub(super) fn parts<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = &'a [u8]> {
-        let has_data = self.command.kind == Kind::Read && self.error.is_none();
-        let data = self.bufs.iter().flatten().filter(move |_| has_data);
         let head = self.reply.as_ref().map_or(&[][..], Reply::bytes);
-        std::iter::once(head).chain(data.map(|buf| pool.bytes(buf)))
+        std::iter::once(head).chain(self.data(pool))
+    }
+
+    /// Returns what a successful Read has read.
+    pub(super) fn data<'a>(&'a self, pool: &'a Pool) -> impl Iterator<Item = &'a [u8]> {
+        let has_data = self.command.kind == Kind::Read && self.error.is_none();
+        self.bufs.iter().flatten().filter(move |_| has_data).map(|buf| pool.bytes(buf))
+    }
+
+    pub(super) fn outcome(&self) -> Result<(), Errno> {
+        self.error.map_or(Ok(()), Err)
     }
 
     fn has_data(&self) -> bool {

@@ -15,6 +15,7 @@ use super::connection_table::{ConnectionResources, ConnectionTable, MOST_CONNECT
 use super::metrics_file::MetricsFile;
 use super::operation::RequestTable;
 use super::status::{self, Served, Status};
+use super::vhost_user::{self, DeviceProperties, VhostUser};
 use crate::host::{CLOSE_LIMIT, notice};
 use crate::interrupt::Stop;
 use crate::multipath::{BlockRequest, Notice, Operation};
@@ -29,6 +30,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 const SPIN: Duration = Duration::from_micros(100);
 /// Signals and new connections are looked for in one of so many iterations that do not sleep.
 const LOOK_EVERY: u32 = 64;
+/// Requests of clients and of a guest at once.
+const TABLE_REQUESTS: u32 = MOST_CONNECTIONS as u32 * MOST_REQUESTS;
 /// Tag of the last Flush; those of requests are below.
 const LAST_FLUSH: u64 = u64::MAX;
 
@@ -43,7 +46,8 @@ pub(super) struct ExportOptions {
 
 /// Where clients connect, and those that ask for the state.
 pub(super) struct Listeners {
-    pub(super) clients: UnixListener,
+    pub(super) clients: Option<UnixListener>,
+    pub(super) vhost_user: Option<UnixListener>,
     pub(super) status: UnixListener,
 }
 
@@ -65,12 +69,13 @@ pub(super) struct Server {
     host: MultipathHost,
     requests: RequestTable,
     connections: ConnectionTable,
+    vhost_user: Option<VhostUser>,
     status: Option<UnixListener>,
     metrics: Option<MetricsFile>,
     stop: Stop,
     options: ExportOptions,
     /// As of the last notice.
-    export: Export,
+    properties: DeviceProperties,
     ending: Ending,
     iterations: u32,
 }
@@ -84,10 +89,11 @@ impl Server {
         metrics: Option<MetricsFile>,
     ) -> Server {
         Server {
-            export: current_export(&host, &options),
+            properties: current_properties(&host, &options, None),
             host,
-            requests: RequestTable::new(MOST_CONNECTIONS as u32 * MOST_REQUESTS),
+            requests: RequestTable::new(TABLE_REQUESTS),
             connections: ConnectionTable::new(MOST_CONNECTIONS),
+            vhost_user: None,
             status: None,
             metrics,
             stop,
@@ -102,7 +108,9 @@ impl Server {
     /// # Errors
     /// All paths are given up.
     pub(super) fn serve(&mut self, listeners: Listeners) -> Result<(), Error> {
-        self.connections.listen(Some(listeners.clients));
+        self.connections.listen(listeners.clients);
+        let of_guest = |listener| VhostUser::new(listener, TABLE_REQUESTS as usize);
+        self.vhost_user = listeners.vhost_user.map(of_guest);
         self.status = Some(listeners.status);
         self.tell_manager();
         let mut poller = AdaptivePoller::new(SpinBudget::auto(SPIN), Instant::now());
@@ -166,14 +174,27 @@ impl Server {
         self.iterations = self.iterations.wrapping_add(1);
         let mut any = self.iterations.is_multiple_of(LOOK_EVERY) && self.look(Duration::ZERO);
         any |= self.clients(Connection::read);
+        any |= self.guest(VhostUser::poll);
         any |= self.paths();
         while let Some(notice) = self.host.next_notice() {
             any = true;
             self.on_notice(&notice);
         }
         any |= self.clients(|connection, _, s| connection.write(s));
+        self.vhost_user.iter_mut().for_each(VhostUser::signal);
         self.host.flush();
         any
+    }
+
+    /// Lets the export to a guest do something, if there is one.
+    fn guest<T: Default>(
+        &mut self,
+        act: impl FnOnce(&mut VhostUser, &DeviceProperties, &mut vhost_user::Resources<'_>) -> T,
+    ) -> T {
+        let Server { host, requests, vhost_user, options, properties, .. } = self;
+        let Some(vhost_user) = vhost_user else { return T::default() };
+        let (pool, piece_bytes) = (host.pool(), options.piece_bytes);
+        act(vhost_user, properties, &mut vhost_user::Resources { pool, requests, piece_bytes })
     }
 
     /// Lets each client do something. Returns whether any did.
@@ -186,8 +207,8 @@ impl Server {
     }
 
     fn connections(&mut self) -> (&mut ConnectionTable, ConnectionResources<'_>) {
-        let Server { host, requests, connections, options, export, .. } = self;
-        let (pool, piece_bytes) = (host.pool(), options.piece_bytes);
+        let Server { host, requests, connections, options, properties, .. } = self;
+        let (pool, piece_bytes, export) = (host.pool(), options.piece_bytes, &properties.export);
         (connections, ConnectionResources { pool, requests, export, piece_bytes })
     }
 
@@ -214,14 +235,19 @@ impl Server {
 
     fn reply(&mut self) {
         while let Some(request) = self.requests.next_answered() {
-            self.connections.reply(self.requests.get(request).connection, request);
+            match self.requests.get(request).connection {
+                vhost_user::CONNECTION => self.guest(|guest, _, r| guest.reply(request, r)),
+                connection => self.connections.reply(connection, request),
+            }
         }
     }
 
     /// Sleeps until something happens.
     fn sleep(&mut self) {
         self.host.arm();
-        let any = self.paths();
+        let mut any = self.vhost_user.as_mut().is_some_and(VhostUser::arm);
+        any |= self.paths();
+        self.vhost_user.iter_mut().for_each(VhostUser::signal);
         self.host.flush();
         if any {
             return;
@@ -250,6 +276,15 @@ impl Server {
             fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
             fds.len() - 1
         });
+        let guest = self.vhost_user.iter();
+        let at_control = guest.clone().find_map(VhostUser::control_descriptor).map(|control| {
+            fds.push(PollFd::new(control, PollFlags::POLLIN));
+            fds.len() - 1
+        });
+        let at_kicks = fds.len();
+        let kicks = guest.flat_map(VhostUser::kick_descriptors);
+        fds.extend(kicks.map(|kick| PollFd::new(kick, PollFlags::POLLIN)));
+        let kicks = at_kicks..fds.len();
         fds.extend(self.connections.descriptors().map(|(fd, wanted)| PollFd::new(fd, wanted)));
         if !limit.is_zero() {
             let descriptors = self.host.descriptors();
@@ -267,6 +302,12 @@ impl Server {
         {
             status::answer(listener, || self.current_status(now));
         }
+        if ready[kicks].contains(&true) {
+            self.vhost_user.iter().for_each(VhostUser::take_kicks);
+        }
+        if at_control.is_some_and(|at| ready[at]) {
+            self.guest(|guest, properties, _| guest.on_control(properties));
+        }
         let (connections, r) = self.connections();
         connections.end_late_handshakes(now, r);
         if ready[0] && self.stop.wait(Duration::ZERO) && self.ending == Ending::No {
@@ -280,6 +321,7 @@ impl Server {
         info!("ending: requests under way are carried out first");
         self.ending = Ending::Draining(Instant::now() + DRAIN_LIMIT);
         self.connections.listen(None);
+        self.vhost_user.iter_mut().for_each(VhostUser::end);
         self.clients(|connection, _, s| {
             connection.end(s);
             true
@@ -306,7 +348,11 @@ impl Server {
             is_read_only: self.options.is_read_only,
             requests_in_flight: self.requests.in_use(),
             counters: self.requests.counters(),
-            sizes_bytes: self.connections.sizes_bytes().collect(),
+            sizes_bytes: self
+                .connections
+                .sizes_bytes()
+                .chain(self.vhost_user.iter().filter_map(VhostUser::size_bytes))
+                .collect(),
         };
         Status::new(self.host.multipath(), &served, now)
     }
@@ -314,14 +360,33 @@ impl Server {
     /// Something has happened to the namespace or its paths.
     fn on_notice(&mut self, notice: &Notice) {
         self.tell_manager();
-        self.export = current_export(&self.host, &self.options);
-        let size_bytes = self.export.size_bytes;
+        self.properties = current_properties(&self.host, &self.options, Some(&self.properties));
+        self.guest(|guest, properties, _| guest.resize(properties));
+        let size_bytes = self.properties.export.size_bytes;
         let stale = self.connections.sizes_bytes().filter(|size| *size != size_bytes).count();
         if let Notice::Resized { .. } = notice
             && stale > 0
         {
             warn!("{stale} connections of clients keep the old size until they connect again");
         }
+    }
+}
+
+/// What is offered now. The serial number is that of the first controller.
+fn current_properties(
+    host: &MultipathHost,
+    options: &ExportOptions,
+    before: Option<&DeviceProperties>,
+) -> DeviceProperties {
+    let paths = host.multipath();
+    let first = || (0..paths.paths()).find_map(|path| paths.session(path));
+    DeviceProperties {
+        export: current_export(host, options),
+        serial: match before {
+            Some(before) => before.serial,
+            None => first().map_or([0; 20], |session| session.controller().sn.0),
+        },
+        zeroes_deallocate: paths.namespace().is_some_and(|it| it.zeroes_deallocate),
     }
 }
 

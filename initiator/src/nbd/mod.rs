@@ -17,6 +17,18 @@ pub use transmission::{
     Command, Errno, Kind, MOST_BYTES, REPLY_BYTES, REQUEST_BYTES, Reply, parse,
 };
 
+/// Flags of a command.
+pub mod command_flag {
+    /// Force Unit Access.
+    pub const FUA: u16 = 1;
+    /// Write Zeroes leaves the blocks allocated.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// A read is answered as a whole.
+    pub const DF: u16 = 1 << 2;
+    /// Block Status returns one extent.
+    pub const REQ_ONE: u16 = 1 << 3;
+}
+
 /// Transmission flags of an export.
 pub mod flag {
     /// The field is valid.

@@ -1,5 +1,6 @@
 //! Requests, and the heads of their replies.
 
+use super::command_flag::{DF, FUA, NO_HOLE, REQ_ONE};
 use super::{Export, Negotiated, flag};
 
 /// Bytes of a request, without its data.
@@ -18,12 +19,6 @@ const DONE: u16 = 1;
 const CHUNK_OFFSET_DATA: u16 = 1;
 const CHUNK_BLOCK_STATUS: u16 = 5;
 const CHUNK_ERROR: u16 = 1 << 15 | 1;
-
-/// Command flags.
-const FUA: u16 = 1;
-const NO_HOLE: u16 = 2;
-const DF: u16 = 4;
-const REQ_ONE: u16 = 8;
 
 /// The errors of the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
