@@ -66,10 +66,10 @@ fn one_gateway_at_a_time_writes_and_each_group_is_served_again() {
 fn seeded_bugs_are_found() {
     for (bug, first) in [
         (SeededBug::SkipExclusion, 1),
-        (SeededBug::StaleEpoch, 23),
-        (SeededBug::StaleMember, 3),
-        (SeededBug::LateDoubt, 6),
-        (SeededBug::EarlyRelease, 224),
+        (SeededBug::StaleEpoch, 25),
+        (SeededBug::StaleMember, 1),
+        (SeededBug::LateDoubt, 1),
+        (SeededBug::EarlyRelease, 425),
     ] {
         let mut seeds = first..first + 300;
         let found = seeds.find(|seed| catch_unwind(|| run(*seed, Some(bug))).is_err());

@@ -21,8 +21,8 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(4);
 enum Occurrence {
     /// To the process of a gateway.
     Deliver(usize, u64, Input),
-    /// To the cluster, by the client of this address.
-    Arrive(usize, u64, String, Request),
+    /// To the cluster, by the client of this address; an update that has timed out before.
+    Arrive(usize, u64, String, Request, bool),
     Tick(usize, u64),
     HostSend(u32),
     /// The response to an attempt: whether it is a success.
@@ -65,7 +65,7 @@ pub(crate) struct Simulation {
     latency_max_us: u64,
     nodes: Vec<Node>,
     hosts: BTreeMap<u32, Host>,
-    last_arrival: BTreeMap<(usize, bool), Duration>,
+    last_arrival: BTreeMap<(usize, u8), Duration>,
     /// Writes that have been submitted and have not reached the block.
     in_flight: BTreeMap<(u32, String), u32>,
     nonce: u64,
@@ -204,8 +204,8 @@ impl Simulation {
                     self.input(node, input);
                 }
             }
-            Occurrence::Arrive(node, process, address, request) => {
-                self.arrive(node, process, address, request);
+            Occurrence::Arrive(node, process, address, request, is_late) => {
+                self.arrive(node, process, address, request, is_late);
             }
             Occurrence::Tick(node, tick) => {
                 if self.nodes[node].tick == tick && self.nodes[node].runs() {
@@ -231,11 +231,12 @@ impl Simulation {
     /// Something reaches the process of a gateway.
     fn input(&mut self, node: usize, input: Input) {
         let of = &mut self.nodes[node];
-        if of.is_suspended {
-            of.inputs.push(input);
+        // A process that is not there receives nothing, and its successor none of it.
+        if of.gateway.is_none() {
             return;
         }
-        if of.gateway.is_none() {
+        if of.is_suspended {
+            of.inputs.push(input);
             return;
         }
         match input {
@@ -349,7 +350,7 @@ impl Simulation {
         100 + self.random.below(self.latency_max_us)
     }
 
-    /// Requests of one client arrive in order.
+    /// Requests to the same place arrive in order.
     fn send(&mut self, node: usize, request: Request) {
         let of = &mut self.nodes[node];
         let (process, client) = (of.process, of.client.clone());
@@ -357,19 +358,26 @@ impl Simulation {
             of.outgoing.push((process, client, request));
             return;
         }
-        let is_control = matches!(request, Request::Read(_) | Request::Update(..));
+        let line = line(&request);
         let at = self.now + Duration::from_micros(self.latency_us());
-        let last = self.last_arrival.entry((node, is_control)).or_default();
+        let last = self.last_arrival.entry((node, line)).or_default();
         *last = at.max(*last);
         let at = *last;
-        self.at(at, Occurrence::Arrive(node, process, client, request));
+        self.at(at, Occurrence::Arrive(node, process, client, request, false));
     }
 
-    fn arrive(&mut self, node: usize, process: u64, client: String, request: Request) {
+    fn arrive(
+        &mut self,
+        node: usize,
+        process: u64,
+        client: String,
+        request: Request,
+        is_late: bool,
+    ) {
         let is_of_monitor = matches!(request, Request::Exclude(..) | Request::Connect(_));
         let hangs = if is_of_monitor { self.monitor_hangs_until } else { self.osd_hangs_until };
         if hangs > self.now {
-            self.at(hangs, Occurrence::Arrive(node, process, client, request));
+            self.at(hangs, Occurrence::Arrive(node, process, client, request, is_late));
             return;
         }
         let completed = |id, outcome| Input::Event(Event::Completed(id, outcome));
@@ -382,6 +390,13 @@ impl Simulation {
                 completed(id, Outcome::Client(address))
             }
             Request::Read(id) => completed(id, Outcome::Object(self.rados.read())),
+            // Now and then it times out, and happens later.
+            Request::Update(id, update) if !is_late && self.has_trouble() => {
+                let us = self.random.below(4_000_000);
+                let request = Request::Update(id, update);
+                self.after_us(us, Occurrence::Arrive(node, process, client, request, true));
+                completed(id, Outcome::Failed)
+            }
             Request::Update(id, update) => {
                 let outcome = self.rados.update(&update, self.bug);
                 for (key, text) in update.sets.iter().filter(|_| outcome == Outcome::Done) {
@@ -389,8 +404,8 @@ impl Simulation {
                         self.note(format!("gw{node} sets {key} {text}"));
                     }
                 }
-                // Now and then the result is lost.
-                let is_lost = self.is_faulty && self.now < FAULTS_END && self.random.chance(1);
+                // Or it times out, and has happened.
+                let is_lost = is_late || self.has_trouble();
                 completed(id, if is_lost { Outcome::Failed } else { outcome })
             }
             Request::Exclude(..) | Request::Lock(..) if is_excluded => {
@@ -419,6 +434,10 @@ impl Simulation {
             }
         };
         self.reply(node, process, input);
+    }
+
+    fn has_trouble(&mut self) -> bool {
+        self.is_faulty && self.now < FAULTS_END && self.random.chance(1)
     }
 
     /// The process uses this client from now on.
@@ -497,6 +516,7 @@ impl Simulation {
         };
         let duration_us = 100_000 + self.random.below(longest_s * 1_000_000);
         self.note(format!("fault: {fault:?} for {} ms", duration_us / 1000));
+        let end = self.now + Duration::from_micros(duration_us);
         match fault {
             Fault::Kill(node) => {
                 self.nodes[node].kill();
@@ -507,16 +527,15 @@ impl Simulation {
             }
             Fault::Cut(node) => self.nodes[node].is_cut = true,
             Fault::Suspend(node) => self.nodes[node].is_suspended = true,
-            Fault::HungOsd => self.osd_hangs_until = self.now + Duration::from_micros(duration_us),
-            Fault::HungMonitor => {
-                self.monitor_hangs_until = self.now + Duration::from_micros(duration_us);
-            }
+            // A shorter one does not end a longer one: requests would overtake those that wait.
+            Fault::HungOsd => self.osd_hangs_until = self.osd_hangs_until.max(end),
+            Fault::HungMonitor => self.monitor_hangs_until = self.monitor_hangs_until.max(end),
             Fault::Slow => self.latency_max_us = 600_000,
             Fault::Leave(node) => self.input(node, Input::Event(Event::Leave)),
-            Fault::Move(node) => {
-                let to = self.random.below(self.nodes.len() as u64) as Slot;
+            Fault::Move(to) => {
                 let group = 1 + self.random.below(self.hosts.len() as u64) as u32;
-                self.input(node, Input::Event(Event::Move(group, to)));
+                let Some(owner) = self.owner_of(group) else { return };
+                self.input(owner, Input::Event(Event::Move(group, to as Slot)));
             }
         }
         self.after_us(duration_us, Occurrence::Heal(fault));
@@ -549,12 +568,12 @@ impl Simulation {
                 let incoming = std::mem::take(&mut of.incoming);
                 for (process, client, request) in outgoing {
                     let us = self.latency_us();
-                    let is_control = matches!(request, Request::Read(_) | Request::Update(..));
+                    let line = line(&request);
                     let at = self.now + Duration::from_micros(us);
-                    let last = self.last_arrival.entry((node, is_control)).or_default();
+                    let last = self.last_arrival.entry((node, line)).or_default();
                     *last = at.max(*last);
                     let at = *last;
-                    self.at(at, Occurrence::Arrive(node, process, client, request));
+                    self.at(at, Occurrence::Arrive(node, process, client, request, false));
                 }
                 for (process, input) in incoming {
                     self.reply(node, process, input);
@@ -602,5 +621,14 @@ impl Simulation {
     /// All gateways run with their links.
     fn is_undisturbed(&self) -> bool {
         self.nodes.iter().all(|node| node.runs() && !node.is_cut)
+    }
+}
+
+/// Where a request goes: to the group object, to headers of images and monitors, or to blocks.
+fn line(request: &Request) -> u8 {
+    match request {
+        Request::Read(_) | Request::Update(..) => 0,
+        Request::Write(_) => 1,
+        _ => 2,
     }
 }
