@@ -153,6 +153,10 @@ fn provoke(cause: Cause) -> Vec<Record> {
             queue.tick(&mut world.io());
         }),
         Cause::ListenerRemoved => listener_removed(),
+        Cause::GatewayCut => running(|world, queue| {
+            world.registry.end_paths(1, Cause::GatewayCut);
+            queue.tick(&mut world.io());
+        }),
         Cause::KeyChanged => running(|world, queue| {
             world.registry.set_keyring(required());
             queue.tick(&mut world.io());

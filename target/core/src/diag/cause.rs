@@ -310,6 +310,10 @@ causes! {
     ListenerRemoved, "listener-removed", Running,
         "its listener was removed, or no longer offers the subsystem",
         "connect the host to another address, or add the listener again and reload";
+    GatewayCut, "gateway-cut", Running,
+        "this gateway of a group does not reach its Ceph cluster, so that another one takes over",
+        "check the network to the cluster, and `ceph -s`; the host uses the other gateway, and \
+         reconnects automatically";
     KeyChanged, "key-changed", Running,
         "the host has to authenticate now, its key was removed, or it has not used its new key in \
          time",

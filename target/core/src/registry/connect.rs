@@ -140,6 +140,7 @@ impl Registry {
         let authenticate = book.demand(&host, &subnqn)?;
         let listener = book.listener(visit.local);
         let states = listener.map(|listener| listener.ana).unwrap_or_default();
+        let states = states.within(&book.gateway);
         let association = Association::new(next_id(), 0, subnqn, host, data.hostid);
         let mut association = association.via(visit.local, &states);
         association.keep_alive_min_ms = listener.map_or(0, |listener| listener.keep_alive_min_ms);

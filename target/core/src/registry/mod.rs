@@ -27,6 +27,7 @@ use crate::diag::cause::Cause;
 use crate::message::{Message, Sender};
 use crate::sched::DrainBarrier;
 use crate::sched::abort::{AbortRequest, AbortToken};
+use crate::subsystem::ana::AnaStates;
 use crate::subsystem::reservation::{HostId, Reservation};
 use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
 
@@ -76,6 +77,8 @@ struct ControllerTable {
     listeners: Option<Vec<ListenerConfig>>,
     /// Listeners of a change that is not committed.
     prepared: Vec<ListenerConfig>,
+    /// States by which a gateway group restricts those of the listeners.
+    gateway: AnaStates,
     discovery: DiscoveryConfig,
     generation: u64,
     /// The target is about to stop: discovery reports no subsystem.
@@ -392,6 +395,33 @@ impl Registry {
         &self.reactors[index]
     }
 
+    /// Sets the states of ANA groups as a gateway group decides them: no listener reaches a group in
+    /// a better one. Hosts are notified.
+    pub fn set_gateway_states(&self, states: AnaStates) {
+        {
+            let mut book = self.lock();
+            book.gateway = states;
+            let listeners = book.listeners().to_vec();
+            if !listeners.is_empty() {
+                book.move_paths(&listeners, Cause::ListenerRemoved);
+            }
+        }
+        self.wake_reactors();
+    }
+
+    /// Disconnects the hosts of an ANA group, so that what they have pending goes another path.
+    pub fn end_paths(&self, group: u32, cause: Cause) {
+        let has_group = |entry: &&AssociationEntry| {
+            let namespaces = entry.view.as_ref().map(|view| &view.namespaces);
+            namespaces.is_some_and(|all| all.iter().any(|one| one.ana_group == group))
+        };
+        let book = self.lock();
+        let entries = book.associations.values().filter(has_group);
+        entries.for_each(|entry| entry.association.end(cause));
+        drop(book);
+        self.wake_reactors();
+    }
+
     /// All mailboxes, in the order of the reactors.
     #[must_use]
     pub fn reactors(&self) -> &[Sender] {
@@ -460,7 +490,7 @@ impl ControllerTable {
         for entry in self.associations.values() {
             let a = &entry.association;
             match ListenerConfig::of(listeners, a.local) {
-                Some(listener) => a.reach.set(&listener.ana),
+                Some(listener) => a.reach.set(&listener.ana.within(&self.gateway)),
                 None if self.listener(a.local).is_some() => a.end(gone),
                 None => {}
             }

@@ -59,9 +59,11 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use nvme::Status;
+    use nvme::log::AnaState;
 
     use crate::registry::tests::{connect_host, records, registry};
     use crate::subsystem::ListenerConfig;
+    use crate::subsystem::ana::AnaStates;
 
     #[test]
     fn who_leaves_is_reached_no_more_and_disconnects_nobody() {
@@ -81,5 +83,25 @@ mod tests {
         registry.set_listeners(vec![ListenerConfig::from(host.local)]);
         assert_eq!(host.reach.check(1).map_err(Status::code), Err(0x302));
         assert_eq!(connect_host(&registry).reach.check(1).map_err(Status::code), Err(0x302));
+    }
+
+    #[test]
+    fn a_gateway_group_restricts_the_states_of_all_listeners() {
+        let registry = registry();
+        let before = connect_host(&registry);
+        let mut states = AnaStates::all(AnaState::INACCESSIBLE);
+        states.set(2, AnaState::OPTIMIZED);
+        registry.set_gateway_states(states);
+        let after = connect_host(&registry);
+        let mut listener = ListenerConfig::from(before.local);
+        listener.ana.set(2, AnaState::NON_OPTIMIZED);
+        registry.set_listeners(vec![listener]);
+        for host in [&before, &after] {
+            assert_eq!(host.reach.states().state(1), AnaState::INACCESSIBLE);
+            assert_eq!(host.reach.check(2), Ok(()));
+        }
+        assert_eq!(before.reach.states().state(2), AnaState::NON_OPTIMIZED);
+        registry.set_gateway_states(AnaStates::default());
+        assert_eq!(before.reach.states(), listener.ana);
     }
 }

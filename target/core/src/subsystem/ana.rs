@@ -68,6 +68,17 @@ impl AnaStates {
         }
     }
 
+    /// These states, except of groups that are not optimized in `limit`: those are as there.
+    #[must_use]
+    pub fn within(mut self, limit: &AnaStates) -> AnaStates {
+        for (own, limit) in self.0.iter_mut().zip(limit.0) {
+            if limit != AnaState::OPTIMIZED {
+                *own = limit;
+            }
+        }
+        self
+    }
+
     /// The groups whose state differs from that in `other`, with their state here.
     pub fn unlike<'a>(
         &'a self,
