@@ -36,6 +36,7 @@ use crate::provision::retry::{RetryTask, rewrite_records};
 use crate::provision::{PATIENCE, Provisioner, Transition};
 use crate::reactor::fabric::{self, Choice, Fabrics, choose, owns};
 use crate::reactor::{Parts, Reactor};
+use crate::state::group_records::GroupRecords;
 use crate::state::power::PowerLog;
 use crate::state::record::StateDir;
 use crate::state::revoked_hosts;
@@ -43,6 +44,7 @@ use crate::state::usage::{UsageStore, UsageWriter};
 use crate::telemetry::pending::Pending;
 use crate::telemetry::view::TargetView;
 use crate::worker::Workers;
+use crate::worker::gateway::GatewayWorker;
 use crate::worker::ns_management::{NamespaceAdmin, NamespaceAdminMessage};
 use crate::worker::ns_state::{NamespaceStateMessage, NamespaceStateWorker};
 use crate::worker_thread::WorkerThread;
@@ -50,6 +52,9 @@ use crate::worker_thread::WorkerThread;
 /// Spin time of `spin_us = "auto"` while no device is busy: about the cost of waking up a sleeping
 /// CPU.
 const SPIN_AUTO: Duration = Duration::from_micros(50);
+
+/// Time for giving the ANA groups to other gateways.
+const LEAVING: Duration = Duration::from_secs(3);
 
 /// Time for writing persistent state during a stop, also if hosts or devices have used up the
 /// rest.
@@ -69,6 +74,7 @@ pub struct RunningTarget {
     ns_admin: (WorkerThread, mpsc::Sender<NamespaceAdminMessage>),
     usage_store: Option<UsageWriter>,
     waiting: Option<RetryTask>,
+    gateway: Option<GatewayWorker>,
 }
 
 struct ReactorThread {
@@ -167,7 +173,8 @@ impl RunningTarget {
         if let Some(directory) = &directory {
             keyring.revoke(revoked_hosts::read(directory).map_err(Fatal)?);
         }
-        let stores = DeviceTable::new(directory, config.reactor.count());
+        let records = Arc::default();
+        let stores = device_table(&config, directory, &records);
         let pool = stores.opening();
         let next = Transition::open(&config, &stores, &Catalogs::new())?;
         let (senders, boxes) = mailboxes(config.reactor.count())?;
@@ -175,8 +182,7 @@ impl RunningTarget {
         let monitor = DeviceMonitor::start(ReactorRings(senders.clone()), Arc::clone(&pool))
             .map_err(|error| Fatal(format!("no thread for the device monitor: {error}")))?;
         let monitor = Arc::new(monitor);
-        let worker = NamespaceStateWorker::new();
-        let ns_admin = NamespaceAdmin::new();
+        let (worker, ns_admin) = (NamespaceStateWorker::new(), NamespaceAdmin::new());
         let registry = Arc::new(Registry::new(senders, config.limits.controllers, receives));
         let power = PowerLog::open(config.state_directory.as_deref(), Instant::now());
         let usage = Arc::new(UsageStore::open(config.state_directory.as_deref(), power.meter));
@@ -213,12 +219,13 @@ impl RunningTarget {
             ns_admin,
             usage_store: None,
             waiting: None,
+            gateway: None,
         };
         let started = boxes
             .into_iter()
             .enumerate()
             .try_for_each(|(index, mailbox)| target.spawn(&config, index, mailbox))
-            .and_then(|()| target.serve(&config, next, &pool));
+            .and_then(|()| target.serve(&config, next, &pool, &records));
         match started {
             Ok(()) => {
                 target.usage_store = usage.keep(power);
@@ -236,8 +243,12 @@ impl RunningTarget {
         &mut self,
         config: &Config,
         next: Transition,
-        pool: &BlockingPool,
+        pool: &Arc<BlockingPool>,
+        records: &Arc<GroupRecords>,
     ) -> Result<(), Fatal> {
+        if config.group.is_some() {
+            GatewayWorker::restrain(&self.registry);
+        }
         let mut provisioner = self.provisioner();
         provisioner.attach_new(&next)?;
         provisioner.adopt(next, Vec::new()).iter().for_each(|line| info!("{line}"));
@@ -247,6 +258,21 @@ impl RunningTarget {
         let waiting = RetryTask::start(Arc::clone(&self.provisioner), pool);
         let no_thread = |error| Fatal(format!("no thread for retries: {error}"));
         self.waiting = Some(waiting.map_err(no_thread)?);
+        self.join_group(config, pool, records)
+    }
+
+    /// Joins the configured gateway group.
+    fn join_group(
+        &mut self,
+        config: &Config,
+        pool: &Arc<BlockingPool>,
+        records: &Arc<GroupRecords>,
+    ) -> Result<(), Fatal> {
+        let Some(group) = &config.group else { return Ok(()) };
+        let (registry, monitor) = (&self.registry, &self.monitor);
+        let worker = GatewayWorker::start(config, group, registry, monitor, pool, records);
+        let no_thread = |error| Fatal(format!("no thread for the gateway group: {error}"));
+        self.gateway = Some(worker.map_err(no_thread)?);
         Ok(())
     }
 
@@ -349,6 +375,7 @@ impl RunningTarget {
     #[must_use]
     pub fn view(&self) -> TargetView {
         TargetView {
+            gateway: self.gateway.as_ref().map(GatewayWorker::view),
             registry: Arc::clone(&self.registry),
             shared: Arc::clone(&self.shared),
             pending: Arc::clone(&self.pending),
@@ -399,15 +426,24 @@ impl RunningTarget {
     /// Reports all paths as inaccessible, and waits until then for hosts to use other paths;
     /// returns earlier when no host is connected. Only [`RunningTarget::stop`] may follow.
     pub fn leave(&self, until: Instant) {
+        self.leave_group(until);
         self.registry.leave();
         while self.registry.has_hosts() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
+    /// Gives the ANA groups to other gateways of the group.
+    fn leave_group(&self, deadline: Instant) {
+        if let Some(gateway) = &self.gateway {
+            gateway.leave(deadline.min(Instant::now() + LEAVING));
+        }
+    }
+
     /// Disconnects every host, lets pending I/O of devices finish, and ends the reactors; gives up
     /// at the deadline, or 400 ms later for persistent state.
     pub fn stop(mut self, deadline: Instant) {
+        self.leave_group(deadline);
         // A format by a host would delay its reactor beyond any deadline.
         self.registry.halt();
         self.monitor.report_detached(deadline.min(Instant::now() + KEEPING));
@@ -430,6 +466,7 @@ impl RunningTarget {
         self.usage_store.into_iter().for_each(|usage_store| usage_store.close(kept));
         self.waiting.into_iter().for_each(|waiting| waiting.stop(deadline));
         self.monitor.stop(deadline);
+        self.gateway.into_iter().for_each(|gateway| gateway.stop(deadline));
         let _ = self.worker.1.send(NamespaceStateMessage::Stop);
         let _ = self.ns_admin.1.send(NamespaceAdminMessage::Stop);
         self.worker.0.join_by(deadline);
@@ -512,6 +549,19 @@ impl RunningTarget {
             Ok(Err(fatal)) => Err(fatal),
             Err(_) => Err(Fatal(format!("reactor {index} did not start"))),
         }
+    }
+}
+
+/// The devices, whose state a gateway group has if there is one.
+fn device_table(
+    config: &Config,
+    directory: Option<PathBuf>,
+    records: &Arc<GroupRecords>,
+) -> DeviceTable {
+    let devices = DeviceTable::new(directory, config.reactor.count());
+    match config.group {
+        Some(_) => devices.in_group(Arc::clone(records)),
+        None => devices,
     }
 }
 

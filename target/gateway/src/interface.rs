@@ -1,5 +1,7 @@
 //! What goes into a gateway and comes out of it.
 
+use std::fmt;
+
 use crate::record::{GroupObject, Slot, Update};
 
 /// What a gateway declares of itself.
@@ -125,4 +127,19 @@ pub enum Stage {
     Releasing(Option<Slot>),
     /// It notes that the group is free.
     Giving(Option<Slot>),
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Standby => "standby",
+            Stage::Requesting => "requesting",
+            Stage::Excluding => "excluding",
+            Stage::Acquiring => "acquiring",
+            Stage::Confirming => "confirming",
+            Stage::Serving => "serving",
+            Stage::Releasing(_) => "releasing",
+            Stage::Giving(_) => "giving",
+        })
+    }
 }

@@ -8,6 +8,7 @@ mod change;
 mod controller;
 mod disconnect;
 mod event;
+mod gateway;
 mod log_level;
 mod memory;
 pub mod stats;
@@ -23,6 +24,7 @@ pub use change::{Change, Changes, Outcome, SetAside, Settings, UNCHANGED, Unsave
 pub use controller::{Controller, ControllerState};
 pub use disconnect::Why;
 pub use event::{Event, Happened};
+pub use gateway::{GatewayAnaGroup, GatewayGroup, GatewayMember, GatewayMove};
 pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};
 pub use status::{Listener, Reload, Status};

@@ -97,10 +97,15 @@ pub(super) fn image(
 }
 
 impl Config {
+    /// The file with the addresses of clients.
+    pub(super) fn client_addresses(&self) -> Option<PathBuf> {
+        self.state_directory.as_ref().map(|directory| directory.join(ADDRESSES))
+    }
+
     /// Names the file with the addresses of clients to all images: after the state directory is
     /// known.
     pub(super) fn set_client_addresses(&mut self) {
-        let addresses = self.state_directory.as_ref().map(|directory| directory.join(ADDRESSES));
+        let addresses = self.client_addresses();
         for namespace in self.subsystems.iter_mut().flat_map(|it| &mut it.namespaces) {
             if let NamespaceKind::Rbd { cluster, .. } = &mut namespace.kind {
                 cluster.addresses.clone_from(&addresses);

@@ -67,6 +67,9 @@ impl fmt::Display for Config {
         }
         let Config { discovery, authentication, management, observe, soft, stop, ceph, .. } = self;
         write!(f, "{discovery}{authentication}{management}{observe}{soft}{stop}{ceph}")?;
+        if let Some(group) = &self.group {
+            write!(f, "{group}")?;
+        }
         if let Some(CaptureConfig { path, payload, limit_bytes }) = &self.capture {
             let what = if *payload { "all packets" } else { "all headers" };
             writeln!(

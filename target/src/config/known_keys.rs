@@ -13,6 +13,7 @@ const EVERY_SECTION: &str = r#"
 [[listener]]
 [capture]
 [ceph]
+[group]
 [observe]
 [soft]
 [stop]

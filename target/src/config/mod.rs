@@ -13,6 +13,7 @@ mod ceph;
 mod derived_ids;
 mod display;
 mod files;
+mod group;
 mod key_files;
 mod key_tree;
 mod known_keys;
@@ -52,6 +53,7 @@ pub use authentication::{AuthenticationConfig, HostConfig};
 pub(crate) use authentication::{group_name, hash_name};
 pub use ceph::CephConfig;
 pub use files::{ConfigFiles, Rewritten, Source};
+pub use group::GroupConfig;
 pub use key_files::KeyReader;
 pub(crate) use key_tree::tree;
 pub use known_keys::known_keys;
@@ -105,6 +107,8 @@ pub struct Config {
     pub state_directory: Option<PathBuf>,
     /// The cluster of RBD images.
     pub ceph: CephConfig,
+    /// The gateway group of this daemon, if it is a member of one.
+    pub group: Option<GroupConfig>,
     /// Authentication of hosts.
     pub authentication: AuthenticationConfig,
     /// The management interface.
@@ -474,6 +478,7 @@ impl Config {
             (self.soft != next.soft, "[soft]"),
             (self.state_directory != next.state_directory, "state_directory"),
             (self.management != next.management, "[management]"),
+            (self.group != next.group, "[group]"),
         ];
         differs.into_iter().filter_map(|(differs, name)| differs.then_some(name)).collect()
     }
@@ -489,6 +494,8 @@ impl Config {
         self.state_directory = running.state_directory.clone();
         self.set_client_addresses();
         self.management = running.management.clone();
+        self.group.clone_from(&running.group);
+        self.set_group();
     }
 }
 

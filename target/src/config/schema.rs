@@ -17,6 +17,7 @@ use super::authentication::authentication;
 use super::ceph::{CephConfig, ceph, image};
 use super::derived_ids::{UsedIds, derived_serial, derived_uuid, identity};
 use super::files::merged;
+use super::group::group;
 use super::listener::listener;
 use super::management_api::management;
 use super::missing::missing;
@@ -86,6 +87,7 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
     let tables = section.tables("subsystem", "[[subsystem]]", report);
     let names = quotas.iter().map(|quota| quota.name.clone()).collect();
     let ceph = ceph(&mut section, report);
+    let group = group(&mut section, report);
     let scene = Scene { limits, listeners, names, ceph };
     let subsystems =
         tables.into_iter().filter_map(|each| subsystem(each, &scene, &mut seen, report)).collect();
@@ -116,6 +118,7 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
         capture,
         state_directory,
         ceph,
+        group: None,
         authentication,
         management,
         observe,
@@ -123,6 +126,11 @@ pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -
         stop,
     };
     config.set_client_addresses();
+    if let Some(group) = group {
+        config.check_group(&group, report);
+        config.group = Some(group.value);
+        config.set_group();
+    }
     config
 }
 

@@ -1,5 +1,6 @@
 //! Monitoring of a running target.
 
+pub(crate) mod gateway;
 pub(crate) mod pending;
 pub(crate) mod process;
 pub(crate) mod prometheus;

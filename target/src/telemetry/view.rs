@@ -7,6 +7,7 @@ use crate::blockdev::monitor::DeviceMonitor;
 use crate::core::registry::Registry;
 use crate::core::shared::Shared;
 use crate::core::stats::PollStats;
+use crate::telemetry::gateway::GroupView;
 use crate::telemetry::pending::Pending;
 
 /// Read access to a running target.
@@ -20,6 +21,8 @@ pub struct TargetView {
     pub pending: Arc<Pending>,
     /// Monitor of the devices.
     pub monitor: Option<Arc<DeviceMonitor>>,
+    /// The gateway group, if the daemon is a member of one.
+    pub gateway: Option<Arc<GroupView>>,
     /// Counters of each reactor.
     pub reactors: Vec<Arc<PollStats>>,
     /// Fabric provider: `verbs` or `soft`.

@@ -1,6 +1,7 @@
 //! Worker threads for jobs of poll groups that may block.
 
 mod auth;
+pub(crate) mod gateway;
 pub mod ns_management;
 pub mod ns_state;
 

@@ -7,7 +7,7 @@ use tests::structure::exceptions::Exceptions;
 
 /// Beside them there is the control thread, which is the one that `main` has, with tokio's own.
 const KINDS_MAX: usize = 5;
-const WORKERS_MAX: usize = 4;
+const WORKERS_MAX: usize = 5;
 
 #[test]
 fn threads_are_of_the_kinds_that_are_listed() {

@@ -151,6 +151,11 @@ impl Gateway {
         self.groups.iter().map(|(id, group)| (*id, group.stage))
     }
 
+    /// The record of each group that this gateway owns.
+    pub fn records(&self) -> impl Iterator<Item = (u32, Option<&GroupRecord>)> {
+        self.groups.iter().map(|(id, group)| (*id, group.record.as_ref()))
+    }
+
     /// Whether its own heartbeat is fresh: without it no group is optimized.
     #[must_use]
     pub fn is_fresh(&self) -> bool {

@@ -10,6 +10,7 @@ mod connect;
 mod controllers;
 mod derived_stats;
 mod doctor;
+mod gateway;
 mod host;
 mod import;
 mod listener;
@@ -93,6 +94,9 @@ enum Family {
     /// Disconnect a controller, or let it fail
     #[command(subcommand)]
     Controller(controllers::Command),
+    /// Show and change who serves the ANA groups of a gateway group
+    #[command(subcommand)]
+    Gateway(gateway::Command),
     /// Show why hosts were refused or disconnected, the latest first
     Why(why::Command),
     /// Check this machine for obstacles; needs no daemon
@@ -190,6 +194,7 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Completions { shell } => completions(shell, output),
         Family::Controllers => controllers::run(client, output).await,
         Family::Controller(command) => controllers::change(command, client, output).await,
+        Family::Gateway(command) => gateway::run(command, client, output).await,
         Family::Why(command) => why::run(command, client, output).await,
         Family::Doctor(command) => doctor::run(command, output),
         Family::Stats(wanted) => stats::run(wanted, client, output).await,
@@ -213,6 +218,9 @@ fn without_dry_run(family: &Family) -> Option<&'static str> {
         Family::Controller(
             controllers::Command::Disconnect { .. } | controllers::Command::Fail { .. },
         ) => Some("this has no dry run: `nvmfctl controllers` shows the affected controllers"),
+        Family::Gateway(gateway::Command::Move { .. } | gateway::Command::Exclude { .. }) => {
+            Some("this has no dry run: `nvmfctl gateway list` shows who serves what")
+        }
         Family::Log { level: Some(_) } => {
             Some("this has no dry run: `nvmfctl log` shows the current level")
         }

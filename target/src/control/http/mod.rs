@@ -10,6 +10,7 @@ mod console;
 mod controllers;
 mod disconnects;
 mod error;
+mod gateway;
 mod health;
 mod in_flight;
 mod log_level;
@@ -63,6 +64,7 @@ fn reading() -> OpenApiRouter<ControlHandle> {
         .merge(status::routes())
         .merge(subsystems::routes())
         .merge(controllers::routes())
+        .merge(gateway::routes())
         .merge(disconnects::routes())
         .merge(changes::reading())
         .merge(stats::routes())
@@ -78,6 +80,7 @@ fn changing() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new()
         .merge(changes::changing())
         .merge(controllers::changing())
+        .merge(gateway::changing())
         .merge(log_level::changing())
         .merge(write_protect::routes())
         .merge(trust::routes())

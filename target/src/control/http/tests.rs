@@ -62,6 +62,7 @@ fn stage(management: &str) -> Stage {
     let config = declared.config().clone();
     let registry = Arc::new(Registry::new(Vec::new(), 4, 64));
     let view = TargetView {
+        gateway: Some(Arc::default()),
         monitor: None,
         shared: Arc::new(Shared::new(Arc::clone(&registry), Workers::default(), SystemTime::now)),
         registry,

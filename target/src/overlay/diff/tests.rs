@@ -142,10 +142,25 @@ shared = «false | true»
 limit = { shared = «"gold" | "silver"» }
 "#;
 
+/// As [`EVERY_KEY`], for what only serves images.
+const GROUP_KEYS: &str = r#"
+[group]
+name = «"g" | "h"»
+pool = «"rbd" | "other"»
+gateway = «"a" | "b"»
+slot = «1 | 2»
+
+[[listener]]
+address = "127.0.0.9"
+
+[[subsystem]]
+nqn = "nqn.2026-11.io.nvmfd:a"
+"#;
+
 /// The text with the old values, except for one place (from 0), which has the new value.
-fn written(changed: Option<usize>) -> String {
+fn written(keys: &str, changed: Option<usize>) -> String {
     let mut text = String::new();
-    for (place, part) in EVERY_KEY.split('«').enumerate() {
+    for (place, part) in keys.split('«').enumerate() {
         let Some((choice, rest)) = part.split_once('»') else {
             text.push_str(part);
             continue;
@@ -158,10 +173,10 @@ fn written(changed: Option<usize>) -> String {
 }
 
 /// The lines that are changed, in the order of their places: title of the section, key.
-fn places() -> Vec<(String, String)> {
+fn places(keys: &str) -> Vec<(String, String)> {
     let mut title = "the file".to_owned();
     let mut places = Vec::new();
-    for line in EVERY_KEY.lines() {
+    for line in keys.lines() {
         if line.starts_with('[') {
             title = line.to_owned();
         }
@@ -176,14 +191,13 @@ fn places() -> Vec<(String, String)> {
     places
 }
 
-#[test]
-fn each_key_that_is_changed_has_a_line() {
+fn compare_each(keys: &str) {
     let read = |text: &str| Config::parse(text).unwrap_or_else(|errors| panic!("{errors}\n{text}"));
-    let base = read(&written(None));
+    let base = read(&written(keys, None));
     assert_eq!(differences(&base, &base), Vec::<String>::new());
-    let places = places();
+    let places = places(keys);
     for (place, (title, key)) in places.iter().enumerate() {
-        let mut text = written(Some(place));
+        let mut text = written(keys, Some(place));
         // References to a name change with it.
         if (title.as_str(), key.as_str()) == ("[[qos]]", "name") {
             text = text.replace("shared = \"gold\"", "shared = \"lead\"");
@@ -197,9 +211,14 @@ fn each_key_that_is_changed_has_a_line() {
             assert!(lines.iter().any(told), "{title} {key}: {lines:?}");
         }
     }
+}
+
+#[test]
+fn each_key_that_is_changed_has_a_line() {
+    [EVERY_KEY, GROUP_KEYS].into_iter().for_each(compare_each);
     // No key is missing.
     let mut written: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (title, key) in places {
+    for (title, key) in [EVERY_KEY, GROUP_KEYS].into_iter().flat_map(places) {
         written.entry(title).or_default().insert(key);
     }
     for (title, keys) in known_keys() {
@@ -230,9 +249,9 @@ fn is_a_section(title: &str, key: &str) -> bool {
 
 #[test]
 fn lines_say_what_was_and_what_is() {
-    let base = Config::parse(&written(None)).unwrap();
+    let base = Config::parse(&written(EVERY_KEY, None)).unwrap();
     let said = |from: &str, to: &str| {
-        let text = written(None);
+        let text = written(EVERY_KEY, None);
         assert!(text.contains(from), "{from}");
         differences(&base, &Config::parse(&text.replacen(from, to, 1)).unwrap())
     };

@@ -1,0 +1,117 @@
+//! `/v1/gateway-group`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::ApiError;
+use super::changes::Body;
+use crate::api::{GatewayGroup, GatewayMove, Outcome, Problem};
+use crate::control::handle::ControlHandle;
+use crate::telemetry::gateway::{GroupRequest, GroupView};
+
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
+    OpenApiRouter::new().routes(routes!(show))
+}
+
+pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
+    OpenApiRouter::new().routes(routes!(move_ana_group)).routes(routes!(exclude))
+}
+
+fn view(managed: &ControlHandle) -> Result<Arc<GroupView>, ApiError> {
+    let missing =
+        || ApiError::not_found("the daemon is no gateway of a group", "see [group] in its manual");
+    managed.view().gateway.clone().ok_or_else(missing)
+}
+
+/// Shows the gateway group: its gateways, and who serves each ANA group.
+#[utoipa::path(
+    operation_id = "show_gateway_group",
+    get,
+    path = "/v1/gateway-group",
+    responses(
+        (status = 200, body = GatewayGroup),
+        (status = 404, body = Problem, description = "the daemon is no gateway of a group"),
+    )
+)]
+async fn show(State(managed): State<ControlHandle>) -> Result<Json<GatewayGroup>, ApiError> {
+    Ok(Json(view(&managed)?.group()))
+}
+
+/// Moves an ANA group that this gateway serves to another gateway. Returns before it is done.
+#[utoipa::path(
+    operation_id = "move_ana_group",
+    post,
+    path = "/v1/gateway-group/move",
+    request_body = GatewayMove,
+    responses(
+        (status = 200, body = Outcome),
+        (status = 404, body = Problem, description = "the daemon is no gateway of a group"),
+        (status = 409, body = Problem, description = "this gateway does not serve the ANA group, or the other one is not live"),
+    )
+)]
+async fn move_ana_group(
+    State(managed): State<ControlHandle>,
+    Body(GatewayMove { ana_group, to }): Body<GatewayMove>,
+) -> Result<Json<Outcome>, ApiError> {
+    let view = view(&managed)?;
+    let group = view.group();
+    let conflict = |what: String, remedy: &str| ApiError::new(StatusCode::CONFLICT, what, remedy);
+    let is_live =
+        |name: &str| group.gateways.iter().any(|it| it.name == name && it.state == "live");
+    if !is_live(&to) || to == group.gateway {
+        let what = format!("{to} is no other live gateway of the group {}", group.name);
+        return Err(conflict(what, "see `nvmfctl gateway list`"));
+    }
+    let own = group.ana_groups.iter().find(|it| it.id == ana_group && it.stage == "serving");
+    if own.is_none() {
+        let what = format!("{} does not serve ANA group {ana_group}", group.gateway);
+        return Err(conflict(what, "see `nvmfctl gateway list`, and ask the gateway that owns it"));
+    }
+    let line = format!("~ ANA group {ana_group} moves to gateway {to}");
+    let is_sent = view.request(GroupRequest::Move(ana_group, to));
+    done(line, is_sent)
+}
+
+/// Excludes another gateway from the cluster, and takes its ANA groups: for one that is broken and
+/// still has heartbeats.
+#[utoipa::path(
+    operation_id = "exclude_gateway",
+    post,
+    path = "/v1/gateway-group/gateways/{name}/exclude",
+    params(("name" = String, Path, description = "the name of the gateway")),
+    responses(
+        (status = 200, body = Outcome),
+        (status = 404, body = Problem, description = "the daemon is no gateway of a group"),
+        (status = 409, body = Problem, description = "it is no other gateway that is live"),
+    )
+)]
+async fn exclude(
+    State(managed): State<ControlHandle>,
+    Path(name): Path<String>,
+) -> Result<Json<Outcome>, ApiError> {
+    let view = view(&managed)?;
+    let group = view.group();
+    let is_other = |it: &&crate::api::GatewayMember| it.name == name && it.name != group.gateway;
+    let known = group.gateways.iter().find(is_other);
+    if !known.is_some_and(|it| matches!(it.state.as_str(), "live" | "silent")) {
+        let what = format!("{name} is no other gateway of the group that takes part");
+        return Err(ApiError::new(StatusCode::CONFLICT, what, "see `nvmfctl gateway list`"));
+    }
+    let line = format!("- gateway {name} is excluded");
+    let is_sent = view.request(GroupRequest::Exclude(name));
+    done(line, is_sent)
+}
+
+fn done(line: String, is_sent: bool) -> Result<Json<Outcome>, ApiError> {
+    if !is_sent {
+        let what = "the daemon is about to stop";
+        return Err(ApiError::new(StatusCode::CONFLICT, what, "start it again"));
+    }
+    tracing::info!("by request of the administrator: {line}");
+    Ok(Json(Outcome { differences: vec![line], needs_restart: Vec::new(), kept: true }))
+}

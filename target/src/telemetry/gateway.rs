@@ -1,0 +1,50 @@
+//! The gateway group of the daemon, for the management interface.
+
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::api::GatewayGroup;
+
+/// A request of the administrator, by names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GroupRequest {
+    /// Moves an ANA group that this gateway serves to another gateway.
+    Move(u32, String),
+    /// Excludes another gateway.
+    Exclude(String),
+}
+
+/// The state of the group, and where requests go.
+#[derive(Debug, Default)]
+pub struct GroupView {
+    group: Mutex<GatewayGroup>,
+    requests: Mutex<Option<Sender<GroupRequest>>>,
+}
+
+impl GroupView {
+    /// The state of the group.
+    #[must_use]
+    pub fn group(&self) -> GatewayGroup {
+        lock(&self.group).clone()
+    }
+
+    /// Replaces the state.
+    pub(crate) fn set(&self, group: GatewayGroup) {
+        *lock(&self.group) = group;
+    }
+
+    /// Names the receiver of requests.
+    pub(crate) fn set_requests(&self, requests: Sender<GroupRequest>) {
+        *lock(&self.requests) = Some(requests);
+    }
+
+    /// Hands a request over; false: nobody receives it.
+    #[must_use]
+    pub fn request(&self, request: GroupRequest) -> bool {
+        lock(&self.requests).as_ref().is_some_and(|requests| requests.send(request).is_ok())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
