@@ -4,7 +4,7 @@
 use std::ops::{Add, AddAssign, Sub};
 use std::time::{Duration, Instant};
 
-/// A point in time: nanoseconds on the [`Clock`] of an endpoint.
+/// A point in time: nanoseconds on the clock of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub struct Time(u64);
 
