@@ -213,7 +213,7 @@ impl BackingDevice {
             lost: AtomicBool::new(false),
             geometry: Geometry::default(),
             refused: AtomicU8::new(0),
-            health: Arc::default(),
+            health: Arc::new(Health::of_opened(config.read_only)),
         }
     }
 

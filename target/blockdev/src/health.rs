@@ -69,6 +69,12 @@ impl PartialEq for Health {
 impl Eq for Health {}
 
 impl Health {
+    /// Of a store that was just opened: what an earlier process has written, and hosts have not
+    /// flushed, may be in a volatile cache.
+    pub(crate) fn of_opened(read_only: bool) -> Health {
+        Health { unsynced: AtomicBool::new(!read_only), ..Health::default() }
+    }
+
     /// Status of operations while the store is down: Namespace Not Ready, to be retried after the
     /// first retry delay.
     pub const NOT_READY: Status = Status::NAMESPACE_NOT_READY.with_crd(1);
