@@ -5,6 +5,7 @@ mod backing;
 mod block_sizes;
 pub mod blocking;
 pub mod ceph;
+mod ceph_client;
 pub mod crash_point;
 mod created_file;
 mod device;

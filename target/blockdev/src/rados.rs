@@ -15,9 +15,9 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use crate::ceph::ClusterConfig;
-use crate::ceph::connection::{connect, failed, no_pool};
-use crate::ceph::ffi;
-use crate::ceph::ffi::Change;
+use crate::ceph_client::connection::{connect, failed, no_pool};
+use crate::ceph_client::ffi;
+use crate::ceph_client::ffi::Change;
 use crate::open_error::OpenError;
 
 /// The objects of a namespace of a pool, through a client of its own.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::*;
-use crate::ceph::tests::{cluster, signal, tool};
+use crate::ceph_client::tests::{cluster, signal, tool};
 
 fn client() -> ObjectClient {
     ObjectClient::open(&cluster("nvmfd"), "rbd", "nvmfd", Duration::from_secs(30)).unwrap()

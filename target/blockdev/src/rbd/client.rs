@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use nix::errno::Errno;
 
 use crate::ceph::ClusterConfig;
-use crate::ceph::connection::{connect, failed};
-use crate::ceph::ffi;
+use crate::ceph_client::connection::{connect, failed};
+use crate::ceph_client::ffi;
 use crate::durable;
 use crate::open_error::OpenError;
 use crate::record::{Record, seal, unseal};

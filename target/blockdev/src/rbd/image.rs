@@ -10,8 +10,9 @@ use tracing::{info, warn};
 
 use super::client::Client;
 use crate::backing::{Condition, Geometry};
-use crate::ceph::connection::{connect, failed, no_pool};
-use crate::ceph::{ClusterConfig, ImageName, ffi};
+use crate::ceph::{ClusterConfig, ImageName};
+use crate::ceph_client::connection::{connect, failed, no_pool};
+use crate::ceph_client::ffi;
 use crate::open_error::OpenError;
 
 /// Discards of less keep their data in other clients; a hint for hosts.

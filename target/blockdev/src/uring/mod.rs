@@ -61,7 +61,7 @@ use io_uring::{IoUring, opcode, squeue};
 use nvme::status::Status;
 use rdma::{Buf, Pool, PoolPlan, Region, Tag};
 
-use crate::ceph::ffi::CompletionQueue;
+use crate::ceph_client::ffi::CompletionQueue;
 use crate::request::{PendingIo, Step, ZEROS_BYTES};
 use crate::{BackingDevice, BlockDevice, DeviceId, IoCompletion, IoRequest, Kind};
 use poll_fd::{PollRequest, PolledFds};

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::blocking::BlockingPool;
-use crate::ceph::tests::{cluster, tool};
 use crate::ceph::{ClusterConfig, ImageName};
+use crate::ceph_client::tests::{cluster, tool};
 use crate::monitor::Rings;
 use crate::rbd::{DataClient, examine};
 use crate::{BackingConfig, BackingDevice, BackingKind, DeviceId};

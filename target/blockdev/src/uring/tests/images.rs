@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::{Bench, SIZE, STORE, act, agree, every_operation};
-use crate::ceph::tests::{cluster, signal, tool};
 use crate::ceph::{ClusterConfig, ImageName};
+use crate::ceph_client::tests::{cluster, signal, tool};
 use crate::rbd::{DataClient, examine};
 use crate::uring::*;
 use crate::{BackingConfig, BackingKind, Condition, Health, OpenError};

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
-use super::{ClusterConfig, ffi};
+use super::ffi;
+use crate::ceph::ClusterConfig;
 use crate::open_error::OpenError;
 
 /// Options of every client. The first group is essential, the second not known to every version.

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use super::ClusterConfig;
+use crate::ceph::ClusterConfig;
 
 /// Runs a tool of Ceph, as the administrator.
 pub(crate) fn tool(command: &str) -> String {

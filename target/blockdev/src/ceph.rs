@@ -1,10 +1,5 @@
 //! Names of images of Ceph RBD, and how a cluster is reached.
 
-pub(crate) mod connection;
-pub(crate) mod ffi;
-#[cfg(test)]
-pub(crate) mod tests;
-
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
