@@ -150,9 +150,11 @@ fn every_operation_on_a_file() {
         every_operation(&mut bench, block);
         assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), SIZE);
         assert_eq!(backing.health().failures(), 0);
-        // No copy, no pinning: every transfer was on the registered memory.
+        // No copy, no pinning: every transfer was on the registered memory. (The limit of locked
+        // memory of an ordinary user is for all tests that run at the same time.)
         let stats = bench.ring.stats();
-        assert_eq!((stats.fixed, stats.plain, stats.copied), (6, 0, 0));
+        let (fixed, plain) = if bench.ring.memory.registered { (6, 0) } else { (0, 6) };
+        assert_eq!((stats.fixed, stats.plain, stats.copied), (fixed, plain, 0));
         // Not every file system can zero a range; a refused mode is not tried again.
         assert_eq!((stats.syncs, stats.spaces), (1, 4 + stats.again));
         assert!(stats.again <= 1);
@@ -230,7 +232,8 @@ fn zeros_are_written_where_nothing_else_works() {
     let file = fs::read(bench.path("disk.img")).unwrap();
     assert!(file[..512].iter().chain(&file[file.len() - 512..]).all(|byte| *byte == 0x77));
     assert!(file[512..file.len() - 512].iter().all(|byte| *byte == 0));
-    assert_eq!(bench.ring.stats().plain, 4);
+    let others = if bench.ring.memory.registered { 0 } else { 8 };
+    assert_eq!(bench.ring.stats().plain, 4 + others);
     assert_eq!(bench.run(IoRequest::Discard { at: 0, len: 512 }), Ok(()));
     assert_eq!(bench.read(0, 512), Ok(vec![0x77; 512]), "a hint that was not taken");
 }
@@ -527,7 +530,8 @@ fn a_receive_buffer_goes_to_the_disk_as_it_lies() {
     bench.pool.bytes_mut(&mut buf).fill(0x99);
     assert_eq!(bench.run(IoRequest::Write { from: buf, at: 0, fua: false }), Ok(()));
     assert_eq!(bench.read(0, 8192), Ok(vec![0x99; 8192]));
-    assert_eq!(bench.ring.stats().plain, 0);
+    let plain = if bench.ring.memory.registered { 0 } else { 2 };
+    assert_eq!(bench.ring.stats().plain, plain);
 }
 
 #[test]
