@@ -209,6 +209,14 @@ pub struct Outcome {
     pub kept: bool,
 }
 
+impl Outcome {
+    /// Of what takes effect at once and needs no restart.
+    #[must_use]
+    pub fn immediate(differences: Vec<String>) -> Outcome {
+        Outcome { differences, needs_restart: Vec::new(), kept: true }
+    }
+}
+
 /// A change at run time that the configuration file does not contain.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct UnsavedChange {

@@ -125,7 +125,7 @@ impl<T: Serve> RunningDaemon<T> {
         let next = self.declared.without_set_aside();
         next.keep().map_err(ChangeError::Unkept)?;
         self.adopt(next);
-        Ok(Outcome { differences: Vec::new(), needs_restart: Vec::new(), kept: true })
+        Ok(Outcome::immediate(Vec::new()))
     }
 
     fn outcome(&self, next: &EffectiveConfig) -> Outcome {

@@ -79,7 +79,7 @@ fn done(of: &registry::Controller, sign: &str, what: &str) -> Json<Outcome> {
     tracing::info!(host = %a.host, subsystem = %a.subsystem, cntlid = a.cntlid,
                    "by request of the administrator, the controller {what}");
     let line = format!("{sign} controller {} of {} for {} {what}", a.cntlid, a.subsystem, a.host);
-    Json(Outcome { differences: vec![line], needs_restart: Vec::new(), kept: true })
+    Json(Outcome::immediate(vec![line]))
 }
 
 /// Lists controllers, also those of discovery, in the order of their connections.

@@ -113,5 +113,5 @@ fn done(line: String, is_sent: bool) -> Result<Json<Outcome>, ApiError> {
         return Err(ApiError::new(StatusCode::CONFLICT, what, "start it again"));
     }
     tracing::info!("by request of the administrator: {line}");
-    Ok(Json(Outcome { differences: vec![line], needs_restart: Vec::new(), kept: true }))
+    Ok(Json(Outcome::immediate(vec![line])))
 }

@@ -63,7 +63,7 @@ async fn trust(
         let trusted = trusted.unwrap_or(Err(Untrusted::NoAnswer));
         trusted.map_err(|why| refused(&place, why))?;
     }
-    Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
+    Ok(Json(Outcome::immediate(differences)))
 }
 
 fn refused(place: &str, why: Untrusted) -> ApiError {

@@ -95,7 +95,7 @@ async fn protect(
             }
         }
     }
-    Ok(Json(Outcome { differences, needs_restart: Vec::new(), kept: true }))
+    Ok(Json(Outcome::immediate(differences)))
 }
 
 fn find(managed: &ControlHandle, nqn: &str, nsid: u32) -> Result<(Nqn, Namespace), ApiError> {
