@@ -124,40 +124,9 @@ pub struct Count {
     pub count: u64,
 }
 
-/// A slow command.
+/// Which command it is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
-pub struct SlowCommand {
-    /// Completion time, in milliseconds since 1970.
-    pub at_ms: u64,
-    /// Its reactor.
-    pub reactor: u32,
-    /// The subsystem.
-    pub subsystem: String,
-    /// NQN of the host.
-    pub host: String,
-    /// Its queue.
-    pub qid: u16,
-    /// Its id.
-    pub cid: u16,
-    /// Its opcode.
-    pub opcode: u8,
-    /// Its namespace.
-    pub nsid: u32,
-    /// Its first block, if any.
-    pub slba: u64,
-    /// Bytes read or written.
-    pub bytes: u64,
-    /// Its status.
-    pub status: String,
-    /// Total time, in nanoseconds.
-    pub total_ns: u64,
-    /// Time in each stage, in nanoseconds: `receive`, `wait`, `pull`, `disk`, `push`, `reply`.
-    pub stages_ns: Vec<Count>,
-}
-
-/// A command in progress.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
-pub struct InFlight {
+pub struct CommandIdentity {
     /// Its reactor.
     pub reactor: u32,
     /// The subsystem.
@@ -174,6 +143,32 @@ pub struct InFlight {
     pub nsid: u32,
     /// Its first block, if any.
     pub slba: u64,
+}
+
+/// A slow command.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SlowCommand {
+    /// Completion time, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// Which.
+    #[serde(flatten)]
+    pub command: CommandIdentity,
+    /// Bytes read or written.
+    pub bytes: u64,
+    /// Its status.
+    pub status: String,
+    /// Total time, in nanoseconds.
+    pub total_ns: u64,
+    /// Time in each stage, in nanoseconds: `receive`, `wait`, `pull`, `disk`, `push`, `reply`.
+    pub stages_ns: Vec<Count>,
+}
+
+/// A command in progress.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct InFlight {
+    /// Which.
+    #[serde(flatten)]
+    pub command: CommandIdentity,
     /// The stage that it is in: `receive`, `wait`, `pull`, `disk`, `push` or `reply`.
     pub stage: String,
     /// Time since its capsule has arrived, in nanoseconds.

@@ -8,9 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::api::stats::{
-    Count, Latency, LinkErrors, Operations, Reactor, Row, SlowCommand, StageLatency, Stats,
+    CommandIdentity, Count, Latency, LinkErrors, Operations, Reactor, Row, SlowCommand,
+    StageLatency, Stats,
 };
 use crate::core::diag::cause::Cause;
+use crate::core::stats::command_identity;
 use crate::core::stats::io_stats::{Kind, OpStats};
 use crate::core::stats::reactor_stats::{PollStats, ReactorStats};
 use crate::core::stats::stage_timer::Stage;
@@ -75,14 +77,7 @@ pub fn slow(observers: &[Arc<ReactorStats>]) -> Vec<SlowCommand> {
         let stages = Stage::ALL.iter().zip(command.stages_ns);
         SlowCommand {
             at_ms: today.saturating_sub(ago).as_millis().try_into().unwrap_or(u64::MAX),
-            reactor,
-            subsystem: command.subsystem.to_string(),
-            host: command.host.to_string(),
-            qid: command.qid,
-            cid: command.cid,
-            opcode: command.opcode,
-            nsid: command.nsid,
-            slba: command.slba,
+            command: identity(reactor, &command.command),
             bytes: command.bytes,
             status: command.status.to_string(),
             total_ns: command.total_ns,
@@ -90,6 +85,20 @@ pub fn slow(observers: &[Arc<ReactorStats>]) -> Vec<SlowCommand> {
         }
     };
     all.into_iter().map(describe).collect()
+}
+
+/// Identity of a command of a reactor.
+pub(crate) fn identity(reactor: u32, of: &command_identity::CommandIdentity) -> CommandIdentity {
+    CommandIdentity {
+        reactor,
+        subsystem: of.subsystem.to_string(),
+        host: of.host.to_string(),
+        qid: of.qid,
+        cid: of.cid,
+        opcode: of.opcode,
+        nsid: of.nsid,
+        slba: of.slba,
+    }
 }
 
 fn operations(kind: Kind, tally: &OpStats) -> Operations {

@@ -64,7 +64,10 @@ fn a_command_in_progress_is_described_with_its_stage_and_age() {
         let ages_ns = queue.ages_ns(world.now_ns);
         let all: Vec<_> =
             ages_ns.filter_map(|(age_ns, slot)| queue.in_flight(slot, age_ns)).collect();
-        let of = |c: &InFlight| ((c.qid, c.cid, c.opcode, c.nsid, c.slba), c.stage, c.age_ns);
+        let of = |it: &InFlight| {
+            let c = &it.command;
+            ((c.qid, c.cid, c.opcode, c.nsid, c.slba), it.stage, it.age_ns)
+        };
         all.iter().map(of).collect::<Vec<_>>()
     };
     assert_eq!(described(&queue, &world), []);
@@ -140,9 +143,11 @@ fn the_recorder_has_what_was_slow_and_nothing_else() {
     let (slow, count) = observer.slow();
     assert_eq!((slow.len(), count), (1, 1));
     let one = slow[0];
-    assert_eq!((one.cid, one.qid, one.nsid, one.slba, one.bytes), (3, 1, 1, 3, 4096));
+    let command = one.command;
+    assert_eq!((command.cid, command.qid, command.nsid, command.slba), (3, 1, 1, 3));
+    assert_eq!(one.bytes, 4096);
     assert_eq!((one.total_ns, one.stages_ns[Stage::Disk as usize]), (100_000_000, 100_000_000));
-    assert_eq!(one.host.to_string(), "nqn.2026-11.host:h");
+    assert_eq!(command.host.to_string(), "nqn.2026-11.host:h");
     end_both(world, queue, admin, posted);
 }
 

@@ -127,7 +127,7 @@ fn a_slow_disk_is_told_of() {
     }
     let slow = snapshot::slow(view.shared.observers());
     let one = slow.first().expect("a slow command");
-    assert_eq!((one.host.as_str(), one.nsid, one.opcode), (HOST, 1, 2));
+    assert_eq!((one.command.host.as_str(), one.command.nsid, one.command.opcode), (HOST, 1, 2));
     assert!(one.total_ns >= 1_000_000 && one.bytes > 0);
     assert_eq!(one.stages_ns.iter().map(|stage| stage.count).sum::<u64>(), one.total_ns);
     host.disconnect();

@@ -19,14 +19,15 @@ impl PollGroup {
             found.extend(queue.ages_ns(now_ns).map(|(age_ns, slot)| (age_ns, slot, queue)));
         }
         found.sort_unstable_by_key(|(age_ns, ..)| std::cmp::Reverse(*age_ns));
-        let mut described = HashMap::new();
+        let mut counts = HashMap::new();
         let mut kept = Vec::new();
         for (age_ns, slot, queue) in found {
-            let Some(command) = queue.in_flight(slot, age_ns) else { continue };
-            let of_namespace = described.entry((command.subsystem, command.nsid)).or_insert(0);
+            let Some(described) = queue.in_flight(slot, age_ns) else { continue };
+            let whose = (described.command.subsystem, described.command.nsid);
+            let of_namespace = counts.entry(whose).or_insert(0);
             if *of_namespace < MOST_OF_NAMESPACE {
                 *of_namespace += 1;
-                kept.push(command);
+                kept.push(described);
             }
         }
         kept

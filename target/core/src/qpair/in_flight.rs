@@ -1,7 +1,8 @@
 //! Commands of a queue pair that are in progress.
 
-use super::QueuePair;
 use super::request::{Request, State, WaitReason};
+use super::{Connection, QueuePair};
+use crate::stats::command_identity::CommandIdentity;
 use crate::stats::in_flight::InFlight;
 
 impl QueuePair {
@@ -19,18 +20,22 @@ impl QueuePair {
 
     /// Describes the command of a slot; none before the Connect of its queue.
     pub fn in_flight(&self, slot: u16, age_ns: u64) -> Option<InFlight> {
-        let association = self.conn.role.association()?;
         let entry = &self.requests[slot];
-        Some(InFlight {
-            subsystem: association.subsystem,
-            host: association.host,
-            qid: self.conn.qid,
-            cid: entry.sqe.cid,
-            opcode: entry.sqe.opcode,
-            nsid: entry.sqe.nsid,
-            slba: entry.sqe.slba(),
-            stage: entry.clock.stage(),
-            age_ns,
-        })
+        let command = identity(entry, &self.conn)?;
+        Some(InFlight { command, stage: entry.clock.stage(), age_ns })
     }
+}
+
+/// Identity of a command; none before the Connect of its queue.
+pub(super) fn identity(entry: &Request, conn: &Connection) -> Option<CommandIdentity> {
+    let association = conn.role.association()?;
+    Some(CommandIdentity {
+        subsystem: association.subsystem,
+        host: association.host,
+        qid: conn.qid,
+        cid: entry.sqe.cid,
+        opcode: entry.sqe.opcode,
+        nsid: entry.sqe.nsid,
+        slba: entry.sqe.slba(),
+    })
 }

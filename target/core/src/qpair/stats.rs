@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use nvme::Status;
 
+use super::in_flight::identity;
 use super::request::{Request, State};
 use super::requests::Requests;
 use super::role::QueueRole;
@@ -134,17 +135,11 @@ impl QueueStats {
 
     #[cold]
     fn note_slow(&self, entry: &Request, conn: &Connection, io: &Io<'_>) {
-        let (Some(rows), Some(association)) = (&self.rows, conn.role.association()) else { return };
+        let (Some(rows), Some(command)) = (&self.rows, identity(entry, conn)) else { return };
         let bytes = if entry.status.is_success() { moved_bytes(&entry.plan) } else { 0 };
         rows.observer.note_slow(SlowCommand {
             at: io.now,
-            subsystem: association.subsystem,
-            host: association.host,
-            qid: conn.qid,
-            cid: entry.sqe.cid,
-            opcode: entry.sqe.opcode,
-            nsid: entry.sqe.nsid,
-            slba: entry.sqe.slba(),
+            command,
             bytes: bytes.into(),
             status: entry.status,
             stages_ns: entry.clock.stages_ns(io.sent_ns),

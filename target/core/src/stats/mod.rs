@@ -6,6 +6,7 @@
 //! times are those of the reactor's iterations (see [`stage_timer`]).
 
 pub mod batch;
+pub mod command_identity;
 pub mod histogram;
 pub mod in_flight;
 pub mod io_stats;

@@ -4,8 +4,9 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use nvme::{Nqn, Status};
+use nvme::Status;
 
+use super::command_identity::CommandIdentity;
 use super::stage_timer::Stage;
 
 /// Commands that are remembered, on each reactor.
@@ -16,20 +17,8 @@ pub const KEPT: usize = 64;
 pub struct SlowCommand {
     /// When it was over.
     pub at: Instant,
-    /// The subsystem.
-    pub subsystem: Nqn,
-    /// The host, as it calls itself.
-    pub host: Nqn,
-    /// Its queue.
-    pub qid: u16,
-    /// Its id.
-    pub cid: u16,
-    /// Its opcode.
-    pub opcode: u8,
-    /// Its namespace.
-    pub nsid: u32,
-    /// Its first block, where it has one.
-    pub slba: u64,
+    /// Which.
+    pub command: CommandIdentity,
     /// Bytes that it read or wrote.
     pub bytes: u64,
     /// Its status.
@@ -73,6 +62,8 @@ impl SlowLog {
 
 #[cfg(test)]
 mod tests {
+    use nvme::Nqn;
+
     use crate::stats::slow_log::*;
 
     #[test]
@@ -83,13 +74,15 @@ mod tests {
         for cid in 0..200 {
             recorder.note(SlowCommand {
                 at: Instant::now(),
-                subsystem: nqn,
-                host: nqn,
-                qid: 1,
-                cid,
-                opcode: 2,
-                nsid: 1,
-                slba: 0,
+                command: CommandIdentity {
+                    subsystem: nqn,
+                    host: nqn,
+                    qid: 1,
+                    cid,
+                    opcode: 2,
+                    nsid: 1,
+                    slba: 0,
+                },
                 bytes: 0,
                 status: Status::SUCCESS,
                 stages_ns: [0; 6],
@@ -98,6 +91,6 @@ mod tests {
         }
         let (last, count) = recorder.read();
         assert_eq!((count, last.len(), recorder.last.capacity()), (200, KEPT, room));
-        assert_eq!((last[0].cid, last[KEPT - 1].cid), (200 - KEPT as u16, 199));
+        assert_eq!((last[0].command.cid, last[KEPT - 1].command.cid), (200 - KEPT as u16, 199));
     }
 }

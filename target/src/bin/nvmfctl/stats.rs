@@ -150,16 +150,17 @@ fn shown(times: &Times) -> [String; 4] {
 fn slow_table(all: &[SlowCommand]) -> String {
     let heads = ["WHEN", "TOOK", "WHERE", "HOST", "NSID", "COMMAND", "SLBA", "LENGTH", "STATUS"];
     let rows = all.iter().map(|command| {
+        let of = &command.command;
         let stages = command.stages_ns.iter().filter(|stage| stage.count >= 1_000_000);
         let stages = stages.map(|s| format!("{} {}", s.name, time(s.count as f64 / 1e3)));
         [
             at_ms(command.at_ms),
             time(command.total_ns as f64 / 1e3),
             stages.collect::<Vec<_>>().join(", "),
-            command.host.clone(),
-            command.nsid.to_string(),
-            command_name(command.opcode),
-            command.slba.to_string(),
+            of.host.clone(),
+            of.nsid.to_string(),
+            command_name(of.opcode),
+            of.slba.to_string(),
             bytes(command.bytes as f64),
             command.status.clone(),
         ]
@@ -170,14 +171,14 @@ fn slow_table(all: &[SlowCommand]) -> String {
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 fn in_flight_table(all: &[InFlight]) -> String {
     let heads = ["AGE", "STAGE", "SUBSYSTEM", "NSID", "HOST", "QID", "CID", "COMMAND", "SLBA"];
-    let rows = all.iter().map(|command| {
+    let rows = all.iter().map(|InFlight { command, stage, age_ns }| {
         let name = match command.qid {
             0 => nvme::AdminOpcode(command.opcode).to_string(),
             _ => command_name(command.opcode),
         };
         [
-            time(command.age_ns as f64 / 1e3),
-            command.stage.clone(),
+            time(*age_ns as f64 / 1e3),
+            stage.clone(),
             command.subsystem.clone(),
             command.nsid.to_string(),
             command.host.clone(),
@@ -196,14 +197,13 @@ fn command_name(opcode: u8) -> String {
 
 #[cfg(test)]
 mod tests {
-    use nvmfd::api::stats::Count;
+    use nvmfd::api::stats::{CommandIdentity, Count};
 
     use crate::derived_stats::tests::stats;
     use crate::stats::*;
 
-    #[test]
-    fn commands_in_progress_are_named_by_the_kind_of_their_queue() {
-        let command = |qid, opcode| InFlight {
+    fn identity(qid: u16, opcode: u8) -> CommandIdentity {
+        CommandIdentity {
             reactor: 0,
             subsystem: "nqn.2026-11.io.nvmfd:a".to_owned(),
             host: "nqn.2026-11.host:h".to_owned(),
@@ -211,7 +211,14 @@ mod tests {
             cid: 9,
             opcode,
             nsid: 1,
-            slba: 8,
+            slba: 99,
+        }
+    }
+
+    #[test]
+    fn commands_in_progress_are_named_by_the_kind_of_their_queue() {
+        let command = |qid, opcode| InFlight {
+            command: identity(qid, opcode),
             stage: "disk".to_owned(),
             age_ns: 31_000_000_000,
         };
@@ -242,14 +249,7 @@ mod tests {
     fn a_slow_command_is_told_with_its_time_and_place() {
         let slow = SlowCommand {
             at_ms: 1_795_270_000_123,
-            reactor: 0,
-            subsystem: "nqn.2026-11.io.nvmfd:disk1".to_owned(),
-            host: "nqn.h".to_owned(),
-            qid: 1,
-            cid: 7,
-            opcode: 2,
-            nsid: 1,
-            slba: 99,
+            command: identity(1, 2),
             bytes: 4096,
             status: "Success".to_owned(),
             total_ns: 250_000_000,

@@ -16,6 +16,7 @@ use crate::api::stats::InFlight;
 use crate::control::handle::ControlHandle;
 use crate::core::message::Message;
 use crate::core::stats::in_flight::InFlight as Described;
+use crate::telemetry::snapshot::identity;
 
 /// Time limit for the answer of a reactor, which answers within an iteration.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -62,7 +63,7 @@ pub(super) async fn in_flight(managed: &ControlHandle) -> (Vec<InFlight>, Vec<us
     let until = Instant::now() + LIMIT;
     for (index, answered) in asked {
         match answer(answered, until).await {
-            Some(commands) => all.extend(commands.iter().map(|each| told(index, each))),
+            Some(commands) => all.extend(commands.iter().map(|each| described(index, each))),
             None => silent.push(index),
         }
     }
@@ -79,17 +80,10 @@ async fn answer(answered: Receiver<Vec<Described>>, until: Instant) -> Option<Ve
     }
 }
 
-fn told(reactor: usize, command: &Described) -> InFlight {
+fn described(reactor: usize, of: &Described) -> InFlight {
     InFlight {
-        reactor: u32::try_from(reactor).unwrap_or(u32::MAX),
-        subsystem: command.subsystem.to_string(),
-        host: command.host.to_string(),
-        qid: command.qid,
-        cid: command.cid,
-        opcode: command.opcode,
-        nsid: command.nsid,
-        slba: command.slba,
-        stage: command.stage.name().to_owned(),
-        age_ns: command.age_ns,
+        command: identity(u32::try_from(reactor).unwrap_or(u32::MAX), &of.command),
+        stage: of.stage.name().to_owned(),
+        age_ns: of.age_ns,
     }
 }

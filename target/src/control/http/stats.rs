@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 
 use super::in_flight::in_flight;
 use super::subsystems::all_namespaces;
-use crate::api::stats::{SlowCommand, Stats};
+use crate::api::stats::{InFlight, SlowCommand, Stats};
 use crate::control::handle::ControlHandle;
 use crate::telemetry::prometheus::{self, Availability};
 use crate::telemetry::snapshot;
@@ -48,9 +48,12 @@ async fn scrape(State(managed): State<ControlHandle>, headers: HeaderMap) -> Res
     });
     let mut standing = standing(&managed);
     // An admin command, such as Format NVM, may take its time.
-    for command in in_flight(&managed).await.0.into_iter().filter(|command| command.qid != 0) {
-        let oldest_ns = standing.oldest_ns.entry((command.subsystem, command.nsid)).or_default();
-        *oldest_ns = command.age_ns.max(*oldest_ns);
+    for InFlight { command, age_ns, .. } in in_flight(&managed).await.0 {
+        if command.qid != 0 {
+            let whose = (command.subsystem, command.nsid);
+            let oldest_ns = standing.oldest_ns.entry(whose).or_default();
+            *oldest_ns = age_ns.max(*oldest_ns);
+        }
     }
     match prometheus::text(look(&managed), standing) {
         Ok(text) if open => ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response(),
