@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use super::{DeviceMonitor, MonitoredDevice, Shared};
+use crate::BackingDevice;
 
 /// Number of images that are acquired or released at once.
 const IMAGES_AT_ONCE: usize = 16;
@@ -29,7 +30,14 @@ impl DeviceMonitor {
             {
                 return Err(why);
             }
-            device.backing().acquire(&former).map_err(|error| error.to_string())
+            // Rings may still have operations from before the last release. Another gateway has
+            // served their hosts since, so none of them may be executed: they belong to a store
+            // that is replaced by itself.
+            let former_backing = device.backing();
+            former_backing.set_lost(true);
+            shared.acquire(device, &former_backing, &former).inspect_err(|_| {
+                former_backing.set_lost(false);
+            })
         })
     }
 
@@ -70,6 +78,20 @@ impl DeviceMonitor {
             task.recv().unwrap_or_else(|_| Err("a task has failed".to_owned()))
         };
         tasks.into_iter().map(end).fold(Ok(()), Result::and)
+    }
+}
+
+impl Shared {
+    fn acquire(
+        &self,
+        device: &MonitoredDevice,
+        backing: &Arc<BackingDevice>,
+        former: &[String],
+    ) -> Result<(), String> {
+        backing.acquire(former).map_err(|error| error.to_string())?;
+        let renewed = backing.renewed(&device.config()).map_err(|error| error.to_string());
+        let given = renewed.and_then(|fresh| self.put(device, backing, fresh));
+        given.inspect_err(|_| drop(backing.release()))
     }
 }
 

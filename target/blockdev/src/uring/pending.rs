@@ -277,6 +277,11 @@ impl Flights {
     pub(super) fn next_submission(&mut self, slot: u32) -> Option<Submission> {
         let flight = self.slots[slot as usize].as_mut()?;
         let backing = &self.attachments[flight.attachment as usize].as_ref()?.backing;
+        if backing.is_lost() {
+            // It has been replaced, and nothing more is executed there.
+            self.fail(slot, nix::libc::ENODEV);
+            return None;
+        }
         let step = flight.step(backing);
         let step = backing.health().fault().cut(step, backing.block_size_bytes());
         if step == Step::Sync && !self.leads_sync(slot) {

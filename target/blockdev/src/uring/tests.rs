@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use crate::uring::*;
-use crate::{BackingConfig, BackingKind, InjectedFault};
+use crate::{BackingConfig, BackingKind, Health, InjectedFault};
 
 const STORE: DeviceId = DeviceId(1);
 const SIZE: u64 = 1 << 20;
@@ -292,6 +292,31 @@ fn one_flush_of_a_store_is_under_way_and_the_others_share_the_next() {
         }
     }
     assert!(bench.pool.is_full() && bench.ring.in_flight() == 0);
+}
+
+/// Between release and acquisition of an image another gateway serves it: what waits here is late.
+#[test]
+fn what_has_not_started_when_its_store_is_replaced_is_not_executed() {
+    let mut bench = Bench::new(1);
+    let old = bench.file("disk.img", 512);
+    bench.ring.attach(STORE, Arc::clone(&old)).unwrap();
+    old.health().set_fault(InjectedFault::Stall);
+    for at in [0, 4096] {
+        let from = bench.filled(512, 0x77);
+        bench.submit(IoRequest::Write { from, at, fua: false });
+    }
+    bench.ring.submit();
+    old.set_lost(true);
+    let kind = BackingKind::File { path: bench.path("disk.img"), size: Some(SIZE) };
+    let config = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
+    bench.ring.attach(STORE, Arc::new(old.renewed(&config).unwrap())).unwrap();
+    old.health().set_fault(InjectedFault::None);
+    for done in bench.await_done(2) {
+        assert_eq!(done.outcome, Err(Health::NOT_READY));
+        bench.pool.give(done.buf.unwrap());
+    }
+    assert!(fs::read(bench.path("disk.img")).unwrap().iter().all(|byte| *byte == 0));
+    assert_eq!(bench.write(0, 512, 0x78, false), Ok(()));
 }
 
 /// Its store may be lost before it starts: data written after the running one began are not durable
