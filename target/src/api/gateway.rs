@@ -18,6 +18,37 @@ pub struct GatewayGroup {
     pub ana_groups: Vec<GatewayAnaGroup>,
 }
 
+/// State of a gateway of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GatewayState {
+    /// It takes part, and has heartbeats.
+    Live,
+    /// Its heartbeats have stopped.
+    Silent,
+    /// It was excluded from the cluster, and has not come back.
+    Excluded,
+    /// It has left in order.
+    Left,
+}
+
+impl GatewayState {
+    /// All states.
+    pub const ALL: [GatewayState; 4] =
+        [GatewayState::Live, GatewayState::Silent, GatewayState::Excluded, GatewayState::Left];
+
+    /// Name in JSON and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            GatewayState::Live => "live",
+            GatewayState::Silent => "silent",
+            GatewayState::Excluded => "excluded",
+            GatewayState::Left => "left",
+        }
+    }
+}
+
 /// A gateway of a group.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct GatewayMember {
@@ -25,8 +56,8 @@ pub struct GatewayMember {
     pub name: String,
     /// Its slot.
     pub slot: u8,
-    /// `live`, `silent`, `excluded` or `left`.
-    pub state: String,
+    /// Whether it takes part.
+    pub state: GatewayState,
     /// The address of its RADOS client.
     pub address: String,
     /// Where hosts reach it: port identifier, address and port.
@@ -44,6 +75,8 @@ pub struct GatewayAnaGroup {
     pub epoch: u64,
     /// What this gateway does with it, such as `serving` or `standby`.
     pub stage: String,
+    /// This gateway serves it.
+    pub serving: bool,
 }
 
 /// A request to move an ANA group.

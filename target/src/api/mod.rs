@@ -24,7 +24,7 @@ pub use change::{Change, Changes, Outcome, SetAside, Settings, UNCHANGED, Unsave
 pub use controller::{Controller, ControllerState};
 pub use disconnect::Why;
 pub use event::{Event, Happened};
-pub use gateway::{GatewayAnaGroup, GatewayGroup, GatewayMember, GatewayMove};
+pub use gateway::{GatewayAnaGroup, GatewayGroup, GatewayMember, GatewayMove, GatewayState};
 pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};
 pub use status::{Listener, Reload, Status};

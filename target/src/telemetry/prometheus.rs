@@ -15,7 +15,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
-use crate::api::{Namespace, NamespaceState, Reload};
+use crate::api::{GatewayGroup, GatewayState, Namespace, NamespaceState, Reload};
 use crate::telemetry::process::{self, Process};
 
 /// Content type of the text.
@@ -38,6 +38,8 @@ pub(crate) struct Availability {
     pub namespaces: Vec<Namespace>,
     /// Ages of the oldest commands in progress, by subsystem and namespace.
     pub oldest_ns: HashMap<(String, u32), u64>,
+    /// The gateway group, if the daemon is a member of one.
+    pub gateway: Option<GatewayGroup>,
     /// Addresses of listeners, and whether they are open.
     pub listeners: Vec<(String, bool)>,
     /// Subsystems with namespace management, and whether their directories are available.
@@ -113,6 +115,9 @@ impl Collector for Scrape {
         process(&process::look(), &mut encoder)?;
         controllers(standing, &mut encoder)?;
         namespaces(standing, &mut encoder)?;
+        if let Some(group) = &standing.gateway {
+            gateways(group, &mut encoder)?;
+        }
         commands(stats, &mut encoder)?;
         latencies(stats, &mut encoder)?;
         reactors(stats, &mut encoder)
@@ -204,6 +209,32 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
         for (one, is_up) in all {
             metric.encode_family(&[(key, one.clone())])?.encode_gauge(&u64::from(*is_up))?;
         }
+    }
+    Ok(())
+}
+
+fn gateways(group: &GatewayGroup, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let labels = [("group", group.name.clone())];
+    let name = "nvmfd_gateway_heartbeat_fresh";
+    let help = "0 if the heartbeats of this gateway are not confirmed: it serves nothing";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    metric.encode_family(&labels)?.encode_gauge(&u64::from(group.fresh))?;
+    let name = "nvmfd_gateways";
+    let help = "Gateways of the group by their state: live, silent, excluded, left";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for state in GatewayState::ALL {
+        let [group_label] = labels.clone();
+        let labels = [group_label, ("state", state.name().to_owned())];
+        let count = group.gateways.iter().filter(|it| it.state == state).count() as u64;
+        metric.encode_family(&labels)?.encode_gauge(&count)?;
+    }
+    let name = "nvmfd_ana_group_serving";
+    let help = "1 if this gateway serves an ANA group of its gateway group";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for ana_group in &group.ana_groups {
+        let [group_label] = labels.clone();
+        let labels = [group_label, ("ana_group", ana_group.id.to_string())];
+        metric.encode_family(&labels)?.encode_gauge(&u64::from(ana_group.serving))?;
     }
     Ok(())
 }
@@ -389,6 +420,7 @@ fn seconds(ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use crate::api::stats::{LinkErrors, StageLatency};
+    use crate::api::{GatewayAnaGroup, GatewayMember};
     use crate::telemetry::prometheus::*;
 
     fn stats() -> Stats {
@@ -421,6 +453,42 @@ mod tests {
                 }],
                 ..Reactor::default()
             }],
+        }
+    }
+
+    #[test]
+    fn a_gateway_says_whom_it_sees_and_what_it_serves() {
+        let member = |slot, state| GatewayMember {
+            name: format!("g{slot}"),
+            slot,
+            state,
+            address: String::new(),
+            listeners: Vec::new(),
+        };
+        let ana_group = |id, serving| GatewayAnaGroup {
+            id,
+            owner: None,
+            epoch: 1,
+            stage: String::new(),
+            serving,
+        };
+        let gateway = Some(GatewayGroup {
+            name: "a".to_owned(),
+            gateway: "g0".to_owned(),
+            fresh: true,
+            gateways: vec![member(0, GatewayState::Live), member(1, GatewayState::Silent)],
+            ana_groups: vec![ana_group(1, true), ana_group(2, false)],
+        });
+        let text = text(stats(), Availability { gateway, ..Availability::default() }).unwrap();
+        for line in [
+            "nvmfd_gateway_heartbeat_fresh{group=\"a\"} 1",
+            "nvmfd_gateways{group=\"a\",state=\"live\"} 1",
+            "nvmfd_gateways{group=\"a\",state=\"silent\"} 1",
+            "nvmfd_gateways{group=\"a\",state=\"left\"} 0",
+            "nvmfd_ana_group_serving{group=\"a\",ana_group=\"1\"} 1",
+            "nvmfd_ana_group_serving{group=\"a\",ana_group=\"2\"} 0",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} in {text}");
         }
     }
 

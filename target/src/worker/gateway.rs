@@ -19,7 +19,7 @@ use nvmfd_gateway::{
 };
 use tracing::{error, info, warn};
 
-use crate::api::{GatewayAnaGroup, GatewayGroup, GatewayMember};
+use crate::api::{GatewayAnaGroup, GatewayGroup, GatewayMember, GatewayState};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ClusterConfig;
 use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
@@ -265,12 +265,11 @@ impl Driver {
             name: member.name.clone(),
             slot,
             state: match member.membership {
-                Membership::Live if live.contains(&slot) => "live",
-                Membership::Live => "silent",
-                Membership::Excluded => "excluded",
-                Membership::Left => "left",
-            }
-            .to_owned(),
+                Membership::Live if live.contains(&slot) => GatewayState::Live,
+                Membership::Live => GatewayState::Silent,
+                Membership::Excluded => GatewayState::Excluded,
+                Membership::Left => GatewayState::Left,
+            },
             address: member.address.clone(),
             listeners: member.listeners.clone(),
         });
@@ -283,6 +282,7 @@ impl Driver {
                 owner: owner.map(|owner| owner.name.clone()),
                 epoch: record.map_or(0, |record| record.epoch),
                 stage: stage.to_string(),
+                serving: stage == Stage::Serving && self.gateway.is_fresh(),
             }
         });
         GatewayGroup {

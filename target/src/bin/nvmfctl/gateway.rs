@@ -51,7 +51,7 @@ fn list(group: &GatewayGroup) -> String {
         [
             each.slot.to_string(),
             each.name.clone(),
-            each.state.clone(),
+            each.state.name().to_owned(),
             joined(owns.map(|it| it.id.to_string()), "none"),
             joined(each.listeners.iter().cloned(), "none"),
             each.address.clone(),

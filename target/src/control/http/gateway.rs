@@ -10,7 +10,7 @@ use utoipa_axum::routes;
 
 use super::ApiError;
 use super::changes::Body;
-use crate::api::{GatewayGroup, GatewayMove, Outcome, Problem};
+use crate::api::{GatewayGroup, GatewayMember, GatewayMove, GatewayState, Outcome, Problem};
 use crate::control::handle::ControlHandle;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
 
@@ -61,13 +61,12 @@ async fn move_ana_group(
     let view = view(&managed)?;
     let group = view.group();
     let conflict = |what: String, remedy: &str| ApiError::new(StatusCode::CONFLICT, what, remedy);
-    let is_live =
-        |name: &str| group.gateways.iter().any(|it| it.name == name && it.state == "live");
-    if !is_live(&to) || to == group.gateway {
+    let is_live = |it: &GatewayMember| it.name == to && it.state == GatewayState::Live;
+    if !group.gateways.iter().any(is_live) || to == group.gateway {
         let what = format!("{to} is no other live gateway of the group {}", group.name);
         return Err(conflict(what, "see `nvmfctl gateway list`"));
     }
-    let own = group.ana_groups.iter().find(|it| it.id == ana_group && it.stage == "serving");
+    let own = group.ana_groups.iter().find(|it| it.id == ana_group && it.serving);
     if own.is_none() {
         let what = format!("{} does not serve ANA group {ana_group}", group.gateway);
         return Err(conflict(what, "see `nvmfctl gateway list`, and ask the gateway that owns it"));
@@ -96,9 +95,10 @@ async fn exclude(
 ) -> Result<Json<Outcome>, ApiError> {
     let view = view(&managed)?;
     let group = view.group();
-    let is_other = |it: &&crate::api::GatewayMember| it.name == name && it.name != group.gateway;
-    let known = group.gateways.iter().find(is_other);
-    if !known.is_some_and(|it| matches!(it.state.as_str(), "live" | "silent")) {
+    let takes_part = |it: &GatewayMember| {
+        it.name == name && matches!(it.state, GatewayState::Live | GatewayState::Silent)
+    };
+    if name == group.gateway || !group.gateways.iter().any(takes_part) {
         let what = format!("{name} is no other gateway of the group that takes part");
         return Err(ApiError::new(StatusCode::CONFLICT, what, "see `nvmfctl gateway list`"));
     }

@@ -83,6 +83,7 @@ fn standing(managed: &ControlHandle) -> Availability {
             .collect(),
         namespaces: all_namespaces(managed),
         oldest_ns: HashMap::new(),
+        gateway: managed.view().gateway.as_ref().map(|view| view.group()),
         listeners: (running.config.addresses().into_iter())
             .map(|at| (at.to_string(), listened.contains(&at)))
             .collect(),
