@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster format lint unit doc budgets native client monitoring images console-test release reproduce guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native client monitoring images console-test release reproduce guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -136,6 +136,10 @@ test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this 
 	  }; \
 	  STORE_TESTS="$$(program nvmfd-blockdev)" DAEMON_TESTS="$$(program nvmfd)" NVMFD="$(NVMFD)" \
 	  NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/ceph/run
+
+soak-cluster: build ## Three gateways with random faults, and a stock Linux host: make soak-cluster MINUTES=30
+	@$(call install,$(CEPH_PACKAGES) iproute2)
+	NVMFD="$(NVMFD)" NVMFCTL="$(BUILD)"/release/nvmfctl MINUTES="$(or $(MINUTES),30)" tests/ceph/soak
 
 mutants: test-packages ## Break one line of the safety code at a time, and see that the tests notice: make mutants ONLY="soft disk::"
 	tests/mutants/run $(if $(SAMPLE),--sample $(SAMPLE)) $(ONLY)
