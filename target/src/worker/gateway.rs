@@ -2,17 +2,17 @@
 //! (`nvmfd_gateway`). It starts its operations as tasks, publishes ANA states, and never waits for
 //! the cluster itself: a heartbeat that hangs delays no decision about it.
 
+mod cluster;
+
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
-use nvme::Nqn;
 use nvme::log::AnaState;
-use nvmfd_gateway::record::{GroupObject, Key, Membership, Update};
+use nvmfd_gateway::record::{Key, Membership};
 use nvmfd_gateway::{
     Access, Action, EndReason, Event, Gateway, Member, Operation, OperationId, Outcome, Stage,
     Timing,
@@ -21,26 +21,16 @@ use tracing::{error, info, warn};
 
 use crate::api::{GatewayAnaGroup, GatewayGroup, GatewayMember, GatewayState};
 use crate::blockdev::blocking::BlockingPool;
-use crate::blockdev::ceph::ClusterConfig;
-use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
-use crate::blockdev::rados::{self, ObjectClient, UpdateError};
-use crate::blockdev::rbd::DataClient;
+use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, GroupConfig};
 use crate::core::diag::cause::Cause;
 use crate::core::registry::Registry;
-use crate::core::subsystem::Namespace;
 use crate::core::subsystem::ana::AnaStates;
-use crate::core::subsystem::reservation::Reservation;
-use crate::core::subsystem::write_protect::Protection;
 use crate::state::group_records::GroupRecords;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
 use crate::worker_thread::WorkerThread;
+use cluster::{Cluster, ImageJob, lock};
 
-/// RADOS namespace of the objects of groups.
-const NAMESPACE: &str = "nvmfd";
-/// Time limit of an operation on the object of the group; less than the time after which a gateway
-/// doubts itself.
-const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between checks of the data client and of images that were opened meanwhile.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -60,29 +50,6 @@ pub(crate) struct GatewayWorker {
     view: Arc<GroupView>,
 }
 
-/// What the tasks of the worker use.
-#[derive(Clone)]
-struct Cluster {
-    config: ClusterConfig,
-    group: GroupConfig,
-    objects: Arc<Mutex<Option<Arc<ObjectClient>>>>,
-    data: Arc<Mutex<Option<DataClient>>>,
-    /// Counts data clients: a task on images for a former one has no effect.
-    generation: Arc<AtomicU64>,
-    registry: Arc<Registry>,
-    monitor: Arc<DeviceMonitor>,
-    pool: Arc<BlockingPool>,
-    /// Reservations and write protection, which follow the ANA groups.
-    records: Arc<GroupRecords>,
-}
-
-/// The image of a namespace, and what follows it from gateway to gateway.
-struct GroupImage {
-    device: Arc<MonitoredDevice>,
-    reservation: Arc<Reservation>,
-    protection: Arc<Protection>,
-}
-
 struct Driver {
     gateway: Gateway,
     cluster: Cluster,
@@ -97,13 +64,6 @@ struct Driver {
     differs: bool,
     view: Arc<GroupView>,
     requests: Receiver<GroupRequest>,
-}
-
-#[derive(Clone)]
-struct ImageJob {
-    id: Option<OperationId>,
-    generation: u64,
-    operation: Operation,
 }
 
 impl GatewayWorker {
@@ -406,180 +366,4 @@ impl Driver {
             let _ = self.sender.send(Message::ImagesDone(id, Outcome::Failed));
         }
     }
-}
-
-impl Cluster {
-    /// Images of a group.
-    fn images(&self, group: u32) -> Vec<GroupImage> {
-        let subsystems = self.registry.subsystems();
-        let all = subsystems.iter().flat_map(|it| it.namespaces.iter().map(|n| (it.nqn, n)));
-        let own = all.filter(|(_, namespace)| namespace.ana_group == group);
-        let image = |(nqn, namespace): (Nqn, &Namespace)| {
-            Some(GroupImage {
-                device: self.monitor.find(&nqn, namespace.nsid)?,
-                reservation: Arc::clone(&namespace.reservation),
-                protection: Arc::clone(&namespace.protection),
-            })
-        };
-        own.filter_map(image).collect()
-    }
-
-    fn objects(&self) -> Option<Arc<ObjectClient>> {
-        let mut objects = lock(&self.objects);
-        if objects.is_none() {
-            let opened =
-                ObjectClient::open(&self.config, &self.group.pool, NAMESPACE, OPERATION_TIMEOUT);
-            match opened {
-                Ok(client) => {
-                    let client = Arc::new(client);
-                    self.records.connect(Arc::clone(&client), &self.group.object());
-                    *objects = Some(client);
-                }
-                Err(error) => warn!("group {}: {error}", self.group.name),
-            }
-        }
-        objects.clone()
-    }
-
-    fn execute(&self, operation: Operation) -> Outcome {
-        match operation {
-            Operation::Connect => match DataClient::connect(&self.config) {
-                Ok(client) => {
-                    let address = client.address().to_owned();
-                    *lock(&self.data) = Some(client);
-                    Outcome::Client(address)
-                }
-                Err(error) => {
-                    warn!("group {}: {error}", self.group.name);
-                    Outcome::Failed
-                }
-            },
-            Operation::Read => self.read(),
-            Operation::Update(update) => self.update(&update),
-            Operation::Exclude(addresses) => {
-                let client = lock(&self.data).clone();
-                match client.map(|client| client.exclude(&addresses)) {
-                    Some(Ok(())) => {
-                        info!("group {}: {} excluded", self.group.name, addresses.join(", "));
-                        Outcome::Done
-                    }
-                    Some(Err(errno)) => {
-                        let (name, said) = (&self.group.name, errno.desc());
-                        warn!("group {name}: cannot exclude {}: {said}", addresses.join(", "));
-                        Outcome::Failed
-                    }
-                    None => Outcome::Failed,
-                }
-            }
-            Operation::Acquire(..) | Operation::Release(_) => Outcome::Failed,
-        }
-    }
-
-    fn read(&self) -> Outcome {
-        let Some(objects) = self.objects() else { return Outcome::Failed };
-        let keys = ["gw.", "hb.", "ana."];
-        let pairs = match objects.read_prefixes(&self.group.object(), &keys) {
-            Ok(pairs) => pairs,
-            Err(Errno::ENOENT) => return Outcome::Object(GroupObject::default()),
-            Err(errno) => return self.fail(errno),
-        };
-        let text = |value| str::from_utf8(value).unwrap_or_default();
-        match GroupObject::parse(pairs.iter().map(|(key, value)| (key.as_str(), text(value)))) {
-            Ok(object) => Outcome::Object(object),
-            Err(damage) => {
-                error!("the object {} is damaged: {damage}", self.group.object());
-                Outcome::Failed
-            }
-        }
-    }
-
-    fn update(&self, update: &Update) -> Outcome {
-        let Some(objects) = self.objects() else { return Outcome::Failed };
-        let compares = update.compares.iter();
-        let update = rados::Update {
-            create: true,
-            compare: compares
-                .map(|(key, text)| (key.to_string(), text.clone().map(String::into_bytes)))
-                .collect(),
-            set: update
-                .sets
-                .iter()
-                .map(|(key, text)| (key.to_string(), text.clone().into_bytes()))
-                .collect(),
-            remove: Vec::new(),
-        };
-        match objects.update(&self.group.object(), &update) {
-            Ok(()) => Outcome::Done,
-            Err(UpdateError::Conflict) => Outcome::Conflict,
-            Err(UpdateError::Errno(errno)) => self.fail(errno),
-        }
-    }
-
-    fn fail(&self, errno: Errno) -> Outcome {
-        if errno == Errno::ESHUTDOWN {
-            // Somebody has excluded this client: another one is connected.
-            *lock(&self.objects) = None;
-        }
-        Outcome::Failed
-    }
-
-    /// Loads what the former owner has persisted of these namespaces.
-    fn load_records(&self, images: &[GroupImage]) -> Result<(), String> {
-        self.records.refresh()?;
-        for GroupImage { reservation, protection, .. } in images {
-            reservation.reload()?;
-            protection.reload()?;
-            self.registry.apply_reservation(reservation);
-        }
-        Ok(())
-    }
-
-    /// Acquires or releases the images of a group, if they are still those of the same data client.
-    fn execute_on_images(&self, job: &ImageJob) -> Outcome {
-        let is_current = || {
-            let client = lock(&self.data).clone();
-            self.generation.load(Ordering::SeqCst) == job.generation
-                && client.is_some_and(|client| !client.is_fenced())
-        };
-        if !is_current() {
-            return Outcome::Failed;
-        }
-        let (group, mut images) = match &job.operation {
-            Operation::Acquire(group, _) | Operation::Release(group) => {
-                (*group, self.images(*group))
-            }
-            _ => return Outcome::Failed,
-        };
-        if job.id.is_none() {
-            // The others of the group are served.
-            images.retain(|image| image.device.health().is_standby());
-        }
-        let devices: Vec<_> = images.iter().map(|image| Arc::clone(&image.device)).collect();
-        let outcome = match &job.operation {
-            Operation::Acquire(_, former) => {
-                // The record of the group names this gateway, so nobody else changes those of its
-                // namespaces any more, and no command is executed before they are in force.
-                let loaded = self.load_records(&images);
-                let mut outcome = loaded.and_then(|()| self.monitor.acquire(&devices, former));
-                // The record of the group names this client: locks of another one are no use.
-                if !is_current() {
-                    let _ = self.monitor.release(&devices);
-                    outcome = Err("the RADOS client has changed".to_owned());
-                }
-                outcome
-            }
-            _ => self.monitor.release(&devices),
-        };
-        match outcome {
-            Ok(()) => Outcome::Done,
-            Err(sentence) => {
-                warn!("group {}: ANA group {group}: {sentence}", self.group.name);
-                Outcome::Failed
-            }
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

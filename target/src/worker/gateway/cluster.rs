@@ -1,0 +1,237 @@
+//! Operations of the worker on the cluster: tasks that may block, on threads of their own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nvme::Nqn;
+use nvmfd_gateway::record::{GroupObject, Update};
+use nvmfd_gateway::{Operation, OperationId, Outcome};
+use tracing::{error, info, warn};
+
+use crate::blockdev::blocking::BlockingPool;
+use crate::blockdev::ceph::ClusterConfig;
+use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
+use crate::blockdev::rados::{self, ObjectClient, UpdateError};
+use crate::blockdev::rbd::DataClient;
+use crate::config::GroupConfig;
+use crate::core::registry::Registry;
+use crate::core::subsystem::Namespace;
+use crate::core::subsystem::reservation::Reservation;
+use crate::core::subsystem::write_protect::Protection;
+use crate::state::group_records::GroupRecords;
+
+/// RADOS namespace of the objects of groups.
+const NAMESPACE: &str = "nvmfd";
+/// Time limit of an operation on the object of the group; less than the time after which a gateway
+/// doubts itself.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the tasks of the worker use.
+#[derive(Clone)]
+pub(super) struct Cluster {
+    pub(super) config: ClusterConfig,
+    pub(super) group: GroupConfig,
+    pub(super) objects: Arc<Mutex<Option<Arc<ObjectClient>>>>,
+    pub(super) data: Arc<Mutex<Option<DataClient>>>,
+    /// Counts data clients: a task on images for a former one has no effect.
+    pub(super) generation: Arc<AtomicU64>,
+    pub(super) registry: Arc<Registry>,
+    pub(super) monitor: Arc<DeviceMonitor>,
+    pub(super) pool: Arc<BlockingPool>,
+    /// Reservations and write protection, which follow the ANA groups.
+    pub(super) records: Arc<GroupRecords>,
+}
+
+/// The image of a namespace, and what follows it from gateway to gateway.
+pub(super) struct GroupImage {
+    pub(super) device: Arc<MonitoredDevice>,
+    pub(super) reservation: Arc<Reservation>,
+    pub(super) protection: Arc<Protection>,
+}
+
+/// A task on the images of a group: an operation, for the data client of a generation.
+#[derive(Clone)]
+pub(super) struct ImageJob {
+    pub(super) id: Option<OperationId>,
+    pub(super) generation: u64,
+    pub(super) operation: Operation,
+}
+
+impl Cluster {
+    /// Images of a group.
+    pub(super) fn images(&self, group: u32) -> Vec<GroupImage> {
+        let subsystems = self.registry.subsystems();
+        let all = subsystems.iter().flat_map(|it| it.namespaces.iter().map(|n| (it.nqn, n)));
+        let own = all.filter(|(_, namespace)| namespace.ana_group == group);
+        let image = |(nqn, namespace): (Nqn, &Namespace)| {
+            Some(GroupImage {
+                device: self.monitor.find(&nqn, namespace.nsid)?,
+                reservation: Arc::clone(&namespace.reservation),
+                protection: Arc::clone(&namespace.protection),
+            })
+        };
+        own.filter_map(image).collect()
+    }
+
+    fn objects(&self) -> Option<Arc<ObjectClient>> {
+        let mut objects = lock(&self.objects);
+        if objects.is_none() {
+            let opened =
+                ObjectClient::open(&self.config, &self.group.pool, NAMESPACE, OPERATION_TIMEOUT);
+            match opened {
+                Ok(client) => {
+                    let client = Arc::new(client);
+                    self.records.connect(Arc::clone(&client), &self.group.object());
+                    *objects = Some(client);
+                }
+                Err(error) => warn!("group {}: {error}", self.group.name),
+            }
+        }
+        objects.clone()
+    }
+
+    pub(super) fn execute(&self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Connect => match DataClient::connect(&self.config) {
+                Ok(client) => {
+                    let address = client.address().to_owned();
+                    *lock(&self.data) = Some(client);
+                    Outcome::Client(address)
+                }
+                Err(error) => {
+                    warn!("group {}: {error}", self.group.name);
+                    Outcome::Failed
+                }
+            },
+            Operation::Read => self.read(),
+            Operation::Update(update) => self.update(&update),
+            Operation::Exclude(addresses) => {
+                let client = lock(&self.data).clone();
+                match client.map(|client| client.exclude(&addresses)) {
+                    Some(Ok(())) => {
+                        info!("group {}: {} excluded", self.group.name, addresses.join(", "));
+                        Outcome::Done
+                    }
+                    Some(Err(errno)) => {
+                        let (name, said) = (&self.group.name, errno.desc());
+                        warn!("group {name}: cannot exclude {}: {said}", addresses.join(", "));
+                        Outcome::Failed
+                    }
+                    None => Outcome::Failed,
+                }
+            }
+            Operation::Acquire(..) | Operation::Release(_) => Outcome::Failed,
+        }
+    }
+
+    fn read(&self) -> Outcome {
+        let Some(objects) = self.objects() else { return Outcome::Failed };
+        let keys = ["gw.", "hb.", "ana."];
+        let pairs = match objects.read_prefixes(&self.group.object(), &keys) {
+            Ok(pairs) => pairs,
+            Err(Errno::ENOENT) => return Outcome::Object(GroupObject::default()),
+            Err(errno) => return self.fail(errno),
+        };
+        let text = |value| str::from_utf8(value).unwrap_or_default();
+        match GroupObject::parse(pairs.iter().map(|(key, value)| (key.as_str(), text(value)))) {
+            Ok(object) => Outcome::Object(object),
+            Err(damage) => {
+                error!("the object {} is damaged: {damage}", self.group.object());
+                Outcome::Failed
+            }
+        }
+    }
+
+    fn update(&self, update: &Update) -> Outcome {
+        let Some(objects) = self.objects() else { return Outcome::Failed };
+        let compares = update.compares.iter();
+        let update = rados::Update {
+            create: true,
+            compare: compares
+                .map(|(key, text)| (key.to_string(), text.clone().map(String::into_bytes)))
+                .collect(),
+            set: update
+                .sets
+                .iter()
+                .map(|(key, text)| (key.to_string(), text.clone().into_bytes()))
+                .collect(),
+            remove: Vec::new(),
+        };
+        match objects.update(&self.group.object(), &update) {
+            Ok(()) => Outcome::Done,
+            Err(UpdateError::Conflict) => Outcome::Conflict,
+            Err(UpdateError::Errno(errno)) => self.fail(errno),
+        }
+    }
+
+    fn fail(&self, errno: Errno) -> Outcome {
+        if errno == Errno::ESHUTDOWN {
+            // Somebody has excluded this client: another one is connected.
+            *lock(&self.objects) = None;
+        }
+        Outcome::Failed
+    }
+
+    /// Loads what the former owner has persisted of these namespaces.
+    fn load_records(&self, images: &[GroupImage]) -> Result<(), String> {
+        self.records.refresh()?;
+        for GroupImage { reservation, protection, .. } in images {
+            reservation.reload()?;
+            protection.reload()?;
+            self.registry.apply_reservation(reservation);
+        }
+        Ok(())
+    }
+
+    /// Acquires or releases the images of a group, if they are still those of the same data client.
+    pub(super) fn execute_on_images(&self, job: &ImageJob) -> Outcome {
+        let is_current = || {
+            let client = lock(&self.data).clone();
+            self.generation.load(Ordering::SeqCst) == job.generation
+                && client.is_some_and(|client| !client.is_fenced())
+        };
+        if !is_current() {
+            return Outcome::Failed;
+        }
+        let (group, mut images) = match &job.operation {
+            Operation::Acquire(group, _) | Operation::Release(group) => {
+                (*group, self.images(*group))
+            }
+            _ => return Outcome::Failed,
+        };
+        if job.id.is_none() {
+            // The others of the group are served.
+            images.retain(|image| image.device.health().is_standby());
+        }
+        let devices: Vec<_> = images.iter().map(|image| Arc::clone(&image.device)).collect();
+        let outcome = match &job.operation {
+            Operation::Acquire(_, former) => {
+                // The record of the group names this gateway, so nobody else changes those of its
+                // namespaces any more, and no command is executed before they are in force.
+                let loaded = self.load_records(&images);
+                let mut outcome = loaded.and_then(|()| self.monitor.acquire(&devices, former));
+                // The record of the group names this client: locks of another one are no use.
+                if !is_current() {
+                    let _ = self.monitor.release(&devices);
+                    outcome = Err("the RADOS client has changed".to_owned());
+                }
+                outcome
+            }
+            _ => self.monitor.release(&devices),
+        };
+        match outcome {
+            Ok(()) => Outcome::Done,
+            Err(sentence) => {
+                warn!("group {}: ANA group {group}: {sentence}", self.group.name);
+                Outcome::Failed
+            }
+        }
+    }
+}
+
+/// Locks what no holder leaves inconsistent.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
