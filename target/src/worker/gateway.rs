@@ -24,7 +24,7 @@ use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, GroupConfig};
 use crate::core::diag::cause::Cause;
-use crate::core::registry::Registry;
+use crate::core::registry::{PeerListener, Registry};
 use crate::core::subsystem::ana::AnaStates;
 use crate::state::group_records::GroupRecords;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
@@ -194,6 +194,7 @@ impl Driver {
             event.into_iter().for_each(|event| self.handle(event));
         }
         self.view.set(self.group());
+        self.publish_peers();
         let data = lock(&self.cluster.data).clone();
         if data.is_some_and(|client| client.is_fenced()) {
             self.handle(Event::ClientExcluded);
@@ -216,6 +217,15 @@ impl Driver {
             );
         }
         self.differs = differing.is_some();
+    }
+
+    /// Reports the listeners of the other gateways in discovery; those known last while nothing is
+    /// known of the others.
+    fn publish_peers(&self) {
+        let Some(peers) = self.gateway.peers() else { return };
+        let listeners = peers.iter().flat_map(|peer| &peer.listeners);
+        let listeners = listeners.filter_map(|text| peer_listener(text));
+        self.cluster.registry.set_peer_listeners(listeners.collect());
     }
 
     /// The state of the group, for the administrator.
@@ -364,6 +374,29 @@ impl Driver {
         };
         if self.cluster.pool.spawn(task).is_err() {
             let _ = self.sender.send(Message::ImagesDone(id, Outcome::Failed));
+        }
+    }
+}
+
+/// A listener of a member record, `ID@ADDRESS:PORT`, if hosts of other gateways can reach it.
+fn peer_listener(text: &str) -> Option<PeerListener> {
+    let (id, address) = text.split_once('@')?;
+    let listener = PeerListener { id: id.parse().ok()?, address: address.parse().ok()? };
+    (!listener.address.ip().is_unspecified()).then_some(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::worker::gateway::*;
+
+    #[test]
+    fn a_listener_of_another_gateway_is_reported_unless_it_is_a_wildcard() {
+        let read = |text| peer_listener(text).map(|it| format!("{}@{}", it.id, it.address));
+        for text in ["2@192.0.2.1:4420", "65535@[2001:db8::1]:1"] {
+            assert_eq!(read(text).as_deref(), Some(text));
+        }
+        for text in ["1@0.0.0.0:4420", "1@[::]:4420", "192.0.2.1:4420", "0x1@192.0.2.1:4420", ""] {
+            assert_eq!(read(text), None, "{text}");
         }
     }
 }

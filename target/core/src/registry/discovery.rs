@@ -5,13 +5,24 @@ use std::sync::Arc;
 
 use nvme::Nqn;
 
-use super::Registry;
+use super::{ControllerTable, Registry};
 use crate::controller::discovery::{Record, Subtype};
+use crate::message::Message;
 use crate::subsystem::Subsystem;
+
+/// A listener of another gateway of the group.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct PeerListener {
+    /// Its port identifier, which is unique in the group.
+    pub id: u16,
+    /// Its address and port, never a wildcard.
+    pub address: SocketAddr,
+}
 
 impl Registry {
     /// The discovery log for a host that reached us at `local`: generation and records. It contains
-    /// the subsystems that the host may use, each at the listeners that offer it.
+    /// the subsystems that the host may use, each at the listeners that offer it, also those of
+    /// other gateways of a group.
     #[must_use]
     pub fn discovery(&self, host: &Nqn, local: SocketAddr) -> (u64, Vec<Record>) {
         let book = self.lock();
@@ -26,12 +37,14 @@ impl Registry {
             if address == local {
                 add(Subtype::CURRENT_DISCOVERY, book.discovery.nqn);
             }
-            let offered = |s: &&Arc<Subsystem>| {
-                !book.leaving && s.admits(host) && s.offer.is_at(Some(port_id))
-            };
-            for subsystem in book.subsystems.values().filter(offered) {
-                add(Subtype::NVM, subsystem.nqn);
-            }
+            let offered = book.offered_at(host, port_id).filter(|_| !book.leaving);
+            offered.for_each(|subsystem| add(Subtype::NVM, subsystem.nqn));
+        }
+        // The other gateways serve while this one leaves.
+        for PeerListener { id: port_id, address } in book.peers() {
+            let offered = book.offered_at(host, port_id);
+            let subtype = Subtype::NVM;
+            records.extend(offered.map(|it| Record { subtype, nqn: it.nqn, address, port_id }));
         }
         // The port identifier of a referral is assigned by the other target; 0 is not used here.
         records.extend(book.discovery.referrals.iter().map(|referral| Record {
@@ -43,10 +56,49 @@ impl Registry {
         (book.generation, records)
     }
 
+    /// Sets the listeners of the other gateways of the group, which serve the same subsystems.
+    pub fn set_peer_listeners(&self, mut peers: Vec<PeerListener>) {
+        peers.sort_unstable();
+        {
+            let mut book = self.lock();
+            if book.peers == peers {
+                return;
+            }
+            book.peers = peers;
+            book.generation += 1;
+        }
+        self.announce_discovery();
+    }
+
+    /// Makes the reactors notify discovery controllers whose log has changed.
+    pub(super) fn announce_discovery(&self) {
+        for reactor in &self.reactors {
+            reactor.send(Message::DiscoveryChanged);
+        }
+        self.wake_reactors();
+    }
+
     /// The name of this target's discovery subsystem.
     #[must_use]
     pub(crate) fn discovery_nqn(&self) -> Nqn {
         self.lock().discovery.nqn
+    }
+}
+
+impl ControllerTable {
+    /// The subsystems that a host may use at a listener of any gateway.
+    fn offered_at(&self, host: &Nqn, port_id: u16) -> impl Iterator<Item = &Arc<Subsystem>> {
+        let all = self.subsystems.values();
+        all.filter(move |it| it.admits(host) && it.offer.is_at(Some(port_id)))
+    }
+
+    /// The listeners of other gateways that are reported: none where hosts are to see the one that
+    /// they use only.
+    fn peers(&self) -> impl Iterator<Item = PeerListener> {
+        let own =
+            |peer: &&PeerListener| self.listeners().iter().any(|it| it.address == peer.address);
+        let reported = self.peers.iter().filter(|_| !self.discovery.by_listener);
+        reported.filter(move |peer| !own(peer)).copied()
     }
 }
 

@@ -32,6 +32,7 @@ use crate::subsystem::reservation::{HostId, Reservation};
 use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
 
 pub use connect::{Admitted, ConnectContext, OpenQueue};
+pub use discovery::PeerListener;
 use hosts::Hosts;
 pub use list::Controller;
 pub use prepared::Reached;
@@ -79,6 +80,8 @@ struct ControllerTable {
     prepared: Vec<ListenerConfig>,
     /// States by which a gateway group restricts those of the listeners.
     gateway: AnaStates,
+    /// The listeners of the other gateways of the group, in order.
+    peers: Vec<PeerListener>,
     discovery: DiscoveryConfig,
     generation: u64,
     /// The target is about to stop: discovery reports no subsystem.
@@ -180,11 +183,11 @@ impl Registry {
             for subsystem in in_use.values() {
                 reactor.send(Message::Subsystem(Arc::clone(subsystem)));
             }
-            if told {
-                reactor.send(Message::DiscoveryChanged);
-            }
         }
-        self.wake_reactors();
+        match told {
+            true => self.announce_discovery(),
+            false => self.wake_reactors(),
+        }
     }
 
     /// Replaces the secrets and the rules of authentication. Hosts that must authenticate now and

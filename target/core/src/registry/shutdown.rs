@@ -6,7 +6,6 @@ use nvme::log::AnaState;
 
 use super::Registry;
 use crate::diag::cause::Cause;
-use crate::message::Message;
 use crate::subsystem::ListenerConfig;
 use crate::subsystem::ana::AnaStates;
 
@@ -26,10 +25,7 @@ impl Registry {
             book.leaving = true;
             book.generation += 1;
         }
-        for reactor in self.reactors() {
-            reactor.send(Message::DiscoveryChanged);
-        }
-        self.wake_reactors();
+        self.announce_discovery();
     }
 
     /// Stops long operations ordered by hosts: the target is about to stop.

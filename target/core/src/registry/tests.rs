@@ -8,7 +8,7 @@ use nvme::log::AnaState;
 
 use crate::auth::Keys;
 use crate::command::fabrics::ConnectError;
-use crate::controller::discovery::Subtype;
+use crate::controller::discovery::{Record, Subtype};
 use crate::registry::testing::{at, visit};
 use crate::registry::*;
 use crate::subsystem::ana::AnaStates;
@@ -255,6 +255,40 @@ fn discovery_tells_a_host_what_it_may_use_at_the_address_it_used() {
     // A wildcard of the other family cannot be reached by this host.
     registry.set_listeners(vec![listener(1, "[::]:4420")]);
     assert!(registry.discovery(&nqn(HOST), local).1.is_empty());
+}
+
+#[test]
+fn discovery_tells_of_the_listeners_of_other_gateways_also_while_this_one_leaves() {
+    let (sender, mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 3, 0);
+    registry.publish(offered(AccessPolicy { listeners: [1, 7].into(), ..AccessPolicy::default() }));
+    registry.set_listeners(vec![listener(1, "0.0.0.0:4420")]);
+    let peer = |id, text: &str| PeerListener { id, address: text.parse().unwrap() };
+    let (other, not_offered) = (peer(7, "192.0.2.2:4420"), peer(8, "192.0.2.3:4420"));
+    let found = || {
+        let (generation, records) = registry.discovery(&nqn(HOST), LOCAL.parse().unwrap());
+        let text = |it: &Record| format!("{} {} {}", it.subtype.0, it.port_id, it.address);
+        (generation, records.iter().map(text).collect::<Vec<_>>())
+    };
+    let (alone, own) = found();
+    assert_eq!(own, ["3 1 192.0.2.1:4420", "2 1 192.0.2.1:4420"]);
+    while mailbox.take().is_some() {}
+    registry.set_peer_listeners(vec![not_offered, other]);
+    assert!(matches!(mailbox.take(), Some(Message::DiscoveryChanged)));
+    let (both, all) = found();
+    assert_eq!((both, &all[2..]), (alone + 1, &["2 7 192.0.2.2:4420".to_owned()][..]));
+    registry.set_peer_listeners(vec![other, not_offered]);
+    assert!(mailbox.take().is_none() && found() == (both, all), "the same, in another order");
+    let by_listener = DiscoveryConfig { by_listener: true, ..DiscoveryConfig::default() };
+    let change = |discovery| Change { discovery: Some(discovery), ..Change::default() };
+    registry.change(change(by_listener));
+    registry.set_listeners(vec![listener(1, LOCAL)]);
+    assert_eq!(found().1, own, "a host sees the listener that it uses only");
+    registry.change(change(DiscoveryConfig::default()));
+    registry.leave();
+    assert_eq!(found().1, ["3 1 192.0.2.1:4420", "2 7 192.0.2.2:4420"]);
+    registry.set_peer_listeners(vec![peer(7, LOCAL)]);
+    assert_eq!(found().1, ["3 1 192.0.2.1:4420"], "an address that this gateway has as well");
 }
 
 #[test]

@@ -174,6 +174,16 @@ impl Gateway {
         self.heartbeats.live(&self.object, self.now, &self.timing).collect()
     }
 
+    /// The other members whose heartbeats change, as far as it can tell: while its own are not
+    /// confirmed it knows nothing of others.
+    #[must_use]
+    pub fn peers(&self) -> Option<Vec<&MemberRecord>> {
+        let live = self.heartbeats.live(&self.object, self.now, &self.timing);
+        let others = live.filter(|slot| *slot != self.member.slot);
+        let can_tell = self.is_fresh() && !self.ended;
+        can_tell.then(|| others.filter_map(|slot| self.object.member(slot)).collect())
+    }
+
     /// A live member that declares something else: until it has ended this gateway does not join.
     #[must_use]
     pub fn differing(&self) -> Option<&MemberRecord> {

@@ -201,3 +201,30 @@ fn after_an_outage_of_the_cluster_nobody_is_suspected_for_it() {
     assert_eq!((serves(&first), serves(&second)), (vec![1, 2], vec![]));
     assert_eq!(group.object().member(0).map(|member| member.incarnation), Some(1));
 }
+
+#[test]
+fn peers_are_those_whose_heartbeats_change_and_nothing_is_known_without_own_ones() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    let names = |gateway: &Gateway| {
+        let peers = gateway.peers()?;
+        Some(peers.iter().map(|it| it.name.clone()).collect::<Vec<_>>().join(" "))
+    };
+    assert_eq!(names(&first), None, "it has read nothing");
+    group.pass(1, &mut [&mut first]);
+    assert_eq!(names(&first).as_deref(), Some(""));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!((names(&first).as_deref(), names(&second).as_deref()), (Some("b"), Some("a")));
+    group.pass(4, &mut [&mut first]);
+    assert_eq!(names(&first).as_deref(), Some("b"), "less than the time of suspicion");
+    group.pass(2, &mut [&mut first]);
+    assert_eq!(names(&first).as_deref(), Some(""));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!(names(&first).as_deref(), Some("b"), "it beats again");
+    group.now += Duration::from_secs(60);
+    assert!(first.handle(group.now, Event::Tick).len() > 1, "operations that do not end");
+    assert_eq!(names(&first), None, "the cluster does not answer");
+    group.event(&mut second, Event::Leave);
+    group.pass(1, &mut [&mut second]);
+    assert_eq!(names(&second), None, "it has left");
+}
