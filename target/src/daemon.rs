@@ -318,6 +318,7 @@ impl RunningTarget {
             .map(|section| format!("{section} has changed and needs a restart"))
             .collect();
         config.keep_fixed(provisioner.config());
+        provisioner.config().check_regrouped(&config).map_err(Fatal)?;
         // A change of other settings reads no key file; a change without differences reloads
         // replaced key files.
         let is_about_keys = config.authentication != provisioner.config().authentication;
@@ -360,6 +361,9 @@ impl RunningTarget {
         }
         // On return no queue serves a host by the old configuration.
         provisioner.wait_for_reactors();
+        if let Some(gateway) = &self.gateway {
+            gateway.declare(provisioner.config());
+        }
         Ok(lines)
     }
 

@@ -1,5 +1,6 @@
 //! What goes into a gateway and comes out of it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::record::{GroupObject, Slot, Update};
@@ -11,10 +12,19 @@ pub struct Member {
     pub slot: Slot,
     /// Its name.
     pub name: String,
+    /// What its configuration declares.
+    pub declared: Declaration,
+}
+
+/// What the configuration of a gateway declares. A reload may change it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Declaration {
     /// Digest of what all members must declare alike.
     pub digest: String,
     /// Where hosts reach it.
     pub listeners: Vec<String>,
+    /// The ANA groups that its namespaces are in.
+    pub groups: BTreeSet<u32>,
 }
 
 /// Number of an operation.
@@ -64,6 +74,9 @@ pub enum Event {
     Completed(OperationId, Outcome),
     /// Somebody has changed the group object.
     Changed,
+    /// The configuration of this gateway was reloaded. Groups that are new are served from now on;
+    /// those that have gone are released.
+    Declared(Declaration),
     /// The data client, the one connected last, was excluded or has lost a lock.
     ClientExcluded,
     /// An administrator moves a group that this gateway serves.

@@ -1,5 +1,6 @@
 //! `[group]`: the gateway group that this daemon is a member of.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use super::schema::bounded;
 use super::table_reader::{At, Diagnostics, TableReader};
-use super::{Config, NamespaceKind, digest};
+use super::{Config, NamespaceConfig, NamespaceKind, digest};
 use crate::blockdev::ceph::ClusterConfig;
 use crate::core::subsystem::AccessPolicy;
 
@@ -133,6 +134,34 @@ impl Config {
         ClusterConfig { addresses, standby: true, ..self.ceph.cluster() }
     }
 
+    /// Refuses another ANA group for an image that is served: its present owner has the lock, and
+    /// is the only one that may change what hosts have persisted.
+    pub(crate) fn check_regrouped(&self, next: &Config) -> Result<(), String> {
+        if self.group.is_none() {
+            return Ok(());
+        }
+        let served: BTreeMap<_, _> = self.images().collect();
+        let moved = next.images().find_map(|(image, it)| {
+            let before = served.get(&image).filter(|before| before.ana_group != it.ana_group)?;
+            Some((image, before.ana_group))
+        });
+        moved.map_or(Ok(()), |(image, group)| {
+            Err(format!(
+                "image {image} is served in ANA group {group}: remove its namespace, reload all \
+                 gateways, and add it again in the other group"
+            ))
+        })
+    }
+
+    /// All images, each with its namespace.
+    fn images(&self) -> impl Iterator<Item = (String, &NamespaceConfig)> {
+        let all = self.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+        all.filter_map(|namespace| match &namespace.kind {
+            NamespaceKind::Rbd { image, .. } => Some((image.to_string(), namespace)),
+            _ => None,
+        })
+    }
+
     /// Digest of what all gateways of a group must declare alike: a host sees the same subsystems
     /// and namespaces through each of them.
     #[must_use]
@@ -204,6 +233,17 @@ mod tests {
         let other = IMAGE.replace("rbd/a", "rbd/b");
         for more in [other, format!("serial = 'x'\n{IMAGE}"), format!("{IMAGE}ana_group = 2")] {
             assert_ne!(digest(GROUP, &more), own, "{more}");
+        }
+    }
+
+    #[test]
+    fn an_image_that_is_served_stays_in_its_ana_group() {
+        let (none, one) = (read(GROUP, "").unwrap(), read(GROUP, IMAGE).unwrap());
+        let two = read(GROUP, &format!("{IMAGE}ana_group = 2")).unwrap();
+        let said = one.check_regrouped(&two).unwrap_err();
+        assert!(said.contains("image rbd/a is served in ANA group 1"), "{said}");
+        for (was, is) in [(&one, &one), (&one, &none), (&none, &two), (&two, &two)] {
+            assert_eq!(was.check_regrouped(is), Ok(()));
         }
     }
 

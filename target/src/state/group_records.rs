@@ -45,15 +45,9 @@ impl GroupRecords {
         self.lock().object = Some((client, object.to_owned()));
     }
 
-    /// This gateway owns an ANA group: its record under `key` has this value. Also for each new
-    /// value.
-    pub fn set_owned(&self, ana_group: u32, key: &str, value: &[u8]) {
-        self.lock().owned.insert(ana_group, (key.to_owned(), value.to_owned()));
-    }
-
-    /// This gateway does not own an ANA group any more.
-    pub fn set_not_owned(&self, ana_group: u32) {
-        self.lock().owned.remove(&ana_group);
+    /// The ANA groups that this gateway owns now, each with the key and the value of its record.
+    pub fn set_owned(&self, owned: BTreeMap<u32, (String, Vec<u8>)>) {
+        self.lock().owned = owned;
     }
 
     /// Reads all sections. After it, reservations and write protection of namespaces that this

@@ -14,8 +14,8 @@ use nix::time::{ClockId, clock_gettime};
 use nvme::log::AnaState;
 use nvmfd_gateway::record::{Key, Membership};
 use nvmfd_gateway::{
-    Access, Action, EndReason, Event, Gateway, Member, Operation, OperationId, Outcome, Stage,
-    Timing,
+    Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, OperationId,
+    Outcome, Stage, Timing,
 };
 use tracing::{error, info, warn};
 
@@ -99,17 +99,10 @@ impl GatewayWorker {
             pool: Arc::clone(pool),
             records: Arc::clone(records),
         };
-        let listeners = config.listeners.iter().map(|it| format!("{}@{}", it.id, it.address));
-        let member = Member {
-            slot: group.slot,
-            name: group.gateway.clone(),
-            digest: config.group_digest(),
-            listeners: listeners.collect(),
-        };
-        let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
-        let groups = namespaces.map(|namespace| namespace.ana_group);
+        let (slot, name) = (group.slot, group.gateway.clone());
+        let member = Member { slot, name, declared: declaration(config) };
         let mut driver = Driver {
-            gateway: Gateway::new(member, groups, Timing::default(), now()),
+            gateway: Gateway::new(member, Timing::default(), now()),
             cluster,
             sender: sender.clone(),
             states: AnaStates::all(AnaState::INACCESSIBLE),
@@ -131,6 +124,11 @@ impl GatewayWorker {
         let (left, is_left) = sync_channel(1);
         let _ = self.sender.send(Message::Leave(left));
         let _ = is_left.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    }
+
+    /// Another configuration is in force.
+    pub(crate) fn declare(&self, config: &Config) {
+        let _ = self.sender.send(Message::Event(Event::Declared(declaration(config))));
     }
 
     /// The state of the group.
@@ -267,15 +265,10 @@ impl Driver {
     fn handle(&mut self, event: Event) {
         let was = self.states;
         let actions = self.gateway.handle(now(), event);
-        for (group, record) in self.gateway.records() {
-            match record {
-                Some(record) => {
-                    let (key, value) = (Key::Group(group).to_string(), record.to_string());
-                    self.cluster.records.set_owned(group, &key, value.as_bytes());
-                }
-                None => self.cluster.records.set_not_owned(group),
-            }
-        }
+        let owned = self.gateway.records().filter_map(|(group, record)| {
+            Some((group, (Key::Group(group).to_string(), record?.to_string().into_bytes())))
+        });
+        self.cluster.records.set_owned(owned.collect());
         for action in actions {
             match action {
                 Action::Start(id, operation) => self.begin(id, operation),
@@ -375,6 +368,16 @@ impl Driver {
         if self.cluster.pool.spawn(task).is_err() {
             let _ = self.sender.send(Message::ImagesDone(id, Outcome::Failed));
         }
+    }
+}
+
+fn declaration(config: &Config) -> Declaration {
+    let listeners = config.listeners.iter().map(|it| format!("{}@{}", it.id, it.address));
+    let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    Declaration {
+        digest: config.group_digest(),
+        listeners: listeners.collect(),
+        groups: namespaces.map(|namespace| namespace.ana_group).collect(),
     }
 }
 

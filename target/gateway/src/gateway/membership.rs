@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use super::{Client, Gateway, Pending};
-use crate::interface::{Action, EndReason, Member, Operation, Stage};
+use crate::interface::{Action, Declaration, EndReason, Member, Operation, Stage};
 use crate::record::{GroupObject, Key, MemberRecord, Membership, Update};
 
 impl Gateway {
     pub(super) fn note_object(&mut self, sent: Duration, object: GroupObject) {
         self.object = object;
         self.heartbeats.observe(self.now, &self.object);
+        self.note_next_record();
         match &self.client {
             Client::Connected(address) => {
                 let address = address.clone();
@@ -69,7 +70,8 @@ impl Gateway {
         if self.leaving || self.differing_member(sent).is_some() {
             return;
         }
-        let Member { name, digest, listeners, .. } = self.member.clone();
+        let Member { name, declared: Declaration { digest, listeners, .. }, .. } =
+            self.member.clone();
         let membership = Membership::Live;
         let incarnation = last + 1;
         let record = MemberRecord { name, incarnation, membership, address, digest, listeners };
@@ -87,7 +89,39 @@ impl Gateway {
         let live = self.heartbeats.live(&self.object, sent, &self.timing);
         let others = live.filter(|slot| *slot != self.member.slot);
         let mut members = others.filter_map(|slot| self.object.member(slot));
-        members.find(|member| member.digest != self.member.digest)
+        members.find(|member| member.digest != self.member.declared.digest)
+    }
+
+    /// The configuration was reloaded.
+    pub(super) fn declare(&mut self, declared: Declaration) {
+        self.set_groups(&declared.groups);
+        self.member.declared = declared;
+    }
+
+    /// The member record that is to replace the own one: the same until it is known whether it has,
+    /// so that no former attempt can replace a later one.
+    pub(super) fn next_member_record(&self, own: &MemberRecord) -> Option<MemberRecord> {
+        let Declaration { digest, listeners, .. } = &self.member.declared;
+        let (digest, listeners) = (digest.clone(), listeners.clone());
+        let declared = MemberRecord { digest, listeners, ..own.clone() };
+        self.next_record.clone().or_else(|| (declared != *own).then_some(declared))
+    }
+
+    /// The next member record is in the group object, although that was not reported.
+    fn note_next_record(&mut self) {
+        let text = self.object.text(Key::Member(self.member.slot));
+        let next = self.next_record.clone();
+        if let Some(next) = next.filter(|next| text == Some(&next.to_string())) {
+            self.adopt_record(next);
+        }
+    }
+
+    /// The next member record has replaced the own one.
+    pub(super) fn adopt_record(&mut self, record: MemberRecord) {
+        if self.next_record.as_ref() == Some(&record) {
+            self.next_record = None;
+            self.client = Client::Registered(record, self.now);
+        }
     }
 
     /// An update that holds only as long as this incarnation is a member.
@@ -101,6 +135,7 @@ impl Gateway {
     /// is connected. What is under way is forgotten; its updates compare the former record.
     pub(super) fn exclude_self(&mut self) {
         self.heartbeats.reset();
+        self.next_record = None;
         for group in self.groups.values_mut() {
             group.stage = Stage::Standby;
             group.record = None;

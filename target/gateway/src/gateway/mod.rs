@@ -26,6 +26,22 @@ struct Group {
     /// Since when it has been free, in what was read.
     vacant_since: Option<Duration>,
     published: Option<Access>,
+    /// No namespace is in it any more: it is released.
+    is_retired: bool,
+}
+
+impl Group {
+    fn new(now: Duration) -> Group {
+        Group {
+            stage: Stage::Standby,
+            record: None,
+            since: now,
+            retry_at: None,
+            vacant_since: None,
+            published: None,
+            is_retired: false,
+        }
+    }
 }
 
 /// The data client, and the membership that goes with it.
@@ -46,7 +62,8 @@ enum Pending {
     Connect,
     Read(Duration),
     Register(MemberRecord, Duration),
-    Heartbeat(Duration),
+    /// When it was sent, and the member record that goes with it.
+    Heartbeat(Duration, Option<MemberRecord>),
     Request(Vec<(u32, GroupRecord)>),
     /// A step of a group.
     Step(u32),
@@ -66,6 +83,8 @@ pub struct Gateway {
     heartbeats: Heartbeats,
     next_read: Duration,
     object: GroupObject,
+    /// The next member record, after a reload: until it is known to be in the group object.
+    next_record: Option<MemberRecord>,
     /// Members that an administrator excludes.
     condemned: BTreeSet<Slot>,
     leaving: bool,
@@ -76,32 +95,21 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// A gateway that is no member yet, with the ANA groups that its namespaces are in.
+    /// A gateway that is no member yet.
     #[must_use]
-    pub fn new(
-        member: Member,
-        groups: impl IntoIterator<Item = u32>,
-        timing: Timing,
-        now: Duration,
-    ) -> Gateway {
-        let group = || Group {
-            stage: Stage::Standby,
-            record: None,
-            since: now,
-            retry_at: None,
-            vacant_since: None,
-            published: None,
-        };
+    pub fn new(member: Member, timing: Timing, now: Duration) -> Gateway {
+        let groups = member.declared.groups.iter();
         Gateway {
+            groups: groups.map(|id| (*id, Group::new(now))).collect(),
             member,
             timing,
             now,
-            groups: groups.into_iter().map(|id| (id, group())).collect(),
             client: Client::Missing(now),
             incarnation: None,
             heartbeats: Heartbeats::default(),
             next_read: now,
             object: GroupObject::default(),
+            next_record: None,
             condemned: BTreeSet::new(),
             leaving: false,
             ended: false,
@@ -132,7 +140,7 @@ impl Gateway {
         let client = match self.client {
             Client::Missing(at) => Some(at),
             Client::Registered(..)
-                if !self.is_pending(|it| matches!(it, Pending::Heartbeat(_))) =>
+                if !self.is_pending(|it| matches!(it, Pending::Heartbeat(..))) =>
             {
                 Some(self.heartbeats.next)
             }
@@ -204,6 +212,7 @@ impl Gateway {
             }
             Event::Exclude(_) => {}
             Event::Leave => self.leaving = true,
+            Event::Declared(declared) => self.declare(declared),
             Event::Move(group, to) => {
                 let is_live = to != self.member.slot && self.live_members().contains(&to);
                 if is_live && self.stage(group) == Some(Stage::Serving) {
@@ -243,10 +252,11 @@ impl Gateway {
                 }
                 false => self.client = Client::Connected(record.address),
             },
-            Pending::Heartbeat(sent) if is_done => {
+            Pending::Heartbeat(sent, record) if is_done => {
                 self.heartbeats.confirm(self.now, &self.timing, sent);
+                record.into_iter().for_each(|record| self.adopt_record(record));
             }
-            Pending::Heartbeat(_) => {}
+            Pending::Heartbeat(..) => {}
             Pending::Request(records) => self.complete_request(records, is_done),
             Pending::Step(group) => self.complete_step(group, is_done),
             Pending::Leave if is_done => self.end(EndReason::Left),
@@ -266,18 +276,22 @@ impl Gateway {
             self.client = Client::Connecting;
             self.start(Pending::Connect, Operation::Connect);
         }
-        let has_beat = self.is_pending(|it| matches!(it, Pending::Heartbeat(_)));
+        let has_beat = self.is_pending(|it| matches!(it, Pending::Heartbeat(..)));
         if !has_beat
             && self.heartbeats.next <= self.now
             && let Client::Registered(record, _) = &self.client
         {
             let value = self.heartbeats.beat(self.now, &self.timing, record.incarnation);
             let key = Key::Heartbeat(self.member.slot);
-            let update = self.own_update().map(|update| update.set(key, &value));
-            let sent = self.now;
-            update.into_iter().for_each(|update| {
-                self.start(Pending::Heartbeat(sent), Operation::Update(update));
-            });
+            let next = self.next_member_record(record);
+            self.next_record.clone_from(&next);
+            if let Some(mut update) = self.own_update() {
+                update = update.set(key, &value);
+                if let Some(next) = &next {
+                    update = update.set(Key::Member(self.member.slot), next);
+                }
+                self.start(Pending::Heartbeat(self.now, next), Operation::Update(update));
+            }
         }
         if self.next_read <= self.now && !self.is_pending(|it| matches!(it, Pending::Read(_))) {
             self.next_read = self.now + self.timing.heartbeat;
@@ -288,6 +302,7 @@ impl Gateway {
         let due = self.groups.iter().filter(|(_, group)| is_due(group));
         let due: Vec<(u32, Stage)> = due.map(|(id, group)| (*id, group.stage)).collect();
         due.into_iter().for_each(|(id, stage)| self.step(id, stage));
+        self.release_retired();
         if self.leaving {
             self.leave();
         }

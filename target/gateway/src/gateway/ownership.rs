@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Client, Gateway, Pending};
+use super::{Client, Gateway, Group, Pending};
 use crate::decision::{Candidates, Vacancy, vacancy};
 use crate::interface::{EndReason, Operation, Stage};
 use crate::record::{GroupRecord, Key, MemberRecord, Membership, Owner, Ownership};
@@ -206,6 +206,27 @@ impl Gateway {
         }
         wanted.iter().for_each(|(id, _)| self.step(*id, Stage::Requesting));
         self.start(Pending::Request(records), Operation::Update(update));
+    }
+
+    /// The groups that its namespaces are in have changed.
+    pub(super) fn set_groups(&mut self, declared: &BTreeSet<u32>) {
+        let now = self.now;
+        for id in declared {
+            self.groups.entry(*id).or_insert_with(|| Group::new(now));
+        }
+        for (id, group) in &mut self.groups {
+            group.is_retired = !declared.contains(id);
+        }
+    }
+
+    /// Releases the groups that have no namespace here any more, for whoever has some, and forgets
+    /// them.
+    pub(super) fn release_retired(&mut self) {
+        let retired = self.groups.iter().filter(|(_, group)| group.is_retired);
+        let serving = retired.filter(|(_, group)| group.stage == Stage::Serving);
+        let serving: Vec<u32> = serving.map(|(id, _)| *id).collect();
+        serving.into_iter().for_each(|id| self.step(id, Stage::Releasing(None)));
+        self.groups.retain(|_, group| !group.is_retired || group.stage != Stage::Standby);
     }
 
     /// Gives all groups, then notes that this gateway has left.

@@ -2,7 +2,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::record::{GroupObject, Key, MemberRecord, Membership};
-use crate::{Access, Action, EndReason, Event, Gateway, Member, Operation, Outcome, Stage, Timing};
+use crate::{
+    Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, Outcome, Stage,
+    Timing,
+};
 
 /// Gateways of a cluster that does everything at once.
 #[derive(Default)]
@@ -14,11 +17,18 @@ struct Group {
     ends: Vec<(String, EndReason)>,
     /// The gateway of slot 0 beats once more just before another one excludes it.
     beats_late: bool,
+    /// Updates are done, and reported as failed.
+    forgets: bool,
+}
+
+fn declared(digest: &str, groups: &[u32]) -> Declaration {
+    let groups = groups.iter().copied().collect();
+    Declaration { digest: digest.into(), listeners: Vec::new(), groups }
 }
 
 fn gateway(slot: u8, name: &str, digest: &str) -> Gateway {
-    let member = Member { slot, name: name.into(), digest: digest.into(), listeners: Vec::new() };
-    Gateway::new(member, [1, 2], Timing::default(), Duration::ZERO)
+    let member = Member { slot, name: name.into(), declared: declared(digest, &[1, 2]) };
+    Gateway::new(member, Timing::default(), Duration::ZERO)
 }
 
 impl Group {
@@ -45,6 +55,9 @@ impl Group {
                     return Outcome::Conflict;
                 }
                 self.omap.extend(update.sets);
+                if self.forgets {
+                    return Outcome::Failed;
+                }
             }
             Operation::Exclude(addresses) => self.excluded.extend(addresses),
             Operation::Acquire(..) | Operation::Release(_) => {}
@@ -227,4 +240,49 @@ fn peers_are_those_whose_heartbeats_change_and_nothing_is_known_without_own_ones
     group.event(&mut second, Event::Leave);
     group.pass(1, &mut [&mut second]);
     assert_eq!(names(&second), None, "it has left");
+}
+
+#[test]
+fn a_group_that_a_reload_adds_is_served_and_one_that_it_removes_is_given() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![1], vec![2]));
+    group.event(&mut first, Event::Declared(declared("e", &[1, 2, 3])));
+    group.pass(2, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![1, 3], vec![2]));
+    let digests = [0, 1].map(|slot| group.object().member(slot).unwrap().digest.clone());
+    assert_eq!(digests, ["e", "d"], "the other one has not reloaded");
+    group.event(&mut first, Event::Declared(declared("f", &[2, 3])));
+    group.pass(2, &mut [&mut first, &mut second]);
+    assert_eq!(
+        (serves(&first), serves(&second)),
+        (vec![3], vec![1, 2]),
+        "who has namespaces in it"
+    );
+    assert_eq!(first.stages().map(|(id, _)| id).collect::<Vec<_>>(), [2, 3]);
+    group.event(&mut first, Event::Declared(declared("g", &[])));
+    group.event(&mut first, Event::Declared(declared("d", &[1, 2, 3])));
+    group.pass(3, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![3], vec![1, 2]), "it has come back");
+    let member = |slot| group.object().member(slot).map(|it| (it.incarnation, it.digest.clone()));
+    assert_eq!([member(0), member(1)], [Some((1, "d".into())), Some((1, "d".into()))]);
+    assert_eq!(group.excluded, [""; 0]);
+}
+
+#[test]
+fn a_member_record_whose_update_was_reported_as_failed_is_the_own_one() {
+    let (mut group, mut only) = (Group::default(), gateway(0, "a", "d"));
+    group.pass(1, &mut [&mut only]);
+    group.forgets = true;
+    group.event(&mut only, Event::Declared(declared("e", &[1, 2])));
+    group.pass(1, &mut [&mut only]);
+    group.event(&mut only, Event::Declared(declared("f", &[1, 2])));
+    group.pass(1, &mut [&mut only]);
+    assert_eq!(group.object().member(0).unwrap().digest, "f");
+    group.forgets = false;
+    group.pass(2, &mut [&mut only]);
+    let member = group.object().member(0).cloned().unwrap();
+    assert_eq!((member.incarnation, member.digest.as_str()), (1, "f"));
+    assert_eq!((serves(&only), group.clients), (vec![1, 2], 1));
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nvmfd_gateway::record::{Slot, Update};
-use nvmfd_gateway::{Access, Event, Gateway, Member, OperationId, Timing};
+use nvmfd_gateway::{Access, Declaration, Event, Gateway, Member, OperationId, Timing};
 
 use crate::random::Random;
 
@@ -96,8 +96,8 @@ impl Node {
         self.process += 1;
         self.is_suspended = false;
         let name = format!("gw{}", self.slot);
-        let member = Member { slot: self.slot, name, digest: "d".into(), listeners: Vec::new() };
-        self.gateway = Some(Gateway::new(member, 1..=groups, timing, self.clock(now)));
+        let member = Member { slot: self.slot, name, declared: declaration(groups, 0) };
+        self.gateway = Some(Gateway::new(member, timing, self.clock(now)));
     }
 
     pub(crate) fn kill(&mut self) {
@@ -132,4 +132,10 @@ impl Node {
     pub(crate) fn is_optimized(&self, group: u32) -> bool {
         self.access.get(&group) == Some(&Access::Optimized)
     }
+}
+
+/// What a gateway declares after some reloads.
+pub(crate) fn declaration(groups: u32, reloads: u64) -> Declaration {
+    let listeners = vec![format!("1@[::1]:{reloads}")];
+    Declaration { digest: "d".into(), listeners, groups: (1..=groups).collect() }
 }

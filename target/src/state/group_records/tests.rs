@@ -41,7 +41,7 @@ impl Gateway {
         let set = vec![(key.clone(), owner.as_bytes().to_vec())];
         let update = Update { create: true, set, ..Update::default() };
         client().update(object, &update).unwrap();
-        self.records.set_owned(1, &key, owner.as_bytes());
+        self.records.set_owned([(1, (key, owner.as_bytes().to_vec()))].into());
         self.reload().unwrap();
     }
 
@@ -109,7 +109,7 @@ fn what_a_former_owner_cannot_write_is_not_acknowledged() {
     assert_eq!(now.insert("ana.1".to_owned(), b"one 1".to_vec()).as_deref(), Some(&b"other 2"[..]));
     assert_eq!(now, kept, "nothing else has changed");
     // The same epoch of the same owner is required, not the same owner.
-    other.records.set_not_owned(1);
+    other.records.set_owned(BTreeMap::new());
     assert_eq!(other.protection.change(WriteProtectState::PROTECTED), failed.map(|()| true));
     other.take(&object, "one 3");
     assert_eq!(one.protection.change(WriteProtectState::PROTECTED), failed.map(|()| true));
