@@ -232,6 +232,11 @@ fn what_is_changed_live_outlasts_a_kill_and_can_be_saved() {
     let directory = std::mem::replace(&mut daemon.directory, tempfile::tempdir().unwrap());
     let daemon = Daemon::start_in(directory);
     assert_eq!(daemon.says(&["namespace", "list"]), list, "it outlasts a kill");
+    let history = daemon.says(&["history"]);
+    let entries: Vec<&str> = history.lines().filter(|line| !line.starts_with(' ')).collect();
+    let me = format!(", user {}: ", nix::unistd::getuid());
+    assert!(entries.len() == 2 && entries.iter().all(|line| line.contains(&me)), "{history}");
+    assert!(history.contains("\n    + namespace 2: file "), "{history}");
 
     daemon.says(&["save"]);
     let saved = fs::read_to_string(&file).unwrap();

@@ -367,6 +367,7 @@ fn purging_knows_the_files_of_the_state_directory() {
         ("target/src/state/served.rs", "SERVED"),
         ("target/src/state/lock.rs", "NAME"),
         ("target/src/overlay/change_log.rs", "NAME"),
+        ("target/src/control/history.rs", "NAME"),
         ("target/src/state/usage.rs", "NAME"),
         ("target/src/state/identity.rs", "FILE"),
         ("target/src/state/power.rs", "NAME"),

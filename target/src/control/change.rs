@@ -1,11 +1,10 @@
 //! Changes through the management interface: atomic, and persisted before any host sees them.
 
-use std::time::SystemTime;
-
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 use super::handle::ChangeError;
+use super::history::now_unix_s;
 use super::{RunningDaemon, Serve};
 use crate::api::{Changes, Outcome, SetAside, Wanted};
 use crate::error::NotServed;
@@ -24,7 +23,10 @@ pub(crate) enum ConfigRequest {
     /// Changes.
     Change(ChangeRequest),
     /// The configuration file has changed.
-    Reload,
+    Reload {
+        /// The requesting user, if known.
+        uid: Option<u32>,
+    },
     /// Drop rejected changes.
     Forget,
 }
@@ -49,7 +51,7 @@ pub(crate) struct Order {
 
 impl Order {
     pub(super) fn is_reload(&self) -> bool {
-        matches!(self.work, ConfigRequest::Reload)
+        matches!(self.work, ConfigRequest::Reload { .. })
     }
 }
 
@@ -68,7 +70,7 @@ impl<T: Serve> RunningDaemon<T> {
     pub(super) fn execute(mut self, order: Order) -> Self {
         let done = match order.work {
             ConfigRequest::Change(request) => self.change(&request),
-            ConfigRequest::Reload => self.reload_and_log(),
+            ConfigRequest::Reload { uid } => self.reload_and_log(uid),
             ConfigRequest::Forget => self.forget(),
         };
         // The client may have disconnected.
@@ -82,9 +84,7 @@ impl<T: Serve> RunningDaemon<T> {
         if if_match.as_ref().is_some_and(|digests| !digests.contains(&current)) {
             return Err(ChangeError::Stale);
         }
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let at_unix_s = now.map_or(0, |since| since.as_secs());
-        let next = self.declared.with(&wanted.changes, (at_unix_s, *uid));
+        let next = self.declared.with(&wanted.changes, (now_unix_s(), *uid));
         let next = next.map_err(ChangeError::Misfit)?;
         let outcome = self.outcome(&next);
         if wanted.dry_run {
@@ -97,12 +97,14 @@ impl<T: Serve> RunningDaemon<T> {
         wanted.changes.iter().for_each(|change| info!("configuration changed by {who}: {change}"));
         lines.iter().for_each(|line| info!("{line}"));
         self.adopt(next);
+        let requested = wanted.changes.iter().map(ToString::to_string).collect();
+        self.note_in_history(*uid, requested, outcome.differences.clone());
         Ok(outcome)
     }
 
-    fn reload_and_log(&mut self) -> ChangeResult {
+    fn reload_and_log(&mut self, uid: Option<u32>) -> ChangeResult {
         let before = self.declared.clone();
-        let renewed = self.renew();
+        let renewed = self.renew(uid);
         self.note_reload(&renewed);
         match renewed {
             Ok(changes) => {

@@ -1,11 +1,11 @@
 //! `ControlHandle`: access of the management interface to the running target.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::change::{ChangeResult, ConfigRequest, Order};
+use super::history::{History, now_unix_s};
 use crate::TargetView;
 use crate::api::Reload;
 use crate::config::Config;
@@ -22,6 +22,8 @@ pub(crate) struct RunningConfig {
     pub(crate) needs_restart: Vec<&'static str>,
     /// The last reload.
     pub(crate) last_reload: LastReload,
+    /// Changes that took effect.
+    pub(crate) history: History,
 }
 
 /// Result of the last reload, shared by all published configurations.
@@ -31,8 +33,7 @@ pub(crate) struct LastReload(Arc<Mutex<Option<Reload>>>);
 impl LastReload {
     /// Sets the result: without errors it was successful.
     pub(super) fn set(&self, errors: &[String]) {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let at_unix_s = now.map_or(0, |since| since.as_secs());
+        let at_unix_s = now_unix_s();
         let reload = Reload { at_unix_s, successful: errors.is_empty(), errors: errors.to_owned() };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(reload);
     }
@@ -52,11 +53,13 @@ impl RunningConfig {
     /// The configuration of a start.
     pub(super) fn new(declared: EffectiveConfig) -> RunningConfig {
         let config = declared.config().clone();
+        let history = History::open(config.state_directory.as_deref());
         RunningConfig {
             config,
             declared,
             needs_restart: Vec::new(),
             last_reload: LastReload::default(),
+            history,
         }
     }
 }

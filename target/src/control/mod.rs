@@ -9,6 +9,7 @@
 mod change;
 pub mod check;
 mod handle;
+mod history;
 mod http;
 mod logging;
 mod mdns;
@@ -21,9 +22,11 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use crate::RunningTarget;
+use crate::api::HistoryEntry;
 use crate::config::{Config, ConfigErrors};
 use crate::error::NotServed;
 use crate::overlay::EffectiveConfig;
+use crate::overlay::diff::differences;
 use crate::plural::count;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -33,6 +36,7 @@ use tracing::{error, info, warn};
 use crate::state::lock::StateDirLock;
 use change::Order;
 use handle::{ControlHandle, RunningConfig};
+use history::now_unix_s;
 use http::Server;
 use mdns::Announcer;
 use systemd::ServiceNotifier;
@@ -237,7 +241,7 @@ struct RunningDaemon<T> {
 impl<T: Serve> RunningDaemon<T> {
     /// Reloads the configuration and logs the result. May block.
     fn reload(mut self) -> Self {
-        let renewed = self.renew();
+        let renewed = self.renew(None);
         self.note_reload(&renewed);
         match renewed {
             Ok(changes) => {
@@ -258,7 +262,7 @@ impl<T: Serve> RunningDaemon<T> {
     }
 
     /// Loads and applies the configuration; returns the changes, or the errors.
-    fn renew(&mut self) -> Result<Vec<String>, Vec<String>> {
+    fn renew(&mut self, uid: Option<u32>) -> Result<Vec<String>, Vec<String>> {
         let next = (self.declared.reload())
             .map_err(|errors| errors.to_string().lines().map(String::from).collect::<Vec<_>>())?;
         change::log_unsaved(next.changes());
@@ -271,8 +275,19 @@ impl<T: Serve> RunningDaemon<T> {
         if let Err(sentence) = next.keep() {
             warn!("{sentence}");
         }
+        let differences = differences(self.declared.config(), next.config());
         self.adopt(next);
+        if !differences.is_empty() {
+            self.note_in_history(uid, vec!["reload".to_owned()], differences);
+        }
         Ok(changes)
+    }
+
+    /// Appends what has taken effect to the history.
+    fn note_in_history(&self, uid: Option<u32>, requested: Vec<String>, differences: Vec<String>) {
+        let entry = HistoryEntry { at_unix_s: now_unix_s(), uid, requested, differences };
+        let directory = self.config.state_directory.as_deref();
+        self.shown.borrow().history.note(directory, entry);
     }
 
     /// Sets the result of the last reload.
@@ -294,8 +309,11 @@ impl<T: Serve> RunningDaemon<T> {
         self.config = config;
         self.declared = next;
         let (config, declared) = (self.config.clone(), self.declared.clone());
-        let last_reload = self.shown.borrow().last_reload.clone();
-        let running = RunningConfig { config, declared, needs_restart, last_reload };
+        let (last_reload, history) = {
+            let shown = self.shown.borrow();
+            (shown.last_reload.clone(), shown.history.clone())
+        };
+        let running = RunningConfig { config, declared, needs_restart, last_reload, history };
         self.shown.send_replace(Arc::new(running));
         self.announcer.update(&self.config);
     }

@@ -543,7 +543,8 @@ fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last(
     };
     let order = |served: RunningDaemon<Fake>| {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let served = served.execute(Order { work: change::ConfigRequest::Reload, answer });
+        let served =
+            served.execute(Order { work: change::ConfigRequest::Reload { uid: Some(5) }, answer });
         (served, answered.blocking_recv().unwrap())
     };
     std::fs::write(&file, "nonsense").unwrap();
@@ -556,6 +557,27 @@ fn whichever_way_a_reload_is_asked_for_the_status_tells_what_became_of_the_last(
     std::fs::write(&file, "nonsense").unwrap();
     let (served, answer) = order(served);
     assert!(answer.is_err() && told(&served));
+}
+
+#[test]
+fn reloads_that_changed_something_are_in_the_history_with_their_user() {
+    let stage = stage(|_| ());
+    let file = stage.directory.path().join("nvmfd.toml");
+    let two = "[[subsystem.namespace]]\nnsid = 2\nkind = \"null\"\nsize = \"1GiB\"\n";
+    let mut served = stage.served;
+    for text in ["nonsense", TEXT, &format!("{TEXT}{two}")] {
+        std::fs::write(&file, text).unwrap();
+        let (answer, _answered) = tokio::sync::oneshot::channel();
+        let work = change::ConfigRequest::Reload { uid: Some(5) };
+        served = served.execute(Order { work, answer });
+    }
+    std::fs::write(&file, TEXT).unwrap();
+    served = served.reload();
+    let list = served.shown.borrow().history.list();
+    let users: Vec<Option<u32>> = list.iter().map(|entry| entry.uid).collect();
+    assert_eq!(users, [None, Some(5)], "{list:?}");
+    assert!(list[0].differences[0].starts_with("- namespace 2"), "{list:?}");
+    assert!(list[1].differences[0].starts_with("+ namespace 2"), "{list:?}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod controllers;
 mod derived_stats;
 mod doctor;
 mod gateway;
+mod history;
 mod host;
 mod import;
 mod listener;
@@ -104,6 +105,8 @@ enum Family {
     /// List unsaved changes
     #[command(subcommand)]
     Changes(change::Command),
+    /// Show who has changed the configuration, the latest change first
+    History,
     /// Show the differences from this configuration
     Plan(change::Plan),
     /// Replace the configuration, all or nothing; `save` writes it into the configuration files
@@ -182,6 +185,7 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Host(command) => host::run(command, client, output).await,
         Family::Ana(command) => ana::run(command, client, output).await,
         Family::Changes(command) => change::run(command, client, output).await,
+        Family::History => history::run(client, output).await,
         Family::Plan(plan) => change::plan(&plan, client, output).await,
         Family::Apply(other) => change::apply(&other, client, output).await.map(drop),
         Family::Save => change::save(client, output).await,

@@ -100,8 +100,12 @@ async fn forget(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, A
     path = "/v1/reload",
     responses((status = 200, body = Outcome), (status = 422, body = Problem))
 )]
-async fn reload(State(managed): State<ControlHandle>) -> Result<Json<Outcome>, ApiError> {
-    answer(managed.order(ConfigRequest::Reload).await)
+async fn reload(
+    State(managed): State<ControlHandle>,
+    caller: Option<Extension<Caller>>,
+) -> Result<Json<Outcome>, ApiError> {
+    let uid = caller.and_then(|Extension(Caller(uid))| uid);
+    answer(managed.order(ConfigRequest::Reload { uid }).await)
 }
 
 fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {

@@ -12,6 +12,7 @@ mod disconnects;
 mod error;
 mod gateway;
 mod health;
+mod history;
 mod in_flight;
 mod log_level;
 mod memory;
@@ -67,6 +68,7 @@ fn reading() -> OpenApiRouter<ControlHandle> {
         .merge(gateway::routes())
         .merge(disconnects::routes())
         .merge(changes::reading())
+        .merge(history::routes())
         .merge(stats::routes())
         .merge(in_flight::routes())
         .merge(log_level::reading())

@@ -1,0 +1,29 @@
+//! `nvmfctl history`.
+
+use std::fmt::Write as _;
+
+use nvmfd::api::HistoryEntry;
+
+use crate::client::Client;
+use crate::output::{Failure, Output};
+use crate::time::at_s;
+
+pub(crate) async fn run(client: &Client, output: Output) -> Result<(), Failure> {
+    output.answer(&client.get::<Vec<HistoryEntry>>("/v1/history").await?, |all| text(all));
+    Ok(())
+}
+
+fn text(all: &[HistoryEntry]) -> String {
+    if all.is_empty() {
+        return "the configuration was not changed".to_owned();
+    }
+    let mut text = String::new();
+    for HistoryEntry { at_unix_s, uid, requested, differences } in all {
+        let who = uid.map_or_else(|| "unknown user".to_owned(), |uid| format!("user {uid}"));
+        let _ = writeln!(text, "{}, {who}: {}", at_s(*at_unix_s), requested.join("; "));
+        for line in differences {
+            let _ = writeln!(text, "    {line}");
+        }
+    }
+    text
+}
