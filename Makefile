@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native client monitoring images console-test release reproduce guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native client monitoring images console-test release reproduce test-readme guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -271,6 +271,10 @@ reproduce: ## Make the release twice in two directories, and compare
 
 test-package: deb ## Install, start, use, upgrade, remove and purge the package under a real systemd, in a guest
 	$(SUDO) tests/package/run "$(BUILD)"/nvmfd_$(VERSION)_$$(dpkg --print-architecture).deb
+
+test-readme: ## Type the commands of README.md on a fresh Debian, and compare what they print: a quarter of an hour
+	@$(call install,debootstrap e2fsprogs qemu-system-x86)
+	$(SUDO) env "PATH=$$PATH" tests/package/readme
 
 container: build ## Build the image of the Containerfile with podman, and try it; meant for a user without root
 	@command -v podman >/dev/null && command -v jq >/dev/null || { echo "make: first: install podman and jq" >&2; exit 1; }
