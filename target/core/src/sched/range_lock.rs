@@ -26,6 +26,11 @@
 //! wait. One may return the earlier data, and a later one those of the late write, as long as nothing was
 //! written since; a host that needs certainty uses Preempt and Abort.
 //!
+//! # Whole devices
+//!
+//! A snapshot of a backing file locks all blocks of its device like a fused command
+//! ([`RangeLocks::lock_device`]) while the file system copies it.
+//!
 //! # Order
 //!
 //! Locks are granted in the order of their requests, so every request is granted. A holder waits for its
@@ -153,6 +158,15 @@ impl RangeLocks {
         }
         table.entries.insert(ticket, LockEntry { claim, granted, left: false });
         (ticket, granted)
+    }
+
+    /// Requests a lock of all blocks of a device. No reactor is woken when it is granted: whoever
+    /// requests it is none, and looks.
+    #[must_use]
+    pub fn lock_device(&self, backing: DeviceId) -> DeviceLock<'_> {
+        let all = RangeLock { backing, at: 0, len: u64::MAX, alone: true, reactor: usize::MAX };
+        let (ticket, _) = self.claim(all);
+        DeviceLock { locks: self, ticket }
     }
 
     /// Whether a lock is granted by now.
@@ -289,6 +303,28 @@ impl RangeLocks {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Exclusive lock of all blocks of a device, released when it is dropped: for a copy of its backing
+/// file at one moment. Reads do not wait for it.
+#[derive(Debug)]
+pub struct DeviceLock<'a> {
+    locks: &'a RangeLocks,
+    ticket: u64,
+}
+
+impl DeviceLock<'_> {
+    /// Whether all earlier changes have completed. Later ones wait from the request on.
+    #[must_use]
+    pub fn is_granted(&self) -> bool {
+        self.locks.is_granted(self.ticket)
+    }
+}
+
+impl Drop for DeviceLock<'_> {
+    fn drop(&mut self) {
+        self.locks.give_up(self.ticket);
     }
 }
 
@@ -431,6 +467,25 @@ mod tests {
         exclusion.settle(0);
         exclusion.settle(0);
         assert!(exclusion.is_granted(ticket));
+    }
+
+    #[test]
+    fn a_locked_device_is_not_changed_until_the_lock_is_dropped() {
+        let (exclusion, message) = exclusion(true);
+        let (earlier, granted) = exclusion.claim(shared(1 << 30));
+        assert!(granted);
+        let late = exclusion.leave(shared(1 << 40));
+        let lock = exclusion.lock_device(DeviceId(0));
+        let (later, granted) = exclusion.claim(RangeLock { reactor: 1, ..shared(0) });
+        assert!(!granted && !lock.is_granted());
+        exclusion.give_up(earlier);
+        assert!(!lock.is_granted(), "a closed connection has left a change");
+        exclusion.give_up(late);
+        assert!(lock.is_granted() && !exclusion.is_granted(later));
+        let elsewhere = RangeLock { backing: DeviceId(1), ..shared(0) };
+        assert!(exclusion.claim(elsewhere).1, "other devices are not locked");
+        drop(lock);
+        assert!(exclusion.is_granted(later) && message[1].hush());
     }
 
     /// Whether a write of these blocks may begin.
