@@ -6,8 +6,11 @@
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
+
+use nix::fcntl::{AT_FDCWD, AtFlags, RenameFlags, renameat2};
+use nix::unistd::linkat;
 
 /// A durable file operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +27,10 @@ pub enum Step<'a> {
     SyncFileSystem(&'a Path),
     /// Renames a file or directory.
     Rename(&'a Path, &'a Path),
+    /// Gives a file without a name this one.
+    Link(&'a Path),
+    /// Exchanges two files.
+    Exchange(&'a Path, &'a Path),
     /// Removes a file.
     Remove(&'a Path),
 }
@@ -90,6 +97,23 @@ pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     ask(Step::Rename(from, to))?;
     fs::rename(from, to)?;
     note("rename to", to);
+    Ok(())
+}
+
+/// Gives an open file without a name (O_TMPFILE) this one, which nothing may have yet.
+pub(crate) fn link(file: &File, path: &Path) -> io::Result<()> {
+    ask(Step::Link(path))?;
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(AT_FDCWD, own.as_str(), AT_FDCWD, path, AtFlags::AT_SYMLINK_FOLLOW)?;
+    note("link", path);
+    Ok(())
+}
+
+/// Exchanges two files: each has the name of the other, at once.
+pub(crate) fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    ask(Step::Exchange(one, other))?;
+    renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)?;
+    note("exchange", other);
     Ok(())
 }
 

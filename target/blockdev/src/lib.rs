@@ -23,6 +23,7 @@ mod owner_file;
 pub mod rados;
 pub mod rbd;
 pub mod record;
+mod reflink;
 pub mod request;
 mod resize;
 mod step;
@@ -44,6 +45,7 @@ pub use media_properties::Below;
 pub use media_properties::Torn;
 pub use open_error::OpenError;
 pub use owner_file::another_machine;
+pub use reflink::{Reflink, ReflinkError};
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};

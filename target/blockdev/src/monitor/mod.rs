@@ -13,6 +13,7 @@
 //!
 //! A store keeps its id when it is opened again, so commands and namespaces do not notice.
 
+mod rollback;
 mod standby;
 mod trust;
 

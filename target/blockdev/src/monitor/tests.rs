@@ -67,19 +67,28 @@ fn place() -> (nvme::Nqn, u32) {
 }
 
 /// A reactor for tests: it has a ring and processes its messages.
-struct Bench {
+pub(super) struct Bench {
     ring: Ring,
     pool: Pool,
     answers: mpsc::Receiver<Mail>,
     monitor: DeviceMonitor,
-    device: Arc<MonitoredDevice>,
-    dir: tempfile::TempDir,
+    pub(super) device: Arc<MonitoredDevice>,
+    dir: PathBuf,
+    own: Option<tempfile::TempDir>,
     /// A write completes just before its store is replaced.
     late: bool,
 }
 
 impl Bench {
-    fn new() -> Bench {
+    pub(super) fn new() -> Bench {
+        let own = crate::testing::directory();
+        let mut bench = Bench::at(own.path());
+        bench.own = Some(own);
+        bench
+    }
+
+    /// With the file of a directory.
+    pub(super) fn at(directory: &Path) -> Bench {
         let plan = PoolPlan {
             cells: 0,
             receives: 0,
@@ -92,9 +101,8 @@ impl Bench {
         let limits = RingLimits { ops: 16, backings: 4 };
         let mut ring = Ring::new(pool.region().clone(), limits).unwrap();
         let (sender, answers) = mpsc::channel();
-        let dir = crate::testing::directory();
         let config = BackingConfig {
-            kind: BackingKind::File { path: dir.path().join("disk.img"), size: Some(SIZE) },
+            kind: BackingKind::File { path: directory.join("disk.img"), size: Some(SIZE) },
             block_size_bytes: 512,
             read_only: false,
             shared: false,
@@ -105,11 +113,20 @@ impl Bench {
         ring.attach(STORE, device.backing()).unwrap();
         let monitor = DeviceMonitor::start(OneRing(sender), Arc::default()).unwrap();
         monitor.add(Arc::clone(&device));
-        Bench { ring, pool, answers, monitor, device, dir, late: false }
+        Bench {
+            ring,
+            pool,
+            answers,
+            monitor,
+            device,
+            dir: directory.into(),
+            own: None,
+            late: false,
+        }
     }
 
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("disk.img")
+    pub(super) fn path(&self) -> PathBuf {
+        self.dir.join("disk.img")
     }
 
     /// Processes messages and completions until `so` returns true.
@@ -145,11 +162,11 @@ impl Bench {
         }
     }
 
-    fn flush(&mut self) -> Result<(), Status> {
+    pub(super) fn flush(&mut self) -> Result<(), Status> {
         self.run(IoRequest::Flush).0
     }
 
-    fn write(&mut self, at: u64, byte: u8) -> Result<(), Status> {
+    pub(super) fn write(&mut self, at: u64, byte: u8) -> Result<(), Status> {
         let mut from = self.pool.take_data(4096).unwrap();
         self.pool.bytes_mut(&mut from).fill(byte);
         let (outcome, buf) = self.run(IoRequest::Write { from, at, fua: false });
@@ -157,7 +174,7 @@ impl Bench {
         outcome
     }
 
-    fn read(&mut self, at: u64) -> Result<u8, Status> {
+    pub(super) fn read(&mut self, at: u64) -> Result<u8, Status> {
         let into = self.pool.take_data(4096).unwrap();
         let (outcome, buf) = self.run(IoRequest::Read { into, at });
         let buf = buf.unwrap();
@@ -173,7 +190,7 @@ impl Bench {
 
     /// Replaces the served file by another file.
     fn exchange(&self, size: u64, byte: u8) {
-        let other = self.dir.path().join("other");
+        let other = self.dir.join("other");
         fs::write(&other, vec![byte; size as usize]).unwrap();
         fs::rename(&other, self.path()).unwrap();
     }
@@ -189,6 +206,32 @@ impl Bench {
         });
         self.until("it is replaced", |_| replacing.is_finished());
         assert_eq!(replacing.join().unwrap(), Ok(()));
+    }
+
+    pub(super) fn roll_back(&mut self, snapshot: &Path) -> Result<(), crate::ReflinkError> {
+        self.roll_back_after(snapshot, || {})
+    }
+
+    /// Rolls back on a thread that does something else before.
+    pub(super) fn roll_back_after(
+        &mut self,
+        snapshot: &Path,
+        before: impl FnOnce() + Send,
+    ) -> Result<(), crate::ReflinkError> {
+        let (monitor, device) = (&self.monitor, &self.device);
+        let (answers, ring) = (&self.answers, &mut self.ring);
+        std::thread::scope(|scope| {
+            let rolling = scope.spawn(move || {
+                before();
+                monitor.roll_back(device, snapshot)
+            });
+            while !rolling.is_finished() {
+                if let Ok((id, backing, answer)) = answers.recv_timeout(Duration::from_millis(2)) {
+                    let _ = answer.send(ring.attach(id, backing));
+                }
+            }
+            rolling.join().unwrap()
+        })
     }
 
     /// Result of the request to trust the store, and whether hosts saw a failure before.
@@ -341,7 +384,7 @@ fn no_other_file_takes_the_place_of_a_lost_one_by_itself() {
 #[test]
 fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
     let mut bench = Bench::new();
-    let (path, aside) = (bench.path(), bench.dir.path().join("aside"));
+    let (path, aside) = (bench.path(), bench.dir.join("aside"));
     let detached = |bench: &mut Bench, expected| {
         bench.until("it was seen", |bench| bench.device.health().detached() == expected);
         assert_eq!((bench.write(0, 0x11), bench.flush()), (Ok(()), Ok(())));
@@ -498,10 +541,10 @@ fn a_store_that_is_forgotten_is_closed_when_the_ring_lets_it_go() {
 /// A server that does not answer, with many images on it.
 #[test]
 fn stores_of_one_place_keep_one_pair_of_hands_however_many_hang() {
-    let Bench { monitor, device, dir, .. } = Bench::new();
+    let Bench { monitor, device, dir, own: _own, .. } = Bench::new();
     let mut book = Book::default();
     let add = |book: &mut Book, name: &str, place: u64| {
-        let kind = BackingKind::File { path: dir.path().join(name), size: Some(SIZE) };
+        let kind = BackingKind::File { path: dir.join(name), size: Some(SIZE) };
         let config = BackingConfig { kind, ..device.config.clone() };
         let backing = BackingDevice::open(&config).unwrap();
         let store = MonitoredDevice::new(STORE, name.to_owned(), config, backing);
