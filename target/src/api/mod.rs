@@ -12,6 +12,7 @@ mod gateway;
 mod history;
 mod log_level;
 mod memory;
+mod snapshot;
 pub mod stats;
 mod status;
 mod subsystem;
@@ -29,6 +30,7 @@ pub use gateway::{GatewayAnaGroup, GatewayGroup, GatewayMember, GatewayMove, Gat
 pub use history::HistoryEntry;
 pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};
+pub use snapshot::{RollbackRequest, SnapshotOutcome, SnapshotRequest};
 pub use status::{Listener, Reload, Status};
 pub use subsystem::{Detached, Host, Kind, Namespace, NamespaceState, Subsystem};
 pub use trust::Trust;

@@ -17,6 +17,7 @@ mod pending;
 mod probe;
 pub(crate) mod retry;
 mod rollback;
+pub(crate) mod snapshot;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{
-    Change, Detached, Kind, Namespace, NamespaceState, Outcome, Protect, Subsystem, Trust,
-    WriteProtection,
+    Change, Detached, Kind, Namespace, NamespaceState, Outcome, Protect, RollbackRequest,
+    SnapshotOutcome, SnapshotRequest, Subsystem, Trust, WriteProtection,
 };
 use nvmfd::config::Size;
 use nvmfd::core::subsystem::MAX_NSID;
@@ -92,6 +92,39 @@ pub(crate) enum Command {
         /// Select the namespace by its nsid
         nsid: u32,
     },
+    /// Copy the file of a namespace as it is at one moment (XFS, btrfs); hosts go on
+    Snapshot {
+        /// Select the subsystem by its NQN
+        subsystem: String,
+        /// Select the namespace by its nsid
+        nsid: u32,
+        /// Create this file, in the same file system
+        path: PathBuf,
+    },
+    /// The same, for a file that can be written to, and served as another namespace
+    Clone {
+        /// Select the subsystem by its NQN
+        subsystem: String,
+        /// Select the namespace by its nsid
+        nsid: u32,
+        /// Create this file, in the same file system
+        path: PathBuf,
+        /// Add it to the subsystem with this nsid; `auto` is the lowest free one
+        #[arg(long, value_name = "NSID")]
+        add: Option<Nsid>,
+    },
+    /// Give a namespace the contents of a snapshot; the contents that it has are lost
+    Rollback {
+        /// Select the subsystem by its NQN
+        subsystem: String,
+        /// Select the namespace by its nsid
+        nsid: u32,
+        /// Use this snapshot, which stays as it is
+        path: PathBuf,
+        /// Do it also while hosts are connected: nothing of the namespace may be in use
+        #[arg(long)]
+        force: bool,
+    },
     /// Remove a namespace; its file or device stays
     Remove {
         /// Select the subsystem by its NQN
@@ -172,6 +205,30 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
             return protect(&subsystem, nsid, WriteProtection::None, client, output).await;
         }
         Command::Trust { subsystem, nsid } => return trust(&subsystem, nsid, client, output).await,
+        Command::Snapshot { subsystem, nsid, path } => {
+            let taken = copy(&subsystem, nsid, &path, false, client, output).await?;
+            output.answer(&taken, snapshot_text);
+            return Ok(());
+        }
+        Command::Clone { subsystem, nsid, path, add } => {
+            let taken = copy(&subsystem, nsid, &path, true, client, output).await?;
+            let add = add.filter(|_| !output.dry_run);
+            if add.is_none() || !output.json {
+                output.answer(&taken, snapshot_text);
+            }
+            let Some(add) = add else { return Ok(()) };
+            let nsid = match add {
+                Nsid::Number(nsid) => nsid,
+                Nsid::Auto => lowest_free(&subsystem, client).await?,
+            };
+            let block_size = Value::from(taken.0.block_size_bytes);
+            let settings = [("path", absolute(&path)?), ("block_size", block_size)];
+            let settings = settings.map(|(key, value)| (key.to_owned(), value)).into();
+            Change::AddNamespace { subsystem, nsid, settings }
+        }
+        Command::Rollback { subsystem, nsid, path, force } => {
+            return roll_back(&subsystem, nsid, &path, force, client, output).await;
+        }
         Command::Remove { subsystem, nsid } => Change::RemoveNamespace { subsystem, nsid },
     };
     change::make(vec![change], client, output).await
@@ -199,11 +256,51 @@ async fn trust(subsystem: &str, nsid: u32, client: &Client, output: Output) -> R
     Ok(())
 }
 
+async fn copy(
+    subsystem: &str,
+    nsid: u32,
+    path: &Path,
+    writable: bool,
+    client: &Client,
+    output: Output,
+) -> Result<(SnapshotOutcome, Value), Failure> {
+    let to = format!("/v1/subsystems/{}/namespaces/{nsid}/snapshot", escaped(subsystem));
+    let path = absolute_text(path)?;
+    client
+        .send(Method::POST, &to, &SnapshotRequest { path, writable, dry_run: output.dry_run })
+        .await
+}
+
+fn snapshot_text(taken: &SnapshotOutcome) -> String {
+    let paused = taken.paused_us.map(|us| format!("writes waited for {:.1} ms", us as f64 / 1e3));
+    joined(taken.differences.iter().cloned().chain(paused), "")
+}
+
+async fn roll_back(
+    subsystem: &str,
+    nsid: u32,
+    path: &Path,
+    force: bool,
+    client: &Client,
+    output: Output,
+) -> Result<(), Failure> {
+    let to = format!("/v1/subsystems/{}/namespaces/{nsid}/rollback", escaped(subsystem));
+    let path = absolute_text(path)?;
+    let wanted = RollbackRequest { path, force, dry_run: output.dry_run };
+    let done = client.send::<Outcome>(Method::POST, &to, &wanted).await?;
+    output.answer(&done, change::text);
+    Ok(())
+}
+
 /// Makes a path absolute: the daemon has another working directory.
 pub(crate) fn absolute(path: &Path) -> Result<Value, Failure> {
+    absolute_text(path).map(Value::from)
+}
+
+fn absolute_text(path: &Path) -> Result<String, Failure> {
     let whole = std::path::absolute(path).ok();
     let text = whole.and_then(|path| path.into_os_string().into_string().ok());
-    text.map(Value::from).ok_or_else(|| Failure::new(format!("{path:?} cannot be written down")))
+    text.ok_or_else(|| Failure::new(format!("{path:?} cannot be written down")))
 }
 
 pub(crate) fn list(all: &[Namespace]) -> String {

@@ -19,6 +19,7 @@ mod memory;
 mod reload_plan;
 mod schema_variants;
 mod server;
+mod snapshots;
 mod stats;
 mod status;
 mod subsystems;
@@ -86,6 +87,7 @@ fn changing() -> OpenApiRouter<ControlHandle> {
         .merge(log_level::changing())
         .merge(write_protect::routes())
         .merge(trust::routes())
+        .merge(snapshots::routes())
 }
 
 /// Permitted requests.

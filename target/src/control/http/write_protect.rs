@@ -98,7 +98,11 @@ async fn protect(
     Ok(Json(Outcome::immediate(differences)))
 }
 
-fn find(managed: &ControlHandle, nqn: &str, nsid: u32) -> Result<(Nqn, Namespace), ApiError> {
+pub(super) fn find(
+    managed: &ControlHandle,
+    nqn: &str,
+    nsid: u32,
+) -> Result<(Nqn, Namespace), ApiError> {
     let missing = || {
         let error = format!("there is no namespace {nsid} of {nqn:?}");
         ApiError::not_found(error, "see `nvmfctl namespace list` for those that there are")
@@ -132,7 +136,7 @@ fn formatting() -> ApiError {
     ApiError::new(StatusCode::CONFLICT, error, "see `nvmfctl namespace list`; try again afterwards")
 }
 
-fn stopping() -> ApiError {
+pub(super) fn stopping() -> ApiError {
     let status = StatusCode::SERVICE_UNAVAILABLE;
     ApiError::new(status, "the daemon is stopping", "ask again when it serves")
 }

@@ -1,0 +1,159 @@
+//! `/v1/subsystems/{nqn}/namespaces/{nsid}/snapshot` and `.../rollback`: copies of namespaces in
+//! files, by reflink.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use nvme::Nqn;
+use tokio::task::spawn_blocking;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::ApiError;
+use super::changes::Body;
+use super::write_protect::{find, stopping};
+use crate::api::{Outcome, Problem, RollbackRequest, SnapshotOutcome, SnapshotRequest};
+use crate::blockdev::ReflinkError;
+use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
+use crate::control::handle::ControlHandle;
+use crate::core::registry::Registry;
+use crate::core::shared::Shared;
+use crate::provision::snapshot::FileNamespace;
+
+pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
+    OpenApiRouter::new().routes(routes!(snapshot)).routes(routes!(roll_back))
+}
+
+/// Copies the file of a namespace as it is at one moment: with every write that was completed
+/// before, and none that was begun after it. Hosts go on; their writes wait while the file system
+/// copies. The copy shares its blocks with the file (XFS, btrfs), and is durable when this answers.
+#[utoipa::path(
+    post,
+    path = "/v1/subsystems/{nqn}/namespaces/{nsid}/snapshot",
+    params(
+        ("nqn" = String, Path, description = "the name of the subsystem"),
+        ("nsid" = u32, Path, description = "namespace id"),
+    ),
+    request_body = SnapshotRequest,
+    responses(
+        (status = 200, body = SnapshotOutcome),
+        (status = 404, body = Problem, description = "there is no such namespace"),
+        (status = 409, body = Problem, description = "it cannot be copied, or not to this path"),
+    )
+)]
+async fn snapshot(
+    State(managed): State<ControlHandle>,
+    Path((nqn, nsid)): Path<(String, u32)>,
+    Body(wanted): Body<SnapshotRequest>,
+) -> Result<Json<SnapshotOutcome>, ApiError> {
+    let SnapshotRequest { path, writable, dry_run } = wanted;
+    let source = Source::find(&managed, &nqn, nsid)?;
+    let block_size_bytes = source.block_size_bytes;
+    let kind = if writable { "clone" } else { "snapshot" };
+    let differences = vec![format!("+ {path}: a {kind} of namespace {nsid} of {nqn}")];
+    let place = format!("no {kind} of namespace {nsid} of {nqn}");
+    let paused = source.run(place, move |file, _| match dry_run {
+        true => Ok(None),
+        false => file.copy(&PathBuf::from(path), writable).map(Some),
+    });
+    let paused_us = paused.await?.map(|paused| paused.as_micros() as u64);
+    Ok(Json(SnapshotOutcome { differences, block_size_bytes, paused_us }))
+}
+
+/// Serves a copy of a snapshot instead of the file of a namespace, whose contents are lost. Hosts
+/// may have earlier contents in memory: it is refused while any controller of the subsystem has a
+/// host, unless `force` is set.
+#[utoipa::path(
+    post,
+    path = "/v1/subsystems/{nqn}/namespaces/{nsid}/rollback",
+    params(
+        ("nqn" = String, Path, description = "the name of the subsystem"),
+        ("nsid" = u32, Path, description = "namespace id"),
+    ),
+    request_body = RollbackRequest,
+    responses(
+        (status = 200, body = Outcome),
+        (status = 404, body = Problem, description = "there is no such namespace"),
+        (status = 409, body = Problem, description = "a host uses it, or the snapshot does not fit"),
+    )
+)]
+async fn roll_back(
+    State(managed): State<ControlHandle>,
+    Path((nqn, nsid)): Path<(String, u32)>,
+    Body(wanted): Body<RollbackRequest>,
+) -> Result<Json<Outcome>, ApiError> {
+    let RollbackRequest { path, force, dry_run } = wanted;
+    let source = Source::find(&managed, &nqn, nsid)?;
+    if !force {
+        source.has_no_host(&managed.view().registry)?;
+    }
+    let place = format!("namespace {nsid} of {nqn} is not rolled back");
+    let differences = vec![format!("~ namespace {nsid} of {nqn}: has the contents of {path}")];
+    let done = source.run(place, move |file, monitor| match dry_run {
+        true => Ok(()),
+        false => file.roll_back(monitor, &PathBuf::from(path)),
+    });
+    done.await?;
+    Ok(Json(Outcome::immediate(differences)))
+}
+
+/// A namespace with a device.
+struct Source {
+    nqn: Nqn,
+    nsid: u32,
+    block_size_bytes: u32,
+    device: Arc<MonitoredDevice>,
+    monitor: Arc<DeviceMonitor>,
+    shared: Arc<Shared>,
+}
+
+impl Source {
+    fn find(managed: &ControlHandle, nqn: &str, nsid: u32) -> Result<Source, ApiError> {
+        let (name, namespace) = find(managed, nqn, nsid)?;
+        let monitor = managed.view().monitor.clone().ok_or_else(stopping)?;
+        let device = monitor.find(&name, nsid).ok_or_else(|| {
+            let why = ReflinkError::new("it has no file", "only namespaces in files have reflinks");
+            refused(&format!("no copy of namespace {nsid} of {nqn}"), &why)
+        })?;
+        let block_size_bytes = namespace.block_bytes();
+        let shared = Arc::clone(&managed.view().shared);
+        Ok(Source { nqn: name, nsid, block_size_bytes, device, monitor, shared })
+    }
+
+    /// Does what may block on the device, where that is allowed.
+    async fn run<T: Send + 'static>(
+        self,
+        place: String,
+        act: impl FnOnce(&FileNamespace<'_>, &DeviceMonitor) -> Result<T, ReflinkError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let Source { nqn, nsid, device, monitor, shared, .. } = self;
+        let ran = spawn_blocking(move || {
+            let file = FileNamespace::new(&shared, nqn, nsid, device)?;
+            act(&file, &monitor)
+        });
+        ran.await.map_err(|_| stopping())?.map_err(|why| refused(&place, &why))
+    }
+
+    fn has_no_host(&self, registry: &Registry) -> Result<(), ApiError> {
+        let all = registry.controllers();
+        let mut users = all.iter().filter(|it| it.association.subsystem == self.nqn);
+        users.next().map_or(Ok(()), |user| {
+            let (host, count) = (&user.association.host, 1 + users.count());
+            let error = format!(
+                "{count} controllers of hosts use {}, one of {host}: what they have in memory \
+                 would be written over the snapshot",
+                self.nqn
+            );
+            let remedy = "unmount and disconnect there first; `--force` only if nothing of the \
+                          namespace is in use";
+            Err(ApiError::new(StatusCode::CONFLICT, error, remedy))
+        })
+    }
+}
+
+fn refused(place: &str, why: &ReflinkError) -> ApiError {
+    ApiError::new(StatusCode::CONFLICT, format!("{place}: {why}"), why.remedy)
+}

@@ -1,0 +1,157 @@
+//! Snapshots, clones and rollbacks of namespaces in files, by reflink.
+//!
+//! A copy is that of one moment, as after a power loss: it contains every write that was completed
+//! before it, and none that was begun after it. While the file system copies, all blocks are locked
+//! ([`DeviceLock`]): changes wait, and go on afterwards. Everything that may take long on a device,
+//! a sync of the file before and of the copy afterwards, is outside of that.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nvme::Nqn;
+use tracing::info;
+
+use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
+use crate::blockdev::{BackingDevice, Kind, Reflink, ReflinkError};
+use crate::core::sched::range_lock::{DeviceLock, RangeLocks};
+use crate::core::shared::Shared;
+use crate::core::subsystem::Namespace;
+
+/// How long changes of hosts wait for earlier ones: a device that hangs must not stop others.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const LOCK_POLL_INTERVAL: Duration = Duration::from_micros(100);
+
+/// A namespace in a file that can be copied.
+#[derive(Debug)]
+pub(crate) struct FileNamespace<'a> {
+    shared: &'a Shared,
+    nqn: Nqn,
+    nsid: u32,
+    device: Arc<MonitoredDevice>,
+}
+
+impl<'a> FileNamespace<'a> {
+    /// The namespace, if it can be copied now.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn new(
+        shared: &'a Shared,
+        nqn: Nqn,
+        nsid: u32,
+        device: Arc<MonitoredDevice>,
+    ) -> Result<FileNamespace<'a>, ReflinkError> {
+        let namespace = FileNamespace { shared, nqn, nsid, device };
+        namespace.check()?;
+        Ok(namespace)
+    }
+
+    /// Copies its file, as it is at one moment, to `path`. Returns for how long changes waited.
+    ///
+    /// # Errors
+    /// Why there is no copy.
+    pub(crate) fn copy(&self, path: &Path, writable: bool) -> Result<Duration, ReflinkError> {
+        let backing = self.device.backing();
+        let copy = Reflink::create(path)?;
+        let mode = backing.file_mode().map_err(|error| failed(&error.to_string()))?;
+        let (lock, began) = self.lock(&backing)?;
+        copy.copy_device(&backing)?;
+        // A format, or a mark of a block, that has begun before the lock.
+        self.check()?;
+        drop(lock);
+        let paused = began.elapsed();
+        copy.publish(if writable { mode } else { mode & !0o222 })?;
+        let (nqn, nsid, paused_us) = (&self.nqn, self.nsid, paused.as_micros() as u64);
+        info!(subsystem = %nqn, nsid, path = %path.display(), paused_us, "file copied by reflink");
+        Ok(paused)
+    }
+
+    /// Serves a copy of `snapshot` instead of its file.
+    ///
+    /// # Errors
+    /// Why it is served as before.
+    pub(crate) fn roll_back(
+        &self,
+        monitor: &DeviceMonitor,
+        snapshot: &Path,
+    ) -> Result<(), ReflinkError> {
+        let (lock, _) = self.lock(&self.device.backing())?;
+        self.check()?;
+        monitor.roll_back(&self.device, snapshot)?;
+        drop(lock);
+        let (nqn, nsid) = (&self.nqn, self.nsid);
+        info!(subsystem = %nqn, nsid, snapshot = %snapshot.display(), "rolled back");
+        Ok(())
+    }
+
+    /// Syncs its file, then locks it against changes.
+    fn lock(&self, backing: &BackingDevice) -> Result<(DeviceLock<'_>, Instant), ReflinkError> {
+        let synced = backing.make_durable(&|| self.shared.registry.is_halting());
+        synced.map_err(|status| failed(&format!("its file cannot be synced: {status}")))?;
+        let began = Instant::now();
+        lock_device(&self.shared.range_locks, &self.device).map(|lock| (lock, began))
+    }
+
+    fn check(&self) -> Result<(), ReflinkError> {
+        let subsystem = self.shared.registry.subsystem(&self.nqn);
+        let namespace = subsystem.as_ref().and_then(|it| it.namespace(self.nsid).ok());
+        check(namespace, &self.device)
+    }
+}
+
+fn lock_device<'a>(
+    locks: &'a RangeLocks,
+    device: &MonitoredDevice,
+) -> Result<DeviceLock<'a>, ReflinkError> {
+    let (lock, began) = (locks.lock_device(device.id), Instant::now());
+    while !lock.is_granted() {
+        if began.elapsed() > LOCK_TIMEOUT {
+            let seconds = LOCK_TIMEOUT.as_secs();
+            let sentence = format!("earlier writes are in progress after {seconds} s still");
+            return Err(ReflinkError::new(sentence, "see `nvmfctl inflight` for what hangs"));
+        }
+        sleep(LOCK_POLL_INTERVAL);
+    }
+    Ok(lock)
+}
+
+/// Whether a copy of the file would be all of the namespace.
+fn check(namespace: Option<&Namespace>, device: &MonitoredDevice) -> Result<(), ReflinkError> {
+    let refused = |sentence: &str, remedy| Err(ReflinkError::new(sentence, remedy));
+    let namespace = namespace.filter(|it| it.backing == device.id);
+    let Some(namespace) = namespace else {
+        return refused("it is not served", "see `nvmfctl namespace list`");
+    };
+    match device.backing().kind() {
+        Kind::File => {}
+        Kind::Device => {
+            return refused("a block device has no reflinks", "see `lvcreate --snapshot` for LVM");
+        }
+        Kind::Rbd => return refused("an image has no reflinks", "see `rbd snap create`"),
+        Kind::Ram | Kind::Null => {
+            return refused("it has no file", "only namespaces in files have reflinks");
+        }
+    }
+    if device.is_shared() {
+        let remedy = "stop the others, and remove `shared`";
+        return refused("other daemons write to it as well (`shared = true`)", remedy);
+    }
+    if !device.is_trusted() || device.health().is_down() {
+        let remedy = "see `nvmfctl namespace list`; `nvmfctl namespace trust` after a check";
+        return refused("its file is not trusted, or down", remedy);
+    }
+    if namespace.formatting.is_some() {
+        return refused("a host is formatting it", "try again afterwards");
+    }
+    if !namespace.marks.is_empty() {
+        let remedy = "have a host write or deallocate these blocks first";
+        return refused("it has blocks marked as unreadable, which a copy would not have", remedy);
+    }
+    Ok(())
+}
+
+fn failed(sentence: &str) -> ReflinkError {
+    ReflinkError::new(sentence, "look at its file and at the log")
+}
