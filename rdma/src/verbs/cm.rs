@@ -71,6 +71,8 @@ pub(super) struct VerbsConnection {
     /// Queued and not posted to the device.
     pub(super) new_receives: Fifo,
     pub(super) new_sends: Fifo,
+    /// Sends and Writes that the device has, in order: it reports the last of several.
+    pub(super) posted: Fifo,
 }
 
 /// An id without its queue pair, kept until the peer confirms.
@@ -252,8 +254,9 @@ impl Verbs {
         limits: QpLimits,
     ) -> Result<RcQueuePair, Errno> {
         let make = |inline| {
-            let depths =
-                super::ffi::Depths { sends: limits.sends, receives: limits.receives, inline };
+            let QpLimits { sends, receives, .. } = limits;
+            let signal_all = device.reports_all();
+            let depths = super::ffi::Depths { sends, receives, inline, signal_all };
             RcQueuePair::new(id, &device.pd, &device.sent, &device.received, depths)
         };
         let pair = make(super::INLINE_BYTES).or_else(|_| make(0))?;
@@ -466,6 +469,7 @@ impl Verbs {
             if under_way > 0 && connection.is_late(now) {
                 tracing::debug!(qp = qp.0, under_way, "flushed by destroying the queue pair");
                 let pair = connection.pair.take();
+                connection.posted = Fifo::default();
                 self.destroy(pair);
                 for id in self.flights.of(qp) {
                     self.come_home(id, Err(Fault::Flushed));
@@ -532,6 +536,7 @@ impl VerbsConnection {
             owed: 0,
             new_receives: Fifo::default(),
             new_sends: Fifo::default(),
+            posted: Fifo::default(),
         }
     }
 

@@ -92,6 +92,13 @@ impl Device {
         self.context.is_gone()
     }
 
+    /// Whether each work request has a completion of its own. On iWARP a completion says only that
+    /// TCP has the data, and for work without one `siw` passes TCP the pages of a Write instead of
+    /// copying them: a buffer that is used again would change data that are not sent yet.
+    pub(super) fn reports_all(&self) -> bool {
+        self.ability.iwarp
+    }
+
     /// Takes a notification from the channel.
     pub(super) fn take_announcement(&self) -> Result<(), Errno> {
         self.channel.take()

@@ -7,10 +7,12 @@
 //! ```
 //!
 //! Every device has two completion queues per fabric; a work request's id is its slot, so a
-//! completion finds its buffer without a search. The region is registered once per device, for
-//! local access only: peers cannot access our memory, except for the remote regions of a host, and
-//! on iWARP, whose protocol requires the sink of a Read to be writable by the peer: there the exact
-//! window is registered for each Read, and deregistered before its completion is returned.
+//! completion finds its buffer without a search. Of Sends and Writes the device reports the last of
+//! some (each on iWARP, see `Device::reports_all`): a completion is 64 bytes of its memory, and on
+//! software devices a lock. The region is registered once per device, for local access only: peers
+//! cannot access our memory, except for the remote regions of a host, and on iWARP, whose protocol
+//! requires the sink of a Read to be writable by the peer: there the exact window is registered for
+//! each Read, and deregistered before its completion is returned.
 //!
 //! `poll` reads completion queues from memory. The connection manager costs a system call, so it is
 //! polled only after `arm` (twice: before and after the sleep) and at most once a millisecond
@@ -278,6 +280,40 @@ impl Verbs {
         Some(Completion { qp, tag, work, outcome, invalidated: None })
     }
 
+    /// The completion queue of sends has reported a work request. Sends and Writes complete in
+    /// order, and not each is reported: those before it on their queue pair have completed, too.
+    /// What the batch has no room for is returned by the next poll.
+    fn land_all(
+        &mut self,
+        id: u64,
+        outcome: Result<u32, Fault>,
+        end: usize,
+        batch: &mut Vec<Event>,
+    ) {
+        let work = self.flights.get(id).map(|flight| (flight.qp, &flight.work));
+        if let Some((qp, Work::Send { .. } | Work::Write { .. })) = work {
+            while let Some(earlier) = self.next_posted(qp).filter(|earlier| *earlier != id) {
+                let completion = self.land(earlier, Ok(0));
+                self.report(completion, end, batch);
+            }
+        }
+        let completion = self.land(id, outcome);
+        self.report(completion, end, batch);
+    }
+
+    fn next_posted(&mut self, qp: Qp) -> Option<u64> {
+        let connection = self.connections.get_mut(qp.0 as usize)?.as_mut()?;
+        self.flights.next(&mut connection.posted).map(|(id, _)| id)
+    }
+
+    fn report(&mut self, completion: Option<Completion>, end: usize, batch: &mut Vec<Event>) {
+        match completion {
+            Some(completion) if batch.len() < end => batch.push(Event::Done(completion)),
+            Some(completion) => self.owe(completion),
+            None => {}
+        }
+    }
+
     /// As `land`, for work that no completion queue reports.
     fn come_home(&mut self, id: u64, outcome: Result<u32, Fault>) {
         if let Some(completion) = self.land(id, outcome) {
@@ -345,11 +381,18 @@ impl Verbs {
             unsure |= taken.is_none();
             refused.extend(taken.iter().flat_map(|&n| self.receives.ids(n)).map(|id| (id, why)));
         }
-        if !self.sends.is_empty()
-            && let Err(Refused { taken, why }) = pair.send(&mut self.sends)
-        {
-            unsure |= taken.is_none();
-            refused.extend(taken.iter().flat_map(|&n| self.sends.ids(n)).map(|id| (id, why)));
+        if !self.sends.is_empty() {
+            let mut posted = usize::MAX;
+            if let Err(Refused { taken, why }) = pair.send(&mut self.sends) {
+                unsure |= taken.is_none();
+                refused.extend(taken.iter().flat_map(|&n| self.sends.ids(n)).map(|id| (id, why)));
+                posted = taken.unwrap_or(posted);
+            }
+            if !device.reports_all() {
+                for id in self.sends.ordered_ids(posted) {
+                    self.flights.enqueue(&mut connection.posted, id);
+                }
+            }
         }
         for (id, why) in refused {
             tracing::debug!(qp = qp.0, "work request refused: {}", why.desc());
@@ -408,9 +451,9 @@ impl Verbs {
                 // Completions of sends first: a message that follows the response to its
                 // predecessor then finds its slot free.
                 let Device { sent, received, .. } = &*attached.device;
-                let polled = match sent.poll(&mut self.harvest, most) {
-                    Ok(0) => received.poll(&mut self.harvest, most),
-                    other => other,
+                let (of_sends, polled) = match sent.poll(&mut self.harvest, most) {
+                    Ok(0) => (false, received.poll(&mut self.harvest, most)),
+                    other => (true, other),
                 };
                 let got = match polled {
                     Ok(0) => break,
@@ -426,7 +469,11 @@ impl Verbs {
                 };
                 for entry in 0..got {
                     let (id, outcome) = self.harvest.get(entry);
-                    batch.extend(self.land(id, outcome).map(Event::Done));
+                    if of_sends {
+                        self.land_all(id, outcome, end, batch);
+                    } else {
+                        batch.extend(self.land(id, outcome).map(Event::Done));
+                    }
                 }
             }
         }

@@ -75,6 +75,17 @@ impl FlightTable {
         slot.flight.as_mut().map(|flight| (id, flight))
     }
 
+    /// Adds one that is in no list, by its id, at the end of `list`.
+    pub(super) fn enqueue(&mut self, list: &mut Fifo, id: u64) {
+        self.append(list, id as u32);
+    }
+
+    /// A work request, if the id is not stale.
+    pub(super) fn get(&self, id: u64) -> Option<&Flight> {
+        let slot = self.slots.get(id as u32 as usize)?;
+        slot.flight.as_ref().filter(|_| slot.generation == (id >> 32) as u32)
+    }
+
     /// Removes a completed work request from the table.
     pub(super) fn take(&mut self, id: u64) -> Option<Flight> {
         let (index, generation) = (id as u32, (id >> 32) as u32);

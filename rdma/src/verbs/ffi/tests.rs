@@ -8,13 +8,16 @@ use std::ptr;
 
 use nix::errno::Errno;
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
-use rdma_sys::{ibv_send_wr, ibv_sge, ibv_wc_status, rdma_cm_event_type as event, rdma_t};
+use rdma_sys::ibv_wr_opcode::{self, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_SEND};
+use rdma_sys::{
+    ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc_status, rdma_cm_event_type as event, rdma_t,
+};
 
 use crate::Fault;
 use crate::verbs::ffi::cm::{OPTION_ID, OPTION_ID_AFONLY, address};
 use crate::verbs::ffi::load::open_library;
 use crate::verbs::ffi::verbs::fault;
-use crate::verbs::ffi::{Api, RecvChain, Refused};
+use crate::verbs::ffi::{Api, RecvChain, Refused, SendChain};
 
 /// Values in Rust, and the C expressions that must be equal.
 type Claims = Vec<(String, u64)>;
@@ -104,7 +107,7 @@ fn constants(c: &mut Claims) {
         ibv_access_flags { IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE,
             IBV_ACCESS_REMOTE_READ }
         ibv_device_cap_flags { IBV_DEVICE_MEM_MGT_EXTENSIONS }
-        ibv_send_flags { IBV_SEND_INLINE }
+        ibv_send_flags { IBV_SEND_INLINE, IBV_SEND_SIGNALED }
         ibv_qp_attr_mask { IBV_QP_STATE, IBV_QP_MIN_RNR_TIMER }
     }
     c.push(("RDMA_OPTION_ID".into(), OPTION_ID as u64));
@@ -182,6 +185,31 @@ fn a_chain_links_in_order_and_tells_which_request_was_refused() {
     assert_eq!(taken(ptr::null_mut()), None);
     assert_eq!(chain.requests.iter().map(|r| r.num_sge).collect::<Vec<_>>(), [0, 1, 1]);
     assert_eq!(chain.ids(1).collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn the_last_of_some_sends_and_writes_and_every_read_are_signaled() {
+    let signaled = |requests: &[(ibv_wr_opcode::Type, u32)]| {
+        let mut chain = SendChain::default();
+        for (id, (opcode, length)) in requests.iter().enumerate() {
+            let segment = ibv_sge { addr: 0, length: *length, lkey: 7 };
+            chain.push_blank(id as u64, segment).opcode = *opcode;
+        }
+        chain.signal();
+        let flag = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        let of = |request: &&ibv_send_wr| request.send_flags & flag != 0;
+        let ids = chain.requests.iter().filter(of).map(|request| request.wr_id);
+        (ids.collect::<Vec<_>>(), chain.ordered_ids(requests.len()).count())
+    };
+    let (write, send) = ((IBV_WR_RDMA_WRITE, 4096), (IBV_WR_SEND, 16));
+    let (read, large) = ((IBV_WR_RDMA_READ, 4096), (IBV_WR_RDMA_WRITE, 1 << 20));
+    assert_eq!(signaled(&[]), (vec![], 0));
+    assert_eq!(signaled(&[write, send]), (vec![1], 2));
+    assert_eq!(signaled(&[write, send, read, read]), (vec![1, 2, 3], 2));
+    assert_eq!(signaled(&[read, send, send]), (vec![0, 2], 2));
+    assert_eq!(signaled(&[large, send, large, large]), (vec![0, 2, 3], 4));
+    assert_eq!(signaled(&[send; 40]), (vec![15, 31, 39], 40));
+    assert_eq!(signaled(&[write; 17]), (vec![15, 16], 17));
 }
 
 #[test]

@@ -402,6 +402,8 @@ pub(crate) struct Depths {
     pub(crate) receives: u32,
     /// Bytes that a send may carry in its work request.
     pub(crate) inline: u32,
+    /// Each work request has a completion, not only those that [`SendChain::signal`] selects.
+    pub(crate) signal_all: bool,
 }
 
 /// A reliable queue pair on an id.
@@ -431,7 +433,7 @@ impl RcQueuePair {
         attr.cap.max_recv_sge = 1;
         attr.cap.max_inline_data = depths.inline;
         attr.qp_type = ibv_qp_type::IBV_QPT_RC;
-        attr.sq_sig_all = 1;
+        attr.sq_sig_all = depths.signal_all.into();
         // SAFETY: id, domain and queues are live, of one device, and held from now on.
         check(unsafe { (id.api.rdma_create_qp)(id.raw.as_ptr(), pd.raw.as_ptr(), &mut attr) })?;
         // SAFETY: a successful call has set the id's queue pair.
@@ -509,6 +511,7 @@ impl RcQueuePair {
 
     /// Posts a chain with one doorbell.
     pub(crate) fn send(&self, chain: &mut SendChain) -> Result<(), Refused> {
+        chain.signal();
         let (first, mut bad) = (chain.link(), ptr::null_mut());
         // SAFETY: the chain is linked, its segments are live during the call, its windows were
         // checked against their registration, and their buffers stay put until they complete.
@@ -622,6 +625,11 @@ chain! {
     RecvChain of ibv_recv_wr
 }
 
+/// Maximum of Sends and Writes that one completion reports; bytes after which there is one, so that
+/// buffers return soon.
+const SIGNAL_INTERVAL: u32 = 16;
+const SIGNAL_BYTES: u32 = 64 << 10;
+
 impl SendChain {
     /// Appends one request over `len` bytes at `offset` of the region. With `inline` the bytes are
     /// copied into the request.
@@ -646,6 +654,41 @@ impl SendChain {
             }
         }
     }
+}
+
+impl SendChain {
+    /// The ids of the first `count` requests that complete in order: Sends and Writes.
+    pub(crate) fn ordered_ids(&self, count: usize) -> impl Iterator<Item = u64> + '_ {
+        let requests = self.requests.iter().take(count);
+        requests.filter(|request| is_ordered(request)).map(|request| request.wr_id)
+    }
+
+    /// Requests completions: of each Read, and of the others for some together, the last one
+    /// included. A completion of one of these reports those before it.
+    pub(super) fn signal(&mut self) {
+        let (mut count, mut bytes, mut last) = (0, 0u32, None);
+        for (request, segment) in self.requests.iter_mut().zip(&self.segments) {
+            if !is_ordered(request) {
+                request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+                continue;
+            }
+            (count, bytes) = (count + 1, bytes.saturating_add(segment.length));
+            last = Some(&mut request.send_flags);
+            if (count >= SIGNAL_INTERVAL || bytes >= SIGNAL_BYTES)
+                && let Some(signaled) = last.take()
+            {
+                *signaled |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+                (count, bytes) = (0, 0);
+            }
+        }
+        if let Some(signaled) = last {
+            *signaled |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+    }
+}
+
+fn is_ordered(request: &ibv_send_wr) -> bool {
+    request.opcode != ibv_wr_opcode::IBV_WR_RDMA_READ
 }
 
 impl RecvChain {
