@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::namespace_state::SectionRecord;
 use crate::blockdev::rados::{ObjectClient, Update, UpdateError};
 use crate::blockdev::record::{Record, seal, unseal};
-use crate::core::subsystem::persistence::Persist;
+use crate::core::subsystem::persistence::{NotOwner, Persist};
 
 /// First part of the keys.
 const PREFIX: &str = "ns.";
@@ -120,8 +120,7 @@ impl NamespaceObject {
 }
 
 fn not_owned() -> io::Error {
-    let why = "this gateway does not own the ANA group of the namespace any more";
-    io::Error::new(io::ErrorKind::PermissionDenied, why)
+    io::Error::other(NotOwner)
 }
 
 impl Persist for NamespaceObject {

@@ -1,8 +1,29 @@
 //! Where the state of a namespace is persisted: a section of text for each thing.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io;
 use std::path::PathBuf;
+
+use nvme::Status;
+
+/// The state is not persisted here any more: another gateway of the group serves the namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct NotOwner;
+
+impl std::error::Error for NotOwner {}
+
+impl fmt::Display for NotOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("this gateway does not own the ANA group of the namespace any more")
+    }
+}
+
+/// The status of a command whose change was not persisted: hosts repeat it on another path if that
+/// is where it belongs.
+pub(crate) fn not_persisted(failure: &io::Error) -> Status {
+    let is_elsewhere = failure.get_ref().is_some_and(|cause| cause.is::<NotOwner>());
+    if is_elsewhere { Status::ANA_INACCESSIBLE } else { Status::INTERNAL_ERROR }
+}
 
 /// A type that can be persisted as a section.
 pub trait Section: Sized {
@@ -121,5 +142,18 @@ pub(crate) mod tests {
         fn path(&self) -> PathBuf {
             "memory".into()
         }
+    }
+
+    #[test]
+    fn who_does_not_own_a_namespace_any_more_sends_hosts_to_another_path() {
+        let other_causes = [
+            io::ErrorKind::PermissionDenied.into(),
+            io::Error::from_raw_os_error(28),
+            io::Error::other("another cause"),
+        ];
+        for failure in other_causes {
+            assert_eq!(not_persisted(&failure), Status::INTERNAL_ERROR, "{failure}");
+        }
+        assert_eq!(not_persisted(&io::Error::other(NotOwner)), Status::ANA_INACCESSIBLE);
     }
 }

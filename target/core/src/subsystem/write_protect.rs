@@ -22,7 +22,7 @@ use nvme::feature::WriteProtectState;
 use nvme::{Nqn, Status};
 use tracing::info;
 
-use crate::subsystem::persistence::{Persist, Section};
+use crate::subsystem::persistence::{Persist, Section, not_persisted};
 
 /// NWPC: all four states, if they can be persisted.
 pub(crate) const NWPC: u8 = 0b111;
@@ -116,7 +116,8 @@ impl Protection {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
         if let Some(file) = &self.file {
-            file.replace(lasting(&new), lasting(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
+            file.replace(lasting(&new), lasting(&old))
+                .map_err(|failure| not_persisted(&failure))?;
         }
         self.state.store(new.0, Ordering::Release);
         drop(held);

@@ -94,7 +94,7 @@ fn reservations_and_write_protection_survive_a_takeover() {
 fn what_a_former_owner_cannot_write_is_not_acknowledged() {
     let object = object("former");
     let [one, other] = [(); 2].map(|()| Gateway::new(&object));
-    let failed = Err(Status::INTERNAL_ERROR);
+    let failed = Err(Status::ANA_INACCESSIBLE);
     assert_eq!(one.reserve([1; 16]), failed, "it owns nothing");
     one.take(&object, "one 1");
     one.reserve([1; 16]).unwrap();

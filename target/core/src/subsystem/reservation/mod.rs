@@ -12,7 +12,7 @@
 mod section;
 pub mod state;
 
-use crate::subsystem::persistence::Persist;
+use crate::subsystem::persistence::{Persist, not_persisted};
 pub use state::{Barred, Effect, HostId, Order, State};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -139,7 +139,8 @@ impl Reservation {
         }
         if let Some(file) = self.file.as_ref().filter(|_| old.persists || new.persists) {
             let section = |state| Some(state).filter(|state: &&State| state.persists);
-            file.replace(section(&new), section(&old)).map_err(|_| Status::INTERNAL_ERROR)?;
+            file.replace(section(&new), section(&old))
+                .map_err(|failure| not_persisted(&failure))?;
         }
         if new.rtype != old.rtype || new.holder != old.holder {
             info!(subsystem = %self.subsystem, nsid = self.nsid, "reservation is now {}", new.rtype);
