@@ -3,11 +3,12 @@
 //! The times of a command are those of iterations. So commands that a host has sent together and
 //! that were processed together entered every stage at the same times, to the nanosecond, and each
 //! adds the same to the counters. A batch of such commands is counted at once when it ends: when a
-//! different command completes, and in any case when all events of the fabric are processed.
+//! different command completes, and in any case when all events of the fabric are processed. Commands for
+//! different namespaces are different, but their durations are computed once.
 
 use std::sync::Arc;
 
-use super::io_stats::{Batch, IoStats, Kind};
+use super::io_stats::{Batch, Durations, IoStats, Kind};
 use super::stage_timer::{self, Stage, StageTimer};
 
 /// Queue, namespace and kind of a command: a queue, a namespace and an operation code.
@@ -31,6 +32,9 @@ pub struct CompletionBatch {
     slow: bool,
     /// The row of the commands of `whose`.
     counted_in: Option<(Arc<IoStats>, Kind)>,
+    /// The durations of the commands that were counted last, and the times that they are from.
+    took: Durations,
+    timed: ([u64; Stage::ALL.len()], u64),
 }
 
 impl Default for CompletionBatch {
@@ -42,6 +46,8 @@ impl Default for CompletionBatch {
             alike: Batch::default(),
             slow: false,
             counted_in: None,
+            took: Durations::default(),
+            timed: Default::default(),
         }
     }
 }
@@ -114,8 +120,11 @@ impl CompletionBatch {
 
     fn count(&mut self) {
         if let Some((row, kind)) = &self.counted_in {
-            let stages = stage_timer::stages(&self.began_ns, self.end_ns);
-            row.kinds[*kind as usize].count(&self.alike, stages);
+            if self.timed.1 != self.end_ns || self.timed.0 != self.began_ns {
+                self.took.set(stage_timer::stages(&self.began_ns, self.end_ns));
+                self.timed = (self.began_ns, self.end_ns);
+            }
+            row.kinds[*kind as usize].count(&self.alike, &self.took);
         }
         self.alike = Batch::default();
         self.began_ns[Stage::Receive as usize] = NEVER;
@@ -196,7 +205,8 @@ mod tests {
                 let one = Batch { commands: 1, bytes, failures: u64::from(bytes == 0) };
                 let reply_ns = END_NS - CAME_NS - disk_ns;
                 let stages = [(Stage::Disk, *disk_ns), (Stage::Reply, reply_ns)];
-                expected.count(&one, stages.map(|(stage, ns)| (stage as usize, ns)));
+                expected
+                    .count(&one, &Durations::of(stages.map(|(stage, ns)| (stage as usize, ns))));
             }
             let got = (tally.total.read(), tally.bytes.load(Ordering::Relaxed));
             assert_eq!(got, (expected.total.read(), expected.bytes.load(Ordering::Relaxed)));

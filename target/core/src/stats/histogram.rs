@@ -46,7 +46,13 @@ impl Histogram {
     /// Counts a latency for this number of commands.
     #[inline]
     pub fn count(&self, ns: u64, commands: u64) {
-        if let Some(cell) = self.0.get(bucket(ns)) {
+        self.count_in(bucket(ns), commands);
+    }
+
+    /// The same for latencies whose bucket is known.
+    #[inline]
+    pub(super) fn count_in(&self, bucket: usize, commands: u64) {
+        if let Some(cell) = self.0.get(bucket) {
             bump(cell, commands);
         }
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme::{IoOpcode, Nqn, Sqe};
 
-use super::histogram::{BUCKETS, Histogram, bump};
+use super::histogram::{BUCKETS, Histogram, bucket, bump};
 use super::reactor_stats::ReactorStats;
 use super::stage_timer::Stage;
 
@@ -98,22 +98,51 @@ pub struct Batch {
     pub failures: u64,
 }
 
-impl OpStats {
-    /// Counts commands that were in these stages for so long, and in no other for any time.
+/// How long commands were in each stage and in total, and the buckets of these times.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Durations {
+    /// Stage, nanoseconds and bucket, of the stages that took any time.
+    stages: [(usize, u64, usize); Stage::ALL.len()],
+    count: usize,
+    total_bucket: usize,
+}
+
+impl Durations {
+    /// Of commands that were in these stages for so long, and in no other for any time.
     #[inline]
-    pub fn count(&self, alike: &Batch, stages: impl IntoIterator<Item = (usize, u64)>) {
+    pub fn set(&mut self, stages: impl IntoIterator<Item = (usize, u64)>) {
+        let mut total_ns = 0_u64;
+        self.count = 0;
+        for (to, (stage, ns)) in self.stages.iter_mut().zip(stages) {
+            total_ns = total_ns.wrapping_add(ns);
+            *to = (stage, ns, bucket(ns));
+            self.count += 1;
+        }
+        self.total_bucket = bucket(total_ns);
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(stages: impl IntoIterator<Item = (usize, u64)>) -> Durations {
+        let mut durations = Durations::default();
+        durations.set(stages);
+        durations
+    }
+}
+
+impl OpStats {
+    /// Counts commands that took so long.
+    #[inline]
+    pub fn count(&self, alike: &Batch, took: &Durations) {
         let Batch { commands, bytes, failures } = *alike;
         bump(&self.bytes, bytes);
         if failures != 0 {
             bump(&self.failures, failures);
         }
-        let mut total_ns = 0_u64;
-        for (stage, ns) in stages {
-            total_ns = total_ns.wrapping_add(ns);
+        for &(stage, ns, bucket) in took.stages.iter().take(took.count) {
             bump(&self.spent_ns[stage], ns.wrapping_mul(commands));
-            self.stages[stage].count(ns, commands);
+            self.stages[stage].count_in(bucket, commands);
         }
-        self.total.count(total_ns, commands);
+        self.total.count_in(took.total_bucket, commands);
     }
 
     /// Time and distribution of a stage for `commands`; those that spent no time in it are in the
@@ -231,7 +260,6 @@ impl Rows {
 
 #[cfg(test)]
 mod tests {
-    use super::super::histogram::bucket;
     use crate::stats::io_stats::*;
 
     fn nqn(name: &str) -> Nqn {
@@ -241,7 +269,7 @@ mod tests {
     /// Counts a command that was at the device for this long.
     fn count(tally: &OpStats, bytes: u64, failed: bool, disk_ns: u64) {
         let one = Batch { commands: 1, bytes, failures: failed.into() };
-        tally.count(&one, [(Stage::Disk as usize, disk_ns)]);
+        tally.count(&one, &Durations::of([(Stage::Disk as usize, disk_ns)]));
     }
 
     fn commands(row: &IoStats) -> u64 {
