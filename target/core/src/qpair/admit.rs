@@ -139,17 +139,19 @@ impl QueuePair {
 
     #[inline(never)]
     fn waits_for_limits(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
-        let entry = &self.requests[slot];
-        let (nsid, Some(tenant)) = (entry.sqe.nsid, self.buffers.tenant) else { return false };
-        let may_book = io.waiters.rate_limits.may_book(tenant, nsid);
-        let book = || self.rate_limits.book(&self.requests, slot, &self.conn.role, io.now);
-        let booked = if may_book { book() } else { None };
-        let is_limited = || self.rate_limits.apply_to(&self.requests, slot, &self.conn.role);
-        match booked {
-            Some(grant) if grant.start <= io.now => return false,
-            // No limit applies to it.
-            None if may_book || !is_limited() => return false,
-            _ => {}
+        let nsid = self.requests[slot].sqe.nsid;
+        let Some(tenant) = self.buffers.tenant else { return false };
+        let mut booked = None;
+        if io.waiters.rate_limits.may_book(tenant, nsid) {
+            match self.rate_limits.book_bytes(&self.requests, slot, &self.conn.role, io.now) {
+                Some((booking, bytes)) if !booking.is_now() => {
+                    booked = Some(booking.grant(io.now, bytes));
+                }
+                // It begins now, or no limit applies to it.
+                _ => return false,
+            }
+        } else if !self.rate_limits.apply_to(&self.requests, slot, &self.conn.role) {
+            return false;
         }
         io.waiters.rate_limits.push(tenant, (self.requests.key, slot), nsid, booked);
         self.requests[slot].enter(State::Waiting(WaitReason::RateLimit));

@@ -1,5 +1,6 @@
 //! Rate limits of the commands of a queue pair ([`crate::subsystem::rate_limit`]).
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use super::request::Request;
 use super::requests::Requests;
 use super::role::QueueRole;
 use crate::command::Plan;
-use crate::subsystem::rate_limit::{Grant, Limiter, book_all};
+use crate::subsystem::rate_limit::{Booking, Grant, Limiter, LimiterClock};
 
 /// Rate limits of the commands of a queue pair.
 #[derive(Debug, Default)]
@@ -15,6 +16,7 @@ pub(super) struct RateLimits {
     /// Its host is limited, or some namespace of its subsystem.
     limited: bool,
     of_host: Vec<Arc<Limiter>>,
+    clock: Cell<LimiterClock>,
 }
 
 impl RateLimits {
@@ -29,7 +31,7 @@ impl RateLimits {
         let QueueRole::Io { association, subsystem, .. } = role else { return };
         let of_host = subsystem.host_limiters.get(&association.host).cloned().unwrap_or_default();
         let limited = subsystem.namespaces.iter().any(|n| !n.limiters.is_empty());
-        *self = RateLimits { limited: limited || !of_host.is_empty(), of_host };
+        (self.limited, self.of_host) = (limited || !of_host.is_empty(), of_host);
     }
 
     /// Whether a command is under a limit.
@@ -39,7 +41,6 @@ impl RateLimits {
     }
 
     /// Books a command at its limits; none if it is no longer limited.
-    #[inline]
     pub(super) fn book(
         &self,
         requests: &Requests,
@@ -47,8 +48,29 @@ impl RateLimits {
         role: &QueueRole,
         now: Instant,
     ) -> Option<Grant> {
+        let (booking, bytes) = self.book_bytes(requests, slot, role, now)?;
+        Some(booking.grant(now, bytes))
+    }
+
+    /// The same, with the bytes that the command moves.
+    #[inline]
+    pub(super) fn book_bytes(
+        &self,
+        requests: &Requests,
+        slot: u16,
+        role: &QueueRole,
+        now: Instant,
+    ) -> Option<(Booking, u64)> {
         let bytes = bytes_moved(requests, slot)?;
-        book_all(self.limiters(&requests[slot], role), now, bytes)
+        let of_namespace = of_namespace(&requests[slot], role);
+        if of_namespace.is_empty() && self.of_host.is_empty() {
+            return None;
+        }
+        let (mut clock, mut booking) = (self.clock.get(), Booking::default());
+        clock.book(of_namespace, now, bytes, &mut booking);
+        clock.book(&self.of_host, now, bytes, &mut booking);
+        self.clock.set(clock);
+        Some((booking, bytes))
     }
 
     /// Refunds the booking of a command that will not begin as booked.
@@ -63,20 +85,24 @@ impl RateLimits {
         }
     }
 
-    #[inline]
     fn limiters<'a>(
         &'a self,
         entry: &Request,
         role: &'a QueueRole,
     ) -> impl Iterator<Item = &'a Arc<Limiter>> {
-        let of_namespace = match role {
-            QueueRole::Io { subsystem, .. } => match subsystem.namespace(entry.sqe.nsid) {
-                Ok(namespace) => &namespace.limiters[..],
-                Err(_) => &[],
-            },
-            _ => &[],
-        };
-        of_namespace.iter().chain(&self.of_host)
+        of_namespace(entry, role).iter().chain(&self.of_host)
+    }
+}
+
+/// Returns the limits of the namespace of a command.
+#[inline]
+fn of_namespace<'a>(entry: &Request, role: &'a QueueRole) -> &'a [Arc<Limiter>] {
+    match role {
+        QueueRole::Io { subsystem, .. } => match subsystem.namespace(entry.sqe.nsid) {
+            Ok(namespace) => &namespace.limiters,
+            Err(_) => &[],
+        },
+        _ => &[],
     }
 }
 

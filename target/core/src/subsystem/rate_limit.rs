@@ -96,9 +96,12 @@ impl Limiter {
         let _ = self.book_ns(now, 0, bytes);
     }
 
-    #[inline]
     fn book_ns(&self, now: Instant, ops: u64, bytes: u64) -> Booking {
-        let now_ns = self.ns_at(now);
+        self.book_at(self.ns_at(now), ops, bytes)
+    }
+
+    #[inline]
+    fn book_at(&self, now_ns: u64, ops: u64, bytes: u64) -> Booking {
         let by_ops = self.ops.book(now_ns, ops, self.burst_ns);
         by_ops.and(self.bytes.book(now_ns, bytes, self.burst_ns))
     }
@@ -125,21 +128,42 @@ impl PartialEq for Limiter {
 
 impl Eq for Limiter {}
 
-/// Books a command at all limits that it is under; none: it is under no limit.
-#[inline]
-#[must_use]
-pub(crate) fn book_all<'a>(
-    limiters: impl Iterator<Item = &'a Arc<Limiter>>,
-    now: Instant,
-    bytes: u64,
-) -> Option<Grant> {
-    let bookings = limiters.map(|limiter| limiter.book_ns(now, 1, bytes));
-    Some(bookings.reduce(Booking::and)?.grant(now, bytes))
+/// The time since one limiter began: that of most others too, which began together.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct LimiterClock {
+    /// The time, and the beginning of the limiter.
+    read: Option<(Instant, Instant)>,
+    now_ns: u64,
+}
+
+impl LimiterClock {
+    #[inline]
+    fn read(&mut self, limiter: &Limiter, now: Instant) -> u64 {
+        if self.read != Some((now, limiter.began)) {
+            (self.read, self.now_ns) = (Some((now, limiter.began)), limiter.ns_at(now));
+        }
+        self.now_ns
+    }
+
+    /// Books a command at limits.
+    #[inline]
+    pub(crate) fn book(
+        &mut self,
+        limiters: &[Arc<Limiter>],
+        now: Instant,
+        bytes: u64,
+        booking: &mut Booking,
+    ) {
+        for limiter in limiters {
+            let now_ns = self.read(limiter, now);
+            *booking = booking.and(limiter.book_at(now_ns, 1, bytes));
+        }
+    }
 }
 
 /// A place in schedules: the nanoseconds until its start, and those that it takes.
 #[derive(Clone, Copy, Default, Debug)]
-struct Booking {
+pub(crate) struct Booking {
     waits_ns: u64,
     takes_ns: u64,
 }
@@ -154,8 +178,14 @@ impl Booking {
         }
     }
 
+    /// Whether the command begins at once.
     #[inline]
-    fn grant(self, now: Instant, bytes: u64) -> Grant {
+    pub(crate) fn is_now(self) -> bool {
+        self.waits_ns == 0
+    }
+
+    #[inline]
+    pub(crate) fn grant(self, now: Instant, bytes: u64) -> Grant {
         let start = match self.waits_ns {
             0 => now,
             waits_ns => now + Duration::from_nanos(waits_ns),
@@ -189,7 +219,7 @@ impl Schedule {
             0 => Booking::default(),
             takes_ns => {
                 let start_ns = book(&self.arrival, now_ns, takes_ns, burst_ns);
-                Booking { waits_ns: start_ns - now_ns, takes_ns }
+                Booking { waits_ns: start_ns.saturating_sub(now_ns), takes_ns }
             }
         }
     }
@@ -224,7 +254,8 @@ impl UnitTime {
     #[inline]
     fn takes_ns(self, amount: u64) -> u64 {
         let ns = u128::from(amount) * u128::from(self.0);
-        let whole_ns = (ns + u128::from(u32::MAX)) >> FRACTION_BITS;
+        // It cannot overflow.
+        let whole_ns = ns.wrapping_add(u128::from(u32::MAX)) >> FRACTION_BITS;
         u64::try_from(whole_ns).unwrap_or(u64::MAX)
     }
 }
