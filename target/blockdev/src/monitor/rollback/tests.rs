@@ -98,7 +98,7 @@ fn a_rollback_that_cannot_be_committed_brings_the_old_file_back() {
 const OWN: &str = "monitor::rollback::tests::rolls_back_until_it_is_killed";
 
 #[test]
-#[ignore = "run by another test"]
+#[ignore = "run by another test, in a process that is killed"]
 fn rolls_back_until_it_is_killed() {
     let (directory, steps) = killed_process();
     let (mut bench, snapshot) = prepare(Bench::at(&directory)).unwrap();
