@@ -27,11 +27,12 @@ impl Model {
         for (entries, some) in self.blocks_mut(to).iter_mut().zip(&held) {
             entries.push(Entry::new(op, PossibleValue::Any(some.clone()), began));
         }
-        // Outstanding copies have not read what this one writes, but may do so.
+        self.copies.push(Copying { op, from, space: to.space, to: to.lba });
+        // Outstanding copies have not read what this one writes, but may do so. This one is among
+        // them: what another copy has got of it is later got from other commands as well.
         for (lba, some) in (to.lba..).zip(held) {
             self.spread(to.space, lba, &some);
         }
-        self.copies.push(Copying { op, from, space: to.space, to: to.lba });
         began
     }
 
@@ -173,6 +174,23 @@ mod tests {
             model.wrote(op, at(lba), DONE);
         }
         assert!(read(&mut model, 2, Value::Moved(3, 0)));
+    }
+
+    #[test]
+    fn what_two_copies_may_get_of_each_other_may_come_from_elsewhere() {
+        let mut model = Model::new(&[8]);
+        for lba in [1, 2, 3] {
+            put(&mut model, lba, lba, Value::Write(lba));
+        }
+        let both = Span { blocks: 2, ..at(1) };
+        model.copy(4, &[at(1)], at(3));
+        model.copy(5, &[at(0), at(3)], both);
+        // It is zeroed, and is copied first to block 3, then to block 2.
+        model.write(6, at(1), Value::Zeros);
+        for (op, span) in [(6, at(1)), (4, at(3)), (5, both)] {
+            model.wrote(op, span, DONE);
+        }
+        assert!(read(&mut model, 2, Value::Zeros));
     }
 
     #[test]
