@@ -1,13 +1,13 @@
 //! Tests of devices that disappear and return, on real files and a real ring.
 
 use std::fs::{self, OpenOptions};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rdma::{Buf, Pool, PoolPlan};
 
 use crate::monitor::*;
 use crate::uring::{Ring, RingLimits};
-use crate::{BlockDevice, IoCompletion, IoRequest};
+use crate::{BackingConfig, BackingKind, BlockDevice, Detached, Health, IoCompletion, IoRequest};
 
 const STORE: DeviceId = DeviceId(2);
 const SIZE: u64 = 1 << 20;
@@ -401,7 +401,7 @@ fn a_file_that_is_not_at_its_path_is_served_and_told_of_until_it_is() {
     detached(&mut bench, Some(Detached::Removed));
     // Data that no path leads to can still be flushed.
     let own_path = bench.device.backing().own_path();
-    let last_reason = detachment(&bench.device.backing(), Detached::Removed);
+    let last_reason = device::detachment(&bench.device.backing(), Detached::Removed);
     assert!(
         last_reason.contains(&own_path) && fs::read(&own_path).unwrap()[0] == 0x11,
         "{last_reason}"

@@ -1,0 +1,257 @@
+//! A store that is monitored: what is served under an id, across reopening, and when it is examined
+//! next.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nvme::Nqn;
+use tracing::{error, info, warn};
+
+use super::{CHECK_INTERVAL, Distrust, RETRY_INTERVAL, RETRY_INTERVAL_MAX, TrustRecord, lock};
+use crate::{BackingConfig, BackingDevice, BackingKind, Detached, DeviceId, Health};
+
+/// A store in service under an id, also across reopening.
+#[derive(Debug)]
+pub struct MonitoredDevice {
+    /// Its id on every ring.
+    pub id: DeviceId,
+    /// Namespace and subsystem, for output.
+    pub(super) place: String,
+    pub(super) config: BackingConfig,
+    pub(super) health: Arc<Health>,
+    pub(super) current: Mutex<Arc<BackingDevice>>,
+    pub(super) check: Mutex<CheckState>,
+    /// See [`BackingDevice::place`]. (A copy, because the store may be locked for some time.)
+    pub(super) place_now: AtomicU64,
+    /// The record of its trust, and its namespace.
+    pub(super) record: Option<((Nqn, u32), TrustRecord)>,
+    /// It is being reopened for the administrator.
+    pub(super) reopening: AtomicBool,
+    /// No longer served.
+    pub(super) retired: AtomicBool,
+}
+
+#[derive(Debug)]
+pub(super) struct CheckState {
+    pub(super) next_check: Instant,
+    pub(super) next_record: Instant,
+    pub(super) pause: Duration,
+    /// Why it could not be reopened, as last logged.
+    pub(super) last_reason: String,
+}
+
+impl MonitoredDevice {
+    /// For a store that was just opened.
+    #[must_use]
+    pub fn new(
+        id: DeviceId,
+        place: String,
+        config: BackingConfig,
+        backing: BackingDevice,
+    ) -> MonitoredDevice {
+        MonitoredDevice {
+            id,
+            place,
+            config,
+            health: Arc::clone(backing.health()),
+            place_now: AtomicU64::new(backing.place()),
+            record: None,
+            reopening: AtomicBool::new(false),
+            current: Mutex::new(Arc::new(backing)),
+            check: Mutex::new(CheckState {
+                next_check: Instant::now() + CHECK_INTERVAL,
+                next_record: Instant::now(),
+                pause: RETRY_INTERVAL,
+                last_reason: String::new(),
+            }),
+            retired: AtomicBool::new(false),
+        }
+    }
+
+    /// Adds the namespace and its trust record, and applies what the record contains.
+    pub fn recorded(self, of: (Nqn, u32), record: TrustRecord) -> MonitoredDevice {
+        if let Some(status) = record.distrust().failed_sync {
+            let why = "a flush has failed before the daemon was started or the namespace added";
+            error!(
+                "{}: {why} ({status}): every flush fails until `nvmfctl namespace trust`",
+                self.place
+            );
+            self.health.fail_sync(status);
+        }
+        if record.distrust().shortened {
+            self.health.note_shortened();
+            let why = "its file was shortened before the daemon was started or the namespace added";
+            lock(&self.current)
+                .set_down(&format!("{why}: check it, then `nvmfctl namespace trust`"));
+        }
+        MonitoredDevice { record: Some((of, record)), ..self }
+    }
+
+    /// Whether it has no failure that only the administrator may clear.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        self.health.sync_failure().is_none() && !self.health.is_untrusted()
+    }
+
+    /// Logs why it cannot be served, unless that was logged last.
+    pub(super) fn log_once(&self, why: &str) {
+        let mut check = lock(&self.check);
+        if check.last_reason != why {
+            warn!("{}: {why}", self.place);
+            why.clone_into(&mut check.last_reason);
+        }
+    }
+
+    /// Checks whether its path still leads to it. It is served in any case, because hosts use the
+    /// open file and not its name. But the next start would serve what is at the path.
+    pub(super) fn check_path(&self, backing: &BackingDevice) {
+        let Some(detached) = backing.detached(&self.config) else { return };
+        if !self.health.set_detached(detached) {
+            return;
+        }
+        let (place, name) = (&self.place, backing.name());
+        match detached {
+            None => info!("{place}: {name} refers to the served file or device again"),
+            Some(detached) => warn!("{place}: {}", detachment(backing, detached)),
+        }
+    }
+
+    /// At exit: logs a store that the next start will not find at its path.
+    pub(super) fn report_detached(&self) {
+        let backing = self.backing();
+        if let Some(Some(detached)) = backing.detached(&self.config) {
+            error!("{}: the daemon stops while {}", self.place, detachment(&backing, detached));
+        }
+    }
+
+    pub(super) fn distrust(&self) -> Distrust {
+        let (failed_sync, shortened) = (self.health.sync_failure(), self.health.is_shortened());
+        Distrust { failed_sync, shortened }
+    }
+
+    /// Whether it is untrusted and that is not persisted yet.
+    pub(super) fn lacks_record(&self) -> bool {
+        let distrust = self.distrust();
+        let kept = |(_, record): &(_, TrustRecord)| record.distrust() == distrust;
+        distrust != Distrust::default() && !self.record.as_ref().is_none_or(kept)
+    }
+
+    /// Persists that it is untrusted.
+    pub(super) fn keep_record(&self) {
+        let Some((_, record)) = &self.record else { return };
+        // The request to trust it removes the record first.
+        let is_settled = || !self.reopening.load(Ordering::Relaxed);
+        let kept = record.update(|| is_settled().then(|| self.distrust()));
+        // A failure that cannot be persisted is reported without delay.
+        if kept.is_err() || !self.lacks_record() {
+            self.health.note_recorded();
+        }
+        let last_reason = match kept {
+            Ok(()) if record.is_durable() => return,
+            Ok(()) => "without a `state_directory` nobody knows of the failed flush after a \
+                       restart of the daemon: trust the store before that, or tell the hosts"
+                .to_owned(),
+            Err(error) => format!("its failed flush cannot be kept: {error}"),
+        };
+        let mut check = lock(&self.check);
+        check.next_record = Instant::now() + RETRY_INTERVAL_MAX;
+        if check.last_reason != last_reason {
+            error!("{}: {last_reason}", self.place);
+            check.last_reason = last_reason;
+        }
+    }
+
+    /// The store that currently has the id.
+    #[must_use]
+    pub fn backing(&self) -> Arc<BackingDevice> {
+        Arc::clone(&lock(&self.current))
+    }
+
+    /// Its health.
+    #[must_use]
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// Whether it is served with this configuration, except for its size.
+    #[must_use]
+    pub fn is_as(&self, config: &BackingConfig) -> bool {
+        let same = self.config.kind.is_store_of(&config.kind);
+        let block_size_bytes = lock(&self.current).block_size_bytes();
+        let rest = (block_size_bytes, self.config.read_only, self.config.shared);
+        same && rest == (config.block_size_bytes, config.read_only, config.shared)
+    }
+
+    /// Whether other daemons may serve it too.
+    pub fn is_shared(&self) -> bool {
+        self.config.shared
+    }
+
+    /// Whether it is this file.
+    pub fn is_file(&self, other: &Path) -> bool {
+        matches!(&self.config.kind, BackingKind::File { path, .. } if path == other)
+    }
+
+    /// Serves this number of bytes: see [`BackingDevice::resize`]. Returns the previous number.
+    pub fn resize(&self, bytes: u64) -> u64 {
+        let current = lock(&self.current);
+        let old = current.size_bytes();
+        current.resize(bytes);
+        old
+    }
+
+    /// Sets the block size, unless another store has replaced `backing`: see
+    /// [`BackingDevice::reformat`]. Returns whether it was set.
+    #[must_use]
+    pub fn reformat(&self, backing: &Arc<BackingDevice>, block_size_bytes: u32) -> bool {
+        let current = lock(&self.current);
+        let same = Arc::ptr_eq(&current, backing);
+        if same {
+            current.reformat(block_size_bytes);
+        }
+        same
+    }
+
+    /// The configuration for opening it now.
+    pub(super) fn config(&self) -> BackingConfig {
+        let block_size_bytes = lock(&self.current).block_size_bytes();
+        BackingConfig { block_size_bytes, ..self.config.clone() }
+    }
+
+    pub(super) fn is_record_due(&self, now: Instant) -> bool {
+        let reopening = self.reopening.load(Ordering::Relaxed);
+        let is_due = self.lacks_record() || self.health.is_unrecorded();
+        is_due && !reopening && lock(&self.check).next_record <= now
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        let watched =
+            matches!(self.config.kind, BackingKind::File { .. } | BackingKind::Rbd { .. });
+        watched && lock(&self.check).next_check <= now
+    }
+
+    /// Schedules the next examination: soon after a failure, then at increasing intervals.
+    pub(super) fn reschedule(&self) {
+        let mut check = lock(&self.check);
+        let wrong = self.health.is_suspect() || self.health.is_down();
+        let pause = if wrong { check.pause } else { CHECK_INTERVAL };
+        check.pause = if wrong { (pause * 2).min(RETRY_INTERVAL_MAX) } else { RETRY_INTERVAL };
+        check.next_check = Instant::now() + pause;
+    }
+}
+
+/// Describes what is at the path of a store instead of it.
+pub(super) fn detachment(backing: &BackingDevice, detached: Detached) -> String {
+    let (name, own_path) = (backing.name(), backing.own_path());
+    let what = match detached {
+        Detached::Removed => "was unlinked or renamed",
+        Detached::Replaced => "was replaced by another file or device",
+    };
+    format!(
+        "{name} {what} while it is served: hosts go on with the old one, which the next start \
+         will not find; before that, have hosts stop, and copy it from {own_path} or bring its \
+         path back"
+    )
+}
