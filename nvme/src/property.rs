@@ -101,6 +101,8 @@ impl Vs {
     pub const V1_4: Self = Self(0x0001_0400);
     /// 2.0.
     pub const V2_0: Self = Self(0x0002_0000);
+    /// 2.1.
+    pub const V2_1: Self = Self(0x0002_0100);
 }
 
 /// As `1.4` or `1.2.1`.

@@ -311,7 +311,7 @@ impl Health {
     }
 
     /// The store is available again; returns true if it was down. A truncated file stays down.
-    pub(crate) fn set_up(&self) -> bool {
+    pub fn set_up(&self) -> bool {
         let mut old = self.standing.load(Ordering::Relaxed);
         while old & (DOWN | SHORTENED) == DOWN {
             match self.exchange(old, old & !DOWN) {

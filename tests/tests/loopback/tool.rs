@@ -145,7 +145,7 @@ fn logs_features_and_registers_are_read() {
     assert!(fixed.error().contains("Feature Not Changeable"), "{}", fixed.error());
 
     let registers = target.nvmf("show-regs", &["--json"]).good().json();
-    assert_eq!((&registers["vs"], &registers["csts"]), (&json!(0x1_0400), &json!(1)));
+    assert_eq!((&registers["vs"], &registers["csts"]), (&json!(0x2_0100), &json!(1)));
     assert_eq!((&registers["cc"], &registers["asq"]), (&json!(0x46_0001), &json!(u64::MAX)));
 }
 

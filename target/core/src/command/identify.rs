@@ -57,6 +57,8 @@ const COMPARE_AND_WRITE: u16 = 1;
 /// Slot 1 is the only one and cannot be written (FRMW).
 const ONE_READ_ONLY_SLOT: u8 = 0b0011;
 
+/// NSTAT: the namespace is ready (NRDY).
+const READY: u8 = 1 << 0;
 /// An I/O queue is deleted by the Disconnect command (OFCS).
 const DISCONNECT: u16 = 1;
 
@@ -65,17 +67,31 @@ const DISCONNECT: u16 = 1;
 /// # Errors
 /// Invalid Field for an unsupported page, Invalid Namespace or Format for an invalid namespace id,
 /// and errors of the SGL.
-pub fn plan(sqe: &Sqe, controller: &Controller, env: &AdminContext<'_>) -> Result<Plan, Status> {
+pub fn plan(
+    sqe: &Sqe,
+    controller: &mut Controller,
+    env: &AdminContext<'_>,
+) -> Result<Plan, Status> {
     let identify = Identify::parse(sqe);
     let mut page = [0; PAGE_BYTES];
+    let mut not_ready = None;
     match &controller.role {
-        ControllerKind::Nvm(subsystem) => fill(&identify, controller, subsystem, env, &mut page)?,
+        ControllerKind::Nvm(subsystem) => {
+            fill(&identify, controller, subsystem, env, &mut page)?;
+            let asked = identify.cns == Cns::INDEPENDENT_NAMESPACE;
+            let is_active = asked && subsystem.namespace(identify.nsid).is_ok();
+            let is_ready = IdentifyNamespaceIndependent::parse(&page).nstat & READY != 0;
+            not_ready = (is_active && !is_ready).then_some(identify.nsid);
+        }
         ControllerKind::Discovery(service) if identify.cns == Cns::CONTROLLER => {
             discovery_controller(controller, service.nqn).emit(&mut page);
         }
         ControllerKind::Discovery(_) => return Err(Status::INVALID_FIELD.with_dnr()),
     }
     let to = destination(sqe, env.received, PAGE, false)?;
+    if let Some(nsid) = not_ready {
+        controller.reported_not_ready(nsid);
+    }
     Ok(Plan::Give { page: page.to_vec(), to })
 }
 
@@ -280,15 +296,14 @@ pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> Ident
 /// Identify Namespace data structure").
 fn independent_namespace(namespace: &Namespace) -> IdentifyNamespaceIndependent {
     const NO_CACHE: u8 = 1 << 5;
-    // While its device is down, the namespace is not ready (NRDY).
-    let ready = u8::from(!namespace.health.is_down());
     IdentifyNamespaceIndependent {
         nsfeat: if namespace.volatile_cache { 0 } else { NO_CACHE },
         nmic: SHARED,
         rescap: namespace.reservation.rescap(),
         anagrpid: namespace.ana_group,
         nsattr: u8::from(namespace.is_read_only()),
-        nstat: ready,
+        // Hosts may ignore one that is not ready until an event.
+        nstat: if namespace.health.is_down() { 0 } else { READY },
         ..IdentifyNamespaceIndependent::default()
     }
 }
@@ -441,6 +456,11 @@ mod tests {
             let found = IdentifyNamespaceIndependent::parse(&page.try_into().unwrap());
             assert_eq!(found.nstat, nstat);
         }
+        controller.look_at_stores();
+        assert_eq!(controller.events.changed().unwrap().count(), 0);
+        health.set_up();
+        controller.look_at_stores();
+        assert_eq!(controller.events.changed().unwrap().collect::<Vec<_>>(), [1]);
     }
 
     #[test]

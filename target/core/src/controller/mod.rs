@@ -15,12 +15,13 @@ pub mod discovery;
 mod features;
 mod reservation_view;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvme::Status;
-use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
+use nvme::property::{Cap, Cc, Crto, Csts, Property, Shutdown, ShutdownStatus, Vs};
 
 use crate::auth::exchange;
 use crate::sched::abort::AbortRequest;
@@ -64,7 +65,9 @@ const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
 const IDLE: Duration = Duration::from_secs(2 * 3600);
 
 /// The version that we implement.
-pub const VERSION: Vs = Vs::V1_4;
+pub const VERSION: Vs = Vs::V2_1;
+/// Time within which a controller becomes ready, in units of 500 ms (CAP.TO, CRTO.CRWMT).
+const READY_TIMEOUT_500MS: u8 = 15;
 
 /// Limits of the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,6 +157,8 @@ pub struct Controller {
     pub reporting: Option<Arc<[u8]>>,
     /// A backing store was degraded at the last check.
     degraded: bool,
+    /// Namespaces that the host was given as not ready: a host may ignore one until an event.
+    not_ready: BTreeSet<u32>,
     cc: Cc,
     life: ControllerState,
     kato: Duration,
@@ -182,6 +187,7 @@ impl Controller {
             ana: AnaLog::default(),
             reporting: None,
             degraded: false,
+            not_ready: BTreeSet::new(),
             cc: Cc(0),
             life: ControllerState::Disabled,
             kato: Duration::ZERO,
@@ -219,8 +225,9 @@ impl Controller {
         Cap(0)
             .with_mqes_z(self.limits.queue_depth - 1)
             .with_cqr(true)
-            .with_to_500ms(15)
+            .with_to_500ms(READY_TIMEOUT_500MS)
             .with_css(Cap::CSS_NVM)
+            .with_crwms(true)
     }
 
     /// Controller status. RDY is cleared only when the last I/O queue is closed, so a host that
@@ -253,6 +260,7 @@ impl Controller {
             Property::VS => Ok(VERSION.0.into()),
             Property::CC => Ok(self.cc.0.into()),
             Property::CSTS => Ok(self.csts().0.into()),
+            Property::CRTO => Ok(Crto(0).with_crwmt_500ms(READY_TIMEOUT_500MS.into()).0.into()),
             _ => Err(Status::INVALID_FIELD),
         }
     }
@@ -360,13 +368,26 @@ impl Controller {
         self.note_ana();
     }
 
-    /// Checks the health of backing stores, and raises the event if one has become degraded.
+    /// Checks the health of backing stores, and raises events if one has become degraded, or one
+    /// that was reported as not ready is ready.
     pub(crate) fn look_at_stores(&mut self) {
-        let degraded = self.subsystem().is_some_and(|subsystem| subsystem.is_degraded());
+        let ControllerKind::Nvm(subsystem) = &self.role else { return };
+        let degraded = subsystem.is_degraded();
         if degraded && !self.degraded {
             self.events.reliability_degraded();
         }
         self.degraded = degraded;
+        let ready = |nsid: &u32| subsystem.namespace(*nsid).is_ok_and(|n| !n.health.is_down());
+        let changed = self.not_ready.iter().copied().filter(ready).collect::<Vec<_>>();
+        if !changed.is_empty() {
+            self.not_ready.retain(|nsid| !changed.contains(nsid));
+            self.events.namespaces_changed(changed);
+        }
+    }
+
+    /// The host was given this namespace as not ready.
+    pub(crate) fn reported_not_ready(&mut self, nsid: u32) {
+        self.not_ready.insert(nsid);
     }
 
     /// Checks the ANA states of groups, and raises the event if they have changed.
@@ -408,6 +429,7 @@ impl Controller {
             self.events.reset();
             self.reporting = None;
             self.degraded = false;
+            self.not_ready.clear();
             self.association.reservations.reset();
             self.reset_ana();
         } else if !old.en() && new.en() {
@@ -478,15 +500,16 @@ mod tests {
     #[test]
     fn properties_are_there_or_plainly_not() {
         let mut controller = controller();
-        assert_eq!(controller.property(Property::CAP, Some(8)), Ok(0x20_0F01_007F));
-        assert_eq!(controller.property(Property::VS, Some(4)), Ok(0x1_0400));
+        assert_eq!(controller.property(Property::CAP, Some(8)), Ok(0x0800_0020_0F01_007F));
+        assert_eq!(controller.property(Property::VS, Some(4)), Ok(0x2_0100));
+        assert_eq!(controller.property(Property::CRTO, Some(4)), Ok(15), "as CAP.TO");
         assert_eq!(controller.property(Property::CC, Some(4)), Ok(0));
         for (property, size) in [
             (Property::CAP, Some(4)),
             (Property::VS, Some(8)),
             (Property::VS, None),
             (Property::NSSR, Some(4)),
-            (Property::CRTO, Some(4)),
+            (Property::CRTO, Some(8)),
             (Property(0x0C), Some(4)),
             (Property(u32::MAX), Some(8)),
         ] {
@@ -620,6 +643,30 @@ mod tests {
         set(&mut controller, 0);
         set(&mut controller, EN);
         assert_eq!(told(&mut controller), Some(0x02_0001), "the next host has not heard of it");
+    }
+
+    #[test]
+    fn a_namespace_that_was_reported_as_not_ready_is_an_event_when_it_is() {
+        let mut controller = controller();
+        set(&mut controller, EN);
+        let namespaces = &controller.subsystem().unwrap().namespaces;
+        let (nsid, health) = (namespaces[1].nsid, Arc::clone(&namespaces[1].health));
+        let changed = |controller: &mut Controller| {
+            controller.look_at_stores();
+            let changed = controller.events.changed().unwrap().collect::<Vec<_>>();
+            controller.events.acknowledge(Event::NamespaceAttribute);
+            changed
+        };
+        health.set_down();
+        assert_eq!(changed(&mut controller), [], "the host does not know it");
+        controller.reported_not_ready(nsid);
+        assert_eq!(changed(&mut controller), [], "it is not ready yet");
+        health.set_up();
+        assert_eq!(changed(&mut controller), [nsid]);
+        assert_eq!(changed(&mut controller), [], "once");
+        controller.reported_not_ready(nsid);
+        set(&mut controller, 0);
+        assert_eq!(changed(&mut controller), [], "the next host has not asked");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(crate) fn properties(world: &mut World) -> Outcome {
     // `nvme show-regs` accepts only a plain 002 for a missing property.
     let absent = Want::Code(0x002);
     let cases = [
-        ("get VS", get(0, 0x08), Want::Value(0x1_0400)),
+        ("get VS", get(0, 0x08), Want::Value(0x2_0100)),
         ("get CC", get(0, 0x14), Want::Value(0)),
         ("get CSTS", get(0, 0x1C), Want::Value(0)),
         ("get an unknown offset", get(0, 0x0C), absent.clone()),
@@ -285,7 +285,7 @@ pub(crate) fn events(world: &mut World) -> Outcome {
     let got = world.ask(&mut queue, &request);
     world.expect("one more is refused", &got, &Want::Refused(&[0x105]));
     let got = world.ask_sqe(&mut queue, &PropertyGet::new(Property::VS).emit());
-    world.expect("and the queue goes on", &got, &Want::Value(0x1_0400));
+    world.expect("and the queue goes on", &got, &Want::Value(0x2_0100));
     // A reset ends them all: each is answered once, none with success.
     let reset = PropertySet::new(Property::CC, 0).emit().emit();
     let last = world.tell(&mut queue, &reset);

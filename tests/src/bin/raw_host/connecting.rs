@@ -183,7 +183,7 @@ pub(crate) fn connect_admin(world: &mut World) -> Outcome {
     let (mut queue, got) = world.attempt(&attempt)?;
     world.expect("Connect without flow control: the head says FFFF", &got, &Want::Done);
     let got = world.ask_sqe(&mut queue, &PropertyGet::new(Property::VS).emit());
-    world.expect("and goes on to say FFFF", &got, &Want::Value(0x1_0400));
+    world.expect("and goes on to say FFFF", &got, &Want::Value(0x2_0100));
     world.close([queue]);
 
     let mut queue = world.disabled()?;
