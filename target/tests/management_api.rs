@@ -394,7 +394,7 @@ fn write_protection_outlasts_a_kill() {
 fn completions_and_manual_pages_come_from_the_command_line() {
     let directory = tempfile::tempdir().unwrap();
     let (code, out, _) = nvmfctl(directory.path(), &["completions", "bash"]);
-    assert!(code == Some(0) && out.contains("nvmfctl") && out.contains("subsystem"), "{out}");
+    assert!(code == Some(0) && out.contains("complete ") && out.contains("nvmfctl"), "{out}");
     let share = directory.path().to_str().unwrap();
     let (code, _, err) = nvmfctl(directory.path(), &["install-files", share]);
     assert_eq!(code, Some(0), "{err}");
@@ -402,6 +402,36 @@ fn completions_and_manual_pages_come_from_the_command_line() {
     let page = fs::read_to_string(pages.join("nvmfctl.8")).unwrap();
     assert!(page.contains(".TH") && page.contains(".SH EXAMPLES") && page.contains("NVMFD_SOCKET"));
     assert!(pages.join("nvmfctl-namespace-add.8").exists());
+    let zsh = fs::read_to_string(directory.path().join("zsh/vendor-completions/_nvmfctl"));
+    assert!(zsh.unwrap().starts_with("#compdef nvmfctl"));
+}
+
+/// As an interactive bash does it: the words so far have the NQN with its colons.
+#[test]
+fn completions_know_what_is_served() {
+    let daemon = Daemon::start("127.0.42.18");
+    let candidates = |socket: &Path, words: &[&str]| {
+        let mut shell = Command::new("bash");
+        shell.args([
+            "-c",
+            "eval \"$(nvmfctl completions bash)\"; COMP_WORDS=(nvmfctl \"$@\"); \
+            COMP_CWORD=$#; COMP_TYPE=9; _clap_complete_nvmfctl nvmfctl \"${@: -1}\" x; \
+            printf '%s\n' \"${COMPREPLY[@]}\"",
+            "-",
+        ]);
+        let program = Path::new(env!("CARGO_BIN_EXE_nvmfctl")).parent().unwrap();
+        let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+        let shell = shell.args(words).env("NVMFD_SOCKET", socket).env("PATH", path);
+        String::from_utf8(shell.output().unwrap().stdout).unwrap()
+    };
+    let socket = daemon.socket();
+    assert_eq!(candidates(&socket, &["subsystem", "show", "nqn."]).trim(), NQN);
+    assert_eq!(candidates(&socket, &["subsystem", "show", "another"]).trim(), "");
+    assert!(candidates(&socket, &["namespace", "resize", NQN, ""]).starts_with("1\n"));
+    assert_eq!(candidates(&socket, &["listener", "remove", "1"]).trim(), "1");
+    assert_eq!(candidates(&socket, &["subsys"]).trim(), "subsystem", "a command");
+    daemon.stop();
+    assert_eq!(candidates(&socket, &["subsystem", "show", "nqn."]).trim(), "", "nobody answers");
 }
 
 #[test]

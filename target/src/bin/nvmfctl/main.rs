@@ -6,6 +6,7 @@
 mod ana;
 mod change;
 mod client;
+mod complete;
 mod connect;
 mod controllers;
 mod derived_stats;
@@ -29,6 +30,7 @@ mod why;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::PossibleValuesParser;
 use clap::{CommandFactory, Parser, Subcommand};
 use nvmfd::config::DEFAULT_SOCKET;
 
@@ -130,10 +132,11 @@ enum Family {
         /// Set off, error, warn, info, debug or trace
         level: Option<String>,
     },
-    /// Print the completions for a shell
+    /// Print the script that completes commands and what is served, for a shell
     Completions {
         /// Select the shell
-        shell: clap_complete::Shell,
+        #[arg(value_parser = PossibleValuesParser::new(complete::shells()))]
+        shell: String,
     },
     /// Show rates and latencies by namespace, host and kind of command
     Stats(stats::StatsArgs),
@@ -155,6 +158,7 @@ enum Family {
 }
 
 fn main() -> ExitCode {
+    complete::answer(Arguments::command);
     let arguments = Arguments::parse();
     let json = arguments.json || arguments.output == Format::Json;
     let output = Output { json, dry_run: arguments.dry_run };
@@ -195,7 +199,7 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         }
         Family::Log { level } => log::run(level, client, output).await,
         Family::Reload => change::reload(client, output).await,
-        Family::Completions { shell } => completions(shell, output),
+        Family::Completions { shell } => completions(&shell, output),
         Family::Controllers => controllers::run(client, output).await,
         Family::Controller(command) => controllers::change(command, client, output).await,
         Family::Gateway(command) => gateway::run(command, client, output).await,
@@ -208,6 +212,7 @@ async fn run(family: Family, client: &Client, output: Output) -> Result<(), Fail
         Family::Import(command) => import::run(&command, output),
         Family::InstallFiles { share } => {
             nvmfd::manpages::write(Arguments::command(), "8", MORE, &share)
+                .and_then(|()| complete::install(&share))
                 .map_err(|error| Failure::new(format!("files below {}: {error}", share.display())))
         }
     }
@@ -232,10 +237,10 @@ fn without_dry_run(family: &Family) -> Option<&'static str> {
     }
 }
 
-fn completions(shell: clap_complete::Shell, output: Output) -> Result<(), Failure> {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "nvmfctl", &mut text);
-    output.print(&String::from_utf8_lossy(&text));
+fn completions(shell: &str, output: Output) -> Result<(), Failure> {
+    if let Some(script) = complete::registration(shell) {
+        output.print(&script.map_err(|error| Failure::new(error.to_string()))?);
+    }
     Ok(())
 }
 
