@@ -88,6 +88,7 @@ fn provoke(cause: Cause) -> Vec<Record> {
         }
         Cause::TooManyUnauthenticated => too_many_claims(),
         Cause::DuplicateHost => coming_twice(DuplicateHosts::Refuse),
+        Cause::RollingBack => rolling_back(),
         Cause::NoControllerId => {
             offered(AccessPolicy { cntlids: 1..=1, ..AccessPolicy::default() }, 2)
         }
@@ -329,6 +330,13 @@ fn offered(offer: AccessPolicy, times: u16) -> Vec<Record> {
         assert_eq!(accepted, time < times);
     }
     the_only(&world.shared.disconnects)
+}
+
+fn rolling_back() -> Vec<Record> {
+    let mut world = World::new();
+    let registry = Arc::clone(&world.registry);
+    let _exclusion = registry.refuse_connects(&subsystem().nqn, false).unwrap();
+    refused_admin(&mut world, |_, _| {})
 }
 
 fn host_not_allowed() -> Vec<Record> {

@@ -260,4 +260,4 @@ fn lock(provisioner: &Mutex<Provisioner>) -> MutexGuard<'_, Provisioner> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::provision) mod tests;

@@ -15,6 +15,7 @@ use tracing::info;
 
 use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
 use crate::blockdev::{BackingDevice, Kind, Reflink, ReflinkError};
+use crate::core::registry::ConnectBarrier;
 use crate::core::sched::range_lock::{DeviceLock, RangeLocks};
 use crate::core::shared::Shared;
 use crate::core::subsystem::Namespace;
@@ -68,7 +69,8 @@ impl<'a> FileNamespace<'a> {
         Ok(paused)
     }
 
-    /// Serves a copy of `snapshot` instead of its file.
+    /// Serves a copy of `snapshot` instead of its file, while no host uses its subsystem, unless
+    /// `force`. No host can connect before that is done.
     ///
     /// # Errors
     /// Why it is served as before.
@@ -76,14 +78,34 @@ impl<'a> FileNamespace<'a> {
         &self,
         monitor: &DeviceMonitor,
         snapshot: &Path,
+        force: bool,
     ) -> Result<(), ReflinkError> {
+        let barrier = self.refuse_connects(force)?;
         let (lock, _) = self.lock(&self.device.backing())?;
         self.check()?;
         monitor.roll_back(&self.device, snapshot)?;
-        drop(lock);
+        drop((lock, barrier));
         let (nqn, nsid) = (&self.nqn, self.nsid);
         info!(subsystem = %nqn, nsid, snapshot = %snapshot.display(), "rolled back");
         Ok(())
+    }
+
+    /// Has Connects of hosts to its subsystem refused until the result is dropped.
+    ///
+    /// # Errors
+    /// A host uses the subsystem, and not `force`.
+    pub(crate) fn refuse_connects(&self, force: bool) -> Result<ConnectBarrier<'_>, ReflinkError> {
+        let excluded = self.shared.registry.refuse_connects(&self.nqn, force);
+        excluded.map_err(|(host, count)| {
+            let sentence = format!(
+                "{count} controllers of hosts use {}, one of {host}: what they have in memory \
+                 would be written over the snapshot",
+                self.nqn
+            );
+            let remedy = "unmount and disconnect there first; `--force` only if nothing of the \
+                          namespace is in use";
+            ReflinkError::new(sentence, remedy)
+        })
     }
 
     /// Syncs its file, then locks it against changes.
@@ -155,3 +177,6 @@ fn check(namespace: Option<&Namespace>, device: &MonitoredDevice) -> Result<(), 
 fn failed(sentence: &str) -> ReflinkError {
     ReflinkError::new(sentence, "look at its file and at the log")
 }
+
+#[cfg(test)]
+mod tests;

@@ -179,6 +179,10 @@ causes! {
         "the host already has a controller from this address, and duplicate_hosts is \"refuse\"",
         "disconnect the other one; if two machines have one host NQN and id, give each its own \
          (nvme gen-hostnqn); or set duplicate_hosts to another value and reload";
+    RollingBack, "rolling-back", Connect,
+        "a namespace of the subsystem is being rolled back",
+        "nothing: hosts retry automatically; if it persists, see `nvmfctl namespace list` for a \
+         device that hangs";
     NoControllerId, "no-controller-id", Connect,
         "all controller ids of the subsystem are in use",
         "extend the subsystem's `cntlids` and reload";

@@ -137,6 +137,9 @@ impl Registry {
         let mut book = self.lock();
         let subnqn = book.canonical(name);
         let subsystem = book.exposed(&subnqn, &host, visit.local)?;
+        if book.refusing.contains_key(&subnqn) {
+            return Err(ConnectError::busy(Cause::RollingBack));
+        }
         let authenticate = book.demand(&host, &subnqn)?;
         let listener = book.listener(visit.local);
         let states = listener.map(|listener| listener.ana).unwrap_or_default();

@@ -2,6 +2,7 @@
 //! queue connects or closes and when the configuration changes; never on I/O.
 
 mod connect;
+mod connect_barrier;
 mod discovery;
 mod hosts;
 mod list;
@@ -32,6 +33,7 @@ use crate::subsystem::reservation::{HostId, Reservation};
 use crate::subsystem::{DiscoveryConfig, DuplicateHosts, ListenerConfig, Namespace, Subsystem};
 
 pub use connect::{Admitted, ConnectContext, OpenQueue};
+pub use connect_barrier::ConnectBarrier;
 pub use discovery::PeerListener;
 use hosts::Hosts;
 pub use list::Controller;
@@ -87,6 +89,8 @@ struct ControllerTable {
     /// The target is about to stop: discovery reports no subsystem.
     leaving: bool,
     associations: HashMap<u64, AssociationEntry>,
+    /// Subsystems that refuse new hosts, each with the number of [`ConnectBarrier`]s.
+    refusing: BTreeMap<Nqn, usize>,
     hosts: Hosts,
     /// The controller id that each subsystem gave last.
     last_cntlids: BTreeMap<Nqn, u16>,

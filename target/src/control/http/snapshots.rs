@@ -19,7 +19,6 @@ use crate::api::{Outcome, Problem, RollbackRequest, SnapshotOutcome, SnapshotReq
 use crate::blockdev::ReflinkError;
 use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
 use crate::control::handle::ControlHandle;
-use crate::core::registry::Registry;
 use crate::core::shared::Shared;
 use crate::provision::snapshot::FileNamespace;
 
@@ -65,7 +64,7 @@ async fn snapshot(
 
 /// Serves a copy of a snapshot instead of the file of a namespace, whose contents are lost. Hosts
 /// may have earlier contents in memory: it is refused while any controller of the subsystem has a
-/// host, unless `force` is set.
+/// host, unless `force` is set. Hosts that connect meanwhile are refused, and retry.
 #[utoipa::path(
     post,
     path = "/v1/subsystems/{nqn}/namespaces/{nsid}/rollback",
@@ -87,14 +86,11 @@ async fn roll_back(
 ) -> Result<Json<Outcome>, ApiError> {
     let RollbackRequest { path, force, dry_run } = wanted;
     let source = Source::find(&managed, &nqn, nsid)?;
-    if !force {
-        source.has_no_host(&managed.view().registry)?;
-    }
     let place = format!("namespace {nsid} of {nqn} is not rolled back");
     let differences = vec![format!("~ namespace {nsid} of {nqn}: has the contents of {path}")];
     let done = source.run(place, move |file, monitor| match dry_run {
-        true => Ok(()),
-        false => file.roll_back(monitor, &PathBuf::from(path)),
+        true => file.refuse_connects(force).map(drop),
+        false => file.roll_back(monitor, &PathBuf::from(path), force),
     });
     done.await?;
     Ok(Json(Outcome::immediate(differences)))
@@ -135,22 +131,6 @@ impl Source {
             act(&file, &monitor)
         });
         ran.await.map_err(|_| stopping())?.map_err(|why| refused(&place, &why))
-    }
-
-    fn has_no_host(&self, registry: &Registry) -> Result<(), ApiError> {
-        let all = registry.controllers();
-        let mut users = all.iter().filter(|it| it.association.subsystem == self.nqn);
-        users.next().map_or(Ok(()), |user| {
-            let (host, count) = (&user.association.host, 1 + users.count());
-            let error = format!(
-                "{count} controllers of hosts use {}, one of {host}: what they have in memory \
-                 would be written over the snapshot",
-                self.nqn
-            );
-            let remedy = "unmount and disconnect there first; `--force` only if nothing of the \
-                          namespace is in use";
-            Err(ApiError::new(StatusCode::CONFLICT, error, remedy))
-        })
     }
 }
 

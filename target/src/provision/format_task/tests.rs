@@ -27,11 +27,11 @@ const BYTES: usize = 64 << 10;
 /// The host identifier of the host that formats.
 const HOST_ID: HostId = [1; 16];
 
-fn nqn() -> Nqn {
+pub(in crate::provision) fn nqn() -> Nqn {
     NQN.parse().unwrap()
 }
 
-fn config(directory: &Path, block_size: u32, more: &str) -> Config {
+pub(in crate::provision) fn config(directory: &Path, block_size: u32, more: &str) -> Config {
     config_of(directory, BYTES, block_size, more)
 }
 
@@ -46,7 +46,7 @@ fn config_of(directory: &Path, bytes: usize, block_size: u32, more: &str) -> Con
 }
 
 /// A provisioner without a reactor, and the lines that it reported.
-fn provisioner(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
+pub(in crate::provision) fn provisioner(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
     let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
     let shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
     let monitor = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());

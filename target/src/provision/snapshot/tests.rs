@@ -1,0 +1,53 @@
+//! Which hosts a rollback excludes, on the file system of the tests.
+
+use nvme::Status;
+use nvme::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use tempfile::tempdir;
+
+use crate::blockdev::DeviceId;
+use crate::core::registry::testing::visit;
+use crate::core::registry::{Admitted, Registry};
+use crate::core::sched::range_lock::RangeLock;
+use crate::provision::format_task::tests::{config, nqn, provisioner};
+use crate::provision::snapshot::*;
+
+fn connect(registry: &Registry) -> Result<Admitted, Status> {
+    let host = "nqn.2026-11.host:a".parse().unwrap();
+    let data = ConnectData::new([9; 16], CNTLID_DYNAMIC, &nqn(), &host);
+    registry.connect_admin(&data, &visit()).map_err(|refusal| refusal.status)
+}
+
+/// A rollback waits for a write of a closed connection, so that a host has time to connect.
+#[test]
+fn a_host_that_connects_during_a_rollback_is_refused_and_may_retry() {
+    let directory = tempdir().unwrap();
+    let (provisioner, _) = provisioner(&config(directory.path(), 4096, ""));
+    let (shared, monitor) = {
+        let provisioner = provisioner.lock().unwrap();
+        (Arc::clone(&provisioner.shared), Arc::clone(&provisioner.monitor))
+    };
+    let device = monitor.find(&nqn(), 1).unwrap();
+    let file = FileNamespace::new(&shared, nqn(), 1, Arc::clone(&device)).unwrap();
+    let snapshot = directory.path().join("missing");
+    let block = RangeLock { backing: device.id, at: 0, len: 4096, alone: false, reactor: 0 };
+    let late = shared.range_locks.leave(block);
+    // Any exclusive lock makes changes of all devices take locks.
+    let another = DeviceId(device.id.0 + 1);
+    std::thread::scope(|scope| {
+        let rolling = scope.spawn(|| file.roll_back(&monitor, &snapshot, false));
+        while !shared.range_locks.is_watching(another) {
+            assert!(!rolling.is_finished());
+            std::thread::yield_now();
+        }
+        assert_eq!(connect(&shared.registry).unwrap_err(), Status::CONNECT_CONTROLLER_BUSY);
+        shared.range_locks.give_up(late);
+        let error = rolling.join().unwrap().unwrap_err();
+        assert!(error.sentence.contains("missing"), "{error}");
+    });
+    let host = connect(&shared.registry).unwrap().association;
+    let error = file.roll_back(&monitor, &snapshot, false).unwrap_err();
+    assert!(error.sentence.starts_with("1 controllers of hosts use"), "{error}");
+    shared.registry.admin_closed(&host);
+    let error = file.roll_back(&monitor, &snapshot, false).unwrap_err();
+    assert!(error.sentence.contains("missing"), "{error}");
+}
