@@ -146,6 +146,24 @@ pub fn may_begin(
     }
 }
 
+/// Whether a Write of `blocks`, by byte offset and length, may begin: decided as [`may_begin`] does,
+/// without the status, which few need.
+#[inline(always)]
+#[must_use]
+pub fn may_store(
+    backing: DeviceId,
+    (at, len): (u64, u32),
+    namespace: &Namespace,
+    barred: Barred,
+) -> bool {
+    accessible(Ok(namespace), Barred::WRITE, barred).is_ok()
+        && backing == namespace.backing
+        && writable(namespace).is_ok()
+        && at
+            .checked_add(len.into())
+            .is_some_and(|end| end <= namespace.blocks << namespace.block_shift)
+}
+
 /// Returns the namespace of a command of this group, if its host may access it like that now.
 #[inline]
 fn accessible(
@@ -683,6 +701,34 @@ mod tests {
                     prop_assert!(!is_one || marked, "{plan:?} takes the longer way");
                 }
             }
+        }
+
+        #[test]
+        fn a_pulled_write_may_begin_where_every_other_step_may(
+            nsid in 1u32..3, was_on in 0u32..3, at in prop_oneof![
+                ((1u64 << 32) - 8192)..(1 << 32) + 2, any::<u64>()],
+            len in 0u32..8194, barred in 0u8..4, read_only: bool, protected: bool, formatted: bool
+        ) {
+            let mut subsystem = sample();
+            let nqn = subsystem.nqn;
+            for namespace in &mut subsystem.namespaces {
+                namespace.read_only = read_only;
+                if protected {
+                    let protection = Protection::kept(nqn, namespace.nsid, MemorySections::default());
+                    let protection = protection.unwrap();
+                    protection.change(WriteProtectState::UNTIL_POWER_CYCLE).unwrap();
+                    namespace.protection = protection;
+                }
+                namespace.formatting =
+                    formatted.then(|| Arc::new(crate::subsystem::lba_format::Progress::none()));
+            }
+            let (namespace, barred) = (subsystem.namespace(nsid), Barred(barred));
+            let (backing, from) = (DeviceId(was_on), Source::Capsule { offset: 0, len });
+            let plan = Plan::Store { backing, at, from, fua: false };
+            let sqe = Sqe::io(IoOpcode::WRITE, nsid);
+            let may_begin = may_begin(&sqe, &plan, Some((at, len.into())), namespace, barred);
+            let may_store = may_store(backing, (at, len), namespace.unwrap(), barred);
+            prop_assert_eq!(may_store, may_begin.is_ok(), "{:?}", may_begin);
         }
 
         #[test]

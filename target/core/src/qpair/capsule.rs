@@ -5,7 +5,6 @@ use nvme::sqe::Flags;
 use nvme::{IoOpcode, Sqe, Status};
 use rdma::{Buf, Remote, Work};
 
-use super::execute::Decided;
 use super::fused::FusedState;
 use super::request::{State, WaitReason};
 use super::role::QueueRole;
@@ -141,8 +140,7 @@ impl QueuePair {
             }
             Source::Capsule { offset, len } => {
                 if let Some(from) = self.lend_at_once(slot, (offset, len), io) {
-                    let op = IoRequest::Write { from, at, fua };
-                    return self.submit_locked(slot, backing, op, None, Decided::Now, io);
+                    return self.store(slot, (backing, at, fua), from, true, io);
                 }
             }
         }

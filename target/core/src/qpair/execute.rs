@@ -22,15 +22,6 @@ use crate::stats::Stage;
 use crate::subsystem::Extent;
 use nvmfd_blockdev::{DeviceId, IoCompletion, IoRequest};
 
-/// When the rules have decided on a command that begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Decided {
-    /// In this step: what they have checked still holds.
-    Now,
-    /// It has waited since, and is checked again.
-    Before,
-}
-
 impl QueuePair {
     /// Starts the plan that was decided for a command.
     #[inline(always)]
@@ -437,7 +428,7 @@ impl QueuePair {
         let (backing, at, len) = (*backing, *at, from.len_bytes());
         let op = IoRequest::Read { into, at };
         let blocks = Some((at, len.into()));
-        self.submit_locked(first, backing, op, blocks, Decided::Before, io);
+        self.submit_locked(first, backing, op, blocks, io);
     }
 
     /// Begins the write of a fused command, after the comparison has succeeded.
@@ -573,22 +564,39 @@ impl QueuePair {
     #[inline(never)]
     fn submit(&mut self, slot: u16, backing: DeviceId, op: Option<IoRequest>, io: &mut Io<'_>) {
         match op {
-            Some(op) => self.submit_locked(slot, backing, op, None, Decided::Before, io),
+            Some(op) => self.submit_locked(slot, backing, op, None, io),
             // Its buffers were allocated before, so there always is an operation.
             None => self.complete(slot, Err(Status::INTERNAL_ERROR), io),
         }
     }
 
-    /// The same. `exclusive`: no other command may change these bytes meanwhile; the checks are not
-    /// repeated if they were made in this step.
+    /// Submits the data of a Write without state that few commands need. `may_begin`: the rules
+    /// permit that in this step.
+    #[inline(always)]
+    pub(super) fn store(
+        &mut self,
+        slot: u16,
+        (backing, at, fua): (DeviceId, u64, bool),
+        from: Buf,
+        may_begin: bool,
+        io: &mut Io<'_>,
+    ) {
+        let blocks = (at, from.len().into());
+        let op = IoRequest::Write { from, at, fua };
+        if may_begin && range_lock::needs_none(&mut self.requests[slot], backing, blocks, io) {
+            return self.submit_to_device(slot, backing, op, io);
+        }
+        self.submit(slot, backing, Some(op), io);
+    }
+
+    /// As [`QueuePair::submit`]. `exclusive`: no other command may change these bytes meanwhile.
     #[inline]
-    pub(super) fn submit_locked(
+    fn submit_locked(
         &mut self,
         slot: u16,
         backing: DeviceId,
         op: IoRequest,
         exclusive: Option<(u64, u64)>,
-        decided: Decided,
         io: &mut Io<'_>,
     ) {
         let entry = &mut self.requests[slot];
@@ -599,9 +607,7 @@ impl QueuePair {
         if !RangeLockState::lock(entry, backing, op.changes(), exclusive, io) {
             return self.locks.wait(entry, (backing, op), io.now_ns);
         }
-        if decided == Decided::Before
-            && let Err(status) = self.conn.role.may_begin(entry, &op)
-        {
+        if let Err(status) = self.conn.role.may_begin(entry, &op) {
             entry.put_back(op.into_buf());
             return self.complete(slot, Err(status), io);
         }

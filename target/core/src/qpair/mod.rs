@@ -67,10 +67,8 @@ use buffers::BufferShare;
 pub use buffers::{DATA_FOR_ADMIN_BYTES, free_for_io, room};
 pub use connect::RECEIVES_FOR_ADMIN;
 use connection::{Connection, Link};
-use execute::Decided;
 use fused::FusedState;
 pub use io::Io;
-use nvmfd_blockdev::IoRequest;
 use range_lock::RangeLockState;
 use rate_limits::RateLimits;
 pub use request::SENDS_PER_RECEIVE;
@@ -314,14 +312,14 @@ impl QueuePair {
     }
 
     /// Handles the data of a command that has read them from its host.
-    #[inline(always)]
+    #[inline(never)]
     fn on_host_data(&mut self, slot: u16, into: Buf, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         if let Plan::Store { backing, at, fua, .. } = entry.plan
             && !entry.has_ext()
         {
-            let op = IoRequest::Write { from: into, at, fua };
-            return self.submit_locked(slot, backing, op, None, Decided::Before, io);
+            let may_begin = self.conn.role.may_store(entry.sqe.nsid, backing, (at, into.len()));
+            return self.store(slot, (backing, at, fua), into, may_begin, io);
         }
         entry.data = Some(into);
         if self.on_piece_pulled(slot, io) {

@@ -44,8 +44,7 @@ impl RangeLockState {
         if matches!(entry.lock, LockState::Claimed(_)) {
             return true;
         }
-        if exclusive.is_none() && !io.shared.range_locks.is_watching(backing) {
-            entry.lock = LockState::Unclaimed(at, len);
+        if exclusive.is_none() && needs_none(entry, backing, (at, len), io) {
             return true;
         }
         let alone = exclusive.is_some();
@@ -81,6 +80,21 @@ impl RangeLockState {
         self.waiting -= 1;
         Some(waiting)
     }
+}
+
+/// Whether an operation that changes `blocks`, by byte offset and length, needs no lock, as a rule.
+#[inline(always)]
+pub(super) fn needs_none(
+    entry: &mut Request,
+    backing: DeviceId,
+    (at, len): (u64, u64),
+    io: &Io<'_>,
+) -> bool {
+    let none = !io.shared.range_locks.is_watching(backing);
+    if none {
+        entry.lock = LockState::Unclaimed(at, len);
+    }
+    none
 }
 
 /// Locks the blocks of an operation that a device still has when its connection is closed, until it

@@ -388,6 +388,7 @@ impl Request {
     }
 
     /// Returns the buffer of an operation to the command.
+    #[inline(always)]
     pub(super) fn put_back(&mut self, buf: Option<Buf>) {
         match (&self.plan, buf) {
             (_, None) => {}

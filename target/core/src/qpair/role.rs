@@ -80,6 +80,17 @@ impl QueueRole {
         }
     }
 
+    /// Whether a Write without state that few commands need may begin now: false if
+    /// [`QueueRole::may_begin`] has to say why not. `blocks`: byte offset and length.
+    #[inline(always)]
+    pub(super) fn may_store(&self, nsid: u32, backing: DeviceId, blocks: (u64, u32)) -> bool {
+        let QueueRole::Io { association, subsystem, .. } = self else { return false };
+        let Ok(namespace) = subsystem.namespace(nsid) else { return false };
+        let barred = association.reservations.barred(nsid);
+        association.reach.check(namespace.ana_group).is_ok()
+            && rules::may_store(backing, blocks, namespace, barred)
+    }
+
     /// The same for a step that accesses this range of bytes.
     #[inline]
     pub(super) fn may_begin_at(
