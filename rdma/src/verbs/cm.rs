@@ -11,7 +11,7 @@ use super::ffi::{
     Api, CmEvent, CmId, CmKind, ConnectParam, DeviceKey, DeviceList, EventChannel, RcQueuePair,
 };
 use super::work_requests::Fifo;
-use super::{Load, Look, Verbs};
+use super::{DescriptorPoll, Load, Verbs};
 use crate::{Event, FabricError, Fault, Incoming, Qp, QpLimits, Reason};
 
 /// Requests that the kernel queues.
@@ -67,7 +67,7 @@ pub(super) struct VerbsConnection {
     pub(super) receives: u32,
     pub(super) sends: u32,
     /// Completed, and not returned yet.
-    pub(super) owed: u32,
+    pub(super) deferred: u32,
     /// Queued and not posted to the device.
     pub(super) new_receives: Fifo,
     pub(super) new_sends: Fifo,
@@ -194,7 +194,7 @@ impl Verbs {
             tracing::info!(qp = qp.0, "cannot connect: {e}");
             return self.close(qp, Reason::NotEstablished);
         }
-        self.ring(qp);
+        self.post_queued(qp);
     }
 
     fn bind(&mut self, qp: Qp) -> Result<(), FabricError> {
@@ -316,7 +316,7 @@ impl Verbs {
             }
         }
         // There may be more: continue in the next poll.
-        self.look = Look::Now;
+        self.descriptor_poll = DescriptorPoll::Now;
     }
 
     fn on_event(&mut self, event: CmEvent) {
@@ -343,7 +343,7 @@ impl Verbs {
             },
             CmKind::DeviceRemoval => match qp {
                 Some(qp) => match self.connection(qp).and_then(|c| c.device_key()) {
-                    Some(key) => self.lose(key),
+                    Some(key) => self.device_lost(key),
                     None => self.close(qp, Reason::Device),
                 },
                 None => self.on_listener_removed(event.id),
@@ -376,7 +376,7 @@ impl Verbs {
     }
 
     /// A device has failed or was removed: so have its connections.
-    pub(super) fn lose(&mut self, key: DeviceKey) {
+    pub(super) fn device_lost(&mut self, key: DeviceKey) {
         let devices = self.devices.iter_mut();
         let Some(attached) = devices.into_iter().find(|d| d.device.key() == key && !d.removed)
         else {
@@ -441,7 +441,7 @@ impl Verbs {
             let _ = pair.stop();
         }
         self.closing.push(qp);
-        self.recall(qp, Fault::Flushed);
+        self.flush_unposted(qp, Fault::Flushed);
     }
 
     /// Ends connections that have flushed, or whose time is over. Called at the start of a poll,
@@ -456,7 +456,7 @@ impl Verbs {
                 continue;
             };
             let under_way = connection.receives + connection.sends;
-            if under_way + connection.owed == 0 {
+            if under_way + connection.deferred == 0 {
                 // Resources of a removed device prevent the system from releasing it.
                 if connection.is_lost() || self.allowance.allows(now) {
                     self.closing.swap_remove(index);
@@ -472,7 +472,7 @@ impl Verbs {
                 connection.posted = Fifo::default();
                 self.destroy(pair);
                 for id in self.flights.of(qp) {
-                    self.come_home(id, Err(Fault::Flushed));
+                    self.complete_unreported(id, Err(Fault::Flushed));
                 }
             }
             index += 1;
@@ -533,7 +533,7 @@ impl VerbsConnection {
             dirty: false,
             receives: 0,
             sends: 0,
-            owed: 0,
+            deferred: 0,
             new_receives: Fifo::default(),
             new_sends: Fifo::default(),
             posted: Fifo::default(),

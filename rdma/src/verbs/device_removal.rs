@@ -19,14 +19,14 @@ const INTERVAL: Duration = Duration::from_secs(1);
 impl Verbs {
     /// Ends the connections of devices that are being removed; each is closed after its last one.
     pub(super) fn look_for_removed(&mut self) {
-        if self.now < self.next_device_look {
+        if self.now < self.next_device_check {
             return;
         }
-        self.next_device_look = self.now + INTERVAL;
+        self.next_device_check = self.now + INTERVAL;
         let working = self.devices.iter().filter(|d| !d.removed);
         let gone = working.filter(|d| d.device.is_gone()).map(|d| d.device.key());
         for key in gone.collect::<Vec<_>>() {
-            self.lose(key);
+            self.device_lost(key);
         }
         self.look_for_moved();
     }

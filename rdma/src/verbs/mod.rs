@@ -19,6 +19,7 @@
 //! otherwise; a busy loop makes no system calls of its own.
 
 mod cm;
+mod completions;
 mod connection_budget;
 mod device;
 mod device_removal;
@@ -40,20 +41,20 @@ use connection_budget::{Allowance, Counts};
 use device::Device;
 pub use device::Load;
 use ffi::{
-    Access, Api, CmId, DeviceKey, DeviceList, EventChannel, Harvest, IdKey, Mr, RcQueuePair,
-    RecvChain, Refused, SendChain, Verb,
+    Access, Api, CmId, DeviceKey, DeviceList, EventChannel, IdKey, Mr, RcQueuePair, RecvChain,
+    Refused, SendChain, Verb, WorkCompletions,
 };
 use work_requests::{Flight, FlightTable};
 
 use crate::{
-    Buf, Completion, Event, Fabric, FabricError, FabricHints, FabricStats, Fault, Incoming,
-    Initiator, Qp, QpLimits, Reason, Region, RemoteRegion, Tag, Wake, Work, limits,
+    Buf, Event, Fabric, FabricError, FabricHints, FabricStats, Fault, Incoming, Initiator, Qp,
+    QpLimits, Reason, Region, RemoteRegion, Tag, Wake, Work, limits,
 };
 
 /// Completions fetched at once.
-const HARVEST: usize = 64;
+const COMPLETIONS_AT_ONCE: usize = 64;
 /// Interval of polling the descriptors in a loop that never sleeps.
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+const DESCRIPTOR_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum length of an inline message: that of an NVMe response.
 const INLINE_BYTES: u32 = 64;
 /// 0.64 ms, as an InfiniBand code.
@@ -66,11 +67,11 @@ const CONNECTIONS: u64 = u64::MAX;
 
 /// When `poll` polls the descriptors next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Look {
+enum DescriptorPoll {
     /// Armed: the next poll is the one before the sleep, the one after that polls the descriptors.
     AfterSleep,
     Now,
-    /// After [`LOOK_INTERVAL`].
+    /// After [`DESCRIPTOR_POLL_INTERVAL`].
     Later,
 }
 
@@ -107,16 +108,16 @@ pub struct Verbs {
     /// Queue pairs with work that is not posted to the device yet.
     dirty: Vec<Qp>,
     closing: Vec<Qp>,
-    harvest: Harvest,
+    completions: WorkCompletions,
     sends: SendChain,
     receives: RecvChain,
-    look: Look,
-    looked: Instant,
+    descriptor_poll: DescriptorPoll,
+    descriptors_polled: Instant,
     now: Instant,
     /// Time budget of connection setup, and whether connection events wait for it.
     allowance: Allowance,
     muted: bool,
-    next_device_look: Instant,
+    next_device_check: Instant,
     counts: Counts,
 }
 
@@ -166,15 +167,15 @@ impl Verbs {
             departed: Vec::new(),
             dirty: Vec::new(),
             closing: Vec::new(),
-            harvest: Harvest::new(HARVEST),
+            completions: WorkCompletions::new(COMPLETIONS_AT_ONCE),
             sends: SendChain::default(),
             receives: RecvChain::default(),
-            look: Look::Now,
-            looked: now,
+            descriptor_poll: DescriptorPoll::Now,
+            descriptors_polled: now,
             now,
             allowance: Allowance::new(now),
             muted: false,
-            next_device_look: now,
+            next_device_check: now,
             counts: Counts::default(),
         };
         verbs.attach_all(api)?;
@@ -254,106 +255,31 @@ impl Verbs {
         connections.fold(Load::NONE, |load, connection| load.and(connection.limits))
     }
 
-    /// A work request has completed: removes it, and its own registration if it has one.
-    fn land(&mut self, id: u64, outcome: Result<u32, Fault>) -> Option<Completion> {
-        let Some(Flight { qp, tag, work, sink }) = self.flights.take(id) else {
-            // Left over from a queue pair that had to be destroyed.
-            tracing::debug!(id, "stale completion");
-            return None;
-        };
-        drop(sink);
-        let mut died = false;
-        if let Some(connection) = self.connection(qp) {
-            match work {
-                Work::Recv(_) => connection.receives -= 1,
-                _ => connection.sends -= 1,
-            }
-            died = outcome.is_err() && !connection.dead;
-        }
-        if died {
-            self.kill(qp);
-        }
-        let outcome = match &work {
-            Work::Recv(buf) => outcome.map(|len| len.min(buf.len())),
-            other => outcome.map(|_| other.buf().len()),
-        };
-        Some(Completion { qp, tag, work, outcome, invalidated: None })
-    }
-
-    /// The completion queue of sends has reported a work request. Sends and Writes complete in
-    /// order, and not each is reported: those before it on their queue pair have completed, too.
-    /// What the batch has no room for is returned by the next poll.
-    fn land_all(
-        &mut self,
-        id: u64,
-        outcome: Result<u32, Fault>,
-        end: usize,
-        batch: &mut Vec<Event>,
-    ) {
-        let work = self.flights.get(id).map(|flight| (flight.qp, &flight.work));
-        if let Some((qp, Work::Send { .. } | Work::Write { .. })) = work {
-            while let Some(earlier) = self.next_posted(qp).filter(|earlier| *earlier != id) {
-                let completion = self.land(earlier, Ok(0));
-                self.report(completion, end, batch);
-            }
-        }
-        let completion = self.land(id, outcome);
-        self.report(completion, end, batch);
-    }
-
-    fn next_posted(&mut self, qp: Qp) -> Option<u64> {
-        let connection = self.connections.get_mut(qp.0 as usize)?.as_mut()?;
-        self.flights.next(&mut connection.posted).map(|(id, _)| id)
-    }
-
-    fn report(&mut self, completion: Option<Completion>, end: usize, batch: &mut Vec<Event>) {
-        match completion {
-            Some(completion) if batch.len() < end => batch.push(Event::Done(completion)),
-            Some(completion) => self.owe(completion),
-            None => {}
-        }
-    }
-
-    /// As `land`, for work that no completion queue reports.
-    fn come_home(&mut self, id: u64, outcome: Result<u32, Fault>) {
-        if let Some(completion) = self.land(id, outcome) {
-            self.owe(completion);
-        }
-    }
-
-    /// Queues a completion for the next poll.
-    fn owe(&mut self, completion: Completion) {
-        if let Some(connection) = self.connection(completion.qp) {
-            connection.owed += 1;
-        }
-        self.ready.push_back(Event::Done(completion));
-    }
-
     /// Stops a connection after its first fault: no more work is posted, and everything posted is
     /// flushed.
-    fn kill(&mut self, qp: Qp) {
+    fn stop_queue_pair(&mut self, qp: Qp) {
         if let Some(connection) = self.connection(qp) {
             connection.dead = true;
             let _ = connection.pair.as_ref().map(RcQueuePair::stop);
-            self.recall(qp, Fault::Flushed);
+            self.flush_unposted(qp, Fault::Flushed);
         }
     }
 
     /// Completes work that was not posted to the device.
-    fn recall(&mut self, qp: Qp, fault: Fault) {
-        while let Some(id) = self.next_waiting(qp) {
-            self.come_home(id, Err(fault));
+    fn flush_unposted(&mut self, qp: Qp, fault: Fault) {
+        while let Some(id) = self.next_unposted(qp) {
+            self.complete_unreported(id, Err(fault));
         }
     }
 
-    fn next_waiting(&mut self, qp: Qp) -> Option<u64> {
+    fn next_unposted(&mut self, qp: Qp) -> Option<u64> {
         let connection = self.connections.get_mut(qp.0 as usize)?.as_mut()?;
         let receive = self.flights.next(&mut connection.new_receives).map(|(id, _)| id);
         receive.or_else(|| self.flights.next(&mut connection.new_sends).map(|(id, _)| id))
     }
 
     /// Posts the queued work of one queue pair to its device.
-    fn ring(&mut self, qp: Qp) {
+    fn post_queued(&mut self, qp: Qp) {
         let Some(connection) = self.connections.get_mut(qp.0 as usize).and_then(Option::as_mut)
         else {
             return;
@@ -396,7 +322,7 @@ impl Verbs {
         }
         for (id, why) in refused {
             tracing::debug!(qp = qp.0, "work request refused: {}", why.desc());
-            self.come_home(id, Err(Fault::Local(why as u32)));
+            self.complete_unreported(id, Err(Fault::Local(why as u32)));
         }
         if unsure {
             // Work that the device may have completes only by a flush or the end of the queue pair.
@@ -407,20 +333,22 @@ impl Verbs {
     /// Polling the descriptors is a system call: done once after each sleep, and at intervals while
     /// there is none. Before a sleep it is not needed, because a readable descriptor ends the sleep
     /// immediately.
-    fn is_time_to_look(&mut self, now: Instant) -> bool {
-        match self.look {
-            Look::AfterSleep => {
-                self.look = Look::Now;
+    fn polls_descriptors(&mut self, now: Instant) -> bool {
+        match self.descriptor_poll {
+            DescriptorPoll::AfterSleep => {
+                self.descriptor_poll = DescriptorPoll::Now;
                 false
             }
-            Look::Now => true,
-            Look::Later => now.duration_since(self.looked) >= LOOK_INTERVAL,
+            DescriptorPoll::Now => true,
+            DescriptorPoll::Later => {
+                now.duration_since(self.descriptors_polled) >= DESCRIPTOR_POLL_INTERVAL
+            }
         }
     }
 
     /// Takes notifications from their channels, and events from the connection manager.
-    fn look_around(&mut self) {
-        (self.look, self.looked) = (Look::Later, self.now);
+    fn poll_descriptors(&mut self) {
+        (self.descriptor_poll, self.descriptors_polled) = (DescriptorPoll::Later, self.now);
         let mut found = [EpollEvent::empty(); 8];
         // At most a few sources are ready; the rest stays readable for the next poll.
         let Ok(count) = self.epoll.wait(&mut found, EpollTimeout::ZERO) else { return };
@@ -436,73 +364,11 @@ impl Verbs {
                     attached.announced = false;
                     if attached.device.take_announcement().is_err() {
                         let key = attached.device.key();
-                        self.lose(key);
+                        self.device_lost(key);
                     }
                 }
             }
         }
-    }
-
-    fn poll_devices(&mut self, end: usize, batch: &mut Vec<Event>) {
-        for index in 0..self.devices.len() {
-            while batch.len() < end {
-                let Some(attached) = self.devices.get(index) else { return };
-                let most = end - batch.len();
-                // Completions of sends first: a message that follows the response to its
-                // predecessor then finds its slot free.
-                let Device { sent, received, .. } = &*attached.device;
-                let (of_sends, polled) = match sent.poll(&mut self.harvest, most) {
-                    Ok(0) => (false, received.poll(&mut self.harvest, most)),
-                    other => (true, other),
-                };
-                let got = match polled {
-                    Ok(0) => break,
-                    Ok(got) => {
-                        self.devices[index].announced = true;
-                        got
-                    }
-                    Err(_) => {
-                        let key = attached.device.key();
-                        self.lose(key);
-                        break;
-                    }
-                };
-                for entry in 0..got {
-                    let (id, outcome) = self.harvest.get(entry);
-                    if of_sends {
-                        self.land_all(id, outcome, end, batch);
-                    } else {
-                        batch.extend(self.land(id, outcome).map(Event::Done));
-                    }
-                }
-            }
-        }
-        // The device that filled the batch is polled last the next time.
-        if batch.len() >= end && self.devices.len() > 1 {
-            self.devices.rotate_left(1);
-        }
-    }
-
-    fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
-        while batch.len() < end {
-            let Some(event) = self.ready.pop_front() else { return };
-            match &event {
-                Event::Gone(qp, _) => self.departed.push(*qp),
-                Event::Done(done) => {
-                    if let Some(connection) = self.connection(done.qp) {
-                        connection.owed = connection.owed.saturating_sub(1);
-                    }
-                }
-                Event::Incoming(_) | Event::Established(_) | Event::ListenerLost(_) => {}
-            }
-            batch.push(event);
-        }
-    }
-
-    /// Fails work that was not even added to the table. (Work for a handle whose `Gone` was
-    /// returned can only complete after it.)
-    fn refuse(&mut self, qp: Qp, tag: Tag, work: Work, fault: Fault) {
-        self.owe(Completion { qp, tag, work, outcome: Err(fault), invalidated: None });
     }
 }
 
@@ -572,7 +438,7 @@ impl Fabric for Verbs {
         // More than was requested would overflow the completion queue: a bug of the driver.
         if *count >= most {
             self.refuse(qp, tag, work, Fault::Local(Errno::ENOBUFS as u32));
-            return self.kill(qp);
+            return self.stop_queue_pair(qp);
         }
         *count += 1;
         self.flights.insert(list, Flight { qp, tag, work, sink: None });
@@ -586,7 +452,7 @@ impl Fabric for Verbs {
         // Taken out for the loop, and put back to keep its capacity.
         let mut dirty = std::mem::take(&mut self.dirty);
         for qp in dirty.drain(..) {
-            self.ring(qp);
+            self.post_queued(qp);
         }
         self.dirty = dirty;
     }
@@ -607,14 +473,14 @@ impl Fabric for Verbs {
         if self.muted && self.allowance.allows(now) {
             self.set_muted(false);
         }
-        if self.is_time_to_look(now) && self.ready.len() < READY_MOST {
-            self.look_around();
+        if self.polls_descriptors(now) && self.ready.len() < READY_MOST {
+            self.poll_descriptors();
         }
         self.deliver(end, batch);
     }
 
     fn arm(&mut self, wake: Wake) -> Option<Instant> {
-        self.look = Look::AfterSleep;
+        self.descriptor_poll = DescriptorPoll::AfterSleep;
         // A Read is waited for, and so is the end of a connection.
         let ending = !(self.closing.is_empty() && self.closing_cm.is_empty());
         let wake = if self.flights.has_reads() || ending { Wake::Any } else { wake };
@@ -628,7 +494,7 @@ impl Fabric for Verbs {
         let working = self.devices.iter_mut().filter(|d| !d.removed);
         let lost: Vec<_> =
             working.filter_map(|d| armed(d).is_err().then(|| d.device.key())).collect();
-        lost.into_iter().for_each(|key| self.lose(key));
+        lost.into_iter().for_each(|key| self.device_lost(key));
         self.next_deadline()
     }
 

@@ -45,8 +45,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 pub(super) use cm::{CmEvent, CmId, CmKind, ConnectParam, EventChannel, IdKey};
 pub(super) use load::Api;
 pub(super) use verbs::{
-    Ability, Access, CompChannel, Context, Cq, Depths, DeviceKey, DeviceList, Harvest, Mr, Pd,
-    RcQueuePair, RecvChain, Refused, SendChain, Verb,
+    Ability, Access, CompChannel, Context, Cq, Depths, DeviceKey, DeviceList, Mr, Pd, RcQueuePair,
+    RecvChain, Refused, SendChain, Verb, WorkCompletions,
 };
 
 /// The errno of a call that returns -1 and sets `errno`, or returns an error number.

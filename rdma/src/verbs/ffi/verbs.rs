@@ -25,7 +25,7 @@ use crate::{Fault, Region, Remote};
 const SIW_VENDOR: u32 = 0x62_6D74;
 
 movable!(DeviceList, Context, Pd, Mr, CompChannel, Cq, RcQueuePair);
-movable!(SendChain, RecvChain, Harvest);
+movable!(SendChain, RecvChain, WorkCompletions);
 
 /// The devices as librdmacm has opened them: the contexts that its ids refer to.
 pub(crate) struct DeviceList {
@@ -335,7 +335,7 @@ impl Cq {
     }
 
     /// Fetches at most `most` completions; no system call on real adapters.
-    pub(crate) fn poll(&self, into: &mut Harvest, most: usize) -> Result<usize, Errno> {
+    pub(crate) fn poll(&self, into: &mut WorkCompletions, most: usize) -> Result<usize, Errno> {
         let room = most.min(into.0.len()) as c_int;
         // SAFETY: the array has `room` entries; the context's operations are the device's own.
         let got = unsafe { rdma_sys::ibv_poll_cq(self.raw.as_ptr(), room, into.0.as_mut_ptr()) };
@@ -358,12 +358,12 @@ impl Drop for Cq {
 }
 
 /// Memory for one batch of completions.
-pub(crate) struct Harvest(Box<[ibv_wc]>);
+pub(crate) struct WorkCompletions(Box<[ibv_wc]>);
 
-impl Harvest {
-    pub(crate) fn new(entries: usize) -> Harvest {
+impl WorkCompletions {
+    pub(crate) fn new(entries: usize) -> WorkCompletions {
         // SAFETY: plain integers, for which zero is valid.
-        Harvest((0..entries).map(|_| unsafe { std::mem::zeroed() }).collect())
+        WorkCompletions((0..entries).map(|_| unsafe { std::mem::zeroed() }).collect())
     }
 
     /// One completion: the id of its work request, and the outcome (for a receive the length of
