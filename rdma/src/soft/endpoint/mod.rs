@@ -339,7 +339,7 @@ impl Endpoint {
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         self.clock.read(now);
         self.clock.has_reached(self.deadlines.earliest())
-            || self.manager.deadlines().into_iter().flatten().any(|due| due <= now)
+            || self.manager.deadlines().iter().any(|next| next.is_some_and(|due| due <= now))
     }
 
     /// Handles expired timers.

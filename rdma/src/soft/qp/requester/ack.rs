@@ -167,8 +167,7 @@ impl Requester {
     }
 
     fn settle_responses(&mut self, now: Time, io: &mut Io<'_>) {
-        self.board.execute(self.acknowledged);
-        let (before, una) = (self.board.una(), self.board.advance());
+        let (before, una) = (self.board.una(), self.board.acknowledge(self.acknowledged));
         if una > before {
             (self.rnr_left, self.pause) = (self.rnr_retries, Time::NEVER);
         }

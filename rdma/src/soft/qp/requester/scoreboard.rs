@@ -89,6 +89,8 @@ pub(super) struct Scoreboard {
     /// The peer has executed all before this one.
     executed: u64,
     next: u64,
+    /// The end of the last read.
+    read_end: u64,
     /// The last packet that the peer reported as missing, and the end of its report on what it
     /// keeps.
     hole: u64,
@@ -117,6 +119,7 @@ impl Scoreboard {
             una: 0,
             executed: 0,
             next: 0,
+            read_end: 0,
             hole: 0,
             horizon: 0,
             done_count: 0,
@@ -186,6 +189,9 @@ impl Scoreboard {
             self.stamp(at);
         }
         self.next += packets;
+        if read {
+            self.read_end = self.next;
+        }
     }
 
     /// Lost packets are sent again.
@@ -243,6 +249,21 @@ impl Scoreboard {
             at = (at | 63) + 1;
         }
         self.executed = self.executed.max(upto);
+    }
+
+    /// As [`Scoreboard::execute`] and then [`Scoreboard::advance`].
+    #[inline]
+    pub(super) fn acknowledge(&mut self, upto: u64) -> u64 {
+        let (una, states) = (self.una, self.done_count + self.lost_count);
+        if states > 0 || self.read_end > una || self.executed > una {
+            self.execute(upto);
+            return self.advance();
+        }
+        // No packet in flight has a bit, as a rule: so many more are done.
+        self.executed = self.executed.max(upto);
+        self.una = una.max(upto.min(self.next));
+        self.finished += self.una - una;
+        self.una
     }
 
     /// The data of a packet have arrived, or the peer keeps the packet. Returns false if that was
@@ -428,7 +449,7 @@ mod tests {
         /// the same places later.
         #[test]
         fn bits_are_what_became_of_each_packet(
-            steps in prop::collection::vec((0u8..6, any::<u64>(), any::<bool>()), 0..300),
+            steps in prop::collection::vec((0u8..8, any::<u64>(), any::<bool>()), 0..300),
         ) {
             let (mut board, mut plain) = (Scoreboard::new(256), Plain::default());
             for (step, number, read) in steps {
@@ -449,6 +470,11 @@ mod tests {
                         let (done, lost, _) = &mut plain.packets[at as usize];
                         (*done, *lost) = (true, false);
                     }
+                    6 | 7 => {
+                        board.acknowledge(at);
+                        plain.execute(at as usize);
+                        plain.advance();
+                    }
                     4 => {
                         let upto = next.min(at + number % 9);
                         board.lose(at..upto);
@@ -468,6 +494,7 @@ mod tests {
                 let lost = open.iter().filter(|(_, lost, _)| *lost).count();
                 let done = open.iter().filter(|(done, ..)| *done).count();
                 prop_assert_eq!((board.lost(), board.done_count), (lost as u64, done as u64));
+                prop_assert_eq!(board.finished(), board.una + board.done_count);
                 for (at, packet) in (board.una..).zip(open) {
                     let got = (board.done.get(at), board.lost.get(at), board.read.get(at));
                     prop_assert_eq!(got, *packet, "packet {}", at);
