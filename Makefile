@@ -235,7 +235,7 @@ PROGRAMS := $(shell cd "$(BUILD)/release" 2>/dev/null && ls -d nvmfd nvmfctl nvm
 install: ## Install what `make build` has built: make install PREFIX=/usr/local DESTDIR=
 	cd "$(BUILD)"/release && install -D -m 755 -t "$(DESTDIR)$(PREFIX)"/bin $(PROGRAMS)
 	install -d "$(DESTDIR)$(SYSTEMD)"/systemd/system
-	for unit in nvmfd.service nvmfd.socket nvmf-attach@.service; do \
+	for unit in nvmfd.service nvmfd.socket nvmf-attach@.service nvmf-attach-ublk@.service; do \
 	  sed 's,/usr/bin/nvmf,$(PREFIX)/bin/nvmf,; s,/usr/share/doc,$(PREFIX)/share/doc,' configs/$$unit | \
 	    install -m 644 /dev/stdin "$(DESTDIR)$(SYSTEMD)"/systemd/system/$$unit; \
 	done

@@ -8,7 +8,7 @@
 //! * [`host`] adds a pool and a fabric to a session and blocks until operations are done.
 //! * [`crate::verify::block_stamp`] is the content that `nvmf verify` writes into every block, and
 //!   `verify::model` the contents that it then expects. Both are independent of a target.
-//! * [`nbd`] and [`vhost_user`] are the protocols of `nvmf attach` as codecs.
+//! * [`nbd`], [`vhost_user`] and [`ublk`] are the protocols of `nvmf attach` as codecs.
 //! * [`options`] is the part of the command line that selects the target.
 
 pub mod attach;
@@ -27,6 +27,7 @@ pub mod rng;
 pub mod session;
 mod size;
 mod source_addresses;
+pub mod ublk;
 pub mod verify;
 pub mod vhost_user;
 

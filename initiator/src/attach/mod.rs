@@ -1,6 +1,6 @@
 //! `nvmf attach`: a namespace as a block device for programs that speak NBD, and for virtual
 //! machines (vhost-user-blk), over Unix sockets. Neither the kernel nor a privilege is needed at
-//! either end.
+//! either end. For root, as a block device of the kernel (ublk).
 //!
 //! One thread drives all paths and all clients. Data of clients go from their socket to the
 //! buffers that the target reads, and back, with at most one copy (none for long ones).
@@ -12,9 +12,11 @@ mod metrics_file;
 mod operation;
 mod server;
 mod status;
+mod ublk;
 mod vhost_user;
 
 use std::io::ErrorKind;
+use std::ops::ControlFlow;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,6 +34,7 @@ use crate::{Error, MultipathHost, MultipathSetup};
 
 use metrics_file::MetricsFile;
 use server::{ExportOptions, Listeners, Server};
+use ublk::Ublk;
 
 /// The longest piece of a request: also the largest buffer.
 const PIECE_BYTES: u32 = 1 << 20;
@@ -43,14 +46,19 @@ const REQUESTS: u32 = 4096;
 pub enum Args {
     /// Show a state.
     Status(StatusArgs),
+    /// Remove a device.
+    Detach(DetachArgs),
     /// Serve a namespace.
     Serve(Box<ServeArgs>),
 }
 
 impl clap::FromArgMatches for Args {
     fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Args, clap::Error> {
-        match matches.contains_id("status") {
-            true => StatusArgs::from_arg_matches(matches).map(Args::Status),
+        if matches.contains_id("status") {
+            return StatusArgs::from_arg_matches(matches).map(Args::Status);
+        }
+        match matches.contains_id("detach") {
+            true => DetachArgs::from_arg_matches(matches).map(Args::Detach),
             false => ServeArgs::from_arg_matches(matches).map(Box::new).map(Args::Serve),
         }
     }
@@ -63,11 +71,13 @@ impl clap::FromArgMatches for Args {
 
 impl clap::Args for Args {
     fn augment_args(command: clap::Command) -> clap::Command {
-        StatusArgs::augment_args(ServeArgs::augment_args(command))
+        let command = DetachArgs::augment_args(ServeArgs::augment_args(command));
+        StatusArgs::augment_args(command)
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        StatusArgs::augment_args_for_update(ServeArgs::augment_args_for_update(command))
+        let command = ServeArgs::augment_args_for_update(command);
+        StatusArgs::augment_args_for_update(DetachArgs::augment_args_for_update(command))
     }
 }
 
@@ -76,12 +86,24 @@ impl clap::Args for Args {
 pub struct StatusArgs {
     /// Show the state of what another nvmf attach serves at this socket, and of its paths
     #[arg(long, value_name = "SOCKET", required = false,
-        conflicts_with_all = ["traddr", "nbd", "vhost_user"])]
+        conflicts_with_all = ["traddr", "nbd", "vhost_user", "ublk"])]
     pub status: PathBuf,
     /// How to show it
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t = Format::Normal,
-        conflicts_with_all = ["traddr", "nbd", "vhost_user"])]
+        conflicts_with_all = ["traddr", "nbd", "vhost_user", "ublk"])]
     pub output_format: Format,
+}
+
+/// Options of removing a device.
+#[derive(clap::Args, Clone, Debug)]
+pub struct DetachArgs {
+    /// Write what is cached and remove the device /dev/ublkbN that another nvmf attach serves
+    #[arg(long, value_name = "DEVICE", required = false,
+        conflicts_with_all = ["traddr", "nbd", "vhost_user", "ublk", "status"])]
+    pub detach: PathBuf,
+    /// Remove it even if it is mounted, or if its nvmf attach has ended: what is not written is lost
+    #[arg(long, requires = "detach", conflicts_with = "traddr")]
+    pub force: bool,
 }
 
 /// Format of the state.
@@ -105,12 +127,16 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub paths: PathArgs,
     /// Serve it to NBD clients at this Unix socket, which only this user may use
-    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["vhost_user", "status"])]
+    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["vhost_user", "ublk", "status", "detach"])]
     pub nbd: Option<PathBuf>,
     /// Serve it to a virtual machine at this Unix socket: as a vhost-user-blk device of QEMU or
     /// cloud-hypervisor
     #[arg(long, value_name = "SOCKET")]
     pub vhost_user: Option<PathBuf>,
+    /// Serve it to the kernel as the block device /dev/ublkbN (ublk; needs root): one without a number,
+    /// or the one of the same namespace that an earlier nvmf attach has left
+    #[arg(long, value_name = "DEVICE", num_args = 0..=1, default_missing_value = "auto")]
+    pub ublk: Option<String>,
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
@@ -147,6 +173,7 @@ impl ServeArgs {
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     match args {
         Args::Serve(args) => serve(args),
+        Args::Detach(args) => ublk::detach(&args.detach, args.force).map(|()| ExitCode::SUCCESS),
         Args::Status(args) => {
             let status = status::ask(&args.status)?;
             print(&match args.output_format {
@@ -167,13 +194,26 @@ fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
     if !host.connect(|| !stop.wait(Duration::ZERO))? {
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(socket) = args.nbd.as_ref().or(args.vhost_user.as_ref()) else {
-        return Err(Error::Usage("neither --nbd nor --vhost-user is given".into()));
+    let most_bytes = host.multipath().namespace().map_or(PIECE_BYTES, |n| n.max_transfer_bytes);
+    let mut export = ExportOptions {
+        name: name.clone(),
+        socket: PathBuf::new(),
+        is_read_only: args.read_only,
+        piece_bytes: PIECE_BYTES.min(most_bytes),
+    };
+    let ControlFlow::Continue(device) = device(args, &export, &mut host, &mut stop)? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let path = device.as_ref().map(|device| PathBuf::from(device.path()));
+    let Some(socket) = args.nbd.as_ref().or(args.vhost_user.as_ref()).or(path.as_ref()) else {
+        return Err(Error::Usage("none of --nbd, --vhost-user and --ublk is given".into()));
     };
     let state = status::socket(socket);
+    export.socket.clone_from(socket);
     let listeners = Listeners {
         clients: args.nbd.as_deref().map(listen).transpose()?,
         vhost_user: args.vhost_user.as_deref().map(listen).transpose()?,
+        ublk: device,
         status: listen(&state)?,
     };
     let provider = host.provider();
@@ -183,23 +223,34 @@ fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
     if let Some(socket) = &args.vhost_user {
         info!("{name} is served as vhost-user-blk at {} ({provider})", socket.display());
     }
-    let most_bytes = host.multipath().namespace().map_or(PIECE_BYTES, |n| n.max_transfer_bytes);
-    let export = ExportOptions {
-        name,
-        socket: socket.clone(),
-        is_read_only: args.read_only,
-        piece_bytes: PIECE_BYTES.min(most_bytes),
-    };
     let metrics = args.metrics.clone();
     let metrics = metrics.map(|path| MetricsFile::new(path, Instant::now())).transpose()?;
     let mut server = Server::new(host, stop, export, metrics);
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let outcome = server.serve(listeners);
     // Nobody can use them any more; a failure to remove them does no harm.
     for socket in args.nbd.iter().chain(&args.vhost_user).chain([&state]) {
         let _ = std::fs::remove_file(socket);
     }
     outcome.map(|()| ExitCode::SUCCESS)
+}
+
+/// Returns the device of the kernel, if one is wanted; a break: the end is asked for.
+fn device(
+    args: &ServeArgs,
+    export: &ExportOptions,
+    host: &mut MultipathHost,
+    stop: &mut Stop,
+) -> Result<ControlFlow<(), Option<Ublk>>, Error> {
+    let number = match args.ublk.as_deref() {
+        None => return Ok(ControlFlow::Continue(None)),
+        Some("auto") => None,
+        Some(path) => Some(ublk::number(Path::new(path))?),
+    };
+    let properties = server::current_properties(host, export, None);
+    Ok(match Ublk::new(number, &properties, host, stop)? {
+        Some(device) => ControlFlow::Continue(Some(device)),
+        None => ControlFlow::Break(()),
+    })
 }
 
 /// Listens at a Unix socket that only this user may connect to. One that nobody listens at is replaced.
@@ -245,12 +296,20 @@ mod tests {
         assert!(matches!(serve, Ok(Args::Serve(args)) if args.read_only));
         let serve = parse("attach -a 192.0.2.1 -n nqn.2026-11.x:d --vhost-user /s");
         assert!(matches!(serve, Ok(Args::Serve(args)) if args.nbd.is_none()));
+        let serve = parse("attach -a 192.0.2.1 -n nqn.2026-11.x:d --ublk");
+        assert!(matches!(serve, Ok(Args::Serve(args)) if args.ublk.as_deref() == Some("auto")));
+        let detach = parse("attach --detach /dev/ublkb0 --force");
+        assert!(matches!(detach, Ok(Args::Detach(args)) if args.force));
         for wrong in [
             "attach",
             "attach --nbd /s",
             "attach -a 192.0.2.1",
             "attach --status /s --nbd /s",
             "attach --status /s --vhost-user /s",
+            "attach --status /s --ublk",
+            "attach --detach /dev/ublkb0 --ublk",
+            "attach --detach /dev/ublkb0 -a 192.0.2.1",
+            "attach -a 192.0.2.1 --ublk --force",
             "attach --status /s -a 192.0.2.1",
             "attach -a 192.0.2.1 --nbd /s -o json",
         ] {

@@ -15,7 +15,9 @@ use super::connection_table::{ConnectionResources, ConnectionTable, MOST_CONNECT
 use super::metrics_file::MetricsFile;
 use super::operation::RequestTable;
 use super::status::{self, Served, Status};
+use super::ublk::{self, Ublk};
 use super::vhost_user::{self, DeviceProperties, VhostUser};
+use crate::bench::report::print;
 use crate::host::{CLOSE_LIMIT, notice};
 use crate::interrupt::Stop;
 use crate::multipath::{BlockRequest, Notice, Operation};
@@ -44,10 +46,11 @@ pub(super) struct ExportOptions {
     pub(super) piece_bytes: u32,
 }
 
-/// Where clients connect, and those that ask for the state.
+/// Where clients connect, and those that ask for the state; and the device of the kernel.
 pub(super) struct Listeners {
     pub(super) clients: Option<UnixListener>,
     pub(super) vhost_user: Option<UnixListener>,
+    pub(super) ublk: Option<Ublk>,
     pub(super) status: UnixListener,
 }
 
@@ -70,6 +73,9 @@ pub(super) struct Server {
     requests: RequestTable,
     connections: ConnectionTable,
     vhost_user: Option<VhostUser>,
+    ublk: Option<Ublk>,
+    /// The device can be used, and that was reported.
+    is_ready: bool,
     status: Option<UnixListener>,
     metrics: Option<MetricsFile>,
     stop: Stop,
@@ -94,6 +100,8 @@ impl Server {
             requests: RequestTable::new(TABLE_REQUESTS),
             connections: ConnectionTable::new(MOST_CONNECTIONS),
             vhost_user: None,
+            ublk: None,
+            is_ready: false,
             status: None,
             metrics,
             stop,
@@ -106,16 +114,26 @@ impl Server {
     /// Serves clients until the end is asked for and reached.
     ///
     /// # Errors
-    /// All paths are given up.
+    /// All paths are given up, or the device of the kernel cannot be started.
     pub(super) fn serve(&mut self, listeners: Listeners) -> Result<(), Error> {
+        let outcome = self.run(listeners);
+        if let Some(device) = self.ublk.take() {
+            device.close(outcome.is_err());
+        }
+        outcome
+    }
+
+    fn run(&mut self, listeners: Listeners) -> Result<(), Error> {
         self.connections.listen(listeners.clients);
         let of_guest = |listener| VhostUser::new(listener, TABLE_REQUESTS as usize);
         self.vhost_user = listeners.vhost_user.map(of_guest);
+        self.ublk = listeners.ublk;
         self.status = Some(listeners.status);
         self.tell_manager();
         let mut poller = AdaptivePoller::new(SpinBudget::auto(SPIN), Instant::now());
         loop {
             let any = self.iterate();
+            self.follow_device()?;
             let now = Instant::now();
             if self.has_ended(now)? {
                 return Ok(());
@@ -132,6 +150,27 @@ impl Server {
         }
     }
 
+    /// Reports that everything can be used. Ends when the device was removed by somebody else.
+    fn follow_device(&mut self) -> Result<(), Error> {
+        if self.ublk.as_ref().is_some_and(Ublk::has_failed) {
+            return Err(Error::Local("the device cannot be started: see above".into()));
+        }
+        let is_live = self.ublk.as_ref().is_none_or(Ublk::is_live);
+        if is_live && !std::mem::replace(&mut self.is_ready, true) {
+            if let Some(device) = &self.ublk {
+                let (name, provider) = (&self.options.name, self.host.provider());
+                info!("{name} is served as {} ({provider})", device.path());
+                print(&format!("{}\n", device.path()))?;
+            }
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        }
+        if self.ending == Ending::No && self.ublk.as_ref().is_some_and(Ublk::is_stopped) {
+            info!("the device was removed");
+            self.end();
+        }
+        Ok(())
+    }
+
     /// Follows the end. Returns whether it is reached.
     fn has_ended(&mut self, now: Instant) -> Result<bool, Error> {
         if self.host.multipath().is_lost() && self.ending == Ending::No {
@@ -139,8 +178,10 @@ impl Server {
                 "all paths are given up: requests have failed, and the namespace is detached";
             return Err(Error::Local(lost.into()));
         }
+        let device_ended = self.ublk.as_mut().is_none_or(Ublk::has_ended);
+        let is_drained = device_ended && self.requests.in_use() == 0;
         match self.ending {
-            Ending::Draining(until) if self.requests.in_use() == 0 || now >= until => {
+            Ending::Draining(until) if is_drained || now >= until => {
                 let left = self.requests.in_use();
                 if left > 0 {
                     warn!("{left} requests of clients are not done, and fail");
@@ -175,6 +216,7 @@ impl Server {
         let mut any = self.iterations.is_multiple_of(LOOK_EVERY) && self.look(Duration::ZERO);
         any |= self.clients(Connection::read);
         any |= self.guest(VhostUser::poll);
+        any |= self.device(Ublk::poll);
         any |= self.paths();
         while let Some(notice) = self.host.next_notice() {
             any = true;
@@ -182,8 +224,20 @@ impl Server {
         }
         any |= self.clients(|connection, _, s| connection.write(s));
         self.vhost_user.iter_mut().for_each(VhostUser::signal);
+        self.ublk.iter_mut().for_each(Ublk::submit);
         self.host.flush();
         any
+    }
+
+    /// Lets the device of the kernel do something, if there is one.
+    fn device<T: Default>(
+        &mut self,
+        act: impl FnOnce(&mut Ublk, &DeviceProperties, &mut vhost_user::Resources<'_>) -> T,
+    ) -> T {
+        let Server { host, requests, ublk, options, properties, .. } = self;
+        let Some(ublk) = ublk else { return T::default() };
+        let (pool, piece_bytes) = (host.pool(), options.piece_bytes);
+        act(ublk, properties, &mut vhost_user::Resources { pool, requests, piece_bytes })
     }
 
     /// Lets the export to a guest do something, if there is one.
@@ -237,6 +291,7 @@ impl Server {
         while let Some(request) = self.requests.next_answered() {
             match self.requests.get(request).connection {
                 vhost_user::CONNECTION => self.guest(|guest, _, r| guest.reply(request, r)),
+                ublk::CONNECTION => self.device(|device, _, r| device.reply(request, r)),
                 connection => self.connections.reply(connection, request),
             }
         }
@@ -248,6 +303,7 @@ impl Server {
         let mut any = self.vhost_user.as_mut().is_some_and(VhostUser::arm);
         any |= self.paths();
         self.vhost_user.iter_mut().for_each(VhostUser::signal);
+        any |= self.ublk.as_mut().is_some_and(Ublk::arm);
         self.host.flush();
         if any {
             return;
@@ -285,6 +341,7 @@ impl Server {
         let kicks = guest.flat_map(VhostUser::kick_descriptors);
         fds.extend(kicks.map(|kick| PollFd::new(kick, PollFlags::POLLIN)));
         let kicks = at_kicks..fds.len();
+        fds.extend(self.ublk.iter().map(|it| PollFd::new(it.descriptor(), PollFlags::POLLIN)));
         fds.extend(self.connections.descriptors().map(|(fd, wanted)| PollFd::new(fd, wanted)));
         if !limit.is_zero() {
             let descriptors = self.host.descriptors();
@@ -322,6 +379,7 @@ impl Server {
         self.ending = Ending::Draining(Instant::now() + DRAIN_LIMIT);
         self.connections.listen(None);
         self.vhost_user.iter_mut().for_each(VhostUser::end);
+        self.ublk.iter_mut().for_each(Ublk::end);
         self.clients(|connection, _, s| {
             connection.end(s);
             true
@@ -352,6 +410,7 @@ impl Server {
                 .connections
                 .sizes_bytes()
                 .chain(self.vhost_user.iter().filter_map(VhostUser::size_bytes))
+                .chain(self.ublk.iter().map(Ublk::size_bytes))
                 .collect(),
         };
         Status::new(self.host.multipath(), &served, now)
@@ -362,6 +421,7 @@ impl Server {
         self.tell_manager();
         self.properties = current_properties(&self.host, &self.options, Some(&self.properties));
         self.guest(|guest, properties, _| guest.resize(properties));
+        self.device(|device, properties, _| device.resize(properties));
         let size_bytes = self.properties.export.size_bytes;
         let stale = self.connections.sizes_bytes().filter(|size| *size != size_bytes).count();
         if let Notice::Resized { .. } = notice
@@ -373,7 +433,7 @@ impl Server {
 }
 
 /// What is offered now. The serial number is that of the first controller.
-fn current_properties(
+pub(super) fn current_properties(
     host: &MultipathHost,
     options: &ExportOptions,
     before: Option<&DeviceProperties>,

@@ -257,9 +257,12 @@ impl PathStatus {
     }
 }
 
-/// Returns the socket of the state beside that of the clients.
+/// Returns the socket of the state beside that of the clients; for a device, one in `/run`.
 pub(super) fn socket(clients: &Path) -> PathBuf {
-    let mut name = OsString::from(clients);
+    let mut name = match clients.strip_prefix("/dev") {
+        Ok(device) => Path::new("/run").join(format!("nvmf-{}", device.display())).into(),
+        Err(_) => OsString::from(clients),
+    };
     name.push(".status");
     name.into()
 }

@@ -434,6 +434,13 @@ impl Multipath {
         self.paths.get(path).and_then(Path::session)
     }
 
+    /// Returns for how long a target may have changes of blocks that an association of before has
+    /// sent: see [What is repeated](self#what-is-repeated).
+    #[must_use]
+    pub fn replay_wait(&self) -> Option<Duration> {
+        self.paths.iter().filter_map(Path::replay_wait).max()
+    }
+
     /// Whether each path has failed at least once or is live.
     #[must_use]
     pub fn has_tried_all(&self) -> bool {

@@ -496,7 +496,7 @@ impl Path {
     }
 
     /// How long changes of blocks wait after the end of an association, if they do.
-    fn replay_wait(&self) -> Option<Duration> {
+    pub(super) fn replay_wait(&self) -> Option<Duration> {
         let has_keep_alive = self.options.session.kato_ms > 0;
         let margin = self.common.replay_margin.filter(|_| has_keep_alive)?;
         Some(Duration::from_millis(self.kato_ms.into()) + margin)

@@ -6,7 +6,7 @@ use tests::structure;
 use tests::structure::exceptions::Exceptions;
 
 /// Beside them there is the control thread, which is the one that `main` has, with tokio's own.
-const KINDS_MAX: usize = 5;
+const KINDS_MAX: usize = 6;
 const WORKERS_MAX: usize = 5;
 
 #[test]
