@@ -704,6 +704,23 @@ mod tests {
         target.stop(Instant::now() + Duration::from_secs(60));
     }
 
+    /// Whatever the devices of this machine write whole.
+    #[test]
+    fn a_start_names_what_a_power_failure_may_tear() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = RunningTarget::start(config(directory.path())).unwrap();
+        let says = |whole_bytes| {
+            let mut subsystem = (*target.registry.subsystems()[0]).clone();
+            subsystem.namespaces[0].geometry.power_fail_atomic_bytes = whole_bytes;
+            target.registry.publish(Arc::new(subsystem));
+            target.summary()
+        };
+        let named = "namespace 1 of nqn.2026-11.io.nvmfd:a (512 of 4096 bytes)";
+        assert!(says(512).contains(named), "{}", says(512));
+        assert!(!says(4096).contains("half old and half new"));
+        target.stop(Instant::now() + Duration::from_secs(60));
+    }
+
     #[test]
     fn a_change_that_is_refused_takes_away_what_it_has_made_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();

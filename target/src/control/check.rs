@@ -95,14 +95,11 @@ fn backing_stores(config: &Config) -> bool {
     let mut good = true;
     // A daemon that has locked the directory has its files and devices too.
     let is_served = config.state_directory.as_deref().is_some_and(StateDirLock::is_held);
-    let mut torn = Vec::new();
-    for PathCheck { place, seen, below, block_bytes } in
-        look_at_all(config, &BlockingPool::default(), is_served)
-    {
-        if let Some(why) = below.volatile {
-            warn!("{place}: {why}");
-        }
-        torn.extend(Torn::of(place.clone(), block_bytes, below.power_fail_atomic_bytes));
+    let checks = look_at_all(config, &BlockingPool::default(), is_served);
+    for warning in media_warnings(&checks) {
+        warn!("{warning}");
+    }
+    for PathCheck { place, seen, .. } in checks {
         match seen {
             Ok(None) => {}
             Ok(Some(why)) => warn!("{place}: {why}: it would be pending"),
@@ -112,15 +109,23 @@ fn backing_stores(config: &Config) -> bool {
             }
         }
     }
-    if let Some(sentence) = Torn::sentence(&torn) {
-        warn!("{sentence}");
-    }
     let directory = usable_state_directory(config).map(Path::to_path_buf);
     for ((nqn, nsid), why) in DeviceTable::new(directory, 0).unusable_records(&config.subsystems) {
         error!("{nqn}, namespace {nsid}: {why}");
         good = false;
     }
     good
+}
+
+/// Warns of stores that do not survive the machine, and of blocks that a power failure may tear.
+fn media_warnings(checks: &[PathCheck]) -> Vec<String> {
+    let volatile = checks.iter().filter_map(|check| {
+        check.below.volatile.as_ref().map(|why| format!("{}: {why}", check.place))
+    });
+    let torn = checks.iter().filter_map(|PathCheck { place, below, block_bytes, .. }| {
+        Torn::of(place.clone(), *block_bytes, below.power_fail_atomic_bytes)
+    });
+    volatile.chain(Torn::sentence(&torn.collect::<Vec<_>>())).collect()
 }
 
 fn usable_state_directory(config: &Config) -> Option<&Path> {
@@ -428,6 +433,23 @@ mod tests {
         assert!(!is_volatile(&NamespaceConfig { read_only: true, ..namespace(&path, None) }));
         let disk = crate::blockdev::testing::directory();
         assert!(!is_volatile(&namespace(&disk.path().join("a"), Some(8192))));
+    }
+
+    /// Whatever the devices of this machine write whole.
+    #[test]
+    fn blocks_larger_than_what_is_written_whole_are_warned_of() {
+        let check = |place: &str, whole| PathCheck {
+            place: place.to_owned(),
+            seen: Ok(None),
+            below: Below { power_fail_atomic_bytes: whole, volatile: None },
+            block_bytes: 4096,
+        };
+        assert_eq!(media_warnings(&[check("a", Some(4096)), check("b", None)]), [""; 0]);
+        let mut checks = [check("a", Some(512)), check("b", Some(4096)), check("c", Some(1024))];
+        checks[1].below.volatile = Some("is in memory".to_owned());
+        let warnings = media_warnings(&checks);
+        assert_eq!((warnings.len(), warnings[0].as_str()), (2, "b: is in memory"));
+        assert!(warnings[1].contains(": a (512 of 4096 bytes), c (1024 of 4096 bytes). For"));
     }
 
     #[test]
