@@ -99,17 +99,7 @@ impl BackingDevice {
                 return Err(OpenError::new(format!("{} cannot be opened again", self.name)));
             }
         };
-        if fresh.kind != self.kind {
-            return Err(OpenError::new(format!(
-                "{} is now of another nature than it was: remove the namespace, reload, add it, \
-                 reload",
-                self.name
-            )));
-        }
-        self.is_the_device(&fresh)?;
-        if !trusted {
-            self.is_the_file(&fresh)?;
-        }
+        self.may_be_replaced_by(&fresh, trusted)?;
         fresh.health = Arc::clone(&self.health);
         if !fresh.allows(Space::Punch) {
             fresh.health.note_kept_space();
@@ -128,6 +118,27 @@ impl BackingDevice {
                 old.size_bytes()
             ))),
         }
+    }
+
+    /// Checks that a store that was opened again is the one that was served, or a file that the
+    /// administrator has `trusted`.
+    pub(super) fn may_be_replaced_by(
+        &self,
+        fresh: &BackingDevice,
+        trusted: bool,
+    ) -> Result<(), OpenError> {
+        if fresh.kind != self.kind {
+            return Err(OpenError::new(format!(
+                "{} is now of another nature than it was: remove the namespace, reload, add it, \
+                 reload",
+                self.name
+            )));
+        }
+        self.is_the_device(fresh)?;
+        if !trusted {
+            self.is_the_file(fresh)?;
+        }
+        Ok(())
     }
 
     /// Another file of the right length may be half restored, or older.

@@ -211,11 +211,14 @@ fn another_device_takes_nobodys_place() {
     };
     let served = device(Some("naa.1"));
     for (found, fits) in [(Some("naa.1"), true), (None, true), (Some("naa.2"), false)] {
-        assert_eq!(served.is_the_device(&device(found)).is_ok(), fits, "{found:?}");
+        for trusted in [false, true] {
+            let outcome = served.may_be_replaced_by(&device(found), trusted);
+            assert_eq!(outcome.is_ok(), fits, "{found:?}");
+        }
     }
-    let refused = served.is_the_device(&device(Some("naa.2"))).unwrap_err().to_string();
+    let refused = served.may_be_replaced_by(&device(Some("naa.2")), true).unwrap_err().to_string();
     assert_says(&refused, &["another device now (naa.2)", "than it was (naa.1)"]);
-    assert!(device(None).is_the_device(&served).is_ok(), "nobody knows");
+    assert!(device(None).may_be_replaced_by(&served, false).is_ok(), "nobody knows");
 }
 
 struct Stage {
