@@ -234,6 +234,14 @@ mod tests {
 
     const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
+    /// The host chooses among what both know, and for us those two take ten times as long.
+    #[test]
+    fn the_two_largest_groups_are_used_only_where_they_are_configured() {
+        let groups = Policy::default().groups;
+        assert!(!groups.contains(&GroupId::FFDHE6144) && !groups.contains(&GroupId::FFDHE8192));
+        assert_eq!(groups.len(), 4);
+    }
+
     #[test]
     fn a_name_whose_key_is_removed_is_refused_until_somebody_says_otherwise() {
         let (known, disk) = ("nqn.2026-11.host:known", "nqn.2026-11.io.nvmfd:disk");
