@@ -45,8 +45,10 @@ fn code(cqe: Cqe) -> (u16, bool) {
 #[test]
 fn a_connection_request_is_accepted_with_all_receives_posted_or_rejected_with_the_reason() {
     let good = cm::Request { qid: 0, hrqsize: 32, hsqsize_z: 31, ..cm::Request::default() };
-    let cases: [(cm::Request, u8, Option<u16>); 7] = [
+    let cases: [(cm::Request, u8, Option<u16>); 8] = [
         (good, 16, None),
+        // Any peer may open an admin queue: it gets no more receives, whatever it asks for.
+        (cm::Request { hsqsize_z: 127, hrqsize: 128, ..good }, 16, None),
         (cm::Request { recfmt: 1, ..good }, 16, Some(2)),
         (cm::Request { hsqsize_z: 0, ..good }, 16, Some(4)),
         (cm::Request { hrqsize: 0, ..good }, 16, Some(5)),
