@@ -1,7 +1,7 @@
 //! Who takes which group: decided by every gateway for itself from what it has read. Comparisons of
 //! the update decide between two that want the same group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::record::{GroupObject, GroupRecord, Slot};
 
@@ -69,6 +69,32 @@ impl Candidates {
     }
 }
 
+/// The moves after which each live gateway has as many groups as the others, or one more: as few as
+/// possible. `owners`: groups with their live owners.
+pub(crate) fn balance(
+    live: &BTreeSet<Slot>,
+    owners: impl IntoIterator<Item = (u32, Slot)>,
+) -> Vec<(u32, Slot)> {
+    let mut groups: BTreeMap<Slot, Vec<u32>> = live.iter().map(|slot| (*slot, vec![])).collect();
+    for (group, slot) in owners {
+        groups.entry(slot).or_default().push(group);
+    }
+    let mut moves = Vec::new();
+    loop {
+        let by_load = |(slot, of): &(&Slot, &Vec<u32>)| (of.len(), **slot);
+        let to = groups.iter().filter(|(slot, _)| live.contains(slot)).min_by_key(by_load);
+        let from = groups.iter().max_by_key(|(slot, of)| (of.len(), std::cmp::Reverse(**slot)));
+        let (Some((to, few)), Some((from, many))) = (to, from) else { return moves };
+        if many.len() <= few.len() + 1 {
+            return moves;
+        }
+        let (to, from) = (*to, *from);
+        let Some(group) = groups.get_mut(&from).and_then(Vec::pop) else { return moves };
+        groups.entry(to).or_default().push(group);
+        moves.push((group, to));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::decision::*;
@@ -97,6 +123,29 @@ mod tests {
         assert_eq!(of(3, 9), Some(Vacancy::Open), "of an excluded member");
         assert_eq!(of(4, 9), Some(Vacancy::Open));
         assert_eq!(of(5, 9), Some(Vacancy::Open), "never owned");
+    }
+
+    #[test]
+    fn groups_are_balanced_by_as_few_moves_as_possible() {
+        let of = |live: &[Slot], owners: &[(u32, Slot)]| {
+            balance(&live.iter().copied().collect(), owners.iter().copied())
+        };
+        assert_eq!(of(&[0, 1], &[(1, 0), (2, 0), (3, 0)]), [(3, 1)]);
+        assert_eq!(of(&[0, 1], &[(1, 0), (2, 1), (3, 0)]), [], "one more is even");
+        assert_eq!(of(&[0, 1, 2], &[(1, 1), (2, 1), (3, 1), (4, 1)]), [(4, 0), (3, 2)]);
+        assert_eq!(of(&[], &[(1, 1), (2, 1)]), []);
+        for gateways in 1..6u8 {
+            for groups in 0..20u32 {
+                let live: BTreeSet<Slot> = (0..gateways).collect();
+                let mut owners: BTreeMap<u32, Slot> =
+                    (0..groups).map(|id| (id, (id * id % u32::from(gateways)) as Slot)).collect();
+                let moves = balance(&live, owners.clone());
+                owners.extend(moves);
+                let loads = live.iter().map(|slot| owners.values().filter(|it| *it == slot).count());
+                let loads: Vec<usize> = loads.collect();
+                assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1, "{loads:?}");
+            }
+        }
     }
 
     #[test]

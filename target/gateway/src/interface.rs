@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::record::{GroupObject, Slot, Update};
+use crate::record::{Applied, GroupObject, Slot, Update};
 
 /// What a gateway declares of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -14,6 +14,9 @@ pub struct Member {
     pub name: String,
     /// What its configuration declares.
     pub declared: Declaration,
+    /// What it has in force of the shared configuration, if it uses it. It does not join before it
+    /// has applied or refused the version that the group has.
+    pub applied: Option<Applied>,
 }
 
 /// What the configuration of a gateway declares. A reload may change it.
@@ -77,9 +80,11 @@ pub enum Event {
     /// The configuration of this gateway was reloaded. Groups that are new are served from now on;
     /// those that have gone are released.
     Declared(Declaration),
+    /// Another version of the shared configuration is in force here, or was refused.
+    Applied(Applied),
     /// The data client, the one connected last, was excluded or has lost a lock.
     ClientExcluded,
-    /// An administrator moves a group that this gateway serves.
+    /// An administrator moves a group, after those moved before.
     Move(u32, Slot),
     /// An administrator excludes another gateway, which is known to be broken.
     Exclude(Slot),

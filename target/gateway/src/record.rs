@@ -6,6 +6,9 @@
 //! | `gw.SLOT` | [`MemberRecord`]: name, incarnation, address of the data client |
 //! | `hb.SLOT` | incarnation and counter, written with each heartbeat |
 //! | `ana.GROUP` | [`GroupRecord`]: owner, epoch |
+//! | `move.GROUP` | [`MoveRequest`]: the gateway that its owner is asked to give the group to |
+//! | `version` | [`SharedVersion`]: the shared configuration, whose text is in `config` |
+//! | `applied.SLOT` | [`Applied`]: the version that a gateway has in force |
 //!
 //! Values are text: fields with spaces between them, the first is the version of the format.
 
@@ -30,6 +33,17 @@ pub enum Key {
     Heartbeat(Slot),
     /// The record of an ANA group.
     Group(u32),
+    /// A request to the owner of an ANA group.
+    Move(u32),
+    /// The version of the shared configuration.
+    Version,
+    /// The version of the shared configuration that a slot has in force.
+    Applied(Slot),
+}
+
+impl Key {
+    /// What the keys of a group object begin with.
+    pub const PREFIXES: [&str; 6] = ["gw.", "hb.", "ana.", "move.", "version", "applied."];
 }
 
 impl fmt::Display for Key {
@@ -38,6 +52,9 @@ impl fmt::Display for Key {
             Key::Member(slot) => write!(f, "gw.{slot}"),
             Key::Heartbeat(slot) => write!(f, "hb.{slot}"),
             Key::Group(group) => write!(f, "ana.{group}"),
+            Key::Move(group) => write!(f, "move.{group}"),
+            Key::Version => f.write_str("version"),
+            Key::Applied(slot) => write!(f, "applied.{slot}"),
         }
     }
 }
@@ -46,11 +63,16 @@ impl FromStr for Key {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Key, ()> {
+        if text == "version" {
+            return Ok(Key::Version);
+        }
         let (kind, number) = text.split_once('.').ok_or(())?;
         match kind {
             "gw" => number.parse().map(Key::Member).map_err(drop),
             "hb" => number.parse().map(Key::Heartbeat).map_err(drop),
             "ana" => number.parse().map(Key::Group).map_err(drop),
+            "move" => number.parse().map(Key::Move).map_err(drop),
+            "applied" => number.parse().map(Key::Applied).map_err(drop),
             _ => Err(()),
         }
     }
@@ -226,6 +248,113 @@ impl FromStr for GroupRecord {
     }
 }
 
+/// A request to the owner of an ANA group, of any gateway.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MoveRequest {
+    /// The epoch of the ANA group; the request ends with it.
+    pub epoch: u64,
+    /// The slot that is to serve the group.
+    pub to: Slot,
+}
+
+impl fmt::Display for MoveRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MoveRequest { epoch, to } = self;
+        write!(f, "{VERSION} {epoch} {to}")
+    }
+}
+
+impl FromStr for MoveRequest {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<MoveRequest, ()> {
+        let fields: Vec<&str> = text.split(' ').collect();
+        let [VERSION, epoch, to] = fields[..] else { return Err(()) };
+        Ok(MoveRequest { epoch: epoch.parse().map_err(drop)?, to: to.parse().map_err(drop)? })
+    }
+}
+
+/// A version of the shared configuration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SharedVersion {
+    /// Its number: 1 is the first.
+    pub number: u64,
+    /// Digest of its text.
+    pub digest: String,
+    /// The name of the gateway where it was applied first.
+    pub gateway: String,
+    /// When, in seconds since 1970.
+    pub at_unix_s: u64,
+}
+
+impl fmt::Display for SharedVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SharedVersion { number, digest, gateway, at_unix_s } = self;
+        write!(f, "{VERSION} {number} {digest} {gateway} {at_unix_s}")
+    }
+}
+
+impl FromStr for SharedVersion {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<SharedVersion, ()> {
+        let fields: Vec<&str> = text.split(' ').collect();
+        let [VERSION, number, digest, gateway, at_unix_s] = fields[..] else { return Err(()) };
+        Ok(SharedVersion {
+            number: number.parse().map_err(drop)?,
+            digest: digest.to_owned(),
+            gateway: gateway.to_owned(),
+            at_unix_s: at_unix_s.parse().map_err(drop)?,
+        })
+    }
+}
+
+/// What a gateway has in force of the shared configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Applied {
+    /// The version; 0: none yet.
+    pub version: u64,
+    /// A later version that it could not apply, and why.
+    pub refused: Option<(u64, String)>,
+}
+
+impl Applied {
+    /// The longest reason in a record, in characters.
+    const MOST_CHARS: usize = 400;
+
+    /// The last version that it has applied or refused.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.refused.as_ref().map_or(self.version, |(version, _)| self.version.max(*version))
+    }
+}
+
+impl fmt::Display for Applied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{VERSION} {}", self.version)?;
+        let Some((version, why)) = &self.refused else { return Ok(()) };
+        let plain = |c: char| if c.is_control() { ' ' } else { c };
+        let why: String = why.chars().map(plain).take(Applied::MOST_CHARS).collect();
+        write!(f, " {version} {why}")
+    }
+}
+
+impl FromStr for Applied {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Applied, ()> {
+        let fields: Vec<&str> = text.splitn(4, ' ').collect();
+        let (version, refused) = match fields[..] {
+            [VERSION, version] => (version, None),
+            [VERSION, version, refused, why] => {
+                (version, Some((refused.parse().map_err(drop)?, why.to_owned())))
+            }
+            _ => return Err(()),
+        };
+        Ok(Applied { version: version.parse().map_err(drop)?, refused })
+    }
+}
+
 fn list(f: &mut fmt::Formatter<'_>, entries: &[String]) -> fmt::Result {
     match entries {
         [] => f.write_str(NONE),
@@ -254,10 +383,14 @@ pub struct GroupObject {
     texts: BTreeMap<Key, String>,
     members: BTreeMap<Slot, MemberRecord>,
     groups: BTreeMap<u32, GroupRecord>,
+    version: Option<SharedVersion>,
+    applied: BTreeMap<Slot, Applied>,
+    moves: BTreeMap<u32, MoveRequest>,
 }
 
 impl GroupObject {
-    /// From keys and values. Other keys are ignored.
+    /// From keys and values. Other keys are ignored, and so are requests and versions that cannot be
+    /// read.
     ///
     /// # Errors
     /// The key whose value cannot be read: nothing may be decided from the rest.
@@ -276,6 +409,14 @@ impl GroupObject {
                     object.groups.insert(group, text.parse().map_err(damaged)?);
                 }
                 Key::Heartbeat(_) => {}
+                // Nobody decides by these who owns a group: damage of them obstructs no takeover.
+                Key::Move(group) => {
+                    object.moves.extend(text.parse().ok().map(|request| (group, request)));
+                }
+                Key::Version => object.version = text.parse().ok(),
+                Key::Applied(slot) => {
+                    object.applied.extend(text.parse().ok().map(|applied| (slot, applied)));
+                }
             }
             object.texts.insert(key, text.to_owned());
         }
@@ -305,6 +446,26 @@ impl GroupObject {
         self.groups.get(&group)
     }
 
+    /// The slot that the owner of a group is asked to give it to.
+    #[must_use]
+    pub fn move_request(&self, group: u32) -> Option<Slot> {
+        let request = self.moves.get(&group)?;
+        let is_current = |record: &&GroupRecord| record.epoch == request.epoch;
+        self.group(group).filter(is_current).map(|_| request.to)
+    }
+
+    /// The version of the shared configuration, if there is one.
+    #[must_use]
+    pub fn version(&self) -> Option<&SharedVersion> {
+        self.version.as_ref()
+    }
+
+    /// What the gateway of a slot has in force of the shared configuration, if it uses it.
+    #[must_use]
+    pub fn applied(&self, slot: Slot) -> Option<&Applied> {
+        self.applied.get(&slot)
+    }
+
     /// The member that owns something as this owner still is one.
     #[must_use]
     pub fn live_owner(&self, owner: &Owner) -> Option<&MemberRecord> {
@@ -329,6 +490,24 @@ impl Update {
     pub(crate) fn compare(mut self, key: Key, text: Option<&str>) -> Update {
         self.compares.push((key, text.map(str::to_owned)));
         self
+    }
+
+    /// Sets what a slot has in force of the shared configuration, if that is another than in an
+    /// object.
+    #[must_use]
+    pub(crate) fn note_applied(
+        self,
+        slot: Slot,
+        applied: Option<&Applied>,
+        object: &GroupObject,
+    ) -> Update {
+        let key = Key::Applied(slot);
+        let (old, new) = (object.text(key), applied.map(ToString::to_string));
+        match (old, &new) {
+            (None, None) | (Some(NONE), None) => self,
+            (old, new) if old == new.as_deref() => self,
+            _ => self.set(key, &new.as_deref().unwrap_or(NONE)),
+        }
     }
 
     /// Sets a value.
@@ -371,9 +550,31 @@ mod tests {
             let record = GroupRecord { epoch: 12, ownership };
             assert_eq!(record.to_string().parse(), Ok(record));
         }
-        for key in [Key::Member(31), Key::Heartbeat(0), Key::Group(64)] {
-            assert_eq!(key.to_string().parse(), Ok(key));
+        let keys = [Key::Member(31), Key::Heartbeat(0), Key::Group(64), Key::Version, Key::Move(2)];
+        for key in keys.into_iter().chain([Key::Applied(3)]) {
+            let text = key.to_string();
+            assert_eq!(text.parse(), Ok(key));
+            assert!(Key::PREFIXES.iter().any(|prefix| text.starts_with(prefix)), "{text} is read");
         }
+        let request = MoveRequest { epoch: 7, to: 31 };
+        assert_eq!(request.to_string().parse(), Ok(request));
+        let (digest, gateway) = ("0f".to_owned(), "a".to_owned());
+        let version = SharedVersion { number: 7, digest, gateway, at_unix_s: 1_795_000_000 };
+        assert_eq!(version.to_string().parse(), Ok(version));
+    }
+
+    #[test]
+    fn the_applied_version_is_read_as_it_was_written_and_a_reason_is_bounded() {
+        let why = "no image rbd/x: create it".to_owned();
+        for refused in [None, Some((6, why))] {
+            let applied = Applied { version: 5, refused };
+            assert_eq!(applied.to_string().parse(), Ok(applied));
+        }
+        let long = Applied { version: 5, refused: Some((6, "x\ny".repeat(1000))) };
+        let text = long.to_string();
+        assert!(text.len() < 500 && !text.contains('\n'), "{text}");
+        assert_eq!(text.parse::<Applied>().unwrap().settled(), 6);
+        assert_eq!("1 5 x".parse::<Applied>(), Err(()));
     }
 
     #[test]
@@ -392,6 +593,10 @@ mod tests {
             let said = GroupObject::parse([(key, text)]).unwrap_err();
             assert!(said.contains(key), "{said}");
         }
+        let others = [("version", "2 x"), ("applied.1", "?"), ("applied.2", "-"), ("move.1", "")];
+        let object = GroupObject::parse(others).unwrap();
+        assert_eq!((object.version(), object.applied(1)), (None, None));
+        assert_eq!((object.applied(2), object.move_request(1)), (None, None));
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::moves::Moves;
 use super::{Client, Gateway, Pending};
 use crate::interface::{Action, Declaration, EndReason, Member, Operation, Stage};
-use crate::record::{GroupObject, Key, MemberRecord, Membership, Update};
+use crate::record::{GroupObject, Key, MemberRecord, Membership, Slot, Update};
 
 impl Gateway {
     pub(super) fn note_object(&mut self, sent: Duration, object: GroupObject) {
@@ -24,6 +25,8 @@ impl Gateway {
                     self.note_steps();
                     if self.is_fresh() && !self.leaving {
                         self.request_groups(sent);
+                        self.give_requested();
+                        self.continue_moves();
                     }
                 }
             }
@@ -67,7 +70,7 @@ impl Gateway {
         if self.incarnation.is_some_and(|own| last > own) {
             return self.end(EndReason::Superseded);
         }
-        if self.leaving || self.differing_member(sent).is_some() {
+        if self.leaving || self.is_behind() || self.differing_member(sent).is_some() {
             return;
         }
         let Member { name, declared: Declaration { digest, listeners, .. }, .. } =
@@ -80,14 +83,32 @@ impl Gateway {
             .compare(Key::Member(slot), self.object.text(Key::Member(slot)))
             .set(Key::Member(slot), &record)
             .set(Key::Heartbeat(slot), &value);
+        let update = self.note_applied(update);
         self.client = Client::Registering;
         self.start(Pending::Register(record, self.now), Operation::Update(update));
     }
 
-    /// A live member that declares something else: this gateway does not join it.
+    /// The group has a version of the shared configuration that was neither applied nor refused
+    /// here.
+    fn is_behind(&self) -> bool {
+        let newest = self.object.version().map_or(0, |version| version.number);
+        self.member.applied.as_ref().is_some_and(|applied| applied.settled() < newest)
+    }
+
+    /// The update, which also says what is in force here of the shared configuration.
+    pub(super) fn note_applied(&self, update: Update) -> Update {
+        update.note_applied(self.member.slot, self.member.applied.as_ref(), &self.object)
+    }
+
+    /// A live member that declares something else: this gateway does not join it. Members that use
+    /// the shared configuration differ only until all have applied the same version.
     pub(super) fn differing_member(&self, sent: Duration) -> Option<&MemberRecord> {
         let live = self.heartbeats.live(&self.object, sent, &self.timing);
-        let others = live.filter(|slot| *slot != self.member.slot);
+        let is_other = |slot: &Slot| {
+            let shares = self.member.applied.is_some() && self.object.applied(*slot).is_some();
+            *slot != self.member.slot && !shares
+        };
+        let others = live.filter(is_other);
         let mut members = others.filter_map(|slot| self.object.member(slot));
         members.find(|member| member.digest != self.member.declared.digest)
     }
@@ -136,6 +157,7 @@ impl Gateway {
     pub(super) fn exclude_self(&mut self) {
         self.heartbeats.reset();
         self.next_record = None;
+        self.moves = Moves::default();
         for group in self.groups.values_mut() {
             group.stage = Stage::Standby;
             group.record = None;

@@ -1,6 +1,7 @@
 //! One gateway of a group.
 
 mod membership;
+mod moves;
 mod ownership;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,11 +9,13 @@ use std::mem::take;
 use std::time::Duration;
 
 use crate::Timing;
+use crate::decision::balance;
 use crate::heartbeat::Heartbeats;
 use crate::interface::{
     Access, Action, EndReason, Event, Member, Operation, OperationId, Outcome, Stage,
 };
-use crate::record::{GroupObject, GroupRecord, Key, MemberRecord, Slot};
+use crate::record::{Applied, GroupObject, GroupRecord, Key, MemberRecord, Slot};
+use moves::Moves;
 
 #[derive(Debug)]
 struct Group {
@@ -68,6 +71,8 @@ enum Pending {
     /// A step of a group.
     Step(u32),
     Leave,
+    /// A request to the owner of a group.
+    Ask,
 }
 
 /// One gateway of a group: what it knows, and what it does next.
@@ -87,6 +92,8 @@ pub struct Gateway {
     next_record: Option<MemberRecord>,
     /// Members that an administrator excludes.
     condemned: BTreeSet<Slot>,
+    /// Groups that an administrator moves.
+    moves: Moves,
     leaving: bool,
     ended: bool,
     pending: BTreeMap<OperationId, Pending>,
@@ -111,6 +118,7 @@ impl Gateway {
             object: GroupObject::default(),
             next_record: None,
             condemned: BTreeSet::new(),
+            moves: Moves::default(),
             leaving: false,
             ended: false,
             pending: BTreeMap::new(),
@@ -176,6 +184,29 @@ impl Gateway {
         &self.object
     }
 
+    /// What this gateway has in force of the shared configuration, if it uses it.
+    #[must_use]
+    pub fn applied(&self) -> Option<&Applied> {
+        self.member.applied.as_ref()
+    }
+
+    /// The moves that would give each live member as many groups as the others, or one more.
+    #[must_use]
+    pub fn balance(&self) -> Vec<(u32, Slot)> {
+        let live = self.live_members();
+        let owners = self.groups.keys().filter_map(|id| {
+            let owner = self.object.group(*id)?.owner()?;
+            self.object.live_owner(owner).map(|_| (*id, owner.slot))
+        });
+        balance(&live, owners)
+    }
+
+    /// The move that has begun, or is next.
+    #[must_use]
+    pub fn next_move(&self) -> Option<(u32, Slot)> {
+        self.moves.next()
+    }
+
     /// Members whose heartbeats change, and this one.
     #[must_use]
     pub fn live_members(&self) -> BTreeSet<Slot> {
@@ -213,11 +244,13 @@ impl Gateway {
             Event::Exclude(_) => {}
             Event::Leave => self.leaving = true,
             Event::Declared(declared) => self.declare(declared),
+            Event::Applied(applied) => {
+                self.member.applied = Some(applied);
+                self.next_read = self.now;
+            }
             Event::Move(group, to) => {
-                let is_live = to != self.member.slot && self.live_members().contains(&to);
-                if is_live && self.stage(group) == Some(Stage::Serving) {
-                    self.step(group, Stage::Releasing(Some(to)));
-                }
+                self.moves.add(group, to);
+                self.continue_moves();
             }
             Event::Completed(id, outcome) => {
                 if let Some(pending) = self.pending.remove(&id) {
@@ -260,7 +293,7 @@ impl Gateway {
             Pending::Request(records) => self.complete_request(records, is_done),
             Pending::Step(group) => self.complete_step(group, is_done),
             Pending::Leave if is_done => self.end(EndReason::Left),
-            Pending::Leave => {}
+            Pending::Leave | Pending::Ask => {}
         }
     }
 
@@ -290,6 +323,7 @@ impl Gateway {
                 if let Some(next) = &next {
                     update = update.set(Key::Member(self.member.slot), next);
                 }
+                update = self.note_applied(update);
                 self.start(Pending::Heartbeat(self.now, next), Operation::Update(update));
             }
         }

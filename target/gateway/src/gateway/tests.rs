@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::record::{GroupObject, Key, MemberRecord, Membership};
+use crate::record::{Applied, GroupObject, Key, MemberRecord, Membership};
 use crate::{
     Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, Outcome, Stage,
     Timing,
@@ -27,7 +27,8 @@ fn declared(digest: &str, groups: &[u32]) -> Declaration {
 }
 
 fn gateway(slot: u8, name: &str, digest: &str) -> Gateway {
-    let member = Member { slot, name: name.into(), declared: declared(digest, &[1, 2]) };
+    let declared = declared(digest, &[1, 2]);
+    let member = Member { slot, name: name.into(), declared, applied: None };
     Gateway::new(member, Timing::default(), Duration::ZERO)
 }
 
@@ -285,4 +286,86 @@ fn a_member_record_whose_update_was_reported_as_failed_is_the_own_one() {
     let member = group.object().member(0).cloned().unwrap();
     assert_eq!((member.incarnation, member.digest.as_str()), (1, "f"));
     assert_eq!((serves(&only), group.clients), (vec![1, 2], 1));
+}
+
+fn applied(version: u64, refused: Option<u64>) -> Event {
+    let refused = refused.map(|version| (version, "no image".to_owned()));
+    Event::Applied(Applied { version, refused })
+}
+
+#[test]
+fn a_gateway_joins_when_it_has_applied_or_refused_the_shared_version_of_the_group() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "e"));
+    group.event(&mut first, applied(0, None));
+    group.pass(1, &mut [&mut first]);
+    assert_eq!(serves(&first), [1, 2], "there is no version yet");
+    group.omap.insert(Key::Version, "1 5 digest a 7".to_owned());
+    group.event(&mut second, applied(4, None));
+    group.pass(10, &mut [&mut first, &mut second]);
+    assert_eq!(group.object().member(1), None, "it is behind");
+    assert_eq!(serves(&first), [1, 2], "a member that is behind serves");
+    group.event(&mut first, applied(5, None));
+    group.event(&mut second, applied(4, Some(5)));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert!(group.object().member(1).is_some(), "it serves what it had");
+    assert_eq!(group.omap[&Key::Applied(0)], "1 5");
+    assert_eq!(group.omap[&Key::Applied(1)], "1 4 5 no image");
+    group.event(&mut second, applied(5, None));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!(group.omap[&Key::Applied(1)], "1 5");
+}
+
+#[test]
+fn a_gateway_without_the_shared_configuration_is_no_lagging_one() {
+    let (mut group, mut first, mut other) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "e"));
+    group.event(&mut first, applied(3, None));
+    group.pass(10, &mut [&mut first, &mut other]);
+    assert_eq!(other.differing().map(|member| member.name.as_str()), Some("a"));
+    group.event(&mut first, Event::Leave);
+    let mut later = gateway(0, "a", "e");
+    group.pass(2, &mut [&mut later, &mut other]);
+    assert_eq!(group.omap[&Key::Applied(0)], "-", "of the former process");
+    assert!(group.object().member(1).is_some());
+}
+
+#[test]
+fn any_gateway_moves_groups_one_after_the_other() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!(serves(&first), [1, 2]);
+    assert_eq!(second.balance(), [(2, 1)]);
+    assert_eq!(first.balance(), second.balance());
+    for (group_id, to) in [(2, 1), (1, 1)] {
+        group.event(&mut second, Event::Move(group_id, to));
+    }
+    assert_eq!(group.omap.get(&Key::Move(2)).map(String::as_str), Some("1 1 1"));
+    assert_eq!(group.omap.get(&Key::Move(1)), None, "the first one is not done");
+    assert_eq!(second.next_move(), Some((2, 1)));
+    group.pass(3, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![1, 2]));
+    assert_eq!((second.next_move(), group.excluded.len()), (None, 0));
+    // The request ends with its epoch.
+    group.event(&mut second, Event::Move(2, 0));
+    group.pass(5, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![2], vec![1]));
+    assert!(first.balance().is_empty());
+}
+
+#[test]
+fn a_move_to_a_gateway_that_ends_is_given_up_with_those_after_it() {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.pass(1, &mut [&mut first]);
+    group.pass(1, &mut [&mut first, &mut second]);
+    group.event(&mut first, Event::Move(7, 1));
+    group.event(&mut first, Event::Move(2, 9));
+    assert_eq!(first.next_move(), Some((7, 1)), "nobody has such a group");
+    group.pass(11, &mut [&mut first, &mut second]);
+    assert_eq!((first.next_move(), serves(&first)), (None, vec![1, 2]));
+    group.event(&mut first, Event::Move(1, 9));
+    assert_eq!((first.next_move(), serves(&first)), (None, vec![1, 2]));
 }

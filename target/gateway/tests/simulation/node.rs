@@ -96,7 +96,8 @@ impl Node {
         self.process += 1;
         self.is_suspended = false;
         let name = format!("gw{}", self.slot);
-        let member = Member { slot: self.slot, name, declared: declaration(groups, 0) };
+        let declared = declaration(groups, 0);
+        let member = Member { slot: self.slot, name, declared, applied: None };
         self.gateway = Some(Gateway::new(member, timing, self.clock(now)));
     }
 

@@ -29,7 +29,7 @@ impl Rados {
             let is_ignored = match key {
                 Key::Group(_) => bug == Some(SeededBug::StaleEpoch),
                 Key::Member(_) => bug == Some(SeededBug::StaleMember),
-                Key::Heartbeat(_) => false,
+                Key::Heartbeat(_) | Key::Move(_) | Key::Version | Key::Applied(_) => false,
             };
             is_ignored || self.omap.get(key) == text.as_ref()
         };
