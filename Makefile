@@ -130,7 +130,7 @@ images: test-packages # Block devices on an image of Ceph RBD, on a cluster that
 	  STORE_TESTS="$$(readlink -f "$$program")" tests/ceph/run small
 
 test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
-	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio curl iproute2)
+	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio curl iproute2 strace)
 	@program() { \
 	    readlink -f "$$($(CARGO) test -p "$$1" --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p')"; \
 	  }; \

@@ -45,6 +45,7 @@ use crate::telemetry::pending::Pending;
 use crate::telemetry::view::TargetView;
 use crate::worker::Workers;
 use crate::worker::gateway::GatewayWorker;
+use crate::worker::gateway::shared::SharedConfigClient;
 use crate::worker::ns_management::{NamespaceAdmin, NamespaceAdminMessage};
 use crate::worker::ns_state::{NamespaceStateMessage, NamespaceStateWorker};
 use crate::worker_thread::WorkerThread;
@@ -365,6 +366,11 @@ impl RunningTarget {
             gateway.declare(provisioner.config());
         }
         Ok(lines)
+    }
+
+    /// The shared configuration of the gateway group, if the daemon is a member of one.
+    pub(crate) fn shared(&self) -> Option<SharedConfigClient> {
+        self.gateway.as_ref().map(GatewayWorker::shared)
     }
 
     /// Liveness of the target, also while it is being changed.

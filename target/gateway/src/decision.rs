@@ -141,9 +141,13 @@ mod tests {
                     (0..groups).map(|id| (id, (id * id % u32::from(gateways)) as Slot)).collect();
                 let moves = balance(&live, owners.clone());
                 owners.extend(moves);
-                let loads = live.iter().map(|slot| owners.values().filter(|it| *it == slot).count());
+                let loads =
+                    live.iter().map(|slot| owners.values().filter(|it| *it == slot).count());
                 let loads: Vec<usize> = loads.collect();
-                assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1, "{loads:?}");
+                assert!(
+                    loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1,
+                    "{loads:?}"
+                );
             }
         }
     }

@@ -133,6 +133,15 @@ pub enum Change {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         files: Option<BTreeMap<String, String>>,
     },
+    /// Replaces the shared configuration of the gateway group, on all gateways.
+    ReplaceShared {
+        /// Its text.
+        text: String,
+        /// The version that it is made from: another one that is in force is not replaced. Absent:
+        /// whichever is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        base: Option<u64>,
+    },
 }
 
 /// A short description, for logs and messages.
@@ -181,6 +190,7 @@ impl fmt::Display for Change {
                 f.write_str("replace the configuration file as a whole")
             }
             Change::Replace { .. } => f.write_str("replace the configuration with all its files"),
+            Change::ReplaceShared { .. } => f.write_str("replace the shared configuration"),
         }
     }
 }

@@ -16,6 +16,41 @@ pub struct GatewayGroup {
     pub gateways: Vec<GatewayMember>,
     /// Its ANA groups.
     pub ana_groups: Vec<GatewayAnaGroup>,
+    /// The shared configuration; absent: this gateway does not use it.
+    pub shared: Option<GatewayShared>,
+}
+
+/// The shared configuration of a gateway group.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct GatewayShared {
+    /// The newest version; 0: none yet.
+    pub version: u64,
+    /// The name of the gateway where it was applied first.
+    pub gateway: Option<String>,
+    /// When, in seconds since 1970.
+    pub at_unix_s: Option<u64>,
+    /// The version that is in force at this gateway.
+    pub applied: u64,
+    /// The version that this gateway could not apply.
+    pub refused: Option<GatewayConfigError>,
+}
+
+/// A version of the shared configuration that a gateway could not apply.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct GatewayConfigError {
+    /// The version.
+    pub version: u64,
+    /// Reason.
+    pub why: String,
+}
+
+/// The text of the shared configuration that is in force.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct GatewayConfiguration {
+    /// Its version.
+    pub version: u64,
+    /// TOML.
+    pub text: String,
 }
 
 /// State of a gateway of a group.
@@ -62,6 +97,10 @@ pub struct GatewayMember {
     pub address: String,
     /// Where hosts reach it: port identifier, address and port.
     pub listeners: Vec<String>,
+    /// The version of the shared configuration that is in force there; absent: it uses none.
+    pub applied: Option<u64>,
+    /// The version that it could not apply.
+    pub refused: Option<GatewayConfigError>,
 }
 
 /// An ANA group of a gateway group.

@@ -26,7 +26,10 @@ pub use change::{Change, Changes, Outcome, SetAside, Settings, UNCHANGED, Unsave
 pub use controller::{Controller, ControllerState};
 pub use disconnect::Why;
 pub use event::{Event, Happened};
-pub use gateway::{GatewayAnaGroup, GatewayGroup, GatewayMember, GatewayMove, GatewayState};
+pub use gateway::{
+    GatewayAnaGroup, GatewayConfigError, GatewayConfiguration, GatewayGroup, GatewayMember,
+    GatewayMove, GatewayShared, GatewayState,
+};
 pub use history::HistoryEntry;
 pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};

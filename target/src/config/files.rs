@@ -17,6 +17,9 @@ use super::{ConfigErrors, Diagnostic, renamed_keys};
 /// Default name of the directory of more files, beside the configuration file.
 const INCLUDE: &str = "conf.d";
 
+/// What the shared configuration of a gateway group has.
+const SHARED: [&str; 2] = ["subsystem", "qos"];
+
 /// Maximum number of readings while files change.
 const MOST_READINGS: u32 = 8;
 
@@ -40,6 +43,8 @@ pub struct ConfigFiles {
     pub directory: Option<PathBuf>,
     /// The record of an interrupted save, if there is one. The texts are the saved ones.
     pub unfinished: Option<PathBuf>,
+    /// The shared configuration of the gateway group, if the daemon uses it.
+    pub shared: Option<Source>,
 }
 
 /// A file with a new text.
@@ -57,7 +62,7 @@ pub struct Rewritten<'s> {
 impl From<&str> for ConfigFiles {
     fn from(text: &str) -> ConfigFiles {
         let main = Source { file: None, text: text.to_owned() };
-        ConfigFiles { main, more: Vec::new(), directory: None, unfinished: None }
+        ConfigFiles { main, more: Vec::new(), directory: None, unfinished: None, shared: None }
     }
 }
 
@@ -113,7 +118,8 @@ impl ConfigFiles {
                 }
             }
         }
-        Ok(ConfigFiles { main, more, directory, unfinished: begun.map(|begun| begun.record) })
+        let unfinished = begun.map(|begun| begun.record);
+        Ok(ConfigFiles { main, more, directory, unfinished, shared: None })
     }
 
     /// Reads the files of a directory as if it were included.
@@ -136,23 +142,28 @@ impl ConfigFiles {
     #[must_use]
     pub fn rewritten<'s>(&'s self, new: &'s ConfigFiles) -> Vec<Rewritten<'s>> {
         let text = |of: &'s ConfigFiles, file: &Path| {
-            let found = of.iter().find(|source| source.file.as_deref() == Some(file));
+            let found = of.files().find(|source| source.file.as_deref() == Some(file));
             found.map(|source| source.text.as_str())
         };
         let files: BTreeSet<&Path> =
-            self.iter().chain(new.iter()).filter_map(|source| source.file.as_deref()).collect();
+            self.files().chain(new.files()).filter_map(|source| source.file.as_deref()).collect();
         let each = |file| Rewritten { file, old: text(self, file), new: text(new, file) };
         files.into_iter().map(each).filter(|each| each.old != each.new).collect()
     }
 
-    /// All texts, the main one first.
-    pub fn iter(&self) -> impl Iterator<Item = &Source> {
+    /// The texts of files, the main one first.
+    pub fn files(&self) -> impl Iterator<Item = &Source> {
         std::iter::once(&self.main).chain(&self.more)
+    }
+
+    /// All texts, the main one first and the shared one last.
+    pub fn iter(&self) -> impl Iterator<Item = &Source> {
+        self.files().chain(&self.shared)
     }
 
     /// As [`ConfigFiles::iter`].
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Source> {
-        std::iter::once(&mut self.main).chain(&mut self.more)
+        std::iter::once(&mut self.main).chain(&mut self.more).chain(&mut self.shared)
     }
 
     /// Warnings, a sentence each: files that are writable for all users, and earlier names of keys.
@@ -163,7 +174,7 @@ impl ConfigFiles {
             format!("{shown} is of a save that was interrupted: `nvmfctl save` finishes it")
         });
         let directory = self.more.first().and_then(|first| first.file.as_deref()?.parent());
-        let files = self.iter().filter_map(|source| source.file.as_deref()).chain(directory);
+        let files = self.files().filter_map(|source| source.file.as_deref()).chain(directory);
         let everybody = |file: &&Path| {
             fs::metadata(file).is_ok_and(|found| found.permissions().mode() & 0o002 != 0)
         };
@@ -277,6 +288,9 @@ pub(super) fn merged<'t>(
             let what = "`include` is for the configuration file alone";
             report.add(&key.span(), what, "take it out here");
         }
+        if let Some(shared) = &sources.shared {
+            check_shared(&table, std::ptr::eq(source, shared), report);
+        }
         all.push(table);
     }
     let mut all = all.into_iter();
@@ -286,6 +300,38 @@ pub(super) fn merged<'t>(
         all.for_each(|table| merge(&mut merged, table, report));
     }
     Spanned::new(0..sources.main.text.len(), merged)
+}
+
+/// Refuses what is in the shared configuration and differs among gateways, and what is in a file and
+/// has to be in the shared configuration.
+fn check_shared(table: &DeTable<'_>, is_shared: bool, report: &mut Diagnostics<'_>) {
+    for (key, value) in table {
+        let name: &str = key.get_ref().as_ref();
+        match (is_shared, SHARED.contains(&name)) {
+            (true, false) => {
+                let what = format!("`{}` is not shared by gateways", name.escape_debug());
+                let remedy = "write it into the file of each gateway: the shared configuration has \
+                              [[subsystem]] and [[qos]]";
+                report.add(&key.span(), what, remedy);
+            }
+            (false, true) => {
+                let what = format!("`{name}` is part of the shared configuration of the group");
+                let remedy = "take it out here, and apply it for all gateways (`nvmfctl apply`)";
+                report.add(&key.span(), what, remedy);
+            }
+            (true, true) => {
+                let tables = value.get_ref().as_array().into_iter().flatten();
+                let tables = tables.filter_map(|table| table.get_ref().as_table());
+                let listeners = tables.filter_map(|table| table.get_key_value("listeners"));
+                for (key, _) in listeners {
+                    let what = "`listeners` differ among gateways";
+                    let remedy = "take it out: a shared subsystem is at all listeners";
+                    report.add(&key.span(), what, remedy);
+                }
+            }
+            (false, false) => {}
+        }
+    }
 }
 
 fn merge<'t>(into: &mut DeTable<'t>, from: DeTable<'t>, report: &mut Diagnostics<'_>) {

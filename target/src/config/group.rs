@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -29,6 +30,8 @@ pub struct GroupConfig {
     pub gateway: String,
     /// Its number: 0 to 31.
     pub slot: u8,
+    /// Subsystems are those of the shared configuration.
+    pub shared: bool,
 }
 
 impl GroupConfig {
@@ -36,6 +39,12 @@ impl GroupConfig {
     #[must_use]
     pub fn object(&self) -> String {
         format!("nvmfd.{}", self.name)
+    }
+
+    /// What names the shared configuration in messages, as a file.
+    #[must_use]
+    pub fn shared_place(&self) -> PathBuf {
+        PathBuf::from(format!("rados:{}/{}", self.pool, self.object()))
     }
 
     /// The controller ids that this gateway gives.
@@ -48,8 +57,9 @@ impl GroupConfig {
 
 impl fmt::Display for GroupConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let GroupConfig { name, pool, gateway, slot } = self;
-        writeln!(f, "group       {name} in pool {pool}, gateway {gateway} in slot {slot}")
+        let GroupConfig { name, pool, gateway, slot, shared } = self;
+        let shared = if *shared { ", shared configuration" } else { "" };
+        writeln!(f, "group       {name} in pool {pool}, gateway {gateway} in slot {slot}{shared}")
     }
 }
 
@@ -71,8 +81,9 @@ pub(super) fn group(
         report.add(&span, "[group] has no `slot`", remedy);
     }
     let slot = bounded(&mut section, "slot", 0..SLOTS - 1, 0, report) as u8;
+    let shared = section.take("shared", "true or false", report).is_some_and(|at| at.value);
     section.end(report);
-    let value = GroupConfig { name: name?, pool: pool?, gateway: gateway?, slot };
+    let value = GroupConfig { name: name?, pool: pool?, gateway: gateway?, slot, shared };
     Some(At { value, span })
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::ConfigFiles;
+use super::{ConfigFiles, Source};
 
 /// The largest number of pairs of lines that are compared for one change.
 const MOST_PAIRS: usize = 1 << 20;
@@ -28,6 +28,13 @@ impl Origins {
     /// Origins of texts without changes.
     pub(crate) fn of(sources: &ConfigFiles) -> Origins {
         Origins(sources.iter().map(|s| (s.file.clone(), numbered(&s.text, None))).collect())
+    }
+
+    /// The text of a file is a new one, without changes.
+    pub(crate) fn renew(&mut self, source: &Source) {
+        let (file, lines) = (source.file.clone(), numbered(&source.text, None));
+        self.0.retain(|(known, _)| *known != file);
+        self.0.push((file, lines));
     }
 
     /// Returns the origins after a change from `self` to `new`. `is_given`: the change supplied whole texts.

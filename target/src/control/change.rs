@@ -65,6 +65,11 @@ pub(super) fn log_unsaved(changes: &Changes) {
     }
 }
 
+/// Who has requested a change.
+pub(super) fn requester(uid: Option<u32>) -> String {
+    uid.map_or_else(|| "an unknown user".to_owned(), |uid| format!("user {uid}"))
+}
+
 impl<T: Serve> RunningDaemon<T> {
     /// Executes a request. May block.
     pub(super) fn execute(mut self, order: Order) -> Self {
@@ -87,13 +92,17 @@ impl<T: Serve> RunningDaemon<T> {
         let next = self.declared.with(&wanted.changes, (now_unix_s(), *uid));
         let next = next.map_err(ChangeError::Misfit)?;
         let outcome = self.outcome(&next);
+        self.check_base(&wanted.changes)?;
         if wanted.dry_run {
             return Ok(outcome);
+        }
+        if let Some(text) = self.declared.next_shared(&next).or_else(|| self.rewritten(wanted)) {
+            return self.share(text, request, outcome);
         }
         let prepared = next.prepare().map_err(ChangeError::Unkept)?;
         let persist = || prepared.persist(&self.declared);
         let lines = self.target.change(next.config().clone(), persist)?;
-        let who = uid.map_or_else(|| "an unknown user".to_owned(), |uid| format!("user {uid}"));
+        let who = requester(*uid);
         wanted.changes.iter().for_each(|change| info!("configuration changed by {who}: {change}"));
         lines.iter().for_each(|line| info!("{line}"));
         self.adopt(next);

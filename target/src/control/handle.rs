@@ -75,6 +75,10 @@ pub(crate) enum ChangeError {
     Unkept(String),
     /// The configuration is not the one that the change was made for.
     Stale,
+    /// Another gateway has applied a newer shared configuration.
+    Outrun(String),
+    /// The shared configuration cannot be written into the cluster.
+    Unshared(String),
     /// The daemon is stopping.
     Stopping,
 }

@@ -13,6 +13,7 @@ mod history;
 mod http;
 mod logging;
 mod mdns;
+mod shared;
 mod signals;
 mod systemd;
 
@@ -34,6 +35,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{error, info, warn};
 
 use crate::state::lock::StateDirLock;
+use crate::worker::gateway::shared::SharedConfigClient;
 use change::Order;
 use handle::{ControlHandle, RunningConfig};
 use history::now_unix_s;
@@ -78,6 +80,10 @@ trait Serve: Sized + Send + 'static {
         config: Config,
         persist: impl FnOnce() -> Result<(), String>,
     ) -> Result<Vec<String>, NotServed>;
+    /// The shared configuration of the gateway group, if there is one.
+    fn shared(&self) -> Option<SharedConfigClient> {
+        None
+    }
     /// Reports all paths as inaccessible, and waits until then for hosts to use other paths.
     fn leave(&self, until: Instant);
     fn stop(self, deadline: Instant);
@@ -114,6 +120,10 @@ impl Serve for RunningTarget {
         persist: impl FnOnce() -> Result<(), String>,
     ) -> Result<Vec<String>, NotServed> {
         RunningTarget::change(self, config, persist)
+    }
+
+    fn shared(&self) -> Option<SharedConfigClient> {
+        RunningTarget::shared(self)
     }
 
     fn leave(&self, until: Instant) {
@@ -182,17 +192,14 @@ async fn begin(
     let lock = declared.config().state_directory.as_deref().map(StateDirLock::take).transpose()?;
     // A daemon that was just stopping may still have written after the first reading.
     let declared = declared.reread().map_err(|errors| errors.to_string())?;
-    let config = declared.config().clone();
     change::log_unsaved(declared.changes());
     for warning in declared.warnings() {
         warn!("{warning}");
     }
     let manager = ServiceNotifier::systemd();
     manager.status("starting");
-    let first = config.clone();
-    let target = spawn_blocking(move || RunningTarget::start(first)).await;
-    let target = target.map_err(|_| "the start has panicked; this is a bug".to_owned())?;
-    let target = target.map_err(|fatal| fatal.to_string())?;
+    let (target, declared, refusal) = shared::begin(declared).await?;
+    let config = declared.config().clone();
     for line in target.summary().lines() {
         info!("{line}");
     }
@@ -214,7 +221,7 @@ async fn begin(
             return Err(sentence);
         }
     };
-    let served = RunningDaemon { target, config, declared, announcer, shown };
+    let served = RunningDaemon { target, config, declared, announcer, shown, refusal };
     let outcome = Control::new(manager, watchdog, wanted).serve(served, asks).await;
     drop(server);
     drop(lock);
@@ -236,6 +243,8 @@ struct RunningDaemon<T> {
     declared: EffectiveConfig,
     announcer: Announcer,
     shown: watch::Sender<Arc<RunningConfig>>,
+    /// The version of the shared configuration that could not be applied, if there is one.
+    refusal: Option<shared::FailedVersion>,
 }
 
 impl<T: Serve> RunningDaemon<T> {
@@ -420,6 +429,7 @@ impl Control {
                         Some(ControlRequest::Stop) | None => return Ok(Some(served)),
                     },
                     Some(order) = orders.recv() => self.execute(served, order),
+                    () = served.falls_behind() => spawn_blocking(move || served.follow()),
                 },
             };
             again = false;

@@ -188,6 +188,7 @@ fn stage(change: impl FnOnce(&mut Fake)) -> Stage {
             config: declared.config().clone(),
             declared,
             announcer: Announcer::default(),
+            refusal: None,
         },
     }
 }

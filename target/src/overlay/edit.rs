@@ -57,6 +57,14 @@ pub fn edit(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditE
         }
         return Ok(edited);
     }
+    if let Change::ReplaceShared { text, .. } = change {
+        let Some(shared) = &mut edited.shared else {
+            let what = "this daemon uses no shared configuration: set `shared` in [group]";
+            return Err(EditError::Wrong(what.to_owned()));
+        };
+        shared.text = bounded(text.clone())?;
+        return Ok(edited);
+    }
     let mut documents = Vec::new();
     for source in sources.iter() {
         let document: Result<DocumentMut, _> = source.text.parse();
@@ -64,7 +72,7 @@ pub fn edit(sources: &ConfigFiles, change: &Change) -> Result<ConfigFiles, EditE
             document.map_err(|error| EditError::Wrong(format!("this is not TOML: {error}")))?,
         );
     }
-    make(&mut documents, change)?;
+    make(&mut documents, change, sources.shared.is_some())?;
     for (source, document) in edited.iter_mut().zip(documents) {
         source.text = bounded(document.to_string())?;
     }
@@ -148,10 +156,14 @@ fn placed(
     files.iter().map(source).collect()
 }
 
-fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), EditError> {
-    let roots: Vec<&mut Table> = documents.iter_mut().map(|each| &mut **each).collect();
+fn make(documents: &mut [DocumentMut], change: &Change, is_shared: bool) -> Result<(), EditError> {
+    let mut roots: Vec<&mut Table> = documents.iter_mut().map(|each| &mut **each).collect();
     match change {
         Change::AddSubsystem { nqn, settings } => {
+            // The shared text is the last one, and has all subsystems.
+            if is_shared {
+                roots.rotate_right(1);
+            }
             add(roots, "subsystem", ("nqn", nqn.as_str().into()), settings)
         }
         Change::SetSubsystem { nqn, settings } => set(subsystem(roots, nqn)?, settings, &["nqn"]),
@@ -184,7 +196,7 @@ fn make(documents: &mut [DocumentMut], change: &Change) -> Result<(), EditError>
         Change::DenyHost { subsystem: nqn, host } => deny_host(subsystem(roots, nqn)?, nqn, host),
         Change::SetHost { nqn, settings } => set_host(roots, nqn, settings),
         Change::RemoveHost { nqn } => remove_host(roots, nqn),
-        Change::Replace { .. } => Ok(()),
+        Change::Replace { .. } | Change::ReplaceShared { .. } => Ok(()),
     }
 }
 

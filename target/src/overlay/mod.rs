@@ -17,7 +17,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::api::{Change, Changes, SetAside, UnsavedChange};
-use crate::config::{Config, ConfigErrors, ConfigFiles, Diagnostic, Origins, digest};
+use crate::config::{Config, ConfigErrors, ConfigFiles, Diagnostic, Origins, Source, digest};
+use crate::state::shared_config::{PreparedCopy, SharedConfig};
 use change_log::{ChangeLog, PreparedChangeLog};
 use listener_refs::ListenerMap;
 use tracing::error;
@@ -40,6 +41,10 @@ pub struct EffectiveConfig {
     config: Config,
     changes: Changes,
     state_directory: Option<OsString>,
+    /// The shared configuration, if it is used.
+    shared: Option<SharedConfig>,
+    /// Why the copy of the shared configuration cannot be used.
+    damaged_copy: Option<String>,
 }
 
 impl EffectiveConfig {
@@ -56,7 +61,7 @@ impl EffectiveConfig {
         file: &Path,
         given: Option<OsString>,
     ) -> Result<EffectiveConfig, ConfigErrors> {
-        EffectiveConfig::read(file, given)
+        EffectiveConfig::read(file, given, None)
     }
 
     /// Whether this user may not read the changes.
@@ -72,7 +77,7 @@ impl EffectiveConfig {
         file: &Path,
         given: Option<OsString>,
     ) -> Result<EffectiveConfig, ConfigErrors> {
-        let mut declared = EffectiveConfig::read(file, given)?;
+        let mut declared = EffectiveConfig::read(file, given, None)?;
         let found = declared.journal().read().map_err(|error| {
             mistake(
                 format!("the changes that were made before cannot be read: {error}"),
@@ -98,10 +103,34 @@ impl EffectiveConfig {
         Ok(next)
     }
 
-    /// Loads the files without the unsaved changes.
-    fn read(file: &Path, given: Option<OsString>) -> Result<EffectiveConfig, ConfigErrors> {
-        let sources = ConfigFiles::read(file)?;
-        let config = Config::of(&sources)?.or_state_directory(given.clone());
+    /// Loads the files without the unsaved changes, and with this shared configuration or the copy
+    /// of it.
+    fn read(
+        file: &Path,
+        given: Option<OsString>,
+        shared: Option<SharedConfig>,
+    ) -> Result<EffectiveConfig, ConfigErrors> {
+        let mut sources = ConfigFiles::read(file)?;
+        let mut config = Config::of(&sources)?.or_state_directory(given.clone());
+        let mut damaged_copy = None;
+        let shared = config.group.as_ref().filter(|group| group.shared).map(|group| {
+            let directory = config.state_directory.as_deref();
+            let copy = || {
+                SharedConfig::load_copy(directory).unwrap_or_else(|why| {
+                    damaged_copy = Some(why);
+                    SharedConfig::none()
+                })
+            };
+            (group.shared_place(), shared.unwrap_or_else(copy))
+        });
+        let shared = match shared {
+            Some((place, shared)) => {
+                sources.shared = Some(Source { file: Some(place), text: shared.text.clone() });
+                config = Config::of(&sources)?.or_state_directory(given.clone());
+                Some(shared)
+            }
+            None => None,
+        };
         let changes = Changes::default();
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let (read, origins) = (sources.clone(), Origins::of(&sources));
@@ -113,6 +142,8 @@ impl EffectiveConfig {
             config,
             changes,
             state_directory: given,
+            shared,
+            damaged_copy,
         })
     }
 
@@ -121,7 +152,14 @@ impl EffectiveConfig {
     /// # Errors
     /// Every error of the file.
     pub fn reload(&self) -> Result<EffectiveConfig, ConfigErrors> {
-        let mut next = EffectiveConfig::read(&self.file, self.state_directory.clone())?;
+        let (given, shared) = (self.state_directory.clone(), self.shared.clone());
+        let mut next = EffectiveConfig::read(&self.file, given, shared)?;
+        if next.shared.is_some() != self.shared.is_some() {
+            return Err(mistake(
+                "`shared` of [group] has changed".to_owned(),
+                "restart the daemon: a reload would remove or replace all subsystems",
+            ));
+        }
         next.replay(self.changes.clone());
         Ok(next)
     }
@@ -143,7 +181,46 @@ impl EffectiveConfig {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.read.warnings();
         warnings.extend(self.config.warnings());
+        warnings.extend(self.damaged_copy.clone());
         warnings
+    }
+
+    /// The shared configuration of the gateway group, if it is used.
+    #[must_use]
+    pub fn shared(&self) -> Option<&SharedConfig> {
+        self.shared.as_ref()
+    }
+
+    /// With another version of the shared configuration.
+    ///
+    /// # Errors
+    /// All errors of the result.
+    pub(crate) fn with_shared(&self, shared: SharedConfig) -> Result<EffectiveConfig, EditError> {
+        let mut next = self.clone();
+        if let Some(source) = &mut next.sources.shared {
+            source.text.clone_from(&shared.text);
+            next.origins.renew(source);
+        }
+        next.read.shared.clone_from(&next.sources.shared);
+        next.shared = Some(shared);
+        next.config = next.parse(&next.sources, &next.origins)?;
+        Ok(next)
+    }
+
+    /// The text of the shared configuration after a change, if that is another.
+    pub(crate) fn next_shared(&self, changed: &EffectiveConfig) -> Option<String> {
+        let text = &changed.sources.shared.as_ref()?.text;
+        let present = self.shared.as_ref()?;
+        (present.text != *text).then(|| text.clone())
+    }
+
+    /// Writes the copy of the shared configuration beside the present one, which may fail for lack
+    /// of space or permission.
+    ///
+    /// # Errors
+    /// The I/O error.
+    pub(crate) fn prepare_copy(&self, shared: &SharedConfig) -> Result<PreparedCopy, String> {
+        shared.prepare_copy(self.config.state_directory.as_deref())
     }
 
     /// Unsaved changes.
@@ -154,7 +231,11 @@ impl EffectiveConfig {
 
     /// Digest of all texts, with the changes.
     pub(crate) fn digest(&self) -> String {
-        digest_all(&self.sources)
+        let files = digest_all(&self.sources);
+        match &self.sources.shared {
+            Some(shared) => digest(&format!("{files} {}", digest(&shared.text))),
+            None => files,
+        }
     }
 
     /// Whether changes survive a restart.
@@ -173,8 +254,23 @@ impl EffectiveConfig {
         origin: (u64, Option<u32>),
     ) -> Result<EffectiveConfig, EditError> {
         let mut next = self.clone();
+        let (mut is_local, mut is_shared) = (false, false);
         for change in more {
             let sources = edit(&next.sources, change)?;
+            let shares = sources.shared != next.sources.shared;
+            is_shared |= shares;
+            is_local |= !sources.files().eq(next.sources.files());
+            if is_local && is_shared {
+                let what = "this changes the shared configuration and this gateway's own: make \
+                            the changes separately";
+                return Err(EditError::Wrong(what.to_owned()));
+            }
+            if shares || matches!(change, Change::ReplaceShared { .. }) {
+                next.origins = after(&next.origins, &next.sources, &sources, change);
+                next.read.shared.clone_from(&sources.shared);
+                next.sources = sources;
+                continue;
+            }
             let (listener, offered_at) = listener_refs::meant(&next.sources, change);
             let kept = UnsavedChange {
                 at_unix_s: origin.0,
@@ -208,6 +304,11 @@ impl EffectiveConfig {
         if next.config.include != self.config.include {
             let what = "`include` names files to read, which is done at a reload";
             return Err(EditError::Wrong(format!("{what}: write it into the file, and reload")));
+        }
+        let is_shared = |config: &Config| config.group.as_ref().is_some_and(|group| group.shared);
+        if is_shared(&next.config) != is_shared(&self.config) {
+            let what = "`shared` of [group] cannot be changed while the daemon serves";
+            return Err(EditError::Wrong(format!("{what}: write it into the file, and restart")));
         }
         Ok(next)
     }
@@ -314,6 +415,8 @@ impl EffectiveConfig {
             // No other change may depend on it.
         } else if run.iter().any(is_old) {
             return wrong("the replaced object was changed afterwards");
+        } else if sources.shared != self.sources.shared {
+            return wrong("it is about the shared configuration of the gateway group");
         } else if config.state_directory != self.config.state_directory {
             return wrong("it names another `state_directory`");
         } else if config.include != self.config.include {
@@ -332,7 +435,7 @@ struct Redone {
 }
 
 fn replaces(change: &Change) -> bool {
-    matches!(change, Change::Replace { .. })
+    matches!(change, Change::Replace { .. } | Change::ReplaceShared { .. })
 }
 
 /// Returns the origins of the lines after a change.

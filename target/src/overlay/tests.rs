@@ -12,6 +12,7 @@ use crate::overlay::*;
 
 mod replacing;
 mod saving;
+mod shared;
 
 const A: &str = "nqn.2026-11.io.nvmfd:a";
 const HOST: &str = "nqn.2026-11.org.example:h";

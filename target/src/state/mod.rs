@@ -12,6 +12,7 @@ pub mod power;
 pub mod record;
 pub mod revoked_hosts;
 pub(crate) mod served;
+pub mod shared_config;
 pub(crate) mod trust;
 pub mod usage;
 

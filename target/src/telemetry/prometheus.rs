@@ -236,6 +236,22 @@ fn gateways(group: &GatewayGroup, encoder: &mut DescriptorEncoder<'_>) -> fmt::R
         let labels = [group_label, ("ana_group", ana_group.id.to_string())];
         metric.encode_family(&labels)?.encode_gauge(&u64::from(ana_group.serving))?;
     }
+    let Some(shared) = &group.shared else { return Ok(()) };
+    for (name, help, version) in [
+        (
+            "nvmfd_group_configuration_version",
+            "The newest version of the shared configuration of the gateway group",
+            shared.version,
+        ),
+        (
+            "nvmfd_gateway_configuration_version",
+            "The version of the shared configuration that is in force at this gateway",
+            shared.applied,
+        ),
+    ] {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        metric.encode_family(&labels)?.encode_gauge(&version)?;
+    }
     Ok(())
 }
 
@@ -420,7 +436,7 @@ fn seconds(ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use crate::api::stats::{LinkErrors, StageLatency};
-    use crate::api::{GatewayAnaGroup, GatewayMember};
+    use crate::api::{GatewayAnaGroup, GatewayMember, GatewayShared};
     use crate::telemetry::prometheus::*;
 
     fn stats() -> Stats {
@@ -464,6 +480,8 @@ mod tests {
             state,
             address: String::new(),
             listeners: Vec::new(),
+            applied: None,
+            refused: None,
         };
         let ana_group = |id, serving| GatewayAnaGroup {
             id,
@@ -478,6 +496,13 @@ mod tests {
             fresh: true,
             gateways: vec![member(0, GatewayState::Live), member(1, GatewayState::Silent)],
             ana_groups: vec![ana_group(1, true), ana_group(2, false)],
+            shared: Some(GatewayShared {
+                version: 5,
+                gateway: None,
+                at_unix_s: None,
+                applied: 4,
+                refused: None,
+            }),
         });
         let text = text(stats(), Availability { gateway, ..Availability::default() }).unwrap();
         for line in [
@@ -487,6 +512,8 @@ mod tests {
             "nvmfd_gateways{group=\"a\",state=\"left\"} 0",
             "nvmfd_ana_group_serving{group=\"a\",ana_group=\"1\"} 1",
             "nvmfd_ana_group_serving{group=\"a\",ana_group=\"2\"} 0",
+            "nvmfd_group_configuration_version{group=\"a\"} 5",
+            "nvmfd_gateway_configuration_version{group=\"a\"} 4",
         ] {
             assert!(text.lines().any(|it| it == line), "{line} in {text}");
         }

@@ -3,6 +3,7 @@
 //! the cluster itself: a heartbeat that hangs delays no decision about it.
 
 mod cluster;
+pub(crate) mod shared;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,14 +13,16 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use nvme::log::AnaState;
-use nvmfd_gateway::record::{Key, Membership};
+use nvmfd_gateway::record::{Applied, Key, Membership};
 use nvmfd_gateway::{
     Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, OperationId,
     Outcome, Stage, Timing,
 };
 use tracing::{error, info, warn};
 
-use crate::api::{GatewayAnaGroup, GatewayGroup, GatewayMember, GatewayState};
+use crate::api::{
+    GatewayAnaGroup, GatewayConfigError, GatewayGroup, GatewayMember, GatewayShared, GatewayState,
+};
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
 use crate::config::{Config, GroupConfig};
@@ -48,6 +51,7 @@ pub(crate) struct GatewayWorker {
     thread: WorkerThread,
     sender: Sender<Message>,
     view: Arc<GroupView>,
+    cluster: Cluster,
 }
 
 struct Driver {
@@ -100,7 +104,10 @@ impl GatewayWorker {
             records: Arc::clone(records),
         };
         let (slot, name) = (group.slot, group.gateway.clone());
-        let member = Member { slot, name, declared: declaration(config) };
+        // It joins when the control plane has named the version that is in force.
+        let applied = group.shared.then(Applied::default);
+        let member = Member { slot, name, declared: declaration(config), applied };
+        let shared_cluster = cluster.clone();
         let mut driver = Driver {
             gateway: Gateway::new(member, Timing::default(), now()),
             cluster,
@@ -116,7 +123,7 @@ impl GatewayWorker {
             requests,
         };
         let thread = WorkerThread::start("gateway", move || driver.run(&messages))?;
-        Ok(GatewayWorker { thread, sender, view })
+        Ok(GatewayWorker { thread, sender, view, cluster: shared_cluster })
     }
 
     /// Gives the groups to other gateways, and leaves. Waits until the deadline at most.
@@ -240,6 +247,8 @@ impl Driver {
             },
             address: member.address.clone(),
             listeners: member.listeners.clone(),
+            applied: object.applied(slot).map(|applied| applied.version),
+            refused: object.applied(slot).and_then(refusal),
         });
         let ana_groups = self.gateway.stages().map(|(id, stage)| {
             let record = object.group(id);
@@ -259,7 +268,21 @@ impl Driver {
             fresh: self.gateway.is_fresh(),
             gateways: gateways.collect(),
             ana_groups: ana_groups.collect(),
+            shared: self.shared(),
         }
+    }
+
+    /// The shared configuration, if this gateway uses it.
+    fn shared(&self) -> Option<GatewayShared> {
+        let applied = self.gateway.applied()?;
+        let newest = self.gateway.object().version();
+        Some(GatewayShared {
+            version: newest.map_or(0, |newest| newest.number),
+            gateway: newest.map(|newest| newest.gateway.clone()),
+            at_unix_s: newest.map(|newest| newest.at_unix_s),
+            applied: applied.version,
+            refused: refusal(applied),
+        })
     }
 
     fn handle(&mut self, event: Event) {
@@ -369,6 +392,11 @@ impl Driver {
             let _ = self.sender.send(Message::ImagesDone(id, Outcome::Failed));
         }
     }
+}
+
+fn refusal(applied: &Applied) -> Option<GatewayConfigError> {
+    let refused = applied.refused.clone();
+    refused.map(|(version, why)| GatewayConfigError { version, why })
 }
 
 fn declaration(config: &Config) -> Declaration {

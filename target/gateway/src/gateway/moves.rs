@@ -44,9 +44,9 @@ impl Gateway {
     pub(super) fn continue_moves(&mut self) {
         while let Some((group, to)) = self.moves.next() {
             let record = self.object.group(group);
-            let is_there = record.is_some_and(|record| {
-                matches!(&record.ownership, Ownership::Serving(owner) if owner.slot == to)
-            });
+            let is_there = record.is_some_and(
+                |record| matches!(&record.ownership, Ownership::Serving(owner) if owner.slot == to),
+            );
             let is_late = self.moves.since.is_some_and(|since| self.now >= since + PATIENCE);
             if is_there {
                 self.moves.finish();

@@ -7,13 +7,17 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use hyper::Method;
-use nvmfd::api::{Change, Changes, Outcome, SetAside, Settings, Status, UnsavedChange, Wanted};
+use nvmfd::api::{
+    Change, Changes, GatewayConfiguration, Outcome, SetAside, Settings, Status, UnsavedChange,
+    Wanted,
+};
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
 use nvmfd::overlay::{EditError, merged};
 use nvmfd::plural::count;
 use serde_json::Value;
 
 use crate::client::Client;
+use crate::gateway::VERSION_LINE;
 use crate::output::{Failure, Output};
 
 #[derive(Subcommand)]
@@ -62,7 +66,8 @@ async fn outcome(
 #[derive(Args)]
 pub(crate) struct Other {
     /// Use this file in the place of nvmfd.toml; a directory with nvmfd.toml and conf.d in the
-    /// place of both; or a directory of other TOML files in the place of those in conf.d
+    /// place of both; or a directory of other TOML files in the place of those in conf.d. At a
+    /// gateway with `shared`: this file in the place of the shared configuration of all gateways
     path: PathBuf,
 }
 
@@ -94,15 +99,32 @@ pub(crate) async fn apply(
     output: Output,
 ) -> Result<Outcome, Failure> {
     let (status, _) = client.get::<Status>("/v1/status").await?;
-    let change = replacement(&other.path, Path::new(&status.config_file))?;
+    let shared = client.get::<GatewayConfiguration>("/v1/gateway-group/configuration").await;
+    let change = match shared {
+        Ok(_) => shared_replacement(&other.path)?,
+        Err(_) => replacement(&other.path, Path::new(&status.config_file))?,
+    };
     outcome(vec![change], client, output).await
+}
+
+/// Returns the change that replaces the shared configuration of a gateway group by a file.
+fn shared_replacement(path: &Path) -> Result<Change, Failure> {
+    let text = fs::read_to_string(path).map_err(|error| cannot_read(path, &error))?;
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    let base = first.strip_prefix(VERSION_LINE).and_then(|number| number.parse().ok());
+    let text = if base.is_some() { rest.to_owned() } else { text };
+    Ok(Change::ReplaceShared { text, base })
+}
+
+fn cannot_read(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!("cannot read {}: {error}", path.display()))
 }
 
 /// Returns the change that replaces configuration files by those at a path. Reports errors
 /// with their places in these files if this process can read all of them; otherwise the daemon
 /// checks them.
 fn replacement(path: &Path, config: &Path) -> Result<Change, Failure> {
-    let cannot = |error| Failure::new(format!("cannot read {}: {error}", path.display()));
+    let cannot = |error| cannot_read(path, &error);
     let told = |errors: ConfigErrors| Failure::new(errors.to_string());
     if !fs::metadata(path).map_err(cannot)?.is_dir() {
         let text = fs::read_to_string(path).map_err(cannot)?;

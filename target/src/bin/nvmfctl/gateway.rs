@@ -1,17 +1,27 @@
 //! `nvmfctl gateway`.
 
+use std::fmt::Write as _;
+
 use clap::Subcommand;
 use hyper::Method;
-use nvmfd::api::{GatewayGroup, GatewayMove, Outcome};
+use nvmfd::api::{
+    GatewayConfigError, GatewayConfiguration, GatewayGroup, GatewayMember, GatewayMove, Outcome,
+};
 
 use crate::change;
 use crate::client::Client;
 use crate::output::{Failure, Output, joined, table};
 
+/// Begins the first line of a printed configuration. `apply` refuses the text if another version is
+/// in force, and does not keep the line.
+pub(crate) const VERSION_LINE: &str = "# shared configuration, version ";
+
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// List the gateways of the group, and who serves each ANA group
     List,
+    /// Print the shared configuration of the group, as it is in force at this gateway
+    Config,
     /// Move an ANA group that this gateway serves to another gateway
     Move {
         /// Select the ANA group
@@ -30,6 +40,11 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
     let done = match command {
         Command::List => {
             output.answer(&client.get::<GatewayGroup>("/v1/gateway-group").await?, list);
+            return Ok(());
+        }
+        Command::Config => {
+            let path = "/v1/gateway-group/configuration";
+            output.answer(&client.get::<GatewayConfiguration>(path).await?, config);
             return Ok(());
         }
         Command::Move { group, to } => {
@@ -53,10 +68,32 @@ fn list(group: &GatewayGroup) -> String {
             each.name.clone(),
             each.state.name().to_owned(),
             joined(owns.map(|it| it.id.to_string()), "none"),
+            configuration(group, each),
             joined(each.listeners.iter().cloned(), "none"),
             each.address.clone(),
         ]
     });
-    let heads = ["SLOT", "GATEWAY", "STATE", "ANA GROUPS", "LISTENERS", "RADOS CLIENT"];
-    table(heads, rows, "no gateway has registered")
+    let heads =
+        ["SLOT", "GATEWAY", "STATE", "ANA GROUPS", "CONFIGURATION", "LISTENERS", "RADOS CLIENT"];
+    let mut text = table(heads, rows, "no gateway has registered");
+    for GatewayMember { name, refused, .. } in &group.gateways {
+        if let Some(GatewayConfigError { version, why }) = refused {
+            let _ = write!(text, "\ngateway {name} refuses version {version}: {why}");
+        }
+    }
+    text
+}
+
+/// The version of the shared configuration that is in force at a gateway.
+fn configuration(group: &GatewayGroup, member: &GatewayMember) -> String {
+    let Some(applied) = member.applied else { return "its own".to_owned() };
+    match group.shared.as_ref().map(|shared| shared.version) {
+        Some(newest) if newest > applied => format!("{applied} of {newest}"),
+        _ => applied.to_string(),
+    }
+}
+
+/// The text after a line with its version, which can be applied again as it is.
+fn config(shared: &GatewayConfiguration) -> String {
+    format!("{VERSION_LINE}{}\n{}", shared.version, shared.text.trim_end())
 }

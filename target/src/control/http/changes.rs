@@ -53,10 +53,12 @@ async fn list(State(managed): State<ControlHandle>) -> impl IntoResponse {
     responses(
         (status = 200, body = Outcome),
         (status = 404, body = Problem, description = "a named object does not exist"),
-        (status = 409, body = Problem, description = "an object to add exists"),
+        (status = 409, body = Problem, description = "an object to add exists, or another gateway has \
+                                                      applied a newer shared configuration"),
         (status = 412, body = Problem, description = "no entity tag of `If-Match` is that of the \
                                                       configuration in force"),
         (status = 422, body = Problem, description = "the resulting configuration cannot be served"),
+        (status = 503, body = Problem, description = "the shared configuration cannot be written"),
         (status = 507, body = Problem, description = "it cannot be kept"),
     )
 )]
@@ -128,6 +130,14 @@ fn answer(answer: ChangeResult) -> Result<Json<Outcome>, ApiError> {
             "the configuration has changed meanwhile",
             "look at it again (GET /v1/changes has its entity tag), and repeat the change",
         ),
+        ChangeError::Outrun(error) => {
+            let remedy = "look at it (`nvmfctl gateway config`), and repeat the change";
+            ApiError::new(StatusCode::CONFLICT, error, remedy)
+        }
+        ChangeError::Unshared(error) => {
+            let remedy = "see `ceph -s`, or use another gateway of the group";
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error, remedy)
+        }
         ChangeError::Stopping => ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "the daemon is stopping",

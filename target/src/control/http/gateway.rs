@@ -10,12 +10,14 @@ use utoipa_axum::routes;
 
 use super::ApiError;
 use super::changes::Body;
-use crate::api::{GatewayGroup, GatewayMember, GatewayMove, GatewayState, Outcome, Problem};
+use crate::api::{
+    GatewayConfiguration, GatewayGroup, GatewayMember, GatewayMove, GatewayState, Outcome, Problem,
+};
 use crate::control::handle::ControlHandle;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
 
 pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(show))
+    OpenApiRouter::new().routes(routes!(show)).routes(routes!(show_configuration))
 }
 
 pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
@@ -40,6 +42,27 @@ fn view(managed: &ControlHandle) -> Result<Arc<GroupView>, ApiError> {
 )]
 async fn show(State(managed): State<ControlHandle>) -> Result<Json<GatewayGroup>, ApiError> {
     Ok(Json(view(&managed)?.group()))
+}
+
+/// Shows the shared configuration of the gateway group, as it is in force at this gateway.
+#[utoipa::path(
+    operation_id = "show_gateway_configuration",
+    get,
+    path = "/v1/gateway-group/configuration",
+    responses(
+        (status = 200, body = GatewayConfiguration),
+        (status = 404, body = Problem, description = "the daemon uses no shared configuration"),
+    )
+)]
+async fn show_configuration(
+    State(managed): State<ControlHandle>,
+) -> Result<Json<GatewayConfiguration>, ApiError> {
+    let running = managed.running();
+    let what = "the daemon uses no shared configuration";
+    let missing = || ApiError::not_found(what, "see `shared` of [group] in its manual");
+    let shared = running.declared.shared().ok_or_else(missing)?;
+    let (version, text) = (shared.version.number, shared.text.clone());
+    Ok(Json(GatewayConfiguration { version, text }))
 }
 
 /// Moves an ANA group that this gateway serves to another gateway. Returns before it is done.

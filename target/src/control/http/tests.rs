@@ -143,6 +143,10 @@ fn every_path_is_described_and_answers_as_its_schema_says() {
                 continue;
             }
             let (status, answer) = get(socket, &path.replace("{nqn}", "nqn.2026-11.io.nvmfd:a"));
+            if path == "/v1/gateway-group/configuration" {
+                assert_eq!(status, 404, "it uses no shared configuration: {answer}");
+                continue;
+            }
             assert_eq!(status, 200, "{path}: {answer}");
             check(&document, ok, &answer, path);
             looked_at += 1;
@@ -173,7 +177,7 @@ fn every_variant_of_a_change_and_of_an_event_has_a_schema_with_a_name() {
         let (_, document) = get(socket, "/v1/openapi.json");
         let schemas = &document["components"]["schemas"];
         for (name, variants, variant) in
-            [("Change", 15, "ChangeSetAna"), ("Event", 7, "EventDegraded")]
+            [("Change", 16, "ChangeSetAna"), ("Event", 7, "EventDegraded")]
         {
             let schema = &schemas[name];
             let mapping = schema["discriminator"]["mapping"].as_object().unwrap();

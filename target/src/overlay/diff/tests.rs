@@ -149,6 +149,7 @@ name = «"g" | "h"»
 pool = «"rbd" | "other"»
 gateway = «"a" | "b"»
 slot = «1 | 2»
+shared = «false | true»
 
 [[listener]]
 address = "127.0.0.9"

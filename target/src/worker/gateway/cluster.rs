@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nvme::Nqn;
-use nvmfd_gateway::record::{GroupObject, Update};
+use nvmfd_gateway::record::{GroupObject, Key, Update};
 use nvmfd_gateway::{Operation, OperationId, Outcome};
 use tracing::{error, info, warn};
 
+use crate::blockdev::OpenError;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ClusterConfig;
 use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
@@ -75,12 +76,11 @@ impl Cluster {
         own.filter_map(image).collect()
     }
 
-    fn objects(&self) -> Option<Arc<ObjectClient>> {
+    /// The client for the object of the group, if it is connected or can be. May block.
+    pub(super) fn objects(&self) -> Option<Arc<ObjectClient>> {
         let mut objects = lock(&self.objects);
         if objects.is_none() {
-            let opened =
-                ObjectClient::open(&self.config, &self.group.pool, NAMESPACE, OPERATION_TIMEOUT);
-            match opened {
+            match open_objects(&self.config, &self.group) {
                 Ok(client) => {
                     let client = Arc::new(client);
                     self.records.connect(Arc::clone(&client), &self.group.object());
@@ -128,8 +128,7 @@ impl Cluster {
 
     fn read(&self) -> Outcome {
         let Some(objects) = self.objects() else { return Outcome::Failed };
-        let keys = ["gw.", "hb.", "ana."];
-        let pairs = match objects.read_prefixes(&self.group.object(), &keys) {
+        let pairs = match objects.read_prefixes(&self.group.object(), &Key::PREFIXES) {
             Ok(pairs) => pairs,
             Err(Errno::ENOENT) => return Outcome::Object(GroupObject::default()),
             Err(errno) => return self.fail(errno),
@@ -229,6 +228,17 @@ impl Cluster {
             }
         }
     }
+}
+
+/// Connects a client for the object of a group. May block for some seconds.
+///
+/// # Errors
+/// One sentence: what was tried, what the cluster answered, what to do.
+pub(super) fn open_objects(
+    cluster: &ClusterConfig,
+    group: &GroupConfig,
+) -> Result<ObjectClient, OpenError> {
+    ObjectClient::open(cluster, &group.pool, NAMESPACE, OPERATION_TIMEOUT)
 }
 
 /// Locks what no holder leaves inconsistent.
