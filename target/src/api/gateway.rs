@@ -18,6 +18,12 @@ pub struct GatewayGroup {
     pub ana_groups: Vec<GatewayAnaGroup>,
     /// The shared configuration; absent: this gateway does not use it.
     pub shared: Option<GatewayShared>,
+    /// The moves after which each live gateway has as many ANA groups as the others, or one more.
+    pub balance: Vec<GatewayMove>,
+    /// The move that an administrator has asked this gateway for, and is not done.
+    pub moving: Option<GatewayMove>,
+    /// Port identifiers and addresses that two live gateways have: hosts take their paths for one.
+    pub conflicts: Vec<String>,
 }
 
 /// The shared configuration of a gateway group.
@@ -126,4 +132,13 @@ pub struct GatewayMove {
     pub ana_group: u32,
     /// The name of the gateway that is to serve it.
     pub to: String,
+}
+
+/// A request to move ANA groups until all live gateways have as many.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GatewayRebalance {
+    /// Only report the moves.
+    #[serde(default)]
+    pub dry_run: bool,
 }

@@ -28,7 +28,7 @@ pub use disconnect::Why;
 pub use event::{Event, Happened};
 pub use gateway::{
     GatewayAnaGroup, GatewayConfigError, GatewayConfiguration, GatewayGroup, GatewayMember,
-    GatewayMove, GatewayShared, GatewayState,
+    GatewayMove, GatewayRebalance, GatewayShared, GatewayState,
 };
 pub use history::HistoryEntry;
 pub use log_level::Log;

@@ -8,7 +8,7 @@ use crate::api::GatewayGroup;
 /// A request of the administrator, by names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum GroupRequest {
-    /// Moves an ANA group that this gateway serves to another gateway.
+    /// Moves an ANA group to another gateway, after those moved before.
     Move(u32, String),
     /// Excludes another gateway.
     Exclude(String),

@@ -503,6 +503,7 @@ mod tests {
                 applied: 4,
                 refused: None,
             }),
+            ..GatewayGroup::default()
         });
         let text = text(stats(), Availability { gateway, ..Availability::default() }).unwrap();
         for line in [

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use nvme::log::AnaState;
-use nvmfd_gateway::record::{Applied, Key, Membership};
+use nvmfd_gateway::record::{Applied, Key, Membership, Slot};
 use nvmfd_gateway::{
     Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, OperationId,
     Outcome, Stage, Timing,
@@ -21,7 +21,8 @@ use nvmfd_gateway::{
 use tracing::{error, info, warn};
 
 use crate::api::{
-    GatewayAnaGroup, GatewayConfigError, GatewayGroup, GatewayMember, GatewayShared, GatewayState,
+    GatewayAnaGroup, GatewayConfigError, GatewayGroup, GatewayMember, GatewayMove, GatewayShared,
+    GatewayState,
 };
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::monitor::DeviceMonitor;
@@ -66,6 +67,8 @@ struct Driver {
     left: Option<SyncSender<()>>,
     ended: bool,
     differs: bool,
+    /// Those that were reported.
+    conflicts: Vec<String>,
     view: Arc<GroupView>,
     requests: Receiver<GroupRequest>,
 }
@@ -119,6 +122,7 @@ impl GatewayWorker {
             left: None,
             ended: false,
             differs: false,
+            conflicts: Vec::new(),
             view: Arc::clone(&view),
             requests,
         };
@@ -198,7 +202,12 @@ impl Driver {
             };
             event.into_iter().for_each(|event| self.handle(event));
         }
-        self.view.set(self.group());
+        let group = self.group();
+        for conflict in group.conflicts.iter().filter(|it| !self.conflicts.contains(it)) {
+            warn!("group {}: {conflict}: give each its own `id` and address", group.name);
+        }
+        self.conflicts.clone_from(&group.conflicts);
+        self.view.set(group);
         self.publish_peers();
         let data = lock(&self.cluster.data).clone();
         if data.is_some_and(|client| client.is_fenced()) {
@@ -269,7 +278,26 @@ impl Driver {
             gateways: gateways.collect(),
             ana_groups: ana_groups.collect(),
             shared: self.shared(),
+            balance: self.gateway.balance().into_iter().filter_map(|it| self.named(it)).collect(),
+            moving: self.gateway.next_move().and_then(|it| self.named(it)),
+            conflicts: self.conflicts(),
         }
+    }
+
+    /// A move, with the name of the gateway.
+    fn named(&self, (ana_group, to): (u32, Slot)) -> Option<GatewayMove> {
+        let to = self.gateway.object().member(to)?.name.clone();
+        Some(GatewayMove { ana_group, to })
+    }
+
+    /// Port identifiers and addresses that two live gateways have, a sentence each.
+    fn conflicts(&self) -> Vec<String> {
+        let (object, live) = (self.gateway.object(), self.gateway.live_members());
+        let members = object.members().filter(|(slot, _)| live.contains(slot));
+        let each = members.flat_map(|(_, member)| {
+            member.listeners.iter().map(|listener| (member.name.as_str(), listener.as_str()))
+        });
+        listener_conflicts(&each.collect::<Vec<_>>())
     }
 
     /// The shared configuration, if this gateway uses it.
@@ -409,6 +437,27 @@ fn declaration(config: &Config) -> Declaration {
     }
 }
 
+/// What two gateways have alike of their listeners. `all`: gateway and listener.
+fn listener_conflicts(all: &[(&str, &str)]) -> Vec<String> {
+    let mut sentences = Vec::new();
+    for (at, (gateway, listener)) in all.iter().enumerate() {
+        for (other, known) in all.iter().take(at).filter(|(other, _)| other != gateway) {
+            let (Some((id, address)), Some((known_id, known_address))) =
+                (listener.split_once('@'), known.split_once('@'))
+            else {
+                continue;
+            };
+            if id == known_id {
+                sentences.push(format!("gateways {other} and {gateway} both have port id {id}"));
+            }
+            if address == known_address && peer_listener(listener).is_some() {
+                sentences.push(format!("gateways {other} and {gateway} both have {address}"));
+            }
+        }
+    }
+    sentences
+}
+
 /// A listener of a member record, `ID@ADDRESS:PORT`, if hosts of other gateways can reach it.
 fn peer_listener(text: &str) -> Option<PeerListener> {
     let (id, address) = text.split_once('@')?;
@@ -419,6 +468,22 @@ fn peer_listener(text: &str) -> Option<PeerListener> {
 #[cfg(test)]
 mod tests {
     use crate::worker::gateway::*;
+
+    #[test]
+    fn port_ids_and_addresses_of_two_gateways_are_reported_unless_they_are_their_own() {
+        let sentences = |all: &[(&str, &str)]| listener_conflicts(all).join("; ");
+        let (a, b) = ("1@192.0.2.1:4420", "2@192.0.2.2:4420");
+        assert_eq!(sentences(&[("a", a), ("a", "3@192.0.2.3:4420"), ("b", b)]), "");
+        assert_eq!(
+            sentences(&[("a", a), ("b", "1@192.0.2.2:4420")]),
+            "gateways a and b both have port id 1"
+        );
+        assert_eq!(
+            sentences(&[("a", a), ("b", "2@192.0.2.1:4420")]),
+            "gateways a and b both have 192.0.2.1:4420"
+        );
+        assert_eq!(sentences(&[("a", "1@0.0.0.0:4420"), ("b", "2@0.0.0.0:4420")]), "");
+    }
 
     #[test]
     fn a_listener_of_another_gateway_is_reported_unless_it_is_a_wildcard() {

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{
-    GatewayConfigError, GatewayConfiguration, GatewayGroup, GatewayMember, GatewayMove, Outcome,
+    GatewayConfigError, GatewayConfiguration, GatewayGroup, GatewayMember, GatewayMove,
+    GatewayRebalance, Outcome,
 };
 
 use crate::change;
@@ -22,13 +23,15 @@ pub(crate) enum Command {
     List,
     /// Print the shared configuration of the group, as it is in force at this gateway
     Config,
-    /// Move an ANA group that this gateway serves to another gateway
+    /// Move an ANA group to another gateway
     Move {
         /// Select the ANA group
         group: u32,
         /// Name the gateway that is to serve it
         to: String,
     },
+    /// Move ANA groups, one after the other, until all live gateways have as many
+    Rebalance,
     /// Exclude another gateway from the cluster, and take its ANA groups: for one that is broken
     Exclude {
         /// Name the gateway
@@ -50,6 +53,10 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         Command::Move { group, to } => {
             let wanted = GatewayMove { ana_group: group, to };
             client.send::<Outcome>(Method::POST, "/v1/gateway-group/move", &wanted).await?
+        }
+        Command::Rebalance => {
+            let wanted = GatewayRebalance { dry_run: output.dry_run };
+            client.send::<Outcome>(Method::POST, "/v1/gateway-group/rebalance", &wanted).await?
         }
         Command::Exclude { name } => {
             let path = format!("/v1/gateway-group/gateways/{name}/exclude");
@@ -76,6 +83,12 @@ fn list(group: &GatewayGroup) -> String {
     let heads =
         ["SLOT", "GATEWAY", "STATE", "ANA GROUPS", "CONFIGURATION", "LISTENERS", "RADOS CLIENT"];
     let mut text = table(heads, rows, "no gateway has registered");
+    for conflict in &group.conflicts {
+        let _ = write!(text, "\n{conflict}: give each its own");
+    }
+    if let Some(GatewayMove { ana_group, to }) = &group.moving {
+        let _ = write!(text, "\nANA group {ana_group} is being moved to gateway {to}");
+    }
     for GatewayMember { name, refused, .. } in &group.gateways {
         if let Some(GatewayConfigError { version, why }) = refused {
             let _ = write!(text, "\ngateway {name} refuses version {version}: {why}");

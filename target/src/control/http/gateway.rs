@@ -11,7 +11,8 @@ use utoipa_axum::routes;
 use super::ApiError;
 use super::changes::Body;
 use crate::api::{
-    GatewayConfiguration, GatewayGroup, GatewayMember, GatewayMove, GatewayState, Outcome, Problem,
+    GatewayConfiguration, GatewayGroup, GatewayMember, GatewayMove, GatewayRebalance, GatewayState,
+    Outcome, Problem,
 };
 use crate::control::handle::ControlHandle;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
@@ -21,7 +22,10 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
 }
 
 pub(super) fn changing() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(move_ana_group)).routes(routes!(exclude))
+    OpenApiRouter::new()
+        .routes(routes!(move_ana_group))
+        .routes(routes!(rebalance))
+        .routes(routes!(exclude))
 }
 
 fn view(managed: &ControlHandle) -> Result<Arc<GroupView>, ApiError> {
@@ -65,7 +69,7 @@ async fn show_configuration(
     Ok(Json(GatewayConfiguration { version, text }))
 }
 
-/// Moves an ANA group that this gateway serves to another gateway. Returns before it is done.
+/// Moves an ANA group to another gateway. Returns before it is done.
 #[utoipa::path(
     operation_id = "move_ana_group",
     post,
@@ -74,7 +78,7 @@ async fn show_configuration(
     responses(
         (status = 200, body = Outcome),
         (status = 404, body = Problem, description = "the daemon is no gateway of a group"),
-        (status = 409, body = Problem, description = "this gateway does not serve the ANA group, or the other one is not live"),
+        (status = 409, body = Problem, description = "no gateway serves the ANA group, or the other one is not live"),
     )
 )]
 async fn move_ana_group(
@@ -85,18 +89,61 @@ async fn move_ana_group(
     let group = view.group();
     let conflict = |what: String, remedy: &str| ApiError::new(StatusCode::CONFLICT, what, remedy);
     let is_live = |it: &GatewayMember| it.name == to && it.state == GatewayState::Live;
-    if !group.gateways.iter().any(is_live) || to == group.gateway {
-        let what = format!("{to} is no other live gateway of the group {}", group.name);
+    if !group.fresh {
+        let what =
+            format!("{} does not reach the cluster of the group {}", group.gateway, group.name);
+        return Err(conflict(what, "ask another gateway"));
+    }
+    if !group.gateways.iter().any(is_live) {
+        let what = format!("{to} is no live gateway of the group {}", group.name);
         return Err(conflict(what, "see `nvmfctl gateway list`"));
     }
-    let own = group.ana_groups.iter().find(|it| it.id == ana_group && it.serving);
-    if own.is_none() {
-        let what = format!("{} does not serve ANA group {ana_group}", group.gateway);
-        return Err(conflict(what, "see `nvmfctl gateway list`, and ask the gateway that owns it"));
-    }
-    let line = format!("~ ANA group {ana_group} moves to gateway {to}");
+    let owned = group.ana_groups.iter().find(|it| it.id == ana_group);
+    let Some(owner) = owned.and_then(|it| it.owner.as_ref()).filter(|owner| **owner != to) else {
+        let what = format!("no other gateway serves ANA group {ana_group}");
+        return Err(conflict(what, "see `nvmfctl gateway list`"));
+    };
+    let line = format!("~ ANA group {ana_group} moves from gateway {owner} to gateway {to}");
     let is_sent = view.request(GroupRequest::Move(ana_group, to));
-    done(line, is_sent)
+    done(vec![line], is_sent)
+}
+
+/// Moves ANA groups, one after the other, until each live gateway has as many as the others, or one
+/// more. Returns before it is done.
+#[utoipa::path(
+    operation_id = "rebalance_gateway_group",
+    post,
+    path = "/v1/gateway-group/rebalance",
+    request_body = GatewayRebalance,
+    responses(
+        (status = 200, body = Outcome),
+        (status = 404, body = Problem, description = "the daemon is no gateway of a group"),
+        (status = 409, body = Problem, description = "this gateway does not reach the cluster"),
+    )
+)]
+async fn rebalance(
+    State(managed): State<ControlHandle>,
+    Body(GatewayRebalance { dry_run }): Body<GatewayRebalance>,
+) -> Result<Json<Outcome>, ApiError> {
+    let view = view(&managed)?;
+    let group = view.group();
+    if !group.fresh {
+        let what =
+            format!("{} does not reach the cluster of the group {}", group.gateway, group.name);
+        return Err(ApiError::new(StatusCode::CONFLICT, what, "ask another gateway"));
+    }
+    let line = |GatewayMove { ana_group, to }: &GatewayMove| {
+        let owned = group.ana_groups.iter().find(|it| it.id == *ana_group);
+        let owner = owned.and_then(|it| it.owner.as_deref()).unwrap_or("nobody");
+        format!("~ ANA group {ana_group} moves from gateway {owner} to gateway {to}")
+    };
+    let lines: Vec<String> = group.balance.iter().map(line).collect();
+    if dry_run {
+        return Ok(Json(Outcome::immediate(lines)));
+    }
+    let request = |GatewayMove { ana_group, to }| view.request(GroupRequest::Move(ana_group, to));
+    let is_sent = group.balance.iter().cloned().all(request);
+    done(lines, is_sent)
 }
 
 /// Excludes another gateway from the cluster, and takes its ANA groups: for one that is broken and
@@ -127,14 +174,14 @@ async fn exclude(
     }
     let line = format!("- gateway {name} is excluded");
     let is_sent = view.request(GroupRequest::Exclude(name));
-    done(line, is_sent)
+    done(vec![line], is_sent)
 }
 
-fn done(line: String, is_sent: bool) -> Result<Json<Outcome>, ApiError> {
+fn done(lines: Vec<String>, is_sent: bool) -> Result<Json<Outcome>, ApiError> {
     if !is_sent {
         let what = "the daemon is about to stop";
         return Err(ApiError::new(StatusCode::CONFLICT, what, "start it again"));
     }
-    tracing::info!("by request of the administrator: {line}");
-    Ok(Json(Outcome::immediate(vec![line])))
+    lines.iter().for_each(|line| tracing::info!("by request of the administrator: {line}"));
+    Ok(Json(Outcome::immediate(lines)))
 }
