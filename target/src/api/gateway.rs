@@ -122,6 +122,10 @@ pub struct GatewayAnaGroup {
     pub stage: String,
     /// This gateway serves it.
     pub serving: bool,
+    /// When this gateway first saw the present owner, in seconds since 1970.
+    pub since_unix_s: Option<u64>,
+    /// What is under way, or obstructs it.
+    pub pending: Option<String>,
 }
 
 /// A request to move an ANA group.

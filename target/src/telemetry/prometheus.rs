@@ -489,6 +489,8 @@ mod tests {
             epoch: 1,
             stage: String::new(),
             serving,
+            since_unix_s: None,
+            pending: None,
         };
         let gateway = Some(GatewayGroup {
             name: "a".to_owned(),

@@ -5,11 +5,11 @@
 mod cluster;
 pub(crate) mod shared;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
 use nvme::log::AnaState;
@@ -69,6 +69,8 @@ struct Driver {
     differs: bool,
     /// Those that were reported.
     conflicts: Vec<String>,
+    /// Groups with an owner: the epoch, and when it was first seen, in seconds since 1970.
+    owners: BTreeMap<u32, (u64, u64)>,
     view: Arc<GroupView>,
     requests: Receiver<GroupRequest>,
 }
@@ -123,6 +125,7 @@ impl GatewayWorker {
             ended: false,
             differs: false,
             conflicts: Vec::new(),
+            owners: BTreeMap::new(),
             view: Arc::clone(&view),
             requests,
         };
@@ -157,6 +160,10 @@ impl GatewayWorker {
 /// Time since the start of the machine, also while it was suspended.
 fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+}
+
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 impl Driver {
@@ -202,6 +209,7 @@ impl Driver {
             };
             event.into_iter().for_each(|event| self.handle(event));
         }
+        self.note_owners();
         let group = self.group();
         for conflict in group.conflicts.iter().filter(|it| !self.conflicts.contains(it)) {
             warn!("group {}: {conflict}: give each its own `id` and address", group.name);
@@ -263,12 +271,15 @@ impl Driver {
             let record = object.group(id);
             let owner = record.and_then(|record| record.owner());
             let owner = owner.and_then(|owner| object.live_owner(owner));
+            let pending = self.pending(id, stage, owner.is_some());
             GatewayAnaGroup {
                 id,
                 owner: owner.map(|owner| owner.name.clone()),
                 epoch: record.map_or(0, |record| record.epoch),
                 stage: stage.to_string(),
                 serving: stage == Stage::Serving && self.gateway.is_fresh(),
+                since_unix_s: self.owners.get(&id).map(|(_, since_unix_s)| *since_unix_s),
+                pending,
             }
         });
         GatewayGroup {
@@ -282,6 +293,46 @@ impl Driver {
             moving: self.gateway.next_move().and_then(|it| self.named(it)),
             conflicts: self.conflicts(),
         }
+    }
+
+    /// Notes when the present owners were first seen.
+    fn note_owners(&mut self) {
+        let object = self.gateway.object();
+        let records = self.gateway.stages().filter_map(|(id, _)| Some((id, object.group(id)?)));
+        let owned = records.filter(|(_, record)| record.owner().is_some());
+        let owned: BTreeMap<u32, u64> = owned.map(|(id, record)| (id, record.epoch)).collect();
+        self.owners.retain(|id, (epoch, _)| owned.get(id) == Some(epoch));
+        for (id, epoch) in owned {
+            self.owners.entry(id).or_insert_with(|| (epoch, unix_s()));
+        }
+    }
+
+    /// What is under way with a group, or obstructs it.
+    fn pending(&self, id: u32, stage: Stage, is_owned: bool) -> Option<String> {
+        let moving = self.gateway.next_move().filter(|(group, _)| *group == id);
+        let asked = self.gateway.object().move_request(id).or(moving.map(|(_, to)| to));
+        let to = asked.and_then(|to| self.gateway.object().member(to));
+        Some(match stage {
+            _ if !self.gateway.is_fresh() => {
+                "the heartbeats of this gateway are not confirmed: see \
+                                              `ceph -s` and its network"
+                    .to_owned()
+            }
+            Stage::Serving | Stage::Standby if to.is_some() => {
+                format!("it is being moved to gateway {}", to.map_or("", |to| &to.name))
+            }
+            Stage::Serving => return None,
+            Stage::Standby if is_owned => return None,
+            Stage::Standby => "nobody owns it: a live gateway takes it".to_owned(),
+            Stage::Requesting => "this gateway asks for it".to_owned(),
+            Stage::Excluding => {
+                "this gateway excludes the former owner from the cluster".to_owned()
+            }
+            Stage::Acquiring => "this gateway takes the locks of the images".to_owned(),
+            Stage::Confirming => "this gateway notes that it serves it".to_owned(),
+            Stage::Releasing(_) => "this gateway releases the locks of the images".to_owned(),
+            Stage::Giving(_) => "this gateway gives it to another one".to_owned(),
+        })
     }
 
     /// A move, with the name of the gateway.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use clap::Args;
-use nvmfd::api::Why;
+use nvmfd::api::{GatewayGroup, Why};
 
 use crate::client::{Client, escaped};
 use crate::output::{Failure, Output, duration};
@@ -21,13 +21,45 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         None => "/v1/why".to_owned(),
     };
     let answer = client.get::<Vec<Why>>(&path).await?;
+    let group = match command.host {
+        None => client.get::<GatewayGroup>("/v1/gateway-group").await.ok(),
+        Some(_) => None,
+    };
     output.answer(&answer, |all| match (all.is_empty(), &command.host) {
         (true, Some(host)) => {
             format!("nothing is recorded of {host}; `nvmfctl why` shows all hosts")
         }
-        _ => text(all, now_s()),
+        _ => {
+            group.map_or_else(String::new, |(group, _)| standby(&group, now_s()))
+                + &text(all, now_s())
+        }
     });
     Ok(())
+}
+
+/// ANA groups that this gateway does not serve, each with the reason.
+fn standby(group: &GatewayGroup, now_s: u64) -> String {
+    let mut text = String::new();
+    for each in group.ana_groups.iter().filter(|it| !it.serving) {
+        let id = each.id;
+        let _ = write!(text, "namespaces of ANA group {id} are inaccessible at this gateway: ");
+        let _ = match (&each.owner, each.since_unix_s) {
+            (Some(owner), Some(since)) => {
+                let ago = duration(now_s.saturating_sub(since));
+                write!(text, "gateway {owner} owns it since {} ({ago} ago)", at_s(since))
+            }
+            (Some(owner), None) => write!(text, "gateway {owner} owns it"),
+            (None, _) => write!(text, "no live gateway owns it"),
+        };
+        let _ = match &each.pending {
+            Some(pending) => writeln!(text, "\n    pending: {pending}"),
+            None => writeln!(
+                text,
+                "\n    -> hosts use the paths to it; `nvmfctl gateway move` moves it"
+            ),
+        };
+    }
+    text
 }
 
 /// `now`: seconds since 1970.
@@ -63,7 +95,38 @@ fn text(all: &[Why], now_s: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use nvmfd::api::GatewayAnaGroup;
+
     use crate::why::*;
+
+    #[test]
+    fn a_gateway_says_who_owns_what_it_does_not_serve_since_when_and_what_is_pending() {
+        let ana_group = |id, owner: Option<&str>, pending: Option<&str>| GatewayAnaGroup {
+            id,
+            owner: owner.map(str::to_owned),
+            epoch: 7,
+            stage: "standby".to_owned(),
+            serving: id == 1,
+            since_unix_s: owner.map(|_| 1000),
+            pending: pending.map(str::to_owned),
+        };
+        let ana_groups = vec![
+            ana_group(1, Some("a"), None),
+            ana_group(2, Some("b"), None),
+            ana_group(3, None, Some("nobody owns it: a live gateway takes it")),
+        ];
+        let expected = format!(
+            "namespaces of ANA group 2 are inaccessible at this gateway: gateway b owns it since {} \
+             (1 min 5 s ago)\n    -> hosts use the paths to it; `nvmfctl gateway move` moves it\n\
+             namespaces of ANA group 3 are inaccessible at this gateway: no live gateway owns \
+             it\n    pending: nobody owns it: a live gateway takes it\n",
+            at_s(1000)
+        );
+        assert_eq!(
+            standby(&GatewayGroup { ana_groups, ..GatewayGroup::default() }, 1065),
+            expected
+        );
+    }
 
     #[test]
     fn a_person_reads_who_when_why_and_what_to_do() {
