@@ -559,7 +559,7 @@ impl DeviceTable {
         let mut namespaces: Vec<Namespace> =
             config.namespaces.iter().filter_map(namespace).collect();
         namespaces.sort_by_key(|n| n.nsid);
-        usage.prepare(namespaces.iter().map(|n| (n.nsid, Arc::clone(&n.health))));
+        usage.prepare(namespaces.iter().map(|n| Arc::clone(&n.health)));
         Subsystem {
             nqn: config.nqn,
             serial: Text::lossy(&config.serial),

@@ -57,7 +57,7 @@ fn records_of_earlier_versions_are_read() {
     let power = PowerLog::open(Some(at), now).meter.at(now);
     assert_eq!((power.cycles, power.on_hours, power.unsafe_shutdowns), (8, 24, 3));
     let usage = UsageStore::open(Some(at), PowerMeter::default()).usage(&nqn);
-    let read = [usage.whole.total(), usage.of(1).total()].map(|work| (work.reads, work.units_read));
+    let read = [usage.whole(), usage.of(1)].map(|own| (own.work.reads, own.work.units_read));
     assert_eq!((usage.errors(), read), (3, [(1000, 8000); 2]));
     let log = event_log::open(at, nqn, sync_channel(1).0);
     let header = LogHeader { nqn, serial: Text::lossy("S"), model: Text::lossy("M") };

@@ -37,7 +37,8 @@ use crate::core::command::identify::FIRMWARE;
 use crate::core::command::log_page;
 use crate::core::subsystem::event_log::{NO_CONTROLLER, PersistentEvent};
 use crate::core::subsystem::power::{Power, PowerMeter};
-use crate::core::subsystem::usage::{SavedCounters, Usage, Work};
+use crate::core::subsystem::usage::{SavedCounters, Usage};
+use crate::core::subsystem::work::Work;
 use crate::state::event_log;
 use crate::state::power::{self, PowerLog};
 use crate::state::record::StateDir;
@@ -206,7 +207,7 @@ impl UsageWriter {
 /// Adds the current SMART log of a subsystem as an event.
 fn snapshot(usage: &Usage, power: Power) {
     if let Some(history) = usage.history() {
-        let smart = log_page::health(&usage.whole, usage.errors(), usage.is_degraded(), power);
+        let smart = log_page::health(&usage.whole(), usage.errors(), usage.is_degraded(), power);
         history.note(PersistentEvent::Smart(&smart), &power);
     }
 }
@@ -310,16 +311,16 @@ mod tests {
         let usage = first.usage(&a);
         usage.add(1, &work(10));
         usage.add(7, &work(100));
-        usage.note_busy(7, now);
+        usage.note_busy([7].into_iter(), now);
         assert_eq!([usage.count_error(), usage.count_error()], [1, 2]);
         first.usage(&b).add(1, &work(5));
         stopped(keeping);
 
         let (second, keeping) = started(directory.path());
         let usage = second.usage(&a);
-        assert_eq!(usage.whole.total().reads, 110);
-        assert_eq!((usage.of(1).total(), usage.of(7).total()), (work(10), work(100)));
-        assert_eq!(usage.whole.busy(), Duration::from_millis(250));
+        assert_eq!(usage.whole().work.reads, 110);
+        assert_eq!((usage.of(1).work, usage.of(7).work), (work(10), work(100)));
+        assert_eq!(usage.whole().busy(), Duration::from_millis(250));
         assert_eq!(usage.count_error(), 3, "no number comes twice");
         usage.add(7, &work(1));
         // A start that fails persists nothing, and removes nothing.
@@ -327,9 +328,9 @@ mod tests {
         stopped(keeping);
 
         let third = UsageStore::open(Some(directory.path()), PowerMeter::default());
-        assert_eq!(third.usage(&a).of(7).total().reads, 101);
-        assert_eq!(third.usage(&b).whole.total(), work(5), "nobody asked for it meanwhile");
-        assert_eq!(third.usage(&nqn("c")).whole.total(), Work::default());
+        assert_eq!(third.usage(&a).of(7).work.reads, 101);
+        assert_eq!(third.usage(&b).whole().work, work(5), "nobody asked for it meanwhile");
+        assert_eq!(third.usage(&nqn("c")).whole().work, Work::default());
         assert!(Arc::ptr_eq(&third.usage(&a), &third.usage(&a)));
     }
 
@@ -355,7 +356,7 @@ mod tests {
             assert!(unseal::<Accounts>(bad.as_bytes()).is_err(), "{bad:?}");
             fs::write(&path, bad).unwrap();
             let usage_store = UsageStore::open(Some(directory.path()), PowerMeter::default());
-            assert_eq!(usage_store.usage(&nqn("a")).whole.total(), Work::default());
+            assert_eq!(usage_store.usage(&nqn("a")).whole().work, Work::default());
         }
     }
 
@@ -363,7 +364,7 @@ mod tests {
     fn without_a_directory_a_life_is_that_of_the_daemon() {
         let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));
         usage_store.usage(&nqn("a")).add(1, &work(1));
-        assert_eq!(usage_store.usage(&nqn("a")).whole.total(), work(1));
+        assert_eq!(usage_store.usage(&nqn("a")).whole().work, work(1));
         usage_store.switched_on(&nqn("a"));
         assert!(usage_store.usage(&nqn("a")).history().is_none());
         assert!(usage_store.keep(PowerLog::open(None, Instant::now())).is_none());

@@ -57,7 +57,7 @@ pub fn plan(
 #[must_use]
 pub fn plain_read(
     sqe: &Sqe,
-    namespace: Result<&Namespace, Status>,
+    namespace: &Namespace,
     barred: Barred,
     received: CapsuleInfo,
 ) -> Option<(DeviceId, u64, Remote)> {
@@ -71,7 +71,7 @@ pub fn plain_read(
 #[must_use]
 pub fn plain_write(
     sqe: &Sqe,
-    namespace: Result<&Namespace, Status>,
+    namespace: &Namespace,
     barred: Barred,
     received: CapsuleInfo,
 ) -> Option<(DeviceId, u64, Source)> {
@@ -81,17 +81,17 @@ pub fn plain_write(
     Some((namespace.backing, at, source(sqe, received, len, true).ok()?))
 }
 
-/// Returns the namespace of a Read or a Write, if its host may access it like that and no block of
+/// Returns the same namespace for a Read or a Write, if its host may access it like that and no block of
 /// it is unreadable.
 #[inline(always)]
 fn plain<'a>(
     sqe: &Sqe,
-    namespace: Result<&'a Namespace, Status>,
+    namespace: &'a Namespace,
     group: Barred,
     barred: Barred,
 ) -> Option<&'a Namespace> {
     sqe.check_flags().ok()?;
-    let namespace = accessible(namespace, group, barred).ok()?;
+    accessible(Ok(namespace), group, barred).ok()?;
     namespace.marks.is_empty().then_some(namespace)
 }
 
@@ -687,13 +687,13 @@ mod tests {
             let namespace = subsystem.namespace(nsid);
             let (barred, received) = (Barred(barred), RECEIVED);
             let plan = plan_in(&sqe, &subsystem, barred, received);
-            let direct = match sqe.io_opcode() {
+            let direct = namespace.ok().and_then(|namespace| match sqe.io_opcode() {
                 IoOpcode::READ => plain_read(&sqe, namespace, barred, received)
                     .map(|(backing, at, to)| Plan::Load { backing, at, to }),
                 IoOpcode::WRITE => plain_write(&sqe, namespace, barred, received)
                     .map(|(backing, at, from)| Plan::Store { backing, at, from, fua }),
                 _ => None,
-            };
+            });
             match direct {
                 Some(direct) => prop_assert_eq!(Ok(direct), plan),
                 None => {

@@ -20,7 +20,7 @@ use crate::controller::{Controller, ControllerKind};
 use crate::subsystem::Subsystem;
 use crate::subsystem::ana::AnaLog;
 use crate::subsystem::power::Power;
-use crate::subsystem::usage::SharedCounters;
+use crate::subsystem::usage::SavedCounters;
 
 /// The logs of an NVM controller, as [`LogId::SUPPORTED_PAGES`] lists them, without the Persistent
 /// Event log, which exists only with a state directory.
@@ -204,7 +204,7 @@ fn error_log(latest: &[(u64, ErrorRecord)]) -> Vec<u8> {
 fn smart(nsid: u32, subsystem: &Subsystem, power: Power) -> Result<Vec<u8>, Status> {
     let usage = &subsystem.usage;
     let smart = match nsid {
-        0 | NSID_ALL => health(&usage.whole, usage.errors(), subsystem.is_degraded(), power),
+        0 | NSID_ALL => health(&usage.whole(), usage.errors(), subsystem.is_degraded(), power),
         nsid => {
             let degraded = subsystem.namespace(nsid)?.health.is_degraded();
             health(&usage.of(nsid), usage.errors(), degraded, power)
@@ -214,8 +214,8 @@ fn smart(nsid: u32, subsystem: &Subsystem, power: Power) -> Result<Vec<u8>, Stat
 }
 
 /// Returns the SMART log of these counters.
-pub fn health(counters: &SharedCounters, errors: u64, degraded: bool, power: Power) -> Smart {
-    let work = counters.total();
+pub fn health(counters: &SavedCounters, errors: u64, degraded: bool, power: Power) -> Smart {
+    let work = counters.work;
     let data_units = |units: u64| u128::from(units.div_ceil(1000));
     Smart {
         critical_warning: CriticalWarning(0).with_reliability(degraded),
@@ -298,7 +298,7 @@ mod tests {
     use crate::command::log_page::*;
     use crate::controller::discovery::{Record, Subtype};
     use crate::subsystem::ana::AnaStates;
-    use crate::subsystem::usage::Work;
+    use crate::subsystem::work::Work;
 
     fn command(lid: u8, lpo: u64, dwords: u32) -> Sqe {
         GetLogPage::new(LogId(lid), lpo, dwords).emit(keyed((dwords * 4).min(0xFF_FFFC)))
@@ -442,7 +442,7 @@ mod tests {
         let usage = Arc::clone(&controller.subsystem().unwrap().usage);
         usage.add(1, &work);
         for second in (0..150).map(Duration::from_secs) {
-            usage.note_busy(1, Instant::now() + second);
+            usage.note_busy([1].into_iter(), Instant::now() + second);
         }
         let bytes = page(LogId::SMART, 512, &mut controller);
         let found = Smart::parse(&bytes.try_into().unwrap());

@@ -12,7 +12,7 @@ use crate::controller::ReservationView;
 use crate::diag::cause::Cause;
 use crate::subsystem::ana::{AnaStateTable, AnaStates};
 use crate::subsystem::unflushed::Unflushed;
-use crate::subsystem::usage::{SharedCounters, Usage};
+use crate::subsystem::usage::Usage;
 
 /// Entries of the Error Information log (ELPE + 1).
 pub(crate) const ERROR_LOG_ENTRIES: usize = 64;
@@ -64,8 +64,6 @@ pub struct Association {
     /// The host has authenticated on a queue since the last check.
     proof: AtomicBool,
     errors: Mutex<ErrorLog>,
-    /// Counters of its commands.
-    pub usage: SharedCounters,
     /// Counters of its subsystem.
     pub subsystem_usage: Arc<Usage>,
     /// Restrictions by reservations, and reservation notifications.
@@ -109,7 +107,6 @@ impl Association {
             traffic: AtomicBool::new(false),
             proof: AtomicBool::new(false),
             errors: Mutex::default(),
-            usage: SharedCounters::default(),
             subsystem_usage: Arc::default(),
             reservations,
             unflushed: Arc::new(Unflushed::none()),

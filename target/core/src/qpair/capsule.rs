@@ -81,7 +81,7 @@ impl QueuePair {
         }
         association.note_traffic();
         let (sqe, received) = (&self.requests[slot].sqe, self.received(tail_bytes));
-        let Ok((namespace, barred)) = role::access(association, subsystem, sqe.nsid) else {
+        let Some((namespace, barred)) = role::reached(association, subsystem, sqe.nsid) else {
             return false;
         };
         match sqe.io_opcode() {

@@ -34,7 +34,7 @@ impl QueuePair {
     #[inline(never)]
     fn fail(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
         let nsid = self.requests[slot].sqe.nsid;
-        self.stats.count_failure(nsid, status, &self.conn.role);
+        self.stats.count_failure(nsid, status);
         let status = self.log_error(slot, self.delayed(status));
         self.send_response(slot, status, 0, None, io);
     }

@@ -268,14 +268,11 @@ impl QueuePair {
         let push = match entry.plan {
             Plan::Load { to, .. } => {
                 entry.data = done.buf;
-                self.stats.count_read(entry, to.len.into(), &self.conn.role);
                 Some(to)
             }
-            Plan::Store { ref from, .. } => {
-                let len = from.len_bytes();
+            Plan::Store { .. } => {
                 entry.put_back(done.buf);
                 unflushed::note(&self.conn.role, entry, Ok(()), true);
-                self.stats.count_write(entry, len.into(), &self.conn.role);
                 None
             }
             _ => return self.on_step_done(slot, done, io),
@@ -337,14 +334,9 @@ impl QueuePair {
         match &entry.plan {
             Plan::Load { to, .. } => {
                 let to = *to;
-                self.stats.count_read(entry, to.len.into(), &self.conn.role);
                 self.push_and_complete(slot, to, io);
             }
-            Plan::Store { from, .. } => {
-                let len = from.len_bytes();
-                self.stats.count_write(entry, len.into(), &self.conn.role);
-                self.complete(slot, Ok(0), io);
-            }
+            Plan::Store { .. } => self.complete(slot, Ok(0), io),
             Plan::Compare { from, .. } => {
                 let len = from.len_bytes();
                 self.compare(slot, len, io);
@@ -400,7 +392,7 @@ impl QueuePair {
             None => false,
         };
         let other = entry.fused_with();
-        self.stats.count_read(entry, len_bytes.into(), &self.conn.role);
+        self.stats.count_read(entry, len_bytes.into());
         match (same, other) {
             (true, None) => self.complete(slot, Ok(0), io),
             (true, Some(second)) => self.write_fused(slot, second, io),
@@ -513,7 +505,7 @@ impl QueuePair {
         let done = u64::from(entry.step) * u64::from(piece_bytes);
         let left = len.saturating_sub(done).min(piece_bytes.into()) as u32;
         if left == 0 {
-            self.stats.count_read(entry, len, &self.conn.role);
+            self.stats.count_read(entry, len);
             return self.complete(slot, Ok(0), io);
         }
         let into = entry.data.take().map(|mut into| {
@@ -543,8 +535,8 @@ impl QueuePair {
             Ordering::Greater => {
                 let len = u64::from(buf.as_ref().map_or(0, Buf::len));
                 entry.make_ext().second = buf;
-                self.stats.count_read(entry, len, &self.conn.role);
-                self.stats.count_write(entry, len, &self.conn.role);
+                self.stats.count_read(entry, len);
+                self.stats.count_write(entry, len);
                 return self.complete(slot, Ok(0), io);
             }
         };

@@ -335,7 +335,7 @@ impl QueuePair {
 
     /// Checks deadlines and the state that is shared with other reactors.
     pub fn tick(&mut self, io: &mut Io<'_>) {
-        self.stats.hand_in(&self.conn.role, &self.requests, io.now);
+        self.stats.note_busy(&self.conn.role, &self.requests, io.now);
         self.submit_granted(io);
         self.look_for_fatal_error(io);
         // An end that is only a consequence of another has no cause.
@@ -563,7 +563,7 @@ impl QueuePair {
             None => io.waiters.close(self.depth()),
         }
         self.auth.on_finish(&self.conn, io);
-        self.stats.hand_in(&self.conn.role, &self.requests, io.now);
+        self.stats.note_busy(&self.conn.role, &self.requests, io.now);
         if let QueueRole::Io { association, .. } = &self.conn.role
             && self.auth.was_admitted()
         {

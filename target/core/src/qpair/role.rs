@@ -85,10 +85,8 @@ impl QueueRole {
     #[inline(always)]
     pub(super) fn may_store(&self, nsid: u32, backing: DeviceId, blocks: (u64, u32)) -> bool {
         let QueueRole::Io { association, subsystem, .. } = self else { return false };
-        let Ok(namespace) = subsystem.namespace(nsid) else { return false };
-        let barred = association.reservations.barred(nsid);
-        association.reach.check(namespace.ana_group).is_ok()
-            && rules::may_store(backing, blocks, namespace, barred)
+        reached(association, subsystem, nsid)
+            .is_some_and(|(namespace, barred)| rules::may_store(backing, blocks, namespace, barred))
     }
 
     /// The same for a step that accesses this range of bytes.
@@ -119,4 +117,16 @@ pub(super) fn access<'a>(
     let namespace = subsystem.namespace(nsid);
     association.reach.check_io(namespace)?;
     Ok((namespace, association.reservations.barred(nsid)))
+}
+
+/// The same in the usual case: there is a namespace, and its ANA state permits commands.
+#[inline(always)]
+pub(super) fn reached<'a>(
+    association: &Association,
+    subsystem: &'a Subsystem,
+    nsid: u32,
+) -> Option<(&'a Namespace, Barred)> {
+    let namespace = subsystem.namespace(nsid).ok()?;
+    association.reach.check(namespace.ana_group).ok()?;
+    Some((namespace, association.reservations.barred(nsid)))
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::io_stats::{Batch, Durations, IoStats, Kind};
 use super::stage_timer::{self, Stage, StageTimer};
+use crate::subsystem::work::WorkCounters;
 
 /// Queue, namespace and kind of a command: a queue, a namespace and an operation code.
 pub type BatchKey = (u32, u32, u8);
@@ -30,8 +31,8 @@ pub struct CompletionBatch {
     alike: Batch,
     /// They are recorded one by one.
     slow: bool,
-    /// The row of the commands of `whose`.
-    counted_in: Option<(Arc<IoStats>, Kind)>,
+    /// The row of the commands of `whose`, and the work of their namespace.
+    counted_in: Option<(Arc<IoStats>, Kind, Option<Arc<WorkCounters>>)>,
     /// The durations of the commands that were counted last, and the times that they are from.
     took: Durations,
     timed: ([u64; Stage::ALL.len()], u64),
@@ -70,11 +71,17 @@ impl CompletionBatch {
         self.whose == whose && self.counted_in.is_some()
     }
 
-    /// Counts the batch. The next commands are of this key, and counted in this row.
-    #[cold]
-    pub fn count_in(&mut self, whose: BatchKey, row: &Arc<IoStats>, kind: Kind) {
+    /// Counts the batch. The next commands are of this key, and counted in this row; Reads and
+    /// Writes in `work` too.
+    pub fn count_in(
+        &mut self,
+        whose: BatchKey,
+        row: &Arc<IoStats>,
+        kind: Kind,
+        work: Option<&Arc<WorkCounters>>,
+    ) {
         self.end();
-        (self.whose, self.counted_in) = (whose, Some((Arc::clone(row), kind)));
+        (self.whose, self.counted_in) = (whose, Some((Arc::clone(row), kind, work.cloned())));
     }
 
     /// As [`CompletionBatch::count_in`] without a known row: its host may have disconnected.
@@ -119,12 +126,13 @@ impl CompletionBatch {
     }
 
     fn count(&mut self) {
-        if let Some((row, kind)) = &self.counted_in {
+        if let Some((row, kind, work)) = &self.counted_in {
             if self.timed.1 != self.end_ns || self.timed.0 != self.began_ns {
                 self.took.set(stage_timer::stages(&self.began_ns, self.end_ns));
                 self.timed = (self.began_ns, self.end_ns);
             }
             row.kinds[*kind as usize].count(&self.alike, &self.took);
+            work.iter().for_each(|work| work.add(&self.alike.work(*kind)));
         }
         self.alike = Batch::default();
         self.began_ns[Stage::Receive as usize] = NEVER;
@@ -137,6 +145,7 @@ mod tests {
 
     use super::super::reactor_stats::ReactorStats;
     use crate::stats::batch::*;
+    use crate::subsystem::work::Work;
 
     const READ: BatchKey = (1, 1, 2);
 
@@ -157,13 +166,13 @@ mod tests {
     fn observe(
         run: &mut CompletionBatch,
         whose: BatchKey,
-        row: &Arc<IoStats>,
+        (row, work): (&Arc<IoStats>, Option<&Arc<WorkCounters>>),
         disk_ns: u64,
         bytes: u32,
     ) {
         if !run.goes_on(whose, &clock(disk_ns)) {
             if !run.knows(whose) {
-                run.count_in(whose, row, Kind::Read);
+                run.count_in(whose, row, Kind::Read, work);
             }
             run.begin(&clock(disk_ns), END_NS, disk_ns > 80_000);
         }
@@ -187,9 +196,11 @@ mod tests {
             ((2, 1, 2), one, 90_000, 512),
             (READ, one, 5_000, 512),
         ];
+        let works: [Arc<WorkCounters>; 2] = Default::default();
         let mut run = CompletionBatch::default();
         for (whose, row, disk_ns, bytes) in commands {
-            observe(&mut run, whose, row, disk_ns, bytes);
+            let work = &works[usize::from(Arc::ptr_eq(row, two))];
+            observe(&mut run, whose, (row, Some(work)), disk_ns, bytes);
         }
         run.end();
         run.end();
@@ -212,6 +223,14 @@ mod tests {
             assert_eq!(got, (expected.total.read(), expected.bytes.load(Ordering::Relaxed)));
             assert_eq!(got.0.iter().sum::<u64>(), mine.len() as u64);
             assert_eq!(format!("{tally:?}"), format!("{expected:?}"), "everything");
+            let units: u64 = mine.iter().map(|(.., bytes)| u64::from(*bytes) / 512).sum();
+            let reads = mine.iter().filter(|(.., bytes)| *bytes > 0).count() as u64;
+            let work = Work { reads, units_read: units, ..Work::default() };
+            assert_eq!(
+                works[usize::from(Arc::ptr_eq(row, two))].total(),
+                work,
+                "the failed one not"
+            );
         }
     }
 
@@ -224,11 +243,11 @@ mod tests {
         let after = observer.rows(nqn("disk"), nqn("new"), [1].into_iter());
         let mut run = CompletionBatch::default();
         assert!(!run.knows(BatchKey::default()) && !run.knows(READ));
-        observe(&mut run, READ, before.of(1), 5_000, 512);
+        observe(&mut run, READ, (before.of(1), None), 5_000, 512);
         assert!(run.knows(READ));
         run.forget();
         assert!(!run.knows(READ));
-        observe(&mut run, READ, after.of(1), 5_000, 512);
+        observe(&mut run, READ, (after.of(1), None), 5_000, 512);
         run.end();
         let commands = |rows: &super::super::Rows| rows.of(1).kinds[0].total.read().iter().sum();
         let counts: [u64; 2] = [commands(&before), commands(&after)];

@@ -13,6 +13,7 @@ use nvme::{IoOpcode, Nqn, Sqe};
 use super::histogram::{BUCKETS, Histogram, bucket, bump};
 use super::reactor_stats::ReactorStats;
 use super::stage_timer::Stage;
+use crate::subsystem::work::Work;
 
 /// Maximum of rows of a reactor, without *other*. One takes about 23 KiB.
 pub const MOST_ROWS: usize = 256;
@@ -96,6 +97,19 @@ pub struct Batch {
     pub bytes: u64,
     /// How many have failed.
     pub failures: u64,
+}
+
+impl Batch {
+    /// The work of those that have succeeded.
+    #[inline(always)]
+    pub(super) fn work(&self, kind: Kind) -> Work {
+        let (done, units) = (self.commands.wrapping_sub(self.failures), self.bytes >> 9);
+        match kind {
+            Kind::Read => Work { reads: done, units_read: units, ..Work::default() },
+            Kind::Write => Work { writes: done, units_written: units, ..Work::default() },
+            Kind::Flush | Kind::Other => Work::default(),
+        }
+    }
 }
 
 /// How long commands were in each stage and in total, and the buckets of these times.

@@ -16,6 +16,7 @@ pub mod rate_limit;
 pub mod reservation;
 pub mod unflushed;
 pub mod usage;
+pub mod work;
 pub mod write_protect;
 
 use std::collections::{BTreeMap, BTreeSet};

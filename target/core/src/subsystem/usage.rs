@@ -1,130 +1,66 @@
-//! Usage counters for the SMART log: counted by each queue, flushed a few times a second. Their
-//! persistence is in `state/usage.rs`.
+//! Usage counters for the SMART log. Each reactor counts the work of a subsystem in a table of its
+//! own, without locks; readers add up the tables. Their persistence is in `state/usage.rs`.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::subsystem::MAX_NSID;
 use crate::subsystem::event_log::PersistentEventLog;
+use crate::subsystem::work::{Work, WorkCounters};
 use nvmfd_blockdev::Health;
 
-/// Namespaces that a queue counts apart at a time.
-const APART: usize = 8;
-
-/// Resolution of the busy time, and interval at which queues flush their counters.
+/// Resolution of the busy time, and interval at which queues report the namespaces that are busy.
 const BUSY_GRAIN: Duration = Duration::from_millis(250);
 
-/// Work done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Work {
-    /// Read commands (Compare and Verify included) completed.
-    pub reads: u64,
-    /// Write commands completed.
-    pub writes: u64,
-    /// 512-byte units read.
-    pub units_read: u64,
-    /// 512-byte units written.
-    pub units_written: u64,
-    /// Commands that ended with a media or data integrity error.
-    pub media_errors: u64,
-}
-
-/// A queue's own counters, of the namespaces that it has served lately.
+/// The counters of a subsystem that one reactor writes, by ascending namespace id. Those of a
+/// namespace that is removed remain.
 #[derive(Debug, Default)]
-pub struct IoCounters([(u32, Work); APART]);
+pub struct ReactorUsage(Vec<(u32, Arc<WorkCounters>)>);
 
-impl IoCounters {
-    /// Whether there are counters of a namespace.
+impl ReactorUsage {
+    /// The counters of a namespace.
     #[inline]
     #[must_use]
-    pub fn has(&self, nsid: u32) -> bool {
-        self.0[nsid as usize % APART].0 == nsid
-    }
-
-    /// Begins to count the work of a namespace. Returns the counters of another one to be flushed
-    /// because it is evicted.
-    #[must_use]
-    pub fn begin(&mut self, nsid: u32) -> Option<(u32, Work)> {
-        let before = std::mem::replace(&mut self.0[nsid as usize % APART], (nsid, Work::default()));
-        Some(before).filter(|(_, work)| *work != Work::default())
-    }
-
-    /// Returns the counters of a namespace.
-    #[inline]
-    pub fn of(&mut self, nsid: u32) -> &mut Work {
-        &mut self.0[nsid as usize % APART].1
-    }
-
-    /// Takes all counters, to be flushed.
-    pub fn take(&mut self) -> impl Iterator<Item = (u32, Work)> + '_ {
-        let taken = self.0.iter_mut().map(|entry| (entry.0, std::mem::take(&mut entry.1)));
-        taken.filter(|(_, work)| *work != Work::default())
-    }
-}
-
-/// Sums of the counters of all queues.
-#[derive(Debug, Default)]
-pub struct SharedCounters {
-    sums: [AtomicU64; 5],
-    /// Busy time in grains: with commands in flight.
-    busy_grains: AtomicU64,
-    /// The last of them.
-    last_grain: AtomicU64,
-    since: OnceLock<Instant>,
-}
-
-impl SharedCounters {
-    /// Adds a queue's work.
-    pub fn add(&self, work: &Work) {
-        let Work { reads, writes, units_read, units_written, media_errors } = *work;
-        let values = [reads, writes, units_read, units_written, media_errors];
-        for (sum, value) in self.sums.iter().zip(values) {
-            if value != 0 {
-                sum.fetch_add(value, Ordering::Relaxed);
-            }
+    pub fn of(&self, nsid: u32) -> Option<&Arc<WorkCounters>> {
+        // Ids are usually 1, 2, 3 ..: this position is tried first.
+        match self.0.get((nsid as usize).wrapping_sub(1)) {
+            Some((id, counters)) if *id == nsid => Some(counters),
+            _ => self.search(nsid),
         }
     }
 
-    /// Records that commands are in flight now, or were just before.
-    pub fn note_busy(&self, now: Instant) {
-        let since = *self.since.get_or_init(|| now);
-        let grains = now.saturating_duration_since(since).as_millis() / BUSY_GRAIN.as_millis();
-        // The first is 1.
-        let grain = u64::try_from(grains).unwrap_or(u64::MAX - 1) + 1;
-        if self.last_grain.swap(grain, Ordering::Relaxed) != grain {
-            self.busy_grains.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// The sums.
-    #[must_use]
-    pub fn total(&self) -> Work {
-        let [reads, writes, units_read, units_written, media_errors] =
-            std::array::from_fn(|i| self.sums[i].load(Ordering::Relaxed));
-        Work { reads, writes, units_read, units_written, media_errors }
-    }
-
-    /// Busy time, in grains of a quarter of a second.
-    #[must_use]
-    pub fn busy(&self) -> Duration {
-        let grains = self.busy_grains.load(Ordering::Relaxed);
-        BUSY_GRAIN.saturating_mul(grains.try_into().unwrap_or(u32::MAX))
-    }
-
-    /// The counters to be persisted.
-    #[must_use]
-    pub fn account(&self) -> SavedCounters {
-        SavedCounters { work: self.total(), busy_grains: self.busy_grains.load(Ordering::Relaxed) }
-    }
-
-    /// Adds persisted counters of earlier runs.
-    pub fn carry(&self, kept: &SavedCounters) {
-        self.add(&kept.work);
-        self.busy_grains.fetch_add(kept.busy_grains, Ordering::Relaxed);
+    #[inline(never)]
+    fn search(&self, nsid: u32) -> Option<&Arc<WorkCounters>> {
+        let at = self.0.binary_search_by_key(&nsid, |(id, _)| *id).ok()?;
+        Some(&self.0[at].1)
     }
 }
 
-/// Persisted counters.
+/// A set of namespace ids.
+#[derive(Debug, Default)]
+pub struct NsidSet([u64; (MAX_NSID / u64::BITS) as usize + 1]);
+
+impl NsidSet {
+    /// Adds an id, if it is valid.
+    #[inline]
+    pub fn insert(&mut self, nsid: u32) {
+        if let Some(word) = self.0.get_mut((nsid / u64::BITS) as usize) {
+            *word |= 1 << (nsid % u64::BITS);
+        }
+    }
+
+    /// Takes all ids.
+    pub fn take(&mut self) -> impl Iterator<Item = u32> + '_ {
+        (0..).step_by(u64::BITS as usize).zip(&mut self.0).flat_map(|(first, word)| {
+            let word = std::mem::take(word);
+            (0..u64::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        })
+    }
+}
+
+/// Counters of a namespace or of a subsystem, as they are persisted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SavedCounters {
     /// Work done.
@@ -133,20 +69,61 @@ pub struct SavedCounters {
     pub busy_grains: u64,
 }
 
+impl SavedCounters {
+    /// Busy time, in grains of a quarter of a second.
+    #[must_use]
+    pub fn busy(&self) -> Duration {
+        BUSY_GRAIN.saturating_mul(self.busy_grains.try_into().unwrap_or(u32::MAX))
+    }
+
+    fn with(self, work: &Work) -> SavedCounters {
+        SavedCounters { work: self.work.plus(work), ..self }
+    }
+}
+
+/// What no reactor counts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    /// The work of earlier runs, and the busy time of all: with commands in flight.
+    kept: SavedCounters,
+    /// The last grain of the busy time.
+    last_grain: u64,
+}
+
+impl Account {
+    fn carry(&mut self, kept: &SavedCounters) {
+        self.kept = self.kept.with(&kept.work);
+        self.kept.busy_grains = self.kept.busy_grains.wrapping_add(kept.busy_grains);
+    }
+
+    fn note_busy(&mut self, grain: u64) {
+        if std::mem::replace(&mut self.last_grain, grain) != grain {
+            self.kept.busy_grains = self.kept.busy_grains.wrapping_add(1);
+        }
+    }
+}
+
+/// The accounts of a subsystem and of its namespaces, and the tables of the reactors.
+#[derive(Debug, Default)]
+struct Accounts {
+    whole: Account,
+    namespaces: BTreeMap<u32, Account>,
+    reactors: Vec<Arc<ReactorUsage>>,
+    /// When its first namespace was busy.
+    since: Option<Instant>,
+}
+
 /// Usage counters of a subsystem, kept across its snapshots.
 #[derive(Debug, Default)]
 pub struct Usage {
-    /// Of all its namespaces, including removed ones.
-    pub whole: SharedCounters,
     /// Entries ever made in the Error Information logs of its controllers.
     errors: AtomicU64,
     history: Option<PersistentEventLog>,
     /// Health of the backing stores of its namespaces.
     healths: Mutex<Vec<Arc<Health>>>,
-    /// By namespace id, ascending. Locked when a queue flushes: on I/O only when it counts more
-    /// namespaces than it has counters for. Counters of a namespace that is removed and added again
-    /// continue.
-    namespaces: Mutex<Vec<(u32, Arc<SharedCounters>)>>,
+    /// Locked by readers, and by a queue when it connects, when its subsystem changes, and a few
+    /// times a second.
+    accounts: Mutex<Accounts>,
 }
 
 impl Usage {
@@ -162,15 +139,11 @@ impl Usage {
         self.history.as_ref()
     }
 
-    /// Creates the counters of namespaces, so that no reactor has to when it flushes; and replaces
-    /// the health of their backing stores.
-    pub fn prepare(&self, namespaces: impl Iterator<Item = (u32, Arc<Health>)>) {
-        let mut healths = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
-        healths.clear();
-        for (nsid, health) in namespaces {
-            drop(self.of(nsid));
-            healths.push(health);
-        }
+    /// Replaces the health of the backing stores of its namespaces.
+    pub fn prepare(&self, healths: impl Iterator<Item = Arc<Health>>) {
+        let mut own = self.healths.lock().unwrap_or_else(PoisonError::into_inner);
+        own.clear();
+        own.extend(healths);
     }
 
     /// Whether the backing store of any namespace is degraded.
@@ -180,36 +153,50 @@ impl Usage {
         healths.iter().any(|health| health.is_degraded())
     }
 
+    /// The table in which a reactor, by its index, counts the work of these namespaces. No other
+    /// thread may write to it.
+    #[must_use]
+    pub fn reactor(&self, index: usize, nsids: impl Iterator<Item = u32>) -> Arc<ReactorUsage> {
+        let mut accounts = self.lock();
+        if accounts.reactors.len() <= index {
+            accounts.reactors.resize_with(index + 1, Arc::default);
+        }
+        let table = &mut accounts.reactors[index];
+        let missing: Vec<u32> = nsids.filter(|nsid| table.of(*nsid).is_none()).collect();
+        if !missing.is_empty() {
+            let mut all: BTreeMap<u32, Arc<WorkCounters>> = table.0.iter().cloned().collect();
+            all.extend(missing.into_iter().map(|nsid| (nsid, Arc::default())));
+            *table = Arc::new(ReactorUsage(all.into_iter().collect()));
+        }
+        Arc::clone(table)
+    }
+
+    /// Records that commands for these namespaces are in flight now, or were just before.
+    pub fn note_busy(&self, nsids: impl Iterator<Item = u32>, now: Instant) {
+        let mut accounts = self.lock();
+        let since = *accounts.since.get_or_insert(now);
+        let grains = now.saturating_duration_since(since).as_millis() / BUSY_GRAIN.as_millis();
+        // The first is 1.
+        let grain = u64::try_from(grains).unwrap_or(u64::MAX - 1) + 1;
+        for nsid in nsids {
+            accounts.namespaces.entry(nsid).or_default().note_busy(grain);
+            accounts.whole.note_busy(grain);
+        }
+    }
+
+    /// The counters of all its namespaces, including removed ones.
+    #[must_use]
+    pub fn whole(&self) -> SavedCounters {
+        self.lock().whole()
+    }
+
     /// The counters of a namespace.
     #[must_use]
-    pub fn of(&self, nsid: u32) -> Arc<SharedCounters> {
-        self.with(nsid, Arc::clone)
-    }
-
-    fn with<T>(&self, nsid: u32, f: impl FnOnce(&Arc<SharedCounters>) -> T) -> T {
-        let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
-        // Ids are usually 1, 2, 3 ..: this position is tried first.
-        let guess = namespaces.get((nsid as usize).wrapping_sub(1));
-        if let Some((_, counters)) = guess.filter(|(id, _)| *id == nsid) {
-            return f(counters);
-        }
-        let at = namespaces.binary_search_by_key(&nsid, |(id, _)| *id).unwrap_or_else(|at| {
-            namespaces.insert(at, (nsid, Arc::default()));
-            at
-        });
-        f(&namespaces[at].1)
-    }
-
-    /// Adds a queue's work with a namespace.
-    pub fn add(&self, nsid: u32, work: &Work) {
-        self.whole.add(work);
-        self.with(nsid, |counters| counters.add(work));
-    }
-
-    /// Records that commands for a namespace are in flight now, or were just before.
-    pub fn note_busy(&self, nsid: u32, now: Instant) {
-        self.whole.note_busy(now);
-        self.with(nsid, |counters| counters.note_busy(now));
+    pub fn of(&self, nsid: u32) -> SavedCounters {
+        let accounts = self.lock();
+        let kept = accounts.namespaces.get(&nsid).map_or_else(Default::default, |own| own.kept);
+        let tables = accounts.reactors.iter().filter_map(|table| table.of(nsid));
+        tables.fold(kept, |sum, counters| sum.with(&counters.total()))
     }
 
     /// Counts an entry of an error log; its number, from 1.
@@ -226,53 +213,106 @@ impl Usage {
     /// Counters to be persisted: errors, the sum, and each namespace with commands.
     #[must_use]
     pub fn accounts(&self) -> (u64, SavedCounters, Vec<(u32, SavedCounters)>) {
-        let namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
-        let each = namespaces.iter().map(|(nsid, counters)| (*nsid, counters.account()));
-        let used = each.filter(|(_, account)| *account != SavedCounters::default()).collect();
-        (self.errors(), self.whole.account(), used)
+        let accounts = self.lock();
+        let kept = accounts.namespaces.iter().map(|(nsid, own)| (*nsid, own.kept));
+        let mut each: BTreeMap<u32, SavedCounters> = kept.collect();
+        for (nsid, counters) in accounts.reactors.iter().flat_map(|table| &table.0) {
+            let own = each.entry(*nsid).or_default();
+            *own = own.with(&counters.total());
+        }
+        let used = each.into_iter().filter(|(_, own)| *own != SavedCounters::default()).collect();
+        (self.errors(), accounts.whole(), used)
     }
 
     /// Adds persisted counters of earlier runs.
     pub fn carry(&self, errors: u64, whole: &SavedCounters, namespaces: &[(u32, SavedCounters)]) {
         self.errors.fetch_add(errors, Ordering::Relaxed);
-        self.whole.carry(whole);
-        namespaces.iter().for_each(|(nsid, kept)| self.of(*nsid).carry(kept));
+        let mut accounts = self.lock();
+        accounts.whole.carry(whole);
+        for (nsid, kept) in namespaces {
+            accounts.namespaces.entry(*nsid).or_default().carry(kept);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Accounts {
+    fn whole(&self) -> SavedCounters {
+        let all = self.reactors.iter().flat_map(|table| &table.0);
+        all.fold(self.whole.kept, |sum, (_, counters)| sum.with(&counters.total()))
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Usage {
+    /// Adds work with a namespace, as the first reactor does.
+    pub fn add(&self, nsid: u32, work: &Work) {
+        let table = self.reactor(0, std::iter::once(nsid));
+        table.of(nsid).into_iter().for_each(|counters| counters.add(work));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use crate::subsystem::usage::*;
 
     fn work(reads: u64) -> Work {
         Work { reads, units_read: reads * 8, ..Work::default() }
     }
 
+    /// Each in a table of its own: nothing that one counts is overwritten by another.
     #[test]
-    fn nothing_is_lost_when_namespaces_share_a_place() {
-        let (usage, mut tally) = (Usage::default(), IoCounters::default());
-        for round in 0..100u32 {
-            let nsid = 1 + round % 12;
-            let evicted = if tally.has(nsid) { None } else { tally.begin(nsid) };
-            let counted = tally.of(nsid);
-            counted.reads += 1;
-            counted.units_read += 8;
-            evicted.iter().for_each(|(nsid, work)| usage.of(*nsid).add(work));
+    fn nothing_is_lost_when_reactors_count_the_same_namespaces_while_some_are_added() {
+        const ROUNDS: u32 = 1000;
+        let usage = Usage::default();
+        thread::scope(|scope| {
+            for index in 0..3 {
+                let usage = &usage;
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        // Namespaces are added meanwhile, 12 in all, and not in their order.
+                        let present = (1..=12).rev().take(1 + round as usize / 80);
+                        let table = usage.reactor(index, present.clone());
+                        present.for_each(|nsid| table.of(nsid).unwrap().add(&work(1)));
+                    }
+                });
+            }
+        });
+        let expected: u64 = (0..12).map(|nth| 3 * u64::from(ROUNDS - 80 * nth)).sum();
+        assert_eq!(usage.whole().work, work(expected));
+        let rounds = |nth: u32| 3 * u64::from(ROUNDS - 80 * nth);
+        for nsid in 1..=12 {
+            assert_eq!(usage.of(nsid).work, work(rounds(12 - nsid)), "{nsid}");
         }
-        tally.take().for_each(|(nsid, work)| usage.of(nsid).add(&work));
-        assert_eq!(tally.take().count(), 0);
-        let each: Vec<_> = (1..=12).map(|nsid| usage.of(nsid).total()).collect();
-        assert_eq!(each[..4], [work(9); 4]);
-        assert_eq!(each[4..], [work(8); 8]);
+        assert_eq!(usage.accounts().2.len(), 12);
+        assert_eq!(usage.of(13), SavedCounters::default());
     }
 
     #[test]
     fn busy_time_counts_each_grain_once_whoever_notes_it() {
-        let counters = SharedCounters::default();
+        let usage = Usage::default();
         let start = Instant::now();
         for ms in [0, 10, 249, 250, 250, 499, 1000, 1010] {
-            counters.note_busy(start + Duration::from_millis(ms));
+            usage.note_busy([1, 7].into_iter(), start + Duration::from_millis(ms));
         }
-        assert_eq!(counters.busy(), Duration::from_millis(750));
+        usage.note_busy([].into_iter(), start + Duration::from_millis(1500));
+        let busy = [usage.whole(), usage.of(1), usage.of(7)].map(|counters| counters.busy());
+        assert_eq!(busy, [Duration::from_millis(750); 3]);
+        assert_eq!(usage.of(2).busy(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_set_has_the_valid_ids_and_gives_each_once() {
+        let mut set = NsidSet::default();
+        for nsid in [1, 64, 63, MAX_NSID, 1, 0, u32::MAX] {
+            set.insert(nsid);
+        }
+        assert_eq!(set.take().collect::<Vec<_>>(), [0, 1, 63, 64, MAX_NSID]);
+        assert_eq!(set.take().count(), 0);
     }
 }
