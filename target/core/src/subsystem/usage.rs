@@ -161,9 +161,12 @@ impl Usage {
         if accounts.reactors.len() <= index {
             accounts.reactors.resize_with(index + 1, Arc::default);
         }
-        let table = &mut accounts.reactors[index];
+        let Accounts { reactors, namespaces, .. } = &mut *accounts;
+        let table = &mut reactors[index];
         let missing: Vec<u32> = nsids.filter(|nsid| table.of(*nsid).is_none()).collect();
         if !missing.is_empty() {
+            // Made here, so that commands allocate nothing.
+            missing.iter().for_each(|nsid| _ = namespaces.entry(*nsid).or_default());
             let mut all: BTreeMap<u32, Arc<WorkCounters>> = table.0.iter().cloned().collect();
             all.extend(missing.into_iter().map(|nsid| (nsid, Arc::default())));
             *table = Arc::new(ReactorUsage(all.into_iter().collect()));
