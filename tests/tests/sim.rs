@@ -301,7 +301,7 @@ fn a_format_that_is_answered_before_its_record_is_durable_is_found() {
 fn much_reserved(seed: u64) -> Profile {
     let mut profile = quiet(seed, 500);
     (profile.hosts, profile.persistent, profile.hot) = (2, true, 900);
-    (profile.orders, profile.protections) = if seed.is_multiple_of(2) { (60, 0) } else { (0, 20) };
+    (profile.orders, profile.protections) = if seed.is_multiple_of(2) { (60, 0) } else { (0, 12) };
     profile.mix = [200, 800, 0, 0, 0, 0, 0, 0];
     let short = Duration::from_millis(50);
     let crash = |part: u32| match part % 3 {
