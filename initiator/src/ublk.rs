@@ -6,7 +6,8 @@
 //! A program that serves a device adds it with [`control`] commands at `/dev/ublk-control`, and takes its
 //! requests from `/dev/ublkcN`: a [`io::FETCH_REQ`] for each tag completes when the kernel has a
 //! request, whose [`Descriptor`] is in memory that is mapped. [`io::COMMIT_AND_FETCH_REQ`] returns
-//! the result and waits for the next one. Data are copied by `pread` and `pwrite` at [`data_offset`].
+//! the result and waits for the next one. Data are copied by `pread` and `pwrite` at
+//! [`RequestId::data_offset`].
 
 use crate::nbd::{Command, Errno, Kind, command_flag};
 
