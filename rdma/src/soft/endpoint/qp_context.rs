@@ -185,8 +185,10 @@ impl QpContext {
         io: &mut Io<'_>,
         without_trains: &mut bool,
     ) -> DatagramOutcome {
+        // Once it is executed, every request is late.
+        let again = self.responses.is_some() && self.is_repeated_read(packet);
         let outcome = self.qp.receive(train.time, packet, io);
-        if self.responses.is_some() {
+        if again {
             *without_trains |= self.note_repeated_read(packet);
         }
         if matches!(
@@ -231,10 +233,14 @@ impl QpContext {
         self.note_segments(arrivals)
     }
 
+    /// Whether a packet that was not handled yet requests data again.
+    fn is_repeated_read(&self, packet: &Packet<'_>) -> bool {
+        packet.row().operation == Operation::ReadRequest && self.qp.is_late(packet)
+    }
+
     /// The same for a packet: a peer that requests data again has received all data before them.
     fn note_repeated_read(&mut self, packet: &Packet<'_>) -> bool {
-        let again = packet.row().operation == Operation::ReadRequest && self.qp.is_late(packet);
-        let Some(places) = self.responses.as_mut().filter(|_| again) else { return false };
+        let Some(places) = &mut self.responses else { return false };
         let arrivals = places.arrive(packet.bth.psn, u32::MAX, true);
         self.note_segments(arrivals)
     }
