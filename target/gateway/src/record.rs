@@ -466,6 +466,14 @@ impl GroupObject {
         self.applied.get(&slot)
     }
 
+    /// Whether any gateway, also one that is gone, has had a later version of the shared
+    /// configuration in force. What would be served by this one may be other namespaces, or to other
+    /// hosts, than what hosts have written to.
+    #[must_use]
+    pub fn is_outdated(&self, applied: &Applied) -> bool {
+        self.applied.values().any(|other| other.version > applied.version)
+    }
+
     /// The member that owns something as this owner still is one.
     #[must_use]
     pub fn live_owner(&self, owner: &Owner) -> Option<&MemberRecord> {

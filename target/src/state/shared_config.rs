@@ -12,11 +12,11 @@ use std::fmt;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nvmfd_gateway::record::{Key, SharedVersion};
+use nvmfd_gateway::record::{Applied, Key, SharedVersion};
 
 use crate::blockdev::rados::{ObjectClient, Update, UpdateError};
 use crate::blockdev::record::Record;
-use crate::config::digest;
+use crate::config::{GroupConfig, digest};
 use crate::state::atomic_file::PreparedFile;
 use crate::state::record::StateDir;
 
@@ -139,7 +139,9 @@ impl SharedConfig {
             .ok_or_else(|| SharedReadError::Damaged(object.to_owned()))
     }
 
-    /// Replaces the version in the object of a group, unless that is a newer one than `base`. Blocks.
+    /// Replaces the version in the object of a group, unless that is a newer one than `base`, for the
+    /// gateway of a slot, which commits it then: it is noted as in force there by the same operation,
+    /// so that no gateway that lacks it takes over meanwhile. Blocks.
     ///
     /// # Errors
     /// As it says. Nothing has changed, unless it is unknown.
@@ -147,8 +149,10 @@ impl SharedConfig {
         &self,
         base: &BaseVersion,
         client: &ObjectClient,
-        object: &str,
+        group: &GroupConfig,
     ) -> Result<(), SharedWriteError> {
+        let object = &group.object();
+        let applied = Applied { version: self.version.number, refused: None };
         let current = read_version(client, object)?;
         if let Some(newer) = newer(base, current.as_deref()) {
             return Err(SharedWriteError::Newer(newer));
@@ -161,6 +165,7 @@ impl SharedConfig {
                 (version_key, self.version.to_string().into_bytes()),
                 // A value is not empty.
                 (TEXT_KEY.to_owned(), format!("{}\n", self.text).into_bytes()),
+                (Key::Applied(group.slot).to_string(), applied.to_string().into_bytes()),
             ],
             remove: Vec::new(),
         };

@@ -270,8 +270,9 @@ impl Driver {
         let ana_groups = self.gateway.stages().map(|(id, stage)| {
             let record = object.group(id);
             let owner = record.and_then(|record| record.owner());
+            let is_owned = owner.is_some_and(|owner| live.contains(&owner.slot));
             let owner = owner.and_then(|owner| object.live_owner(owner));
-            let pending = self.pending(id, stage, owner.is_some());
+            let pending = self.pending(id, stage, is_owned && owner.is_some());
             GatewayAnaGroup {
                 id,
                 owner: owner.map(|owner| owner.name.clone()),
@@ -323,7 +324,12 @@ impl Driver {
             }
             Stage::Serving => return None,
             Stage::Standby if is_owned => return None,
-            Stage::Standby => "nobody owns it: a live gateway takes it".to_owned(),
+            Stage::Standby if self.gateway.is_outdated() => {
+                "this gateway takes no group: another one has had a later version of the shared \
+                 configuration in force"
+                    .to_owned()
+            }
+            Stage::Standby => "a live gateway takes it".to_owned(),
             Stage::Requesting => "this gateway asks for it".to_owned(),
             Stage::Excluding => {
                 "this gateway excludes the former owner from the cluster".to_owned()

@@ -190,10 +190,28 @@ impl Gateway {
         self.member.applied.as_ref()
     }
 
-    /// The moves that would give each live member as many groups as the others, or one more.
+    /// Whether a later version of the shared configuration than here was in force at a gateway: then
+    /// this one takes no group.
+    #[must_use]
+    pub fn is_outdated(&self) -> bool {
+        !self.may_take(self.member.slot)
+    }
+
+    /// Whether a live member may take groups.
+    fn may_take(&self, slot: Slot) -> bool {
+        let applied = match slot == self.member.slot {
+            true => self.member.applied.as_ref(),
+            false => self.object.applied(slot),
+        };
+        applied.is_none_or(|applied| !self.object.is_outdated(applied))
+    }
+
+    /// The moves that would give each live member that takes groups as many as the others, or one
+    /// more.
     #[must_use]
     pub fn balance(&self) -> Vec<(u32, Slot)> {
-        let live = self.live_members();
+        let mut live = self.live_members();
+        live.retain(|slot| self.may_take(*slot));
         let owners = self.groups.keys().filter_map(|id| {
             let owner = self.object.group(*id)?.owner()?;
             self.object.live_owner(owner).map(|_| (*id, owner.slot))

@@ -15,15 +15,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Moves {
     /// In this order.
     queue: VecDeque<(u32, Slot)>,
-    /// When the first one began.
+    /// When the first one became the first.
     since: Option<Duration>,
+    /// It has begun.
+    has_begun: bool,
 }
 
 impl Moves {
     /// Adds a move after the others; an earlier one of the same group has no effect any more.
     pub(super) fn add(&mut self, group: u32, to: Slot) {
         if self.queue.front().is_some_and(|(first, _)| *first == group) {
-            self.since = None;
+            self.finish();
         }
         self.queue.retain(|(other, _)| *other != group);
         self.queue.push_back((group, to));
@@ -35,7 +37,7 @@ impl Moves {
 
     fn finish(&mut self) {
         self.queue.pop_front();
-        self.since = None;
+        (self.since, self.has_begun) = (None, false);
     }
 }
 
@@ -47,15 +49,17 @@ impl Gateway {
             let is_there = record.is_some_and(
                 |record| matches!(&record.ownership, Ownership::Serving(owner) if owner.slot == to),
             );
-            let is_late = self.moves.since.is_some_and(|since| self.now >= since + PATIENCE);
+            let since = *self.moves.since.get_or_insert(self.now);
             if is_there {
                 self.moves.finish();
-            } else if is_late || !self.live_members().contains(&to) {
+            } else if self.now >= since + PATIENCE || !self.live_members().contains(&to) {
                 self.moves = Moves::default();
-            } else if self.moves.since.is_none() && self.is_fresh() {
-                self.moves.since = Some(self.now);
-                return self.begin_move(group, to);
             } else {
+                // One that is about to apply the shared configuration is waited for.
+                if !self.moves.has_begun && self.is_fresh() && self.may_take(to) {
+                    self.moves.has_begun = true;
+                    self.begin_move(group, to);
+                }
                 return;
             }
         }
@@ -79,8 +83,8 @@ impl Gateway {
         let given = serving.filter_map(|(id, group)| {
             let to = self.object.move_request(*id)?;
             let is_current = self.object.group(*id) == group.record.as_ref();
-            let is_possible = is_current && to != self.member.slot && live.contains(&to);
-            is_possible.then_some((*id, to))
+            let is_other = to != self.member.slot && live.contains(&to);
+            (is_current && is_other && self.may_take(to)).then_some((*id, to))
         });
         let given: Vec<(u32, Slot)> = given.collect();
         given.into_iter().for_each(|(id, to)| self.step(id, Stage::Releasing(Some(to))));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Client, Gateway, Group, Pending};
 use crate::decision::{Candidates, Vacancy, vacancy};
 use crate::interface::{EndReason, Operation, Stage};
-use crate::record::{GroupRecord, Key, MemberRecord, Membership, Owner, Ownership};
+use crate::record::{GroupRecord, Key, MemberRecord, Membership, Owner, Ownership, Slot};
 
 impl Gateway {
     pub(super) fn complete_request(&mut self, records: Vec<(u32, GroupRecord)>, is_done: bool) {
@@ -140,7 +140,9 @@ impl Gateway {
             is_other && (is_silent || self.condemned.contains(&slot))
         };
         let live = self.heartbeats.live(object, sent, &self.timing);
+        let is_outdated = self.is_outdated();
         let live = live.filter(|slot| !is_suspect(*slot)).chain([self.member.slot]);
+        let live = live.filter(|slot| self.may_take(*slot));
         let mut candidates = Candidates::new(live, object, self.groups.keys().copied());
         let mut wanted = Vec::new();
         for (id, group) in &mut self.groups {
@@ -151,6 +153,7 @@ impl Gateway {
                 .is_some_and(|owner| owner.address == own.address && group.stage == Stage::Standby);
             let vacancy = match is_own {
                 true => Some(Vacancy::Open),
+                false if is_outdated => None,
                 false => vacancy(object, *id, is_suspect),
             };
             let Some(vacancy) = vacancy else {
@@ -233,7 +236,8 @@ impl Gateway {
     pub(super) fn leave(&mut self) {
         let serving = self.groups.iter().filter(|(_, group)| group.stage == Stage::Serving);
         let serving: Vec<u32> = serving.map(|(id, _)| *id).collect();
-        let others = self.live_members().into_iter().filter(|slot| *slot != self.member.slot);
+        let is_other = |slot: &Slot| *slot != self.member.slot && self.may_take(*slot);
+        let others = self.live_members().into_iter().filter(is_other);
         let mut candidates = Candidates::new(others, &self.object, self.groups.keys().copied());
         for id in serving {
             let to = candidates.least_loaded();

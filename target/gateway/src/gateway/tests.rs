@@ -316,6 +316,54 @@ fn a_gateway_joins_when_it_has_applied_or_refused_the_shared_version_of_the_grou
     assert_eq!(group.omap[&Key::Applied(1)], "1 5");
 }
 
+/// Two gateways, of which the first serves all groups.
+fn with_shared_configuration() -> (Group, Gateway, Gateway) {
+    let (mut group, mut first, mut second) =
+        (Group::default(), gateway(0, "a", "d"), gateway(1, "b", "d"));
+    group.event(&mut first, applied(0, None));
+    group.pass(1, &mut [&mut first]);
+    group.event(&mut second, applied(0, None));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![1, 2], vec![]));
+    (group, first, second)
+}
+
+/// By its own version it may serve namespaces that were replaced, to hosts that were removed.
+#[test]
+fn a_gateway_that_lacks_the_shared_version_of_the_group_takes_no_groups_of_others() {
+    let (mut group, mut first, mut second) = with_shared_configuration();
+    group.omap.insert(Key::Version, "1 5 digest a 7".to_owned());
+    group.event(&mut second, applied(0, Some(5)));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert!(!second.is_outdated(), "nor is it in force at another one: it may be damaged");
+    group.event(&mut first, applied(5, None));
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert!(first.balance().is_empty() && second.balance().is_empty() && second.is_outdated());
+    group.event(&mut first, Event::Move(2, 1));
+    group.pass(11, &mut [&mut first, &mut second]);
+    assert_eq!((first.next_move(), serves(&first)), (None, vec![1, 2]), "nor is one given to it");
+    // The other one is killed.
+    group.pass(20, &mut [&mut second]);
+    assert_eq!((serves(&second), group.excluded.len()), (vec![], 0));
+    group.event(&mut second, applied(5, None));
+    group.pass(2, &mut [&mut second]);
+    assert_eq!(serves(&second), [1, 2]);
+}
+
+#[test]
+fn a_gateway_that_ends_gives_its_groups_to_none_that_lacks_the_shared_version() {
+    let (mut group, mut first, mut second) = with_shared_configuration();
+    group.omap.insert(Key::Version, "1 5 digest a 7".to_owned());
+    group.event(&mut first, applied(5, None));
+    group.pass(1, &mut [&mut first, &mut second]);
+    group.event(&mut first, Event::Leave);
+    group.pass(1, &mut [&mut first, &mut second]);
+    assert_eq!((serves(&first), serves(&second)), (vec![], vec![]));
+    group.event(&mut second, applied(5, None));
+    group.pass(1, &mut [&mut second]);
+    assert_eq!(serves(&second), [1, 2]);
+}
+
 #[test]
 fn a_gateway_without_the_shared_configuration_is_no_lagging_one() {
     let (mut group, mut first, mut other) =

@@ -113,13 +113,13 @@ mod tests {
         let ana_groups = vec![
             ana_group(1, Some("a"), None),
             ana_group(2, Some("b"), None),
-            ana_group(3, None, Some("nobody owns it: a live gateway takes it")),
+            ana_group(3, None, Some("a live gateway takes it")),
         ];
         let expected = format!(
             "namespaces of ANA group 2 are inaccessible at this gateway: gateway b owns it since {} \
              (1 min 5 s ago)\n    -> hosts use the paths to it; `nvmfctl gateway move` moves it\n\
              namespaces of ANA group 3 are inaccessible at this gateway: no live gateway owns \
-             it\n    pending: nobody owns it: a live gateway takes it\n",
+             it\n    pending: a live gateway takes it\n",
             at_s(1000)
         );
         assert_eq!(

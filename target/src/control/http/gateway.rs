@@ -34,6 +34,33 @@ fn view(managed: &ControlHandle) -> Result<Arc<GroupView>, ApiError> {
     managed.view().gateway.clone().ok_or_else(missing)
 }
 
+/// The group, of a gateway that reaches it: it knows who serves what.
+fn reached(managed: &ControlHandle) -> Result<(Arc<GroupView>, GatewayGroup), ApiError> {
+    let view = view(managed)?;
+    let group = view.group();
+    match group.fresh {
+        true => Ok((view, group)),
+        false => {
+            let what = "this gateway does not reach the cluster of the group";
+            Err(conflict(what, "ask another gateway"))
+        }
+    }
+}
+
+fn conflict(what: impl Into<String>, remedy: &str) -> ApiError {
+    ApiError::new(StatusCode::CONFLICT, what, remedy)
+}
+
+/// Describes a move.
+fn line(group: &GatewayGroup, GatewayMove { ana_group, to }: &GatewayMove) -> String {
+    let owner = owner(group, *ana_group).unwrap_or("nobody");
+    format!("~ ANA group {ana_group} moves from gateway {owner} to gateway {to}")
+}
+
+fn owner(group: &GatewayGroup, ana_group: u32) -> Option<&str> {
+    group.ana_groups.iter().find(|it| it.id == ana_group)?.owner.as_deref()
+}
+
 /// Shows the gateway group: its gateways, and who serves each ANA group.
 #[utoipa::path(
     operation_id = "show_gateway_group",
@@ -83,29 +110,28 @@ async fn show_configuration(
 )]
 async fn move_ana_group(
     State(managed): State<ControlHandle>,
-    Body(GatewayMove { ana_group, to }): Body<GatewayMove>,
+    Body(wanted): Body<GatewayMove>,
 ) -> Result<Json<Outcome>, ApiError> {
-    let view = view(&managed)?;
-    let group = view.group();
-    let conflict = |what: String, remedy: &str| ApiError::new(StatusCode::CONFLICT, what, remedy);
-    let is_live = |it: &GatewayMember| it.name == to && it.state == GatewayState::Live;
-    if !group.fresh {
-        let what =
-            format!("{} does not reach the cluster of the group {}", group.gateway, group.name);
-        return Err(conflict(what, "ask another gateway"));
-    }
-    if !group.gateways.iter().any(is_live) {
+    let (view, group) = reached(&managed)?;
+    let GatewayMove { ana_group, to } = &wanted;
+    let is_live = |it: &&GatewayMember| it.name == *to && it.state == GatewayState::Live;
+    let Some(member) = group.gateways.iter().find(is_live) else {
         let what = format!("{to} is no live gateway of the group {}", group.name);
         return Err(conflict(what, "see `nvmfctl gateway list`"));
+    };
+    let newest = group.gateways.iter().filter_map(|it| it.applied).max();
+    if member.applied.is_some_and(|applied| Some(applied) < newest) {
+        let what =
+            format!("the newest version of the shared configuration is not in force at {to}");
+        return Err(conflict(what, "see `nvmfctl gateway list` for the reason"));
     }
-    let owned = group.ana_groups.iter().find(|it| it.id == ana_group);
-    let Some(owner) = owned.and_then(|it| it.owner.as_ref()).filter(|owner| **owner != to) else {
+    if owner(&group, *ana_group).is_none_or(|owner| owner == to) {
         let what = format!("no other gateway serves ANA group {ana_group}");
         return Err(conflict(what, "see `nvmfctl gateway list`"));
-    };
-    let line = format!("~ ANA group {ana_group} moves from gateway {owner} to gateway {to}");
-    let is_sent = view.request(GroupRequest::Move(ana_group, to));
-    done(vec![line], is_sent)
+    }
+    let lines = vec![line(&group, &wanted)];
+    let is_sent = view.request(GroupRequest::Move(wanted.ana_group, wanted.to));
+    done(lines, is_sent)
 }
 
 /// Moves ANA groups, one after the other, until each live gateway has as many as the others, or one
@@ -125,24 +151,13 @@ async fn rebalance(
     State(managed): State<ControlHandle>,
     Body(GatewayRebalance { dry_run }): Body<GatewayRebalance>,
 ) -> Result<Json<Outcome>, ApiError> {
-    let view = view(&managed)?;
-    let group = view.group();
-    if !group.fresh {
-        let what =
-            format!("{} does not reach the cluster of the group {}", group.gateway, group.name);
-        return Err(ApiError::new(StatusCode::CONFLICT, what, "ask another gateway"));
-    }
-    let line = |GatewayMove { ana_group, to }: &GatewayMove| {
-        let owned = group.ana_groups.iter().find(|it| it.id == *ana_group);
-        let owner = owned.and_then(|it| it.owner.as_deref()).unwrap_or("nobody");
-        format!("~ ANA group {ana_group} moves from gateway {owner} to gateway {to}")
-    };
-    let lines: Vec<String> = group.balance.iter().map(line).collect();
+    let (view, group) = reached(&managed)?;
+    let lines: Vec<String> = group.balance.iter().map(|it| line(&group, it)).collect();
     if dry_run {
         return Ok(Json(Outcome::immediate(lines)));
     }
     let request = |GatewayMove { ana_group, to }| view.request(GroupRequest::Move(ana_group, to));
-    let is_sent = group.balance.iter().cloned().all(request);
+    let is_sent = group.balance.into_iter().all(request);
     done(lines, is_sent)
 }
 
@@ -170,7 +185,7 @@ async fn exclude(
     };
     if name == group.gateway || !group.gateways.iter().any(takes_part) {
         let what = format!("{name} is no other gateway of the group that takes part");
-        return Err(ApiError::new(StatusCode::CONFLICT, what, "see `nvmfctl gateway list`"));
+        return Err(conflict(what, "see `nvmfctl gateway list`"));
     }
     let line = format!("- gateway {name} is excluded");
     let is_sent = view.request(GroupRequest::Exclude(name));
@@ -179,8 +194,7 @@ async fn exclude(
 
 fn done(lines: Vec<String>, is_sent: bool) -> Result<Json<Outcome>, ApiError> {
     if !is_sent {
-        let what = "the daemon is about to stop";
-        return Err(ApiError::new(StatusCode::CONFLICT, what, "start it again"));
+        return Err(conflict("the daemon is about to stop", "start it again"));
     }
     lines.iter().for_each(|line| tracing::info!("by request of the administrator: {line}"));
     Ok(Json(Outcome::immediate(lines)))

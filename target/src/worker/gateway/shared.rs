@@ -60,7 +60,7 @@ impl SharedConfigClient {
     ) -> Result<(), SharedWriteError> {
         let no_client = || SharedWriteError::Unreachable("see the log".to_owned());
         let client = self.cluster.objects().ok_or_else(no_client)?;
-        next.write(base, &client, &self.cluster.group.object())
+        next.write(base, &client, &self.cluster.group)
     }
 
     /// Another version is in force here, or was refused.
