@@ -28,7 +28,7 @@ use crate::ublk::{
 use crate::{Error, MultipathHost};
 
 use ring::{CommandRing, Queues};
-use setup::{Prepared, StopError, Wanted};
+use setup::{Identity, Prepared, StopError, Wanted};
 pub(super) use setup::{detach, number};
 
 /// The number of the device among the connections of the table of requests.
@@ -83,7 +83,9 @@ impl Ublk {
     ) -> Result<Option<Ublk>, Error> {
         let paths = host.multipath();
         let Some(namespace) = paths.namespace() else { return Ok(None) };
-        let identity = setup::identity(&properties.export.name, paths.nsid(), &namespace.ids);
+        let name = &properties.export.name;
+        let hash = setup::namespace_hash(name, paths.nsid(), &namespace.ids);
+        let identity = Identity::new(hash, paths.replay_wait());
         let wanted = Wanted { number, identity, export: &properties.export };
         let Some(prepared) = setup::prepare(&wanted, host, stop)? else { return Ok(None) };
         let Prepared { mut ring, queues, info, size_bytes, is_left } = prepared;

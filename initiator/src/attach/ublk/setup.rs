@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nvme::identify::NamespaceIds;
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use super::ring::{CommandRing, Queues};
 use crate::interrupt::Stop;
@@ -63,38 +64,66 @@ pub(in crate::attach) enum StopError {
     Failed(String),
 }
 
+/// Space of the names of [`namespace_hash`].
+const HASH_SPACE: Uuid = Uuid::from_u128(0x5d1c_29a6_0b7e_4f4b_9a53_8e0c_6d1f_72b4);
+/// Bits of [`DeviceInfo::identity`] that are a time in seconds: see [`Identity`].
+const WAIT_BITS: u32 = 16;
+
+/// What the kernel keeps of a device for the next process that serves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Identity {
+    /// Hash of the namespace, without its lower bits.
+    namespace: u64,
+    /// For how long a target may have changes of the process that has added the device, once that
+    /// has ended; rounded up to seconds.
+    replay_wait: Duration,
+}
+
+impl Identity {
+    pub(super) fn new(namespace: u64, replay_wait: Option<Duration>) -> Identity {
+        let seconds = replay_wait.unwrap_or_default().as_millis().div_ceil(1000);
+        let seconds = u16::try_from(seconds).unwrap_or(u16::MAX);
+        Identity {
+            namespace: namespace >> WAIT_BITS << WAIT_BITS,
+            replay_wait: Duration::from_secs(seconds.into()),
+        }
+    }
+
+    fn emit(self) -> u64 {
+        self.namespace | self.replay_wait.as_secs()
+    }
+
+    fn parse(value: u64) -> Identity {
+        let seconds = value & ((1 << WAIT_BITS) - 1);
+        Identity { namespace: value - seconds, replay_wait: Duration::from_secs(seconds) }
+    }
+}
+
 /// Which device to serve.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted<'a> {
     /// Its number; `None`: any.
     pub(super) number: Option<u32>,
-    pub(super) identity: u64,
+    pub(super) identity: Identity,
     pub(super) export: &'a Export,
 }
 
-/// Returns what identifies a namespace among the devices of this machine: FNV-1a of 64 bits over its
-/// subsystem, its number and its identifiers. A later version has to find the devices of this one.
-pub(super) fn identity(subsystem: &str, nsid: u32, ids: &NamespaceIds) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut mix = |bytes: &[u8]| {
-        for byte in bytes {
-            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    };
-    mix(subsystem.as_bytes());
-    mix(&[0]);
-    mix(&nsid.to_le_bytes());
+/// Returns what identifies a namespace among the devices of this machine: the first 64 bits of a
+/// UUID (version 5) of its subsystem, its number and its identifiers. A later version has to find
+/// the devices of this one.
+pub(super) fn namespace_hash(subsystem: &str, nsid: u32, ids: &NamespaceIds) -> u64 {
+    let mut name = [subsystem.as_bytes(), &[0], &nsid.to_le_bytes()].concat();
     for (kind, id) in [
         (1, ids.uuid.as_ref().map(<[u8; 16]>::as_slice)),
         (2, ids.nguid.as_ref().map(<[u8; 16]>::as_slice)),
         (3, ids.eui64.as_ref().map(<[u8; 8]>::as_slice)),
     ] {
         if let Some(id) = id {
-            mix(&[kind]);
-            mix(id);
+            name.push(kind);
+            name.extend(id);
         }
     }
-    hash
+    Uuid::new_v5(&HASH_SPACE, &name).as_u64_pair().0
 }
 
 /// Returns the path of a device.
@@ -151,7 +180,7 @@ pub(super) fn prepare(
     let queues = cpus.min(QUEUES_MAX) as u16;
     let mut ring = open(u32::from(queues) * u32::from(QUEUE_ENTRIES))?;
     let features = features(&mut ring)?;
-    let left = find(&mut ring, wanted.identity);
+    let left = find(&mut ring, wanted.identity.namespace);
     if let Some(left) = left.filter(|left| left.state != state::DEAD) {
         if wanted.number.is_some_and(|number| number != left.device) {
             let path = path(left.device);
@@ -170,7 +199,7 @@ pub(super) fn prepare(
         device: wanted.number.unwrap_or(u32::MAX),
         process: -1,
         features: NEEDED | features & feature::UPDATE_SIZE,
-        identity: wanted.identity,
+        identity: wanted.identity.emit(),
         ..DeviceInfo::default()
     };
     let info = add(&mut ring, info)?;
@@ -256,13 +285,13 @@ fn fetch(ring: &mut CommandRing, info: &DeviceInfo) -> io::Result<Queues> {
 }
 
 /// Returns the device of a namespace, if there is one.
-fn find(ring: &mut CommandRing, identity: u64) -> Option<DeviceInfo> {
+fn find(ring: &mut CommandRing, namespace: u64) -> Option<DeviceInfo> {
     let entries = fs::read_dir("/dev").ok()?;
     let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let numbers: Vec<u32> = names.filter_map(|name| number(&name)).collect();
     let mut infos = numbers.into_iter().filter_map(|number| info(ring, number).ok());
-    infos.find(|info| info.identity == identity)
+    infos.find(|info| Identity::parse(info.identity).namespace == namespace)
 }
 
 fn info(ring: &mut CommandRing, number: u32) -> io::Result<DeviceInfo> {
@@ -311,11 +340,12 @@ fn take_up(
     let queues = fetch(&mut ring, &left).map_err(failed)?;
     info!("{path} is taken up from process {}, which has ended", left.process);
     // A target may still carry out writes of that process. What the kernel requests again, and what
-    // is written after that, has to come later.
-    if let Some(wait) = host.multipath().replay_wait() {
+    // is written after that, has to come later. That process may have had another keep alive timeout.
+    let wait = wanted.identity.replay_wait.max(Identity::parse(left.identity).replay_wait);
+    if !wait.is_zero() {
         info!(
-            "its requests wait for {} ms: so long may the target have earlier ones",
-            wait.as_millis()
+            "its requests wait for {} s: so long may the target have earlier ones",
+            wait.as_secs()
         );
         if !pass(host, stop, Instant::now() + wait) {
             return Ok(None);
@@ -427,7 +457,7 @@ mod tests {
     #[test]
     fn a_namespace_is_known_by_its_subsystem_its_number_and_its_identifiers() {
         let ids = NamespaceIds { nguid: Some([1; 16]), ..NamespaceIds::default() };
-        let of = |subsystem, nsid, ids: &NamespaceIds| identity(subsystem, nsid, ids);
+        let of = |subsystem, nsid, ids: &NamespaceIds| namespace_hash(subsystem, nsid, ids);
         let one = of("nqn.2026-11.x:d", 1, &ids);
         assert_eq!(one, of("nqn.2026-11.x:d", 1, &ids));
         let other = NamespaceIds { nguid: Some([2; 16]), ..NamespaceIds::default() };
@@ -439,7 +469,19 @@ mod tests {
         ] {
             assert_ne!(one, different);
         }
-        assert_eq!(one, 0xba8f_99ec_68f6_763e, "devices of earlier versions are found");
+        assert_eq!(one, 0x9e38_6977_55ba_53cd, "devices of earlier versions are found");
+    }
+
+    #[test]
+    fn a_device_tells_the_next_process_for_how_long_a_target_may_have_earlier_writes() {
+        let of = |ms: u64| Identity::new(u64::MAX, Some(Duration::from_millis(ms)));
+        for (ms, seconds) in [(0, 0), (1, 1), (7000, 7), (7001, 8), (u64::MAX, 65535)] {
+            let identity = Identity::parse(of(ms).emit());
+            assert_eq!(identity, of(ms));
+            assert_eq!(identity.replay_wait, Duration::from_secs(seconds));
+            assert_eq!(identity.namespace, of(7000).namespace, "the same device");
+        }
+        assert_ne!(Identity::new(1 << 16, None).emit(), Identity::new(2 << 16, None).emit());
     }
 
     #[test]
