@@ -552,7 +552,7 @@ impl Guest {
             assert!(world.connect(admin_qp, &self.data, 5000));
             let controllers = world.registry.controllers();
             let own = controllers.last().expect("it is there");
-            let promised = world.registry.promised_receives(world.now);
+            let promised = world.registry.reserved_receives(world.now);
             let promised = promised.get(&own.source.into()).copied().unwrap_or(0);
             self.granted = (promised / IO) as u16;
             own.association.grant_queues(self.granted);

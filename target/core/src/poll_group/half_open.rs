@@ -82,7 +82,7 @@ impl Census {
     fn take(queues: &PollGroup, queue_pairs_max: u32, lent: &Resources<'_>) -> Census {
         let receives = lent.pool.plan().receives;
         let least = receives.div_ceil(queue_pairs_max.max(1));
-        let promised = lent.shared.registry.promised_receives(lent.now);
+        let promised = lent.shared.registry.reserved_receives(lent.now);
         let (named, open, closing, shares) = (0, 0, 0, BTreeMap::new());
         let mut census = Census { most: receives, named, open, closing, shares, promised };
         for queue in queues.queues.iter().flatten() {

@@ -289,7 +289,7 @@ impl Authentication {
         match &mut conn.role {
             QueueRole::Admin(controller) => {
                 let association = &controller.association;
-                if let Some(io_queues) = io.shared.registry.promise_again(association, io.now) {
+                if let Some(io_queues) = io.shared.registry.grant_again(association, io.now) {
                     controller.limits.io_queues = io_queues;
                     conn.limits.io_queues = io_queues;
                 }

@@ -1,19 +1,19 @@
 //! Admission: the rules of Connect that need the registry.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nvme::fabrics::{
     CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC, Connect, ConnectData, InvalidParameter,
 };
 use nvme::{Nqn, NqnError, Status};
-use rdma::{Source, limits};
+use rdma::Source;
 
+use super::eviction::Candidate;
+use super::queue_grants::KEPT;
 use super::{AssociationEntry, ControllerTable, DuplicateHosts, Registry, bar};
 use crate::auth::{Keys, Requirement};
 use crate::command::fabrics::ConnectError;
@@ -21,14 +21,6 @@ use crate::controller::Limits;
 use crate::controller::association::{Association, next_id};
 use crate::diag::cause::Cause;
 use crate::subsystem::Subsystem;
-
-/// Time for which receives are reserved for promised I/O queues: as long as a connection may take
-/// to its Connect.
-const KEPT: Duration = Duration::from_secs(30);
-
-/// Time of a host to authenticate before its resources are given to others: far longer than the
-/// exchange takes.
-const PROOF: Duration = Duration::from_secs(5);
 
 /// Addresses and time of a Connect.
 #[derive(Clone, Copy, Debug)]
@@ -69,54 +61,6 @@ pub struct Admitted {
     pub authenticate: bool,
     /// Number of controller resets before it.
     pub epoch: u16,
-}
-
-/// Associations to be evicted for a new one.
-struct Evictions {
-    /// Those of the same host, which end once it has authenticated.
-    replaced: Vec<Arc<Association>>,
-    /// Those whose hosts have not authenticated in time.
-    displaced: Vec<Arc<Association>>,
-    /// Those of hosts that are not identified, without I/O queues.
-    crowded: Vec<Arc<Association>>,
-}
-
-impl Evictions {
-    fn is_empty(&self) -> bool {
-        self.replaced.is_empty() && self.displaced.is_empty() && self.crowded.is_empty()
-    }
-
-    /// Ends them. Duplicates of a host that has yet to authenticate end when it has done that.
-    fn end(&self, book: &ControllerTable, newcomer: &Candidate) {
-        if !newcomer.authenticate {
-            self.replaced.iter().for_each(|old| old.end(Cause::Replaced));
-        }
-        for old in &self.displaced {
-            let entry = book.associations.get(&old.id);
-            if entry.is_some_and(|entry| entry.source() == newcomer.source) {
-                old.blame();
-            }
-            old.end(Cause::TooManyUnauthenticated);
-        }
-        self.crowded.iter().for_each(|old| old.end(Cause::Crowded));
-    }
-}
-
-/// A limit for associations of some kind.
-struct AssociationLimit {
-    most: usize,
-    /// Maximum of associations whose hosts have yet to authenticate.
-    claims: usize,
-    /// Why there is no room.
-    full: Cause,
-}
-
-/// A request for a new association.
-struct Candidate {
-    source: Source,
-    now: Instant,
-    /// It has yet to prove itself.
-    authenticate: bool,
 }
 
 impl Registry {
@@ -167,7 +111,7 @@ impl Registry {
         visit.held.iter().for_each(|held| self.queue_admitted(*held));
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
         let most_io_queues = limits.io_queues;
-        limits.io_queues = self.promise(&book, limits, association.anonymous, visit.now);
+        limits.io_queues = self.grant(&book, limits, association.anonymous, visit.now);
         let association = Arc::new(association);
         // No queue of its own can query this before it is set, and every later change finds it. The
         // host may be permitted to delete a namespace that it does not see, so those count as well.
@@ -334,97 +278,6 @@ impl Registry {
         let mut hosts = settled.map(|e| &e.association).filter(|a| is_twin(a) && !a.is_closed());
         hosts.next().map(|a| a.host)
     }
-
-    /// Receives of promised I/O queues that are not connected, by source. Sources without any are
-    /// omitted.
-    #[must_use]
-    pub fn promised_receives(&self, now: Instant) -> BTreeMap<Source, u32> {
-        let book = self.lock();
-        let mut promised = BTreeMap::new();
-        for entry in book.associations.values() {
-            let kept = entry.kept_receives(now);
-            if kept > 0 {
-                *promised.entry(entry.source()).or_insert(0) += kept;
-            }
-        }
-        promised
-    }
-
-    /// Number of I/O queues of one more controller: limited by the available memory; the host
-    /// accepts fewer.
-    fn promise(
-        &self,
-        book: &ControllerTable,
-        limits: Limits,
-        anonymous: bool,
-        now: Instant,
-    ) -> u16 {
-        self.room(book, limits.queue_depth, anonymous, now).clamp(1, limits.io_queues)
-    }
-
-    /// Number of I/O queues for the controller of a host that is about to be authenticated. None
-    /// were reserved for it before, so it is reported only now. None if it had authenticated
-    /// before.
-    #[must_use]
-    pub(crate) fn promise_again(&self, association: &Association, now: Instant) -> Option<u16> {
-        let mut book = self.lock();
-        if association.is_proved() {
-            return None;
-        }
-        let entry = book.associations.get(&association.id)?;
-        let most = Limits { io_queues: entry.most_io_queues, ..entry.limits };
-        let io_queues = self.promise(&book, most, false, now);
-        let entry = book.associations.get_mut(&association.id)?;
-        entry.limits.io_queues = io_queues;
-        entry.kept_until = now + KEPT;
-        Some(io_queues)
-    }
-
-    /// Number of I/O queues of `depth` entries for one more controller: limited by the memory and
-    /// queue pairs that others neither have nor were promised. Hosts that are not identified are
-    /// promised half each and three quarters together, so that they cannot exclude others by
-    /// connecting. Connections that are not admitted do not count: they are the promised ones, or
-    /// are evicted for those.
-    fn room(&self, book: &ControllerTable, depth: u16, anonymous: bool, now: Instant) -> u16 {
-        let depth = u32::from(depth.max(1));
-        let kept = |all: bool| -> u32 {
-            let entries = book.associations.values();
-            let own = entries.filter(|entry| all || entry.association.anonymous);
-            own.map(|entry| entry.kept_receives(now)).sum()
-        };
-        let left = |load: u32| self.receives.saturating_sub(load);
-        let counts = self.loads.iter().zip(&self.unadmitted);
-        let loads = counts.map(|(load, unadmitted)| {
-            let unadmitted = unadmitted.load(Ordering::Relaxed);
-            load.load(Ordering::Relaxed).saturating_sub(unadmitted)
-        });
-        let free: u32 = loads.map(|load| left(load) / depth).sum();
-        let mut queues = free.saturating_sub(kept(true).div_ceil(depth));
-        if anonymous {
-            let receives = self.receives.saturating_mul(self.loads.len() as u32);
-            let left = (receives / 4 * 3).saturating_sub(kept(false));
-            queues = queues.min(receives / 2 / depth).min(left / depth);
-        }
-        let pairs = limits::QUEUE_PAIRS.saturating_mul(self.loads.len().max(1) as u32);
-        let used: u32 = book.associations.values().map(|entry| entry.queue_pairs(now)).sum();
-        queues.min(pairs.saturating_sub(used + 1)).try_into().unwrap_or(u16::MAX)
-    }
-}
-
-impl AssociationLimit {
-    /// At most `most`, and half as many with hosts yet to authenticate.
-    fn to(most: usize, full: Cause) -> AssociationLimit {
-        AssociationLimit { most, claims: most.div_ceil(2), full }
-    }
-
-    /// The limits of a subsystem.
-    fn of(subsystem: &Subsystem) -> impl Iterator<Item = AssociationLimit> {
-        let own = subsystem.offer.controllers;
-        let own = own.map(|most| AssociationLimit::to(most.into(), Cause::SubsystemFull));
-        let ids = subsystem.offer.cntlids.len();
-        let ids = AssociationLimit { most: ids, claims: usize::MAX, full: Cause::NoControllerId };
-        own.into_iter().chain([ids])
-    }
 }
 
 impl AssociationEntry {
@@ -434,12 +287,12 @@ impl AssociationEntry {
     }
 
     /// Its host has yet to prove itself.
-    fn is_claim(&self) -> bool {
+    pub(super) fn is_claim(&self) -> bool {
         self.authenticate && !self.association.is_proved()
     }
 
     /// Its host is not identified, and it has no I/O queues.
-    fn is_idle_stranger(&self) -> bool {
+    pub(super) fn is_idle_stranger(&self) -> bool {
         self.association.anonymous && self.association.io_queues() == 0
     }
 
@@ -450,30 +303,6 @@ impl AssociationEntry {
             self.association.count_io_queue(true);
         }
         is_free
-    }
-
-    /// Receives of the I/O queues that it was promised and has not opened.
-    fn kept_receives(&self, now: Instant) -> u32 {
-        u32::from(self.kept_queues(now)) * u32::from(self.limits.queue_depth)
-    }
-
-    /// Its queue pairs, including those of promised I/O queues.
-    fn queue_pairs(&self, now: Instant) -> u32 {
-        1 + u32::from(self.association.io_queues()) + u32::from(self.kept_queues(now))
-    }
-
-    /// Promised I/O queues that it has not connected. None are reserved for a host that has yet to
-    /// authenticate.
-    fn kept_queues(&self, now: Instant) -> u16 {
-        if self.is_claim() {
-            return 0;
-        }
-        if self.view.is_none() || now >= self.kept_until || self.association.is_closed() {
-            return 0;
-        }
-        let granted = self.association.granted_queues();
-        let promised = if granted == 0 { self.limits.io_queues } else { granted };
-        promised.saturating_sub(self.association.io_queues())
     }
 }
 
@@ -521,119 +350,9 @@ impl ControllerTable {
         }
     }
 
-    /// Checks whether there is room for one more association, and collects those to evict for it.
-    fn check_room(
-        &self,
-        controllers: usize,
-        new: &Association,
-        subsystem: Option<&Arc<Subsystem>>,
-        newcomer: &Candidate,
-    ) -> Result<Evictions, ConnectError> {
-        let duplicates = subsystem.map_or(DuplicateHosts::Allow, |s| s.offer.duplicates);
-        let replaced: Vec<_> = match duplicates {
-            DuplicateHosts::Allow => Vec::new(),
-            DuplicateHosts::Replace => self.duplicates(new).cloned().collect(),
-            DuplicateHosts::Refuse if self.duplicates(new).next().is_some() => {
-                return Err(ConnectError::busy(Cause::DuplicateHost));
-            }
-            DuplicateHosts::Refuse => Vec::new(),
-        };
-        let stays = |e: &&AssociationEntry| !replaced.iter().any(|old| old.id == e.association.id);
-        // Discovery controllers have a limit of their own: they must not exclude I/O controllers.
-        let alike = |e: &&AssociationEntry| e.view.is_none() == subsystem.is_none() && stays(e);
-        let mut going: Vec<Arc<Association>> = Vec::new();
-        for limit in subsystem.iter().flat_map(|s| AssociationLimit::of(s)) {
-            let goes = |e: &&AssociationEntry| going.iter().any(|old| old.id == e.association.id);
-            let of = |e: &&AssociationEntry| {
-                e.association.subsystem == new.subsystem && stays(e) && !goes(e)
-            };
-            let more = self.make_room(of, &limit, newcomer)?;
-            going.extend(more);
-        }
-        let goes = |e: &&AssociationEntry| going.iter().any(|old| old.id == e.association.id);
-        let rest = |e: &&AssociationEntry| alike(e) && !goes(e);
-        let all = AssociationLimit::to(controllers, Cause::TooManyControllers);
-        let more = self.make_room(rest, &all, newcomer)?;
-        going.extend(more);
-        let (crowded, displaced) = going.into_iter().partition(|old| old.anonymous);
-        Ok(Evictions { replaced, displaced, crowded })
-    }
-
-    /// Applies a limit on associations among `of`, and on those whose hosts have yet to
-    /// authenticate. At the limit, one of the latter is evicted, because a claimed name excludes
-    /// nobody: the oldest of the address with the most of them. Not one that may be about to
-    /// succeed, unless its address has two more than that of the new one: hosts that connect at the
-    /// same time would evict each other.
-    fn make_room(
-        &self,
-        of: impl Fn(&&AssociationEntry) -> bool,
-        limit: &AssociationLimit,
-        newcomer: &Candidate,
-    ) -> Result<Option<Arc<Association>>, ConnectError> {
-        let AssociationLimit { most, claims: most_claims, full } = *limit;
-        // An association that was ended is removed soon.
-        let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
-        let claims: Vec<&AssociationEntry> = live.clone().filter(|e| e.is_claim()).collect();
-        let is_full = live.count() >= most;
-        let is_crowded = newcomer.authenticate && claims.len() >= most_claims;
-        if !is_full && !is_crowded {
-            return Ok(None);
-        }
-        let mut counts = BTreeMap::new();
-        for entry in &claims {
-            *counts.entry(entry.source()).or_insert(0) += 1;
-        }
-        let count_of = |source| counts.get(&source).copied().unwrap_or(0);
-        let own = count_of(newcomer.source);
-        let may_go = |e: &&&AssociationEntry| {
-            let is_slow = newcomer.now.saturating_duration_since(e.claimed) >= PROOF;
-            count_of(e.source()) > own + 1 || is_slow && count_of(e.source()) >= own
-        };
-        let goes = claims.iter().filter(may_go);
-        let goes = goes.max_by_key(|e| (count_of(e.source()), Reverse(e.since)));
-        // The id of another one is not free before it has ended.
-        let missed = || match full {
-            Cause::NoControllerId => None,
-            _ => self.least_missed(&of, most, newcomer),
-        };
-        match goes.copied().or_else(missed) {
-            Some(entry) => Ok(Some(Arc::clone(&entry.association))),
-            None => {
-                Err(ConnectError::busy(if is_full { full } else { Cause::TooManyUnauthenticated }))
-            }
-        }
-    }
-
-    /// Among `of`, those of hosts that are not identified, without I/O queues: the oldest of the
-    /// source with the most of them; of the new one's own source if no other has more. One whose
-    /// I/O queues may be about to connect is spared, unless it is of another source that has more
-    /// than half of all.
-    fn least_missed(
-        &self,
-        of: impl Fn(&&AssociationEntry) -> bool,
-        most: usize,
-        newcomer: &Candidate,
-    ) -> Option<&AssociationEntry> {
-        let live = self.associations.values().filter(|e| of(e) && !e.association.is_closed());
-        let idle: Vec<&AssociationEntry> = live.filter(|e| e.is_idle_stranger()).collect();
-        let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
-        for entry in &idle {
-            *counts.entry(entry.source()).or_insert(0) += 1;
-        }
-        let rank = |source: &Source| (counts.get(source).copied(), *source == newcomer.source);
-        let source = counts.keys().max_by_key(|source| rank(source)).copied()?;
-        let is_half = counts.get(&source).is_some_and(|count| *count > most / 2);
-        let hurries = source != newcomer.source && is_half;
-        let may_go = |e: &&AssociationEntry| {
-            let has_time = e.view.is_some() && newcomer.now < e.kept_until;
-            e.source() == source && (hurries || !has_time)
-        };
-        idle.into_iter().filter(may_go).min_by_key(|e| e.since)
-    }
-
     /// Other associations of the same host with the same subsystem, from the same address; without
     /// those whose host has yet to authenticate.
-    fn duplicates(&self, new: &Association) -> impl Iterator<Item = &Arc<Association>> {
+    pub(super) fn duplicates(&self, new: &Association) -> impl Iterator<Item = &Arc<Association>> {
         let (host, subsystem, local) = (new.host, new.subsystem, new.local);
         let (host_id, id) = (new.host_id, new.id);
         let entries = self.associations.values();

@@ -4,9 +4,11 @@
 mod connect;
 mod connect_barrier;
 mod discovery;
+mod eviction;
 mod hosts;
 mod list;
 mod prepared;
+mod queue_grants;
 mod shutdown;
 mod unauthenticated;
 

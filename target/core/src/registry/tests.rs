@@ -71,7 +71,7 @@ fn code(result: Result<Admitted, ConnectError>) -> (u16, u32, bool) {
 }
 
 fn promised(registry: &Registry, source: IpAddr, now: Instant) -> u32 {
-    registry.promised_receives(now).get(&source.into()).copied().unwrap_or(0)
+    registry.reserved_receives(now).get(&source.into()).copied().unwrap_or(0)
 }
 
 #[test]
@@ -180,17 +180,17 @@ fn nothing_is_kept_for_who_only_claims_a_name() {
     assert!(claims.iter().all(|claim| claim.authenticate));
     assert_eq!(promised(&registry, visit.source, visit.now), 0);
     let host = &claims[2].association;
-    assert_eq!(registry.promise_again(host, visit.now), Some(20));
+    assert_eq!(registry.grant_again(host, visit.now), Some(20));
     registry.proved(host);
     assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
-    assert_eq!(registry.promise_again(host, visit.now), None, "it proves itself once more");
+    assert_eq!(registry.grant_again(host, visit.now), None, "it proves itself once more");
     // The next one to authenticate gets what is left by then.
-    assert_eq!(registry.promise_again(&claims[1].association, visit.now), Some(11));
+    assert_eq!(registry.grant_again(&claims[1].association, visit.now), Some(11));
     registry.proved(&claims[1].association);
     // The reserved number is the one reported then, not the one left at its Connect.
     let late = ask().association;
     claims.iter().for_each(|claim| registry.admin_closed(&claim.association));
-    assert_eq!(registry.promise_again(&late, visit.now), Some(20));
+    assert_eq!(registry.grant_again(&late, visit.now), Some(20));
     registry.proved(&late);
     assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
 }
