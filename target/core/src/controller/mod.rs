@@ -378,9 +378,10 @@ impl Controller {
         }
         self.degraded = degraded;
         let ready = |nsid: &u32| subsystem.namespace(*nsid).is_ok_and(|n| !n.health.is_down());
-        let changed = self.not_ready.iter().copied().filter(ready).collect::<Vec<_>>();
+        let (changed, rest) = std::mem::take(&mut self.not_ready).into_iter().partition(ready);
+        self.not_ready = rest;
+        let changed: BTreeSet<u32> = changed;
         if !changed.is_empty() {
-            self.not_ready.retain(|nsid| !changed.contains(nsid));
             self.events.namespaces_changed(changed);
         }
     }

@@ -575,7 +575,7 @@ impl QueuePair {
     ) {
         let blocks = (at, from.len().into());
         let op = IoRequest::Write { from, at, fua };
-        if may_begin && range_lock::needs_none(&mut self.requests[slot], backing, blocks, io) {
+        if may_begin && range_lock::begin_unlocked(&mut self.requests[slot], backing, blocks, io) {
             return self.submit_to_device(slot, backing, op, io);
         }
         self.submit(slot, backing, Some(op), io);

@@ -44,7 +44,7 @@ impl RangeLockState {
         if matches!(entry.lock, LockState::Claimed(_)) {
             return true;
         }
-        if exclusive.is_none() && needs_none(entry, backing, (at, len), io) {
+        if exclusive.is_none() && begin_unlocked(entry, backing, (at, len), io) {
             return true;
         }
         let alone = exclusive.is_some();
@@ -82,9 +82,10 @@ impl RangeLockState {
     }
 }
 
-/// Whether an operation that changes `blocks`, by byte offset and length, needs no lock, as a rule.
+/// Lets an operation that changes `blocks`, by byte offset and length, begin without a lock; false if
+/// they have to be locked.
 #[inline(always)]
-pub(super) fn needs_none(
+pub(super) fn begin_unlocked(
     entry: &mut Request,
     backing: DeviceId,
     (at, len): (u64, u64),

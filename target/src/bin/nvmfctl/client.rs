@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use crate::output::Failure;
@@ -24,6 +25,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The longest response, in bytes.
 const MOST_ANSWER_BYTES: usize = 64 << 20;
+
+/// What drives requests: this thread.
+///
+/// # Errors
+/// The system has refused it.
+pub(crate) fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
 
 /// Connection to the daemon.
 pub(crate) struct Client {

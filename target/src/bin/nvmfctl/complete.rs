@@ -19,7 +19,7 @@ use nvmfd::config::DEFAULT_SOCKET;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::client::Client;
+use crate::client::{self, Client};
 
 /// Environment variable by which a shell asks for candidates.
 const VARIABLE: &str = "COMPLETE";
@@ -135,7 +135,7 @@ fn ask<T: DeserializeOwned>(path: &str) -> Option<T> {
     let socket =
         std::env::var_os("NVMFD_SOCKET").map_or_else(|| DEFAULT_SOCKET.into(), PathBuf::from);
     let client = Client::new(socket);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    let answer = runtime.block_on(async { timeout(PATIENCE, client.get::<T>(path)).await });
+    let answer = async { timeout(PATIENCE, client.get::<T>(path)).await };
+    let answer = client::runtime().ok()?.block_on(answer);
     answer.ok()?.ok().map(|(answer, _)| answer)
 }

@@ -162,7 +162,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let json = arguments.json || arguments.output == Format::Json;
     let output = Output { json, dry_run: arguments.dry_run };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let runtime = match client::runtime() {
         Ok(runtime) => runtime,
         Err(error) => {
             return output.fail(&Failure::new(format!("cannot start the runtime: {error}")));
