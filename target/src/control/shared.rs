@@ -1,6 +1,7 @@
 //! The shared configuration of a gateway group: taken before the target starts, applied when another
 //! gateway has changed it, and changed by requests at this gateway.
 
+use std::future::pending;
 use std::time::{Duration, Instant};
 
 use nvmfd_gateway::record::Applied;
@@ -53,7 +54,7 @@ struct Beginning {
 ///
 /// # Errors
 /// One sentence.
-pub(super) fn start(
+fn start(
     declared: EffectiveConfig,
 ) -> Result<(RunningTarget, EffectiveConfig, Option<FailedVersion>), String> {
     let Beginning { declared, last, mut refusal } = beginning(declared)?;
@@ -159,8 +160,12 @@ impl<T: Serve> RunningDaemon<T> {
         newest > own && !is_refused
     }
 
-    /// Waits until the group has a newer version, which is to be applied.
+    /// Waits until the group has a newer version, which is to be applied: for ever, and without a
+    /// timer, where there is no shared configuration.
     pub(super) async fn falls_behind(&self) {
+        if self.version().is_none() {
+            return pending().await;
+        }
         loop {
             sleep(LOOK).await;
             if self.is_behind() {
