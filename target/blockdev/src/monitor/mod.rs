@@ -101,6 +101,8 @@ struct Book {
     /// Number of tasks, and of those that are idle.
     tasks: usize,
     idle: usize,
+    /// An idle task waits with a time limit, and the others until it takes work.
+    is_timed: bool,
     stopping: bool,
 }
 
@@ -257,11 +259,13 @@ fn work(shared: &Arc<Shared>) {
             } else {
                 (wait / 2).max(CLOSE_POLL_INTERVAL)
             };
-            let waited = shared.wake.wait_timeout(book, wait);
-            (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            book = shared.wait(book, wait);
             continue;
         };
         book.idle -= 1;
+        if book.idle > 0 && !book.is_timed {
+            shared.wake.notify_one();
+        }
         let short = book.idle == 0 && book.tasks < TASKS_MAX;
         if short && begin_work(shared).is_ok() {
             book.tasks += 1;
@@ -310,6 +314,19 @@ impl Book {
 }
 
 impl Shared {
+    /// Waits until there may be work. One task at a time has a time limit, so that the number of
+    /// idle tasks costs no wake-ups.
+    fn wait<'a>(&self, mut book: MutexGuard<'a, Book>, limit: Duration) -> MutexGuard<'a, Book> {
+        if book.is_timed {
+            return self.wake.wait(book).unwrap_or_else(PoisonError::into_inner);
+        }
+        book.is_timed = true;
+        let waited = self.wake.wait_timeout(book, limit);
+        (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        book.is_timed = false;
+        book
+    }
+
     fn execute(&self, work: Work) {
         match work {
             Work::Close(backing) => drop(backing),
