@@ -208,11 +208,13 @@ target_ticks() { # user and system time of the process with all its threads, in 
   set -- ${f##*) }
   echo $((${12} + ${13}))
 }
-target_cpu_us() { # the same in microseconds: exact where the kernel keeps it, else from ticks
-  local f
+target_cpu_us() { # the same in microseconds, where the kernel counts more than ticks
   # shellcheck disable=SC2016  # awk's
-  f=$(at_target sh -c "cat /proc/$TPID/task/*/schedstat" 2>/dev/null | awk '{ns += $1} END {if (NR) printf "%.0f", ns / 1000}')
-  echo "${f:-$(($(target_ticks) * 10000))}"
+  at_target sh -c "cat /proc/$TPID/task/*/schedstat" 2>/dev/null | awk '{ns += $1} END {if (NR) printf "%.0f", ns / 1000}'
+}
+target_sleeps() { # how many times its threads have begun to sleep
+  # shellcheck disable=SC2016  # awk's
+  at_target sh -c "cat /proc/$TPID/task/*/status" 2>/dev/null | awk '/^voluntary_ctxt/ {n += $2} END {print n + 0}'
 }
 target_pools_kib() { # what it says at start that its pools take
   sed -n 's/.* pool \([0-9.]*\) MiB.*/\1/p' "$LOG/nvmfd.log" | tail -n 1 | awk '{printf "%.0f", $1 * 1024}'
