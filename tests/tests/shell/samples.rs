@@ -287,6 +287,13 @@ pub(crate) const SAMPLES: &[Sample] = &[
     Sample {
         script: "tests/vm/guest/target.sh",
         variables: &[],
+        input: "Threads:\t2\nvoluntary_ctxt_switches:\t40\nnonvoluntary_ctxt_switches:\t7\nThreads:\t2\nvoluntary_ctxt_switches:\t2\nnonvoluntary_ctxt_switches:\t1\n",
+        output: "42\n",
+        status: 0,
+    },
+    Sample {
+        script: "tests/vm/guest/target.sh",
+        variables: &[],
         input: "128.5\n",
         output: "131584",
         status: 0,
