@@ -37,10 +37,10 @@ impl TestTarget {
     pub(crate) fn start_with(more: &str) -> TestTarget {
         static NEXT: AtomicU8 = AtomicU8::new(0);
         // Tests are processes of their own with some runners, and threads with others.
-        let pid = std::process::id();
-        let net = [64 + (pid >> 8) as u8 % 128, pid as u8];
-        let third = NEXT.fetch_add(1, Ordering::Relaxed);
-        let net = [net[0], net[1].wrapping_add(third.wrapping_mul(37))];
+        // Processes side by side have numbers close to each other, so a second target is far away.
+        let [high, low] = (std::process::id() as u16).to_be_bytes();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let net = [64 + high.wrapping_add(number.wrapping_mul(61)) % 128, low];
         let directory = tempfile::tempdir_in(place()).unwrap();
         let mut target = TestTarget { target: None, directory, net };
         let config = target.config(more);
