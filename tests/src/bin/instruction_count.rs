@@ -193,6 +193,7 @@ impl Hosts {
     }
 
     /// Handles the events of the fabric.
+    #[inline(never)]
     fn receive(&mut self, now: Instant) {
         let Hosts { sessions, fabric, pool, events } = self;
         fabric.poll(now, events);
@@ -206,6 +207,7 @@ impl Hosts {
         }
     }
 
+    #[inline(never)]
     fn send(&mut self) {
         self.fabric.flush();
         self.fabric.arm(Wake::Any);
