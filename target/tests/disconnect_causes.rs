@@ -87,6 +87,7 @@ fn provoke(cause: Cause) -> Vec<Record> {
             offered(AccessPolicy { controllers: Some(1), ..AccessPolicy::default() }, 2)
         }
         Cause::TooManyUnauthenticated => too_many_claims(),
+        Cause::TooManyUnidentified => too_many_unidentified(),
         Cause::DuplicateHost => coming_twice(DuplicateHosts::Refuse),
         Cause::RollingBack => rolling_back(),
         Cause::NoControllerId => {
@@ -362,6 +363,17 @@ fn too_many_controllers() -> Vec<Record> {
     registry.publish(Arc::new(subsystem()));
     let mut world = World::of(share(registry), 0);
     let _first = admin(&mut world);
+    refused_admin(&mut world, |_, _| {})
+}
+
+fn too_many_unidentified() -> Vec<Record> {
+    let registry = Registry::new(vec![mailbox().unwrap().0], 8, 70);
+    registry.publish(Arc::new(subsystem()));
+    let other = "nqn.2026-11.io.nvmfd:other".parse().unwrap();
+    let hosts = ["nqn.2026-11.host:friend".parse().unwrap()].into();
+    registry.publish(Arc::new(Subsystem { nqn: other, hosts, ..subsystem() }));
+    let mut world = World::of(share(registry), 0);
+    let _first = [admin(&mut world), admin(&mut world)];
     refused_admin(&mut world, |_, _| {})
 }
 

@@ -106,6 +106,9 @@ impl Registry {
         if let Some(subsystem) = &whole {
             association.unflushed = book.hosts.unflushed(&association, subsystem);
         }
+        if association.anonymous && view.is_some() {
+            self.check_share(&book, limits.queue_depth, visit.now)?;
+        }
         association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
         // No errors from here on.
         visit.held.iter().for_each(|held| self.queue_admitted(*held));
@@ -155,7 +158,7 @@ impl Registry {
         let mut book = self.lock();
         let subnqn = book.canonical(name);
         book.exposed(&subnqn, &host, visit.local)?;
-        let known = |e: &&mut AssociationEntry| {
+        let known = |e: &&AssociationEntry| {
             let a = &e.association;
             // All queues of a controller are at one port.
             let here = a.local == visit.local;
@@ -167,7 +170,7 @@ impl Registry {
         // A host without authentication could have connected with an admin queue as well.
         let is_late = matches!(book.keyring.demand(&host, &subnqn), Requirement::Nothing);
         let unknown = || ConnectError { is_late, ..unknown_controller() };
-        let entry = book.associations.values_mut().find(known).ok_or_else(unknown)?;
+        let entry = book.associations.values().find(known).ok_or_else(unknown)?;
         if entry.association.host_id != data.hostid {
             return Err(ConnectError::parameter(Cause::OtherHostId, InvalidParameter::HOSTID));
         }
@@ -181,6 +184,12 @@ impl Registry {
         if connect.sqsize_z >= entry.limits.queue_depth {
             return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
         }
+        // What it was promised has been counted.
+        if entry.association.anonymous && entry.kept_queues(visit.now) == 0 {
+            self.check_share(&book, entry.limits.queue_depth, visit.now)?;
+        }
+        let id = entry.association.id;
+        let entry = book.associations.get_mut(&id).ok_or_else(unknown)?;
         // Associations that only claim the name do not obstruct one that has authenticated.
         let is_free = match entry.authenticate {
             true => !entry.qids.contains(&connect.qid),

@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use rdma::{Source, limits};
 
 use super::{AssociationEntry, ControllerTable, Registry};
+use crate::command::fabrics::ConnectError;
 use crate::controller::Limits;
 use crate::controller::association::Association;
+use crate::diag::cause::Cause;
 
 /// Time for which receives are reserved for promised I/O queues: as long as a connection may take
 /// to its Connect.
@@ -82,13 +84,54 @@ impl Registry {
         let free: u32 = loads.map(|load| left(load) / depth).sum();
         let mut queues = free.saturating_sub(kept(true).div_ceil(depth));
         if anonymous {
+            queues = queues.min(self.left_for_unidentified(book, depth, now));
             let receives = self.receives.saturating_mul(self.loads.len() as u32);
             let left = (receives / 4 * 3).saturating_sub(kept(false));
             queues = queues.min(receives / 2 / depth).min(left / depth);
         }
-        let pairs = limits::QUEUE_PAIRS.saturating_mul(self.loads.len().max(1) as u32);
         let used: u32 = book.associations.values().map(|entry| entry.queue_pairs(now)).sum();
-        queues.min(pairs.saturating_sub(used + 1)).try_into().unwrap_or(u16::MAX)
+        queues.min(self.queue_pairs().saturating_sub(used + 1)).try_into().unwrap_or(u16::MAX)
+    }
+
+    /// Queue pairs of all reactors.
+    fn queue_pairs(&self) -> u32 {
+        limits::QUEUE_PAIRS.saturating_mul(self.loads.len().max(1) as u32)
+    }
+
+    /// I/O queues of `depth` entries that hosts which are not identified may have beside those that
+    /// they have or were promised. While a subsystem has `hosts`, they get three quarters of the
+    /// receives and queue pairs: the rest is for its hosts.
+    fn left_for_unidentified(&self, book: &ControllerTable, depth: u32, now: Instant) -> u32 {
+        if book.subsystems.values().all(|subsystem| subsystem.hosts.is_empty()) {
+            return u32::MAX;
+        }
+        let (mut receives, mut pairs) = (0, 1);
+        let is_open = |e: &&AssociationEntry| e.association.anonymous && !e.association.is_closed();
+        for entry in book.associations.values().filter(is_open) {
+            let own = entry.queue_pairs(now);
+            pairs += own;
+            receives += (own - 1) * u32::from(entry.limits.queue_depth);
+        }
+        let all = self.receives.saturating_mul(self.loads.len() as u32);
+        let left = |all: u32, used: u32| (all / 4 * 3).saturating_sub(used);
+        (left(all, receives) / depth).min(left(self.queue_pairs(), pairs))
+    }
+
+    /// Refuses one more controller to a host that is not identified where it would have no I/O
+    /// queue.
+    ///
+    /// # Errors
+    /// Hosts that are not identified have their share.
+    pub(super) fn check_share(
+        &self,
+        book: &ControllerTable,
+        depth: u16,
+        now: Instant,
+    ) -> Result<(), ConnectError> {
+        match self.left_for_unidentified(book, depth.max(1).into(), now) {
+            0 => Err(ConnectError::busy(Cause::TooManyUnidentified)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -105,7 +148,7 @@ impl AssociationEntry {
 
     /// Promised I/O queues that it has not connected. None are reserved for a host that has yet to
     /// authenticate.
-    fn kept_queues(&self, now: Instant) -> u16 {
+    pub(super) fn kept_queues(&self, now: Instant) -> u16 {
         if self.is_claim() {
             return 0;
         }

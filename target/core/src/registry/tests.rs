@@ -9,6 +9,7 @@ use nvme::log::AnaState;
 use crate::auth::Keys;
 use crate::command::fabrics::ConnectError;
 use crate::controller::discovery::{Record, Subtype};
+use crate::registry::queue_grants::KEPT;
 use crate::registry::testing::{at, visit};
 use crate::registry::*;
 use crate::subsystem::ana::AnaStates;
@@ -31,7 +32,8 @@ fn nqn(name: &str) -> Nqn {
 }
 
 pub(crate) fn registry() -> Registry {
-    let registry = Registry::new(Vec::new(), 3, 0);
+    let (sender, _) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 3, 8192);
     registry.publish(Arc::new(sample()));
     let closed = Subsystem {
         nqn: nqn("nqn.2026-11.io.nvmfd:closed"),
@@ -142,6 +144,56 @@ fn controllers_of_strangers_at_one_address_keep_nobody_away() {
     };
     let friends: Vec<_> = (0..3).map(|_| friend([192, 0, 2, 1]).unwrap()).collect();
     assert!(friend([192, 0, 2, 2]).is_err() && friends.iter().all(|a| !a.is_closed()));
+}
+
+/// Hosts of a subsystem that admits all could otherwise exclude those of the others, by connecting
+/// all queues that they are granted.
+#[test]
+fn hosts_that_are_not_identified_leave_a_quarter_to_those_of_lists() {
+    let (sender, _mailbox) = crate::message::mailbox().unwrap();
+    // 32 I/O queues.
+    let registry = Registry::new(vec![sender], 100, 32 * 128);
+    let friend = nqn("nqn.2026-11.host:friend");
+    registry.publish(Arc::new(sample()));
+    registry.publish(Arc::new(Subsystem {
+        nqn: nqn(CLOSED),
+        allow_any_host: false,
+        hosts: [friend].into(),
+        ..sample()
+    }));
+    let ask = |subsystem: &str, host: &str, now| {
+        let visit = ConnectContext { now, ..visit() };
+        registry.connect_admin(&data(0xFFFF, subsystem, host), &visit)
+    };
+    let (now, later) = (visit().now, visit().now + KEPT);
+    let open = |a: &Arc<Association>, qid, now| {
+        let connect = Connect { qid, sqsize_z: 127, ..Connect::default() };
+        let visit = ConnectContext { now, ..visit() };
+        registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &visit)
+    };
+    // 24 queues for strangers: 8 each. One has none of them until its promise has expired.
+    let strangers: Vec<_> = (0..3).map(|_| ask(TEST, HOST, now).unwrap()).collect();
+    for (number, stranger) in strangers.iter().enumerate() {
+        let a = &stranger.association;
+        assert_eq!(stranger.limits.io_queues, 8);
+        a.grant_queues(8);
+        a.set_ready(true);
+        (1..=8).filter(|_| number < 2).for_each(|qid| drop(open(a, qid, now).unwrap()));
+    }
+    let refused = |ask: Result<Admitted, ConnectError>| ask.map(drop).unwrap_err().cause;
+    assert_eq!(refused(ask(TEST, HOST, now)), Cause::TooManyUnidentified);
+    let fourth = ask(TEST, HOST, later).unwrap();
+    assert_eq!(fourth.limits.io_queues, 8);
+    fourth.association.grant_queues(8);
+    fourth.association.set_ready(true);
+    let late = open(&strangers[2].association, 1, later);
+    assert_eq!(refused(late), Cause::TooManyUnidentified, "it is another one's by now");
+    assert!(open(&fourth.association, 1, later).is_ok());
+    let friend = ask(CLOSED, friend.as_str(), later).unwrap();
+    assert_eq!(friend.limits.io_queues, 8);
+    // Without lists there is nobody to leave anything to.
+    registry.change(Change { gone: vec![nqn(CLOSED)], ..Change::default() });
+    assert!(ask(TEST, HOST, later).is_ok());
 }
 
 /// Otherwise two connections every 30 seconds, under a known name, would leave one I/O queue to
