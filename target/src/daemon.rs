@@ -193,7 +193,9 @@ impl RunningTarget {
             Shared::new(Arc::clone(&registry), workers, SystemTime::now).with_power(power.meter),
         );
         registry.set_keyring(keyring);
-        keep_keyed(&registry, config.state_directory.as_deref()).iter().for_each(|w| warn!("{w}"));
+        let directory = config.state_directory.as_deref();
+        let kept = revoked_hosts::keep(&registry.keyed_hosts(), directory);
+        kept.iter().for_each(|sentence| warn!("{sentence}"));
         let (provider, fabrics) = fabrics_of(&config)?;
         let worker = keep(worker, &registry)?;
         let provisioner = Provisioner::new(
@@ -351,7 +353,7 @@ impl RunningTarget {
         if let Some(keyring) = keyring {
             lines.extend(self.registry.set_keyring(keyring));
             let directory = provisioner.config().state_directory.as_deref();
-            lines.extend(keep_keyed(&self.registry, directory));
+            lines.extend(revoked_hosts::keep(&self.registry.keyed_hosts(), directory));
         }
         removed.iter().for_each(|at| provisioner.unlisten(*at));
         let kept: BTreeSet<Nqn> = provisioner.config().subsystems.iter().map(|s| s.nqn).collect();
@@ -589,21 +591,6 @@ fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
             Err(Fatal(format!("state_directory {} cannot be used: {error}", directory.display())))
         }
     }
-}
-
-/// Writes the hosts that have had keys, if there is a state directory. Returns a sentence if that
-/// fails: then they are rejected until the daemon ends.
-fn keep_keyed(registry: &Registry, directory: Option<&Path>) -> Option<String> {
-    let (hosts, directory) = (registry.keyed_hosts(), directory?);
-    if revoked_hosts::read(directory).is_ok_and(|kept| kept == hosts) {
-        return None;
-    }
-    let error = revoked_hosts::write(directory, &hosts).err()?;
-    Some(format!(
-        "{} cannot be written: {error}; hosts whose keys were removed are refused until the \
-         daemon ends only",
-        directory.display()
-    ))
 }
 
 /// Starts the thread of namespace states.

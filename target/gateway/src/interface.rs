@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::record::{Applied, GroupObject, Slot, Update};
+use crate::record::{Applied, GroupObject, KeyedHosts, Slot, Update};
 
 /// What a gateway declares of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,6 +28,8 @@ pub struct Declaration {
     pub listeners: Vec<String>,
     /// The ANA groups that its namespaces are in.
     pub groups: BTreeSet<u32>,
+    /// The hosts that it has keys of.
+    pub keyed: KeyedHosts,
 }
 
 /// Number of an operation.

@@ -9,10 +9,11 @@
 //! | `move.GROUP` | [`MoveRequest`]: the gateway that its owner is asked to give the group to |
 //! | `version` | [`SharedVersion`]: the shared configuration, whose text is in `config` |
 //! | `applied.SLOT` | [`Applied`]: the version that a gateway has in force |
+//! | `keyed.SLOT` | [`KeyedHosts`]: the hosts that have keys at a gateway |
 //!
 //! Values are text: fields with spaces between them, the first is the version of the format.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -39,11 +40,14 @@ pub enum Key {
     Version,
     /// The version of the shared configuration that a slot has in force.
     Applied(Slot),
+    /// The hosts that have keys at a slot.
+    Keyed(Slot),
 }
 
 impl Key {
     /// What the keys of a group object begin with.
-    pub const PREFIXES: [&str; 6] = ["gw.", "hb.", "ana.", "move.", "version", "applied."];
+    pub const PREFIXES: [&str; 7] =
+        ["gw.", "hb.", "ana.", "move.", "version", "applied.", "keyed."];
 }
 
 impl fmt::Display for Key {
@@ -55,6 +59,7 @@ impl fmt::Display for Key {
             Key::Move(group) => write!(f, "move.{group}"),
             Key::Version => f.write_str("version"),
             Key::Applied(slot) => write!(f, "applied.{slot}"),
+            Key::Keyed(slot) => write!(f, "keyed.{slot}"),
         }
     }
 }
@@ -73,6 +78,7 @@ impl FromStr for Key {
             "ana" => number.parse().map(Key::Group).map_err(drop),
             "move" => number.parse().map(Key::Move).map_err(drop),
             "applied" => number.parse().map(Key::Applied).map_err(drop),
+            "keyed" => number.parse().map(Key::Keyed).map_err(drop),
             _ => Err(()),
         }
     }
@@ -355,6 +361,28 @@ impl FromStr for Applied {
     }
 }
 
+/// NQNs of the hosts that have keys at a gateway, a line each: the other gateways refuse them without
+/// a key of their own.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct KeyedHosts(pub BTreeSet<String>);
+
+impl fmt::Display for KeyedHosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(VERSION)?;
+        self.0.iter().try_for_each(|nqn| write!(f, "\n{nqn}"))
+    }
+}
+
+impl FromStr for KeyedHosts {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<KeyedHosts, ()> {
+        let mut lines = text.split('\n');
+        let is_known = lines.next() == Some(VERSION);
+        is_known.then(|| KeyedHosts(lines.map(str::to_owned).collect())).ok_or(())
+    }
+}
+
 fn list(f: &mut fmt::Formatter<'_>, entries: &[String]) -> fmt::Result {
     match entries {
         [] => f.write_str(NONE),
@@ -385,6 +413,7 @@ pub struct GroupObject {
     groups: BTreeMap<u32, GroupRecord>,
     version: Option<SharedVersion>,
     applied: BTreeMap<Slot, Applied>,
+    keyed: BTreeMap<Slot, KeyedHosts>,
     moves: BTreeMap<u32, MoveRequest>,
 }
 
@@ -416,6 +445,9 @@ impl GroupObject {
                 Key::Version => object.version = text.parse().ok(),
                 Key::Applied(slot) => {
                     object.applied.extend(text.parse().ok().map(|applied| (slot, applied)));
+                }
+                Key::Keyed(slot) => {
+                    object.keyed.extend(text.parse().ok().map(|hosts| (slot, hosts)));
                 }
             }
             object.texts.insert(key, text.to_owned());
@@ -466,6 +498,11 @@ impl GroupObject {
         self.applied.get(&slot)
     }
 
+    /// NQNs of the hosts that have keys at any gateway, also at one that is gone.
+    pub fn keyed_hosts(&self) -> impl Iterator<Item = &str> {
+        self.keyed.values().flat_map(|hosts| hosts.0.iter().map(String::as_str))
+    }
+
     /// Whether any gateway, also one that is gone, has had a later version of the shared
     /// configuration in force. What would be served by this one may be other namespaces, or to other
     /// hosts, than what hosts have written to.
@@ -500,17 +537,15 @@ impl Update {
         self
     }
 
-    /// Sets what a slot has in force of the shared configuration, if that is another than in an
-    /// object.
+    /// Sets a value that may be none, if it is another than in an object.
     #[must_use]
-    pub(crate) fn note_applied(
+    pub(crate) fn note(
         self,
-        slot: Slot,
-        applied: Option<&Applied>,
+        key: Key,
+        new: Option<&impl fmt::Display>,
         object: &GroupObject,
     ) -> Update {
-        let key = Key::Applied(slot);
-        let (old, new) = (object.text(key), applied.map(ToString::to_string));
+        let (old, new) = (object.text(key), new.map(ToString::to_string));
         match (old, &new) {
             (None, None) | (Some(NONE), None) => self,
             (old, new) if old == new.as_deref() => self,
@@ -559,7 +594,7 @@ mod tests {
             assert_eq!(record.to_string().parse(), Ok(record));
         }
         let keys = [Key::Member(31), Key::Heartbeat(0), Key::Group(64), Key::Version, Key::Move(2)];
-        for key in keys.into_iter().chain([Key::Applied(3)]) {
+        for key in keys.into_iter().chain([Key::Applied(3), Key::Keyed(4)]) {
             let text = key.to_string();
             assert_eq!(text.parse(), Ok(key));
             assert!(Key::PREFIXES.iter().any(|prefix| text.starts_with(prefix)), "{text} is read");
@@ -583,6 +618,15 @@ mod tests {
         assert!(text.len() < 500 && !text.contains('\n'), "{text}");
         assert_eq!(text.parse::<Applied>().unwrap().settled(), 6);
         assert_eq!("1 5 x".parse::<Applied>(), Err(()));
+    }
+
+    #[test]
+    fn names_of_hosts_may_have_every_printable_character() {
+        for names in [vec![], vec!["nqn.2026-11.host:a; b", "nqn.2026-11.host:-"]] {
+            let hosts = KeyedHosts(names.into_iter().map(str::to_owned).collect());
+            assert_eq!(hosts.to_string().parse(), Ok(hosts));
+        }
+        assert_eq!("2\nx".parse::<KeyedHosts>(), Err(()));
     }
 
     #[test]

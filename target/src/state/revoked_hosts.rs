@@ -1,5 +1,5 @@
-//! Hosts that have had keys, persisted over restarts: a host whose key is removed while the
-//! daemon is stopped, or before a restart, is rejected as well.
+//! Hosts that have had keys, here or at another gateway of the group, persisted over restarts: a host
+//! whose key is removed while the daemon is stopped, or before a restart, is rejected as well.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -42,6 +42,21 @@ pub fn read(directory: &Path) -> Result<BTreeSet<Nqn>, String> {
 /// Whether this user may not read it, which does not imply that the daemon may not.
 pub(crate) fn is_denied(directory: &Path) -> bool {
     StateDir(directory).is_denied(NAME)
+}
+
+/// Keeps the hosts that have or had keys, if there is a state directory. Returns a sentence if that
+/// fails: then they are refused until the daemon ends.
+pub fn keep(hosts: &BTreeSet<Nqn>, directory: Option<&Path>) -> Option<String> {
+    let directory = directory?;
+    if read(directory).is_ok_and(|kept| kept == *hosts) {
+        return None;
+    }
+    let error = write(directory, hosts).err()?;
+    Some(format!(
+        "{} cannot be written: {error}; hosts whose keys were removed are refused until the \
+         daemon ends only",
+        directory.display()
+    ))
 }
 
 /// Writes the hosts that have or had keys.

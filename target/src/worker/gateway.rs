@@ -5,15 +5,17 @@
 mod cluster;
 pub(crate) mod shared;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
+use nvme::Nqn;
 use nvme::log::AnaState;
-use nvmfd_gateway::record::{Applied, Key, Membership, Slot};
+use nvmfd_gateway::record::{Applied, Key, KeyedHosts, Membership, Slot};
 use nvmfd_gateway::{
     Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, OperationId,
     Outcome, Stage, Timing,
@@ -31,6 +33,7 @@ use crate::core::diag::cause::Cause;
 use crate::core::registry::{PeerListener, Registry};
 use crate::core::subsystem::ana::AnaStates;
 use crate::state::group_records::GroupRecords;
+use crate::state::revoked_hosts;
 use crate::telemetry::gateway::{GroupRequest, GroupView};
 use crate::worker_thread::WorkerThread;
 use cluster::{Cluster, ImageJob, lock};
@@ -69,6 +72,9 @@ struct Driver {
     differs: bool,
     /// Those that were reported.
     conflicts: Vec<String>,
+    /// Hosts with keys at any gateway, as they were put in force.
+    keyed: BTreeSet<Nqn>,
+    state_directory: Option<PathBuf>,
     /// Groups with an owner: the epoch, and when it was first seen, in seconds since 1970.
     owners: BTreeMap<u32, (u64, u64)>,
     view: Arc<GroupView>,
@@ -125,6 +131,8 @@ impl GatewayWorker {
             ended: false,
             differs: false,
             conflicts: Vec::new(),
+            keyed: BTreeSet::new(),
+            state_directory: config.state_directory.clone(),
             owners: BTreeMap::new(),
             view: Arc::clone(&view),
             requests,
@@ -370,9 +378,36 @@ impl Driver {
         })
     }
 
+    /// Refuses hosts that have keys at other gateways and none here: hosts choose the gateway.
+    fn revoke_unkeyed(&mut self) {
+        let keyed = self.gateway.object().keyed_hosts();
+        let keyed: BTreeSet<Nqn> = keyed.filter_map(|nqn| nqn.parse().ok()).collect();
+        if keyed == self.keyed {
+            return;
+        }
+        for nqn in self.cluster.registry.revoke(&keyed) {
+            warn!(
+                "group {}: host {nqn} has a key at another gateway and none here: it is refused \
+                 here until a [[host]] gives it the key, or `nvmfctl host unkey` says that it needs \
+                 none",
+                self.cluster.group.name
+            );
+        }
+        let hosts = self.cluster.registry.keyed_hosts();
+        let kept = revoked_hosts::keep(&hosts, self.state_directory.as_deref());
+        kept.iter().for_each(|sentence| warn!("{sentence}"));
+        self.keyed = keyed;
+    }
+
     fn handle(&mut self, event: Event) {
         let was = self.states;
+        if matches!(event, Event::Declared(_)) {
+            // A host may need a key from now on.
+            self.keyed.clear();
+        }
         let actions = self.gateway.handle(now(), event);
+        // Before any path is usable.
+        self.revoke_unkeyed();
         let owned = self.gateway.records().filter_map(|(group, record)| {
             Some((group, (Key::Group(group).to_string(), record?.to_string().into_bytes())))
         });
@@ -487,10 +522,12 @@ fn refusal(applied: &Applied) -> Option<GatewayConfigError> {
 fn declaration(config: &Config) -> Declaration {
     let listeners = config.listeners.iter().map(|it| format!("{}@{}", it.id, it.address));
     let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    let keyed = config.authentication.hosts.iter();
     Declaration {
         digest: config.group_digest(),
         listeners: listeners.collect(),
         groups: namespaces.map(|namespace| namespace.ana_group).collect(),
+        keyed: KeyedHosts(keyed.map(|host| host.nqn.to_string()).collect()),
     }
 }
 

@@ -74,10 +74,11 @@ pub enum Requirement {
 }
 
 /// Keys and rules of authentication; immutable.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Keyring {
     hosts: HashMap<Nqn, Arc<Keys>>,
-    /// Hosts that had a key, and have no entry now: refused under these names.
+    /// Hosts that had a key, or have one at another gateway, and have no entry: refused under these
+    /// names.
     revoked: BTreeSet<Nqn>,
     /// What is negotiable with every host without settings of its own.
     policy: Arc<Policy>,

@@ -204,25 +204,30 @@ impl Registry {
             let mut book = self.lock();
             keyring.revoke(book.keyring.known());
             let changes = keyring.differences(&book.keyring);
-            let old = std::mem::replace(&mut book.keyring, Arc::new(keyring));
-            for entry in book.associations.values() {
-                let a = &entry.association;
-                let is_stale = entry.authenticate && book.keyring.differs_for(&a.host, &old);
-                match book.keyring.keys(&a.host) {
-                    Some(_) if is_stale => a.note_key_change(),
-                    None if is_stale => a.end(Cause::KeyChanged),
-                    _ => {}
-                }
-                match book.keyring.demand(&a.host, &a.subsystem) {
-                    Requirement::Proof if !entry.authenticate => a.end(Cause::KeyChanged),
-                    Requirement::Impossible => a.end(Cause::KeyChanged),
-                    Requirement::Proof | Requirement::Nothing => {}
-                }
-            }
+            book.replace_keyring(keyring);
             changes
         };
         self.wake_reactors();
         changes
+    }
+
+    /// Hosts have keys elsewhere: without a key here they are refused, as if theirs had been removed
+    /// here. Returns those of which that was not known.
+    pub fn revoke(&self, hosts: &BTreeSet<Nqn>) -> BTreeSet<Nqn> {
+        let mut book = self.lock();
+        let old = book.keyring.known();
+        if hosts.is_subset(&old) {
+            return BTreeSet::new();
+        }
+        let mut keyring = Keyring::clone(&book.keyring);
+        keyring.revoke(hosts.iter().copied());
+        let added: BTreeSet<Nqn> = keyring.known().difference(&old).copied().collect();
+        if !added.is_empty() {
+            book.replace_keyring(keyring);
+            drop(book);
+            self.wake_reactors();
+        }
+        added
     }
 
     /// Hosts that have or have had keys, to be persisted.
@@ -450,6 +455,25 @@ impl Registry {
 }
 
 impl ControllerTable {
+    /// Puts secrets and rules in force, and disconnects whom they do not admit.
+    fn replace_keyring(&mut self, keyring: Keyring) {
+        let old = std::mem::replace(&mut self.keyring, Arc::new(keyring));
+        for entry in self.associations.values() {
+            let a = &entry.association;
+            let is_stale = entry.authenticate && self.keyring.differs_for(&a.host, &old);
+            match self.keyring.keys(&a.host) {
+                Some(_) if is_stale => a.note_key_change(),
+                None if is_stale => a.end(Cause::KeyChanged),
+                _ => {}
+            }
+            match self.keyring.demand(&a.host, &a.subsystem) {
+                Requirement::Proof if !entry.authenticate => a.end(Cause::KeyChanged),
+                Requirement::Impossible => a.end(Cause::KeyChanged),
+                Requirement::Proof | Requirement::Nothing => {}
+            }
+        }
+    }
+
     /// The listeners.
     fn listeners(&self) -> &[ListenerConfig] {
         self.listeners.as_deref().unwrap_or_default()

@@ -6,7 +6,7 @@ use nvme::Status;
 use nvme::fabrics::{CNTLID_MAX, Connect, ConnectData};
 use nvme::log::AnaState;
 
-use crate::auth::Keys;
+use crate::auth::{Keys, Rules};
 use crate::command::fabrics::ConnectError;
 use crate::controller::discovery::{Record, Subtype};
 use crate::registry::queue_grants::KEPT;
@@ -194,6 +194,29 @@ fn hosts_that_are_not_identified_leave_a_quarter_to_those_of_lists() {
     // Without lists there is nobody to leave anything to.
     registry.change(Change { gone: vec![nqn(CLOSED)], ..Change::default() });
     assert!(ask(TEST, HOST, later).is_ok());
+}
+
+#[test]
+fn hosts_with_keys_elsewhere_are_disconnected_and_refused_until_they_have_one_here() {
+    let registry = registry();
+    let connected = connect_host(&registry);
+    let hosts = BTreeSet::from([nqn(HOST), nqn("nqn.2026-11.host:exempt")]);
+    let rules = Rules { exempt: [nqn("nqn.2026-11.host:exempt")].into(), ..Rules::default() };
+    registry.set_keyring(Keyring::default().with_rules(rules));
+    assert_eq!(registry.revoke(&hosts), BTreeSet::from([nqn(HOST)]));
+    assert_eq!(registry.revoke(&hosts), BTreeSet::new(), "known already");
+    assert_eq!(connected.ended_for(), Some(Cause::KeyChanged));
+    let ask = |host| registry.connect_admin(&data(0xFFFF, TEST, host), &visit());
+    assert_eq!(ask(HOST).unwrap_err().cause, Cause::NoKey);
+    assert!(ask("nqn.2026-11.host:exempt").is_ok() && ask("nqn.2026-11.host:other").is_ok());
+    assert!(registry.keyed_hosts().contains(&nqn(HOST)), "to be kept");
+    let keys = Keys { host: nvme::auth::Secret::parse(SECRET).unwrap(), controller: None };
+    registry.set_keyring(Keyring::new(
+        [(nqn(HOST), keys)],
+        Keyring::default().policy().as_ref().clone(),
+    ));
+    registry.admin_closed(&connected);
+    assert!(ask(HOST).unwrap().authenticate);
 }
 
 /// Otherwise two connections every 30 seconds, under a known name, would leave one I/O queue to

@@ -83,7 +83,7 @@ impl Gateway {
             .compare(Key::Member(slot), self.object.text(Key::Member(slot)))
             .set(Key::Member(slot), &record)
             .set(Key::Heartbeat(slot), &value);
-        let update = self.note_applied(update);
+        let update = self.note_own(update);
         self.client = Client::Registering;
         self.start(Pending::Register(record, self.now), Operation::Update(update));
     }
@@ -95,9 +95,16 @@ impl Gateway {
         self.member.applied.as_ref().is_some_and(|applied| applied.settled() < newest)
     }
 
-    /// The update, which also says what is in force here of the shared configuration.
-    pub(super) fn note_applied(&self, update: Update) -> Update {
-        update.note_applied(self.member.slot, self.member.applied.as_ref(), &self.object)
+    /// The update, which also says what is in force here of the shared configuration, and which
+    /// hosts have keys.
+    pub(super) fn note_own(&self, update: Update) -> Update {
+        let Member { slot, declared, applied, .. } = &self.member;
+        let keyed = Some(&declared.keyed).filter(|keyed| !keyed.0.is_empty());
+        update.note(Key::Applied(*slot), applied.as_ref(), &self.object).note(
+            Key::Keyed(*slot),
+            keyed,
+            &self.object,
+        )
     }
 
     /// A live member that declares something else: this gateway does not join it. Members that use

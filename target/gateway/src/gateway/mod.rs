@@ -341,7 +341,7 @@ impl Gateway {
                 if let Some(next) = &next {
                     update = update.set(Key::Member(self.member.slot), next);
                 }
-                update = self.note_applied(update);
+                update = self.note_own(update);
                 self.start(Pending::Heartbeat(self.now, next), Operation::Update(update));
             }
         }

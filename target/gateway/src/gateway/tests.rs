@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::record::{Applied, GroupObject, Key, MemberRecord, Membership};
+use crate::record::{Applied, GroupObject, Key, KeyedHosts, MemberRecord, Membership};
 use crate::{
     Access, Action, Declaration, EndReason, Event, Gateway, Member, Operation, Outcome, Stage,
     Timing,
@@ -23,7 +23,7 @@ struct Group {
 
 fn declared(digest: &str, groups: &[u32]) -> Declaration {
     let groups = groups.iter().copied().collect();
-    Declaration { digest: digest.into(), listeners: Vec::new(), groups }
+    Declaration { digest: digest.into(), groups, ..Declaration::default() }
 }
 
 fn gateway(slot: u8, name: &str, digest: &str) -> Gateway {
@@ -416,4 +416,25 @@ fn a_move_to_a_gateway_that_ends_is_given_up_with_those_after_it() {
     assert_eq!((first.next_move(), serves(&first)), (None, vec![1, 2]));
     group.event(&mut first, Event::Move(1, 9));
     assert_eq!((first.next_move(), serves(&first)), (None, vec![1, 2]));
+}
+
+#[test]
+fn each_gateway_says_which_hosts_have_keys_there_also_after_a_reload() {
+    let (mut group, mut first) = (Group::default(), gateway(0, "a", "d"));
+    let with = |names: &[&str]| Declaration {
+        keyed: KeyedHosts(names.iter().map(|name| (*name).to_owned()).collect()),
+        ..declared("d", &[1, 2])
+    };
+    first.member.declared = with(&["nqn.x"]);
+    let mut second = gateway(1, "b", "d");
+    group.pass(2, &mut [&mut first, &mut second]);
+    let keyed = |gateway: &Gateway| -> Vec<String> {
+        gateway.object().keyed_hosts().map(str::to_owned).collect()
+    };
+    assert_eq!(keyed(&second), ["nqn.x"]);
+    assert!(!group.omap.contains_key(&Key::Keyed(1)), "nothing to say");
+    group.event(&mut second, Event::Declared(with(&["nqn.y"])));
+    group.event(&mut first, Event::Declared(with(&[])));
+    group.pass(2, &mut [&mut first, &mut second]);
+    assert_eq!(keyed(&first), ["nqn.y"]);
 }

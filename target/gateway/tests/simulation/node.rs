@@ -138,5 +138,6 @@ impl Node {
 /// What a gateway declares after some reloads.
 pub(crate) fn declaration(groups: u32, reloads: u64) -> Declaration {
     let listeners = vec![format!("1@[::1]:{reloads}")];
-    Declaration { digest: "d".into(), listeners, groups: (1..=groups).collect() }
+    let groups = (1..=groups).collect();
+    Declaration { digest: "d".into(), listeners, groups, ..Declaration::default() }
 }

@@ -29,7 +29,11 @@ impl Rados {
             let is_ignored = match key {
                 Key::Group(_) => bug == Some(SeededBug::StaleEpoch),
                 Key::Member(_) => bug == Some(SeededBug::StaleMember),
-                Key::Heartbeat(_) | Key::Move(_) | Key::Version | Key::Applied(_) => false,
+                Key::Heartbeat(_)
+                | Key::Move(_)
+                | Key::Version
+                | Key::Applied(_)
+                | Key::Keyed(_) => false,
             };
             is_ignored || self.omap.get(key) == text.as_ref()
         };
