@@ -317,13 +317,17 @@ wire! {
         /// Milliseconds since 1970-01-01 00:00 UTC, 48 bits, lowest byte first; see
         /// [`ms`](Self::ms).
         timestamp: [u8; 6] = 0,
-        /// Bit 0: may have stopped while counting; bits 3:1: 0 counting from 0 since a reset,
-        /// 1 from a value that the host set.
+        /// Bit 0: may have stopped while counting; bits 3:1: see [`origin`](Self::origin).
         attributes: u8 = 6,
     }
 }
 
 impl Timestamp {
+    /// Origin: counted from 0 since a Controller Level Reset.
+    pub const ORIGIN_RESET: u8 = 0;
+    /// Origin: counted from a value that a host set.
+    pub const ORIGIN_HOST: u8 = 1;
+
     /// Creates a timestamp that a host sets; bits above 48 are dropped.
     pub const fn new(ms: u64) -> Self {
         let [a, b, c, d, e, f, ..] = ms.to_le_bytes();
@@ -334,6 +338,24 @@ impl Timestamp {
     pub const fn ms(&self) -> u64 {
         let [a, b, c, d, e, f] = self.timestamp;
         u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+    }
+
+    /// Timestamp Origin, 3 bits: [`ORIGIN_RESET`](Self::ORIGIN_RESET) or
+    /// [`ORIGIN_HOST`](Self::ORIGIN_HOST).
+    pub const fn origin(&self) -> u8 {
+        self.attributes >> 1 & 0b111
+    }
+
+    /// Synch: the controller may have stopped counting since the value was initialized.
+    pub const fn may_have_stopped(&self) -> bool {
+        self.attributes & 1 != 0
+    }
+
+    /// The same with another origin, 3 bits.
+    #[must_use]
+    pub const fn with_origin(self, origin: u8) -> Self {
+        let attributes = self.attributes & !0b1110 | (origin & 0b111) << 1;
+        Self { attributes, ..self }
     }
 }
 
@@ -455,6 +477,9 @@ mod tests {
         let stamp = Timestamp::new(0xFFFF_0102_0304_0506);
         assert_eq!(stamp.emit(), [6, 5, 4, 3, 2, 1, 0, 0]);
         assert_eq!(stamp.ms(), 0x0102_0304_0506);
+        let stamp = Timestamp { attributes: 0xF1, ..stamp }.with_origin(Timestamp::ORIGIN_HOST);
+        assert_eq!((stamp.emit()[6], stamp.origin()), (0xF3, 1));
+        assert!(stamp.may_have_stopped() && !Timestamp::new(1).may_have_stopped());
     }
 
     proptest! {

@@ -107,6 +107,16 @@ impl EventHeader {
 }
 
 wire! {
+    /// Data of a Timestamp Change event.
+    pub struct TimestampChange[16] {
+        /// The timestamp of the controller immediately before the change, without attributes.
+        previous: Timestamp = 0,
+        /// Milliseconds since the last Controller Level Reset.
+        since_reset_ms: u64 = 8,
+    }
+}
+
+wire! {
     /// Data of a Power-on or Reset event, with one controller.
     pub struct PowerOnOrReset[44] {
         /// Firmware revision.
@@ -205,6 +215,8 @@ mod tests {
             (event.emit()[4..6].to_vec(), event.emit()[22..].to_vec()),
             (vec![3, 2], vec![5, 4])
         );
+        let change = TimestampChange { previous: Timestamp::new(0x0203), since_reset_ms: 9 };
+        assert_eq!(change.emit(), [3, 2, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(ChangeNamespace { nsid: 7, ..ChangeNamespace::default() }.emit()[44], 7);
     }
 }

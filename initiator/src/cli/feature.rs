@@ -224,9 +224,20 @@ fn explained(fid: FeatureId, sel: Select, value: u32, data: &[u8]) -> String {
             format!("\tTemperature Threshold (TMPTH): {} °C\n", i32::from(threshold) - 273)
         }
         FeatureId::TIMESTAMP => match data.first_chunk().map(Timestamp::parse) {
-            Some(stamp) => format!("\tTimestamp: {} ms since 1970\n", stamp.ms()),
+            Some(stamp) => timestamp(&stamp),
             None => String::new(),
         },
         _ => String::new(),
     }
+}
+
+/// The fields of a timestamp ("Timestamp (Feature Identifier 0Eh)").
+fn timestamp(stamp: &Timestamp) -> String {
+    let origin = match stamp.origin() {
+        Timestamp::ORIGIN_RESET => "counted since a Controller Level Reset",
+        Timestamp::ORIGIN_HOST => "set by a host, in ms since 1970",
+        _ => "reserved",
+    };
+    let synch = if stamp.may_have_stopped() { "may have stopped" } else { "counted continuously" };
+    format!("\tTimestamp: {} ms ({origin}; {synch})\n", stamp.ms())
 }

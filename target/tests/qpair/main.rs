@@ -21,6 +21,7 @@ mod stalled_host;
 mod stats;
 #[path = "../support/mod.rs"]
 mod support;
+mod timestamp;
 mod write_protect;
 
 use std::collections::BTreeMap;

@@ -3,10 +3,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use initiator::{Data, Host, Request};
+use initiator::{Data, Host, HostOptions, Request};
+use nvme::feature::{FeatureId, GetFeatures, Select, SetFeatures, Timestamp};
 use nvme::log::{ErrorEntry, GetLogPage, LogId, Smart};
 use nvme::persistent_event::{
     Action, EventHeader, EventType, FormatCompletion, FormatStart, PersistentEventHeader,
+    TimestampChange,
 };
 use nvme::{AdminOpcode, IoOpcode, Sqe, Status};
 
@@ -130,6 +132,40 @@ fn starts_ends_and_formats_are_persistent_events() {
     assert_eq!(kinds(&again[..3]), [&start[..], &end].concat());
     assert_eq!(again[3..], found, "and all of what was before");
     host.disconnect();
+}
+
+#[test]
+fn the_timestamp_is_that_of_one_controller_and_a_change_is_an_event() {
+    const NOON_MS: u64 = 1_764_244_800_000;
+    let target = TestTarget::start();
+    let mut host = target.connect(1);
+    let setup = HostOptions { source: None, ..target.setup() };
+    let mut other = Host::connect(target.options(1), setup).expect("connected");
+    assert!(host.session().controller().oncs.timestamp());
+    let timestamp = |host: &mut Host| {
+        let (fid, sel) = (FeatureId::TIMESTAMP, Select::CURRENT);
+        let mut data = [0; Timestamp::BYTES];
+        host.feature(GetFeatures { fid, sel, nsid: 0, cdw11: 0 }, &mut data).expect("its value");
+        let stamp = Timestamp::parse(&data);
+        (stamp.origin(), stamp.ms())
+    };
+    let set = SetFeatures::new(FeatureId::TIMESTAMP, 0);
+    host.set_feature(set, 0, &Timestamp::new(NOON_MS).emit()).expect("set");
+    let (origin, ms) = timestamp(&mut host);
+    assert_eq!(origin, Timestamp::ORIGIN_HOST);
+    assert!((NOON_MS..NOON_MS + 3_600_000).contains(&ms), "{ms}");
+    let (origin, ms) = timestamp(&mut other);
+    assert_eq!(origin, Timestamp::ORIGIN_RESET, "its host has not set it");
+    assert!(ms < 3_600_000, "{ms}");
+
+    let found = events(&mut host);
+    let (kind, cntlid, data) = &found[0];
+    assert_eq!((*kind, *cntlid), (EventType::TIMESTAMP_CHANGE, host.session().cntlid()));
+    let change = TimestampChange::parse(data.first_chunk().expect("its length"));
+    assert_eq!(change.previous, Timestamp::new(change.since_reset_ms), "counted from the Connect");
+
+    host.disconnect();
+    other.disconnect();
 }
 
 /// Namespace for the tests of Abort: a file with an injected fault.

@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use nvme::persistent_event::TimestampChange;
 use nvme::{AdminOpcode, Nqn, Sqe, Status};
 
 use super::{CapsuleInfo, Plan, features, format_nvm, identify, log_page, no_data, ns_management};
@@ -42,7 +43,7 @@ pub fn plan(
     match opcode {
         AdminOpcode::IDENTIFY => identify::plan(sqe, controller, env),
         AdminOpcode::GET_LOG_PAGE => log_page::plan(sqe, controller, env),
-        AdminOpcode::GET_FEATURES => features::get(sqe, controller, env.received),
+        AdminOpcode::GET_FEATURES => features::get(sqe, controller, env),
         AdminOpcode::SET_FEATURES => features::set(sqe, controller, env),
         AdminOpcode::KEEP_ALIVE => keep_alive(sqe, controller),
         AdminOpcode::ASYNC_EVENT_REQUEST => async_event_request(sqe, controller, env.slot),
@@ -55,7 +56,8 @@ pub fn plan(
     }
 }
 
-/// Executes a Set Features command whose data were pulled ("Set Features command").
+/// Executes a Set Features command whose data were pulled ("Set Features command"). Returns the
+/// event that a change of the timestamp is.
 ///
 /// # Errors
 /// The status to answer with; the controller is unchanged then.
@@ -63,10 +65,11 @@ pub fn set_feature_with_data(
     sqe: &Sqe,
     data: &[u8],
     controller: &mut Controller,
-) -> Result<u64, Status> {
+    now: Instant,
+) -> Result<Option<TimestampChange>, Status> {
     // The controller may have been reset during the transfer of the data.
     check_life(sqe.admin_opcode(), controller.life())?;
-    features::set_with_data(sqe, data, controller)
+    features::set_with_data(sqe, data, controller, now)
 }
 
 /// Checks that the controller is ready; one that was shut down still accepts Keep Alive, so that
@@ -405,7 +408,7 @@ pub(crate) mod tests {
                 Ok(plan) => check_bounds(&sqe, received, plan),
                 Err(status) => prop_assert!(status.dnr() && !status.is_success()),
             }
-            if let Err(status) = set_feature_with_data(&sqe, &data, &mut controller) {
+            if let Err(status) = set_feature_with_data(&sqe, &data, &mut controller, now) {
                 prop_assert!(status.dnr() && !status.is_success());
             }
         }

@@ -8,18 +8,21 @@
 //! [`nvme::identify::Oncs`] reports.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use nvme::feature::{
     Arbitration, AsyncEventConfig, Capabilities, ErrorRecovery, FeatureId, GetFeatures,
     HostBehavior, HostIdentifier, InterruptVectorConfig, KeepAliveTimer, NumberOfQueues,
-    PowerManagement, Select, SetFeatures, TemperatureThreshold, VolatileWriteCache, WriteAtomicity,
+    PowerManagement, Select, SetFeatures, TemperatureThreshold, Timestamp, VolatileWriteCache,
+    WriteAtomicity,
 };
 use nvme::log::{FeatureEffects, FeaturesSupported};
+use nvme::persistent_event::TimestampChange;
 use nvme::reservation::{NotificationMask, Persistence};
 use nvme::{NSID_ALL, Sqe, Status};
 
 use super::admin::AdminContext;
-use super::{CapsuleInfo, Plan, destination, no_data, source, write_protect};
+use super::{Plan, destination, no_data, source, write_protect};
 use crate::controller::aer::Event;
 use crate::controller::{Controller, Features};
 use crate::subsystem::reservation::Order;
@@ -47,12 +50,15 @@ enum Change {
 ///
 /// # Errors
 /// Invalid Field for an unsupported feature or value, and errors of the SGL.
-pub fn get(sqe: &Sqe, controller: &Controller, received: CapsuleInfo) -> Result<Plan, Status> {
+pub fn get(sqe: &Sqe, controller: &Controller, env: &AdminContext<'_>) -> Result<Plan, Status> {
     let get = GetFeatures::parse(sqe);
     if !is_supported(get.fid, controller) {
         return Err(Status::INVALID_FIELD.with_dnr());
     }
     let value = match get.sel {
+        Select::CURRENT if get.fid == FeatureId::TIMESTAMP => {
+            Value::Data(controller.timestamp.at(env.now).emit().into())
+        }
         Select::CURRENT => value(&get, controller, &controller.features)?,
         Select::DEFAULT => default_value(&get, controller)?,
         Select::CAPABILITIES => Value::Dword(capabilities(get.fid).0),
@@ -65,7 +71,7 @@ pub fn get(sqe: &Sqe, controller: &Controller, received: CapsuleInfo) -> Result<
             Ok(Plan::Reply(dword.into()))
         }
         Value::Data(page) => {
-            let to = destination(sqe, received, page.len() as u32, false)?;
+            let to = destination(sqe, env.received, page.len() as u32, false)?;
             Ok(Plan::Give { page, to })
         }
     }
@@ -93,8 +99,8 @@ pub fn set(sqe: &Sqe, controller: &mut Controller, env: &AdminContext<'_>) -> Re
         return write_protect::set(&set, controller);
     }
     check_scope(&set, controller)?;
-    if set.fid == FeatureId::HOST_BEHAVIOR {
-        let from = source(sqe, env.received, HostBehavior::BYTES as u32, false)?;
+    if let Some(bytes) = data_bytes(set.fid) {
+        let from = source(sqe, env.received, bytes, false)?;
         return Ok(Plan::SetFeature { from });
     }
     let change = decide(&set, controller)?;
@@ -102,7 +108,17 @@ pub fn set(sqe: &Sqe, controller: &mut Controller, env: &AdminContext<'_>) -> Re
     Ok(Plan::Reply(apply(change, controller, env).into()))
 }
 
-/// Sets a feature whose value is data, which were pulled.
+/// Number of data bytes of a feature that a host sets by data.
+fn data_bytes(fid: FeatureId) -> Option<u32> {
+    match fid {
+        FeatureId::HOST_BEHAVIOR => Some(HostBehavior::BYTES as u32),
+        FeatureId::TIMESTAMP => Some(Timestamp::BYTES as u32),
+        _ => None,
+    }
+}
+
+/// Sets a feature whose value is data, which were pulled. Returns the event that a change of the
+/// timestamp is.
 ///
 /// # Errors
 /// Invalid Field for undefined values, Data SGL Length Invalid for too few data.
@@ -110,20 +126,34 @@ pub(super) fn set_with_data(
     sqe: &Sqe,
     data: &[u8],
     controller: &mut Controller,
-) -> Result<u64, Status> {
+    now: Instant,
+) -> Result<Option<TimestampChange>, Status> {
     let set = SetFeatures::parse(sqe);
-    if set.fid != FeatureId::HOST_BEHAVIOR || !is_supported(set.fid, controller) {
+    if !is_supported(set.fid, controller) {
         return Err(Status::INVALID_FIELD.with_dnr());
     }
-    let data = data.first_chunk().ok_or(Status::DATA_SGL_LENGTH_INVALID.with_dnr())?;
-    // Capabilities of the host. Of those only retry delays (ACRE) have an effect here.
-    let behavior = HostBehavior::parse(data);
+    let short = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+    match set.fid {
+        FeatureId::HOST_BEHAVIOR => {
+            let behavior = HostBehavior::parse(data.first_chunk().ok_or(short)?);
+            set_host_behavior(behavior, controller).map(|()| None)
+        }
+        FeatureId::TIMESTAMP => {
+            let stamp = Timestamp::parse(data.first_chunk().ok_or(short)?);
+            Ok(Some(controller.timestamp.set(&stamp, now)))
+        }
+        _ => Err(Status::INVALID_FIELD.with_dnr()),
+    }
+}
+
+/// Sets the capabilities of the host. Of those only retry delays (ACRE) have an effect here.
+fn set_host_behavior(behavior: HostBehavior, controller: &mut Controller) -> Result<(), Status> {
     if [behavior.acre, behavior.etdas, behavior.lbafee].iter().any(|&flag| flag > 1) {
         return Err(Status::INVALID_FIELD.with_dnr());
     }
     controller.association.allow_retry_delays(behavior.acre == 1);
     controller.features.host_behavior = behavior;
-    Ok(0)
+    Ok(())
 }
 
 /// "Feature Identifiers Supported and Effects (Log Identifier 12h)".
@@ -153,6 +183,7 @@ fn is_supported(fid: FeatureId, controller: &Controller) -> bool {
         | FeatureId::INTERRUPT_COALESCING
         | FeatureId::INTERRUPT_VECTOR_CONFIG
         | FeatureId::WRITE_ATOMICITY
+        | FeatureId::TIMESTAMP
         | FeatureId::HOST_BEHAVIOR
         | FeatureId::SOFTWARE_PROGRESS
         | FeatureId::HOST_IDENTIFIER
@@ -172,6 +203,7 @@ fn capabilities(fid: FeatureId) -> Capabilities {
             | FeatureId::WRITE_ATOMICITY
             | FeatureId::ASYNC_EVENT_CONFIG
             | FeatureId::KEEP_ALIVE_TIMER
+            | FeatureId::TIMESTAMP
             | FeatureId::HOST_BEHAVIOR
             | FeatureId::RESERVATION_NOTIFICATION_MASK
             | FeatureId::RESERVATION_PERSISTENCE
@@ -228,6 +260,7 @@ fn default_value(get: &GetFeatures, controller: &Controller) -> Result<Value, St
     match get.fid {
         FeatureId::NUMBER_OF_QUEUES => Ok(Value::Dword(queues(controller.limits.io_queues))),
         FeatureId::KEEP_ALIVE_TIMER => Ok(Value::Dword(0)),
+        FeatureId::TIMESTAMP => Ok(Value::Data(Timestamp::default().emit().into())),
         fid if is_of_reservations(fid) => {
             value_of_reservations(get, controller).map(|_| Value::Dword(0))
         }
@@ -419,7 +452,7 @@ fn queues(pairs: u16) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::time::Duration;
 
     use nvme::Sgl;
     use nvme::log::AnaState;
@@ -432,13 +465,14 @@ mod tests {
     use crate::controller::ControllerKind;
     use crate::subsystem::ana::AnaStates;
 
-    const SERVED: [u8; 14] =
-        [0x01, 0x02, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0A, 0x0B, 0x0F, 0x16, 0x80, 0x81];
+    const SERVED: [u8; 15] =
+        [0x01, 0x02, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x0A, 0x0B, 0x0E, 0x0F, 0x16, 0x80, 0x81];
 
     fn get(fid: u8, sel: u8, cdw11: u32) -> Sqe {
         let sgl = match (sel, fid) {
             (0 | 1, 0x16) => keyed(512),
             (0 | 1, 0x81) => keyed(16),
+            (0 | 1, 0x0E) => keyed(8),
             _ => Sgl::NONE,
         };
         GetFeatures { fid: FeatureId(fid), sel: Select(sel), nsid: 0, cdw11 }.emit(sgl)
@@ -446,6 +480,14 @@ mod tests {
 
     fn set(fid: u8, cdw11: u32) -> Sqe {
         SetFeatures::new(FeatureId(fid), cdw11).emit(Sgl::NONE)
+    }
+
+    fn set_with(
+        sqe: &Sqe,
+        data: &[u8],
+        controller: &mut Controller,
+    ) -> Result<Option<TimestampChange>, Status> {
+        set_feature_with_data(sqe, data, controller, Instant::now())
     }
 
     #[track_caller]
@@ -673,16 +715,56 @@ mod tests {
         assert_eq!(remote.len, 512, "cut to what the feature has");
         assert_eq!(refused(ask(set(0x16, 0).with_sgl(keyed(511)), &mut controller)), 0x00F);
         let mut data = HostBehavior { acre: 1, etdas: 0, lbafee: 0 }.emit();
-        assert_eq!(set_feature_with_data(&sqe, &data, &mut controller), Ok(0));
+        assert_eq!(set_with(&sqe, &data, &mut controller), Ok(None));
         assert_eq!(given(ask(get(0x16, 0, 0), &mut controller)), data);
         assert_eq!(given(ask(get(0x16, 1, 0), &mut controller)), [0; 512], "default");
         assert_eq!(reply(ask(get(0x16, 3, 0), &mut controller)), 4);
         data[2] = 2;
-        assert_eq!(refused(set_feature_with_data(&sqe, &data, &mut controller)), 0x002);
-        assert_eq!(refused(set_feature_with_data(&sqe, &data[..511], &mut controller)), 0x00F);
-        assert_eq!(refused(set_feature_with_data(&set(7, 0), &data, &mut controller)), 0x002);
+        assert_eq!(refused(set_with(&sqe, &data, &mut controller)), 0x002);
+        assert_eq!(refused(set_with(&sqe, &data[..511], &mut controller)), 0x00F);
+        assert_eq!(refused(set_with(&set(7, 0), &data, &mut controller)), 0x002);
         controller.fail();
-        assert_eq!(refused(set_feature_with_data(&sqe, &data, &mut controller)), 0x00C);
+        assert_eq!(refused(set_with(&sqe, &data, &mut controller)), 0x00C);
+    }
+
+    #[test]
+    fn a_timestamp_is_pulled_and_counts_from_what_the_host_set() {
+        let mut controller = nvm();
+        let read = |controller: &mut Controller| {
+            let bytes: [u8; 8] = given(ask(get(0x0E, 0, 0), controller)).try_into().unwrap();
+            let stamp = Timestamp::parse(&bytes);
+            (stamp.ms(), stamp.origin(), stamp.may_have_stopped(), bytes[7])
+        };
+        let (since_reset_ms, origin, stopped, _) = read(&mut controller);
+        assert_eq!((origin, stopped), (Timestamp::ORIGIN_RESET, false));
+        assert!(since_reset_ms < 3_600_000, "since the reset, not since 1970");
+
+        let sqe = set(0x0E, 0).with_sgl(keyed(4096));
+        let Ok(Plan::SetFeature { from: Source::Host(remote) }) = ask(sqe, &mut controller) else {
+            panic!("data are pulled");
+        };
+        assert_eq!(remote.len, 8, "cut to what the feature has");
+        assert_eq!(refused(ask(set(0x0E, 0).with_sgl(keyed(7)), &mut controller)), 0x00F);
+        assert_eq!(refused(ask(set(0x0E, 0), &mut controller)), 0x00F);
+        assert_eq!(refused(ask(sqe.with_nsid(1), &mut controller)), 0x10F);
+
+        // An hour ago; the two bytes behind the timestamp are reserved.
+        let (now, hour) = (Instant::now(), Duration::from_secs(3600));
+        let data = 0xFFFF_0181_2345_6789u64.to_le_bytes();
+        let Ok(Some(change)) = set_feature_with_data(&sqe, &data, &mut controller, now - hour)
+        else {
+            panic!("a change of the timestamp is an event");
+        };
+        assert!(change.previous.ms() <= since_reset_ms + 1);
+        let (ms, origin, stopped, reserved) = read(&mut controller);
+        assert_eq!((origin, stopped, reserved), (Timestamp::ORIGIN_HOST, false, 0));
+        assert!((0x0181_2345_6789..).contains(&(ms - 3_600_000)), "{ms}");
+        assert!((..0x0181_2345_6789 + 3_600_000).contains(&(ms - 3_600_000)), "{ms}");
+        assert_eq!(given(ask(get(0x0E, 1, 0), &mut controller)), [0; 8], "default");
+        assert_eq!(reply(ask(get(0x0E, 3, 0), &mut controller)), 4);
+        assert_eq!(refused(set_with(&sqe, &data[..7], &mut controller)), 0x00F);
+        assert_eq!(refused(ask(get(0x0E, 0, 0).with_sgl(keyed(7)), &mut controller)), 0x00F);
+        assert_eq!(refused(set_with(&sqe, &data, &mut discovery_controller())), 0x002);
     }
 
     #[test]

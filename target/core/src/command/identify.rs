@@ -221,6 +221,7 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_dataset_management(true)
             .with_write_zeroes(true)
             .with_reservations(true)
+            .with_timestamp(true)
             .with_verify(true)
             .with_copy(true),
         cdfs: copy::FORMATS,
@@ -431,7 +432,7 @@ mod tests {
         assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
         assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b00_0111, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
-        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1010_1101, 1, 0));
+        assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1110_1101, 1, 0));
         assert_eq!((found.nsetidmax, found.endgidmax), (0, 0), "neither is there");
         assert_eq!(found.cdfs, 0b11, "Copy takes formats 0 and 1");
         assert_eq!(found.acwu_z, 0, "one block");

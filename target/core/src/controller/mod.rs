@@ -14,6 +14,7 @@ pub mod association;
 pub mod discovery;
 mod features;
 mod reservation_view;
+mod timestamp;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -35,6 +36,7 @@ use discovery::DiscoveryLog;
 
 pub use features::Features;
 pub use reservation_view::ReservationView;
+pub use timestamp::ControllerTimestamp;
 
 /// Maximum of outstanding Abort commands: ACL + 1.
 pub(crate) const ABORTS: usize = 4;
@@ -147,6 +149,8 @@ pub struct Controller {
     pub local: SocketAddr,
     /// Feature values.
     pub features: Features,
+    /// Value of the Timestamp feature.
+    pub timestamp: ControllerTimestamp,
     /// Asynchronous events.
     pub events: AsyncEvents,
     /// Abort commands that wait for their outcome: their slots, oldest first.
@@ -182,6 +186,7 @@ impl Controller {
             limits,
             local,
             features: Features::default(),
+            timestamp: ControllerTimestamp::new(now),
             events: AsyncEvents::default(),
             aborts: Vec::with_capacity(ABORTS),
             ana: AnaLog::default(),

@@ -10,7 +10,7 @@ use super::request::{State, WaitReason};
 use super::role::QueueRole;
 use super::{Io, QueuePair, bad_blocks, buffers, event_log, fused, role, sgl_transfer};
 use crate::command::{CapsuleInfo, Plan, SQE_BYTES, Source, admin, fabrics, io as rules};
-use crate::controller::{Controller, ControllerState, Limits};
+use crate::controller::{Controller, ControllerState, ControllerTimestamp, Limits};
 use crate::diag::cause::Cause;
 use nvmfd_blockdev::{DeviceId, IoRequest};
 
@@ -351,7 +351,9 @@ impl QueuePair {
             _ => None,
         };
         if is_reset {
-            // A reset: the I/O queues close, Asynchronous Event Requests end.
+            // A reset: the I/O queues close, Asynchronous Event Requests end, the timestamp counts
+            // from 0.
+            controller.timestamp = ControllerTimestamp::new(io.now);
             io.shared.registry.wake_reactors();
             let parked: Vec<u16> = controller.events.take_parked().collect();
             event_log::note_reset(&self.conn.role, io);

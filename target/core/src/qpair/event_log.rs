@@ -1,6 +1,6 @@
 //! Events that a queue pair records in the Persistent Event log of its subsystem.
 
-use nvme::persistent_event::FormatStart;
+use nvme::persistent_event::{FormatStart, TimestampChange};
 use nvme::{AdminOpcode, Sqe, Text};
 
 use super::Io;
@@ -22,6 +22,11 @@ pub(super) fn note_start(role: &QueueRole, sqe: &Sqe, io: &Io<'_>) {
     let start = FormatStart { nsid: sqe.nsid, fna: FNA, cdw10: sqe.cdw10 };
     let format = !sqe.is_fabrics() && sqe.admin_opcode() == AdminOpcode::FORMAT_NVM;
     note(role, io, |cntlid| format.then_some(PersistentEvent::FormatStart(cntlid, start)));
+}
+
+/// Records that the host has set the timestamp of its controller.
+pub(super) fn note_timestamp(role: &QueueRole, change: TimestampChange, io: &Io<'_>) {
+    note(role, io, |cntlid| Some(PersistentEvent::TimestampChange(cntlid, change)));
 }
 
 fn note<'a>(role: &QueueRole, io: &Io<'_>, event: impl FnOnce(u16) -> Option<PersistentEvent<'a>>) {

@@ -14,9 +14,11 @@ use super::range_lock::RangeLockState;
 use super::request::{State, WaitReason};
 use super::role::QueueRole;
 use super::unflushed;
-use super::{Io, QueuePair, bad_blocks, fused, log_page, offload, range_lock, sgl_transfer};
+use super::{
+    Io, QueuePair, bad_blocks, features, fused, log_page, offload, range_lock, sgl_transfer,
+};
 use crate::command::copy::Job;
-use crate::command::{Plan, SQE_BYTES, Source, admin, io as rules};
+use crate::command::{Plan, SQE_BYTES, Source, io as rules};
 use crate::sched::offload::Job as OffloadJob;
 use crate::stats::Stage;
 use crate::subsystem::Extent;
@@ -245,13 +247,7 @@ impl QueuePair {
                 self.offload(slot, job, io);
             }
             Plan::SetFeature { .. } => {
-                let result = match &mut self.conn.role {
-                    QueueRole::Admin(controller) => {
-                        let data = entry.bytes(io.pool);
-                        admin::set_feature_with_data(&entry.sqe, data, controller)
-                    }
-                    _ => Err(Status::INVALID_OPCODE.with_dnr()),
-                };
+                let result = features::set(&mut self.conn.role, entry, io);
                 self.complete(slot, result, io);
             }
             _ => {}

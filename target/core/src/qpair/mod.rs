@@ -29,6 +29,7 @@ mod connect;
 mod connection;
 mod event_log;
 mod execute;
+mod features;
 mod fused;
 mod in_flight;
 mod io;

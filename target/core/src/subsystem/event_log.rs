@@ -14,7 +14,8 @@
 //! ```
 //!
 //! An event has its kind, controller (65535 for none), milliseconds since 1970 by the clock of the
-//! daemon's machine, and the data as in the log. The oldest is first.
+//! daemon's machine, and the data as in the log. The oldest is first. The timestamps that hosts set
+//! (Timestamp feature) are those of their controllers and differ; the log has one order and one clock.
 //!
 //! Source: NVMe Base Specification 2.0, "Persistent Event Log (Log Identifier 0Dh)".
 
@@ -27,7 +28,7 @@ use nvme::feature::Timestamp;
 use nvme::log::{LogId, Smart};
 use nvme::persistent_event::{
     ChangeNamespace, EventHeader, EventType, FormatCompletion, FormatStart, PersistentEventHeader,
-    PowerOnOrReset,
+    PowerOnOrReset, TimestampChange,
 };
 use nvme::{Nqn, Status, Text};
 
@@ -41,8 +42,9 @@ pub(crate) const PELS_64K: u32 = 1;
 pub const NO_CONTROLLER: u16 = u16::MAX;
 
 /// The supported events, the maximum of each, and the length of their data.
-const KINDS: [(EventType, usize, usize); 5] = [
+const KINDS: [(EventType, usize, usize); 6] = [
     (EventType::SMART_SNAPSHOT, 24, Smart::BYTES),
+    (EventType::TIMESTAMP_CHANGE, 64, TimestampChange::BYTES),
     (EventType::POWER_ON_OR_RESET, 48, PowerOnOrReset::BYTES),
     (EventType::CHANGE_NAMESPACE, 64, ChangeNamespace::BYTES),
     (EventType::FORMAT_START, 64, FormatStart::BYTES),
@@ -61,6 +63,8 @@ pub enum PersistentEvent<'a> {
     },
     /// The present SMART log.
     Smart(&'a Smart),
+    /// A host has set the timestamp of this controller.
+    TimestampChange(u16, TimestampChange),
     /// A host has made a namespace, or deleted one, by this controller.
     ChangeNamespace(u16, ChangeNamespace),
     /// A host has begun to format a namespace.
@@ -138,15 +142,20 @@ impl PersistentEventLog {
         &self.subsystem
     }
 
-    /// Adds an event.
+    /// Adds an event. The file is written soon, except for a Timestamp Change: every Linux host
+    /// sets the timestamp when it connects, and a connect is no reason to write a file. It is
+    /// written with the next other event, at the next interval, or at the end.
     pub fn note(&self, happening: PersistentEvent<'_>, power: &Power) {
         let (kind, cntlid, data) = describe(happening, power);
+        let is_urgent = kind != EventType::TIMESTAMP_CHANGE;
         let mut events = self.lock();
         events.push(LogEntry { kind, cntlid, unix_ms: power.unix_ms, data });
         events.unsaved = true;
         drop(events);
-        // A thread that was already notified will find this as well.
-        let _ = self.wake.try_send(());
+        if is_urgent {
+            // A thread that was already notified will find this as well.
+            let _ = self.wake.try_send(());
+        }
     }
 
     /// The log for a reporting context: header and events, the newest first.
@@ -265,6 +274,9 @@ fn describe(happening: PersistentEvent<'_>, power: &Power) -> (EventType, u16, V
         }
         PersistentEvent::Smart(smart) => {
             (EventType::SMART_SNAPSHOT, NO_CONTROLLER, smart.emit().to_vec())
+        }
+        PersistentEvent::TimestampChange(cntlid, data) => {
+            (EventType::TIMESTAMP_CHANGE, cntlid, data.emit().to_vec())
         }
         PersistentEvent::ChangeNamespace(cntlid, data) => {
             (EventType::CHANGE_NAMESPACE, cntlid, data.emit().to_vec())
@@ -419,7 +431,7 @@ mod tests {
             (header.sn, header.mn, header.subnqn.nqn()),
             (about().serial, about().model, Ok(nqn()))
         );
-        assert_eq!((header.vid, header.context, header.supported[0]), (0, 0, 0b1101_0010));
+        assert_eq!((header.vid, header.context, header.supported[0]), (0, 0, 0b1101_1010));
         assert_eq!(header.supported[1], 1);
         let told: Vec<_> =
             events.iter().map(|(kind, cntlid, at, _)| (kind.0, *cntlid, *at)).collect();
@@ -440,6 +452,18 @@ mod tests {
     }
 
     #[test]
+    fn a_timestamp_change_is_saved_with_the_next_event_and_wakes_nobody() {
+        let (history, woken) = opened(None);
+        let change = TimestampChange { previous: Timestamp::new(77), since_reset_ms: 5 };
+        history.note(PersistentEvent::TimestampChange(9, change), &power(1));
+        assert!(woken.try_recv().is_err());
+        let (again, _woken) = opened(saved(&history));
+        assert_eq!(walk(&again.report(&about(), &power(2))).1.len(), 1, "at the next interval");
+        history.note(reset(9), &power(2));
+        assert_eq!(woken.try_recv(), Ok(()));
+    }
+
+    #[test]
     fn no_kind_pushes_out_another_and_the_log_is_bounded() {
         let (history, _woken) = opened(None);
         history.note(reset(NO_CONTROLLER), &power(1));
@@ -448,8 +472,16 @@ mod tests {
         for at in 0..500 {
             history.note(reset(9), &power(1000 + at));
         }
+        let change = TimestampChange { previous: Timestamp::new(77), since_reset_ms: 5 };
+        for at in 0..100 {
+            history.note(PersistentEvent::TimestampChange(9, change), &power(2000 + at));
+        }
         let page = history.report(&about(), &power(9999));
-        let (_, events) = walk(&page);
+        let (_, mut events) = walk(&page);
+        let changes: Vec<_> = events.drain(..64).collect();
+        assert!(changes.iter().all(|e| (e.0, e.1) == (EventType::TIMESTAMP_CHANGE, 9)));
+        assert_eq!((changes[0].2, changes[63].2), (2099, 2036));
+        assert_eq!(TimestampChange::parse(changes[0].3.first_chunk().unwrap()), change);
         let of = |kind, cntlid| events.iter().filter(|e| (e.0, e.1) == (kind, cntlid)).count();
         assert_eq!(of(EventType::POWER_ON_OR_RESET, 9), 48);
         assert_eq!(of(EventType::POWER_ON_OR_RESET, NO_CONTROLLER), 1);
@@ -466,7 +498,7 @@ mod tests {
         assert!(history.report(&about(), &power(1)).len() <= (PELS_64K as usize) << 16);
         assert_eq!(
             walk(&opened(saved(&history)).0.report(&about(), &power(1))).1.len(),
-            24 + 96 + 128
+            24 + 96 + 128 + 64
         );
     }
 }
