@@ -348,6 +348,9 @@ wire! {
         domain_id: u16 = 356,
         /// Maximum endurance group capacity in bytes.
         megcap_bytes: u128 = 368,
+        /// Command quiesce time: the worst-case time to end all outstanding commands after a loss
+        /// of communication, in milliseconds; 0: not reported.
+        cqt_ms: u16 = 386,
         /// Submission queue entry: bits 3:0 required, 7:4 maximum, both as 2^n bytes; 66h.
         sqes: u8 = 512,
         /// Completion queue entry: bits 3:0 required, 7:4 maximum, both as 2^n bytes; 44h.

@@ -49,6 +49,7 @@ positions! {
         kas_100ms 320 2, hctma 322 2, mntmt_k 324 2, mxtmt_k 326 2, sanicap 328 4, hmminds_4k 332 4,
         hmmaxd 336 2, nsetidmax 338 2, endgidmax 340 2, anatt_s 342 1, anacap 343 1,
         anagrpmax 344 4, nanagrpid 348 4, pels_64k 352 4, domain_id 356 2, megcap_bytes 368 16,
+        cqt_ms 386 2,
         sqes 512 1, cqes 513 1, maxcmd 514 2, nn 516 4, oncs 520 2, fuses 522 2, fna 524 1,
         vwc 525 1, awun_z 526 2, awupf_z 528 2, icsvscc 530 1, nwpc 531 1, acwu_z 532 2, cdfs 534 2,
         sgls 536 4, mnan 540 4, maxdna 544 16, maxcna 560 4, subnqn 768 256, ioccsz_16 1792 4,

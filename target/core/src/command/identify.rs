@@ -205,6 +205,9 @@ fn nvm_controller(controller: &Controller, subsystem: &Subsystem) -> IdentifyCon
             .with_effects(true)
             .with_extended_data(true)
             .with_persistent_event(subsystem.usage.history().is_some()),
+        // An operation that a device has started is not cancelled, and a device may hang: after a
+        // loss of communication no time is the worst case.
+        cqt_ms: 0,
         pels_64k: if subsystem.usage.history().is_some() { PELS_64K } else { 0 },
         elpe_z: (ERROR_LOG_ENTRIES - 1) as u8,
         sqes: 0x66,
@@ -432,6 +435,7 @@ mod tests {
         assert_eq!((found.acl_z, found.aerl_z, found.frmw), (3, 3, 3));
         assert_eq!((found.lpa.0, found.elpe_z, found.kas_100ms), (0b00_0111, 63, 10));
         assert_eq!((found.sqes, found.cqes, found.maxcmd, found.nn), (0x66, 0x44, 128, 1024));
+        assert_eq!(found.cqt_ms, 0, "not reported");
         assert_eq!((found.oncs.0, found.fuses, found.fna), (0b1_1110_1101, 1, 0));
         assert_eq!((found.nsetidmax, found.endgidmax), (0, 0), "neither is there");
         assert_eq!(found.cdfs, 0b11, "Copy takes formats 0 and 1");
