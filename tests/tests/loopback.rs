@@ -3,6 +3,8 @@
 
 #[path = "loopback/admin.rs"]
 mod admin;
+#[path = "loopback/allocation.rs"]
+mod allocation;
 #[path = "loopback/authentication.rs"]
 mod authentication;
 #[path = "loopback/changes.rs"]

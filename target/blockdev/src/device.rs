@@ -127,7 +127,8 @@ impl BackingDevice {
         }
         let Some(hold) = &self.hold else { return Condition::Sound };
         let look = || -> std::io::Result<u64> {
-            let (bytes, size_bytes) = (hold.len_bytes(self.kind)?, self.size_bytes());
+            let bytes = hold.len_bytes(self.kind, self.health.allocation())?;
+            let size_bytes = self.size_bytes();
             self.is_long(bytes);
             if !thorough || bytes < size_bytes {
                 return Ok(bytes);

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use nix::errno::Errno;
 use nvme::status::Status;
 
+use super::allocation::Allocation;
 use super::fault_injection::InjectedFault;
 
 /// Down: every operation fails with Namespace Not Ready.
@@ -44,6 +45,7 @@ pub struct Health {
     media_errors: AtomicU64,
     /// See [`Detached`]; 0: its path leads to it.
     detached: AtomicU8,
+    allocation: Allocation,
     /// Notified when an fsync fails, for the threads that persist that. None: failures are not
     /// persisted.
     recorders: Mutex<Option<Arc<Condvar>>>,
@@ -196,6 +198,12 @@ impl Health {
     /// Records that the store cannot free space.
     pub(super) fn note_kept_space(&self) {
         self.keeps_space.store(true, Ordering::Relaxed);
+    }
+
+    /// What it occupies in its file system.
+    #[must_use]
+    pub fn allocation(&self) -> &Allocation {
+        &self.allocation
     }
 
     /// Number of operations that the system has failed.

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process;
 use std::sync::Arc;
 
+use super::allocation::Allocation;
 use super::backing::{BackingConfig, Kind};
 use super::health::Detached;
 use super::open_error::{OpenError, failed};
@@ -52,12 +53,14 @@ impl Hold {
             .map_err(|error| failed(&format!("cannot open {name} once more"), &error))
     }
 
-    /// Size of the file or device.
-    pub(super) fn len_bytes(&self, kind: Kind) -> io::Result<u64> {
-        match kind {
-            Kind::Device => (&*self.locked).seek(SeekFrom::End(0)),
-            _ => Ok(self.locked.metadata()?.len()),
+    /// Size of the file or device. Records what is allocated to a file.
+    pub(super) fn len_bytes(&self, kind: Kind, allocation: &Allocation) -> io::Result<u64> {
+        if kind == Kind::Device {
+            return (&*self.locked).seek(SeekFrom::End(0));
         }
+        let meta = self.locked.metadata()?;
+        allocation.record(&meta);
+        Ok(meta.len())
     }
 
     /// Reads the first and the last block of `size_bytes`. Returns the offset of the one that is

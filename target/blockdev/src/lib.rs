@@ -1,6 +1,7 @@
 //! The block device interface: operations that a queue pair submits to the backing store of a
 //! namespace.
 
+mod allocation;
 mod backing;
 mod block_sizes;
 pub mod blocking;
@@ -34,6 +35,7 @@ pub mod testing;
 mod tests;
 pub mod uring;
 
+pub use allocation::Allocation;
 pub use backing::{BackingConfig, BackingKind, Condition, Geometry, Kind, Space};
 pub use block_sizes::{BlockSizes, SHIFTS};
 pub use created_file::CreatedFile;

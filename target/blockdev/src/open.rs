@@ -513,6 +513,7 @@ fn finish(
             ..Geometry::default()
         };
         backing.probe_punch(meta.len());
+        backing.health.allocation().record(&meta);
     }
     backing.geometry.power_fail_atomic_bytes = below.power_fail_atomic_bytes.unwrap_or(0);
     if let Some(why) = below.volatile.filter(|_| !config.read_only) {

@@ -47,6 +47,9 @@ pub struct Namespace {
     pub path: Option<String>,
     /// Size in bytes.
     pub size_bytes: u64,
+    /// Bytes allocated to its file, within the last second: less than the size of a sparse file, and
+    /// more where the file system counts metadata; absent: unknown, or no file.
+    pub allocated_bytes: Option<u64>,
     /// Bytes of a logical block.
     pub block_size_bytes: u32,
     /// Bytes that file system and device below write atomically in a power failure; absent:

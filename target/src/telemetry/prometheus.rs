@@ -182,6 +182,16 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
             [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
         metric.encode_family(&labels)?.encode_gauge(&namespace.size_bytes)?;
     }
+    let help = "Bytes allocated to the file of a namespace";
+    let name = "nvmfd_namespace_allocated_bytes";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for namespace in &standing.namespaces {
+        let labels =
+            [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
+        if let Some(bytes) = namespace.allocated_bytes {
+            metric.encode_family(&labels)?.encode_gauge(&bytes)?;
+        }
+    }
     let help = "Age of the oldest command in progress, 0 without one";
     let name = "nvmfd_oldest_command_seconds";
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;

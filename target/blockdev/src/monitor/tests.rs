@@ -587,6 +587,30 @@ fn a_late_renewal_takes_no_other_store_away() {
 }
 
 #[test]
+fn what_is_allocated_to_a_file_is_known_at_once_and_again_within_a_second() {
+    let mut bench = Bench::new();
+    let health = Arc::clone(bench.device.health());
+    let allocated_bytes = || health.allocation().allocated_bytes().expect("a file");
+    assert!(allocated_bytes() < SIZE, "it is sparse: {}", allocated_bytes());
+    let before = allocated_bytes();
+    for at in (0..SIZE).step_by(4096) {
+        assert_eq!(bench.write(at, 0x11), Ok(()));
+    }
+    bench.until("all is allocated", |_| allocated_bytes() >= SIZE);
+    assert_eq!(bench.run(IoRequest::Discard { at: 0, len: SIZE }).0, Ok(()));
+    if health.keeps_space() {
+        return;
+    }
+    bench.until("nothing is, but metadata", |_| allocated_bytes() <= before + 65536);
+    // Preallocated, for which nothing has to be allocated any more.
+    let file = OpenOptions::new().write(true).open(bench.path()).unwrap();
+    let how = nix::fcntl::FallocateFlags::empty();
+    if nix::fcntl::fallocate(&file, how, 0, SIZE as i64).is_ok() {
+        bench.until("all is preallocated", |_| allocated_bytes() >= SIZE);
+    }
+}
+
+#[test]
 fn one_trust_of_a_store_waits_for_it() {
     let mut bench = Bench::new();
     for _ in 0..2 {

@@ -6,8 +6,8 @@
 use nvme::feature::AsyncEventConfig;
 use nvme::identify::{
     Cmic, Cns, ControllerType, Csi, Ctratt, Identify, IdentifyController, IdentifyNamespace,
-    IdentifyNamespaceIndependent, LbaFormat, Lpa, NamespaceIds, Oncs, Sgls, Vwc, emit_command_sets,
-    emit_controllers, emit_namespaces,
+    IdentifyNamespaceIndependent, LbaFormat, Lpa, NamespaceIds, Nsfeat, Oncs, Sgls, Vwc,
+    emit_command_sets, emit_controllers, emit_namespaces,
 };
 use nvme::{Nqn, PAGE_BYTES, Sqe, Status, Text};
 
@@ -270,7 +270,8 @@ pub(super) fn namespace(namespace: &Namespace, controller: &Controller) -> Ident
     let mut page = IdentifyNamespace {
         nsze: namespace.blocks,
         ncap: namespace.blocks,
-        nuse: if reached { namespace.blocks } else { 0 },
+        nuse: if reached { namespace.utilization() } else { 0 },
+        nsfeat: Nsfeat(0).with_thin(namespace.is_thin()),
         nmic: SHARED,
         rescap: namespace.reservation.rescap(),
         dlfeat: match namespace.health.keeps_space() {
@@ -533,6 +534,54 @@ mod tests {
         assert_eq!(dlfeat(), 0b1001);
         backing.refuse(Space::Punch);
         assert_eq!(dlfeat(), 0b1000);
+    }
+
+    #[test]
+    fn the_utilization_is_what_is_allocated_to_the_file_in_blocks_and_never_above_the_capacity() {
+        for (nsid, block_bytes) in [(1, 4096), (2, 512)] {
+            let mut controller = nvm();
+            let health =
+                Arc::clone(&controller.subsystem().unwrap().namespace(nsid).unwrap().health);
+            let mut found = || {
+                let page = given(ask(command(0x00, nsid), &mut controller));
+                let found = IdentifyNamespace::parse(&page.try_into().unwrap());
+                assert_eq!((found.nsze, found.ncap), (1 << 20, 1 << 20));
+                (found.nuse, found.nsfeat.thin())
+            };
+            assert_eq!(found(), (1 << 20, false), "not known");
+            for (allocated_bytes, nuse) in [
+                (0, 0),
+                (512, 1),
+                (block_bytes * 3, 3),
+                (block_bytes * 3 + 512, 4),
+                (block_bytes << 20, 1 << 20),
+                ((block_bytes << 20) + 8192, 1 << 20),
+                (u64::MAX, 1 << 20),
+            ] {
+                // A block of 512 bytes more is one more there too.
+                health.allocation().set_allocated_bytes(allocated_bytes);
+                assert_eq!(found(), (nuse, true), "{allocated_bytes} bytes");
+            }
+        }
+    }
+
+    /// Deallocation reduces the utilization where thin provisioning is reported, and only there.
+    #[test]
+    fn a_file_whose_file_system_deallocates_nothing_is_not_thin() {
+        let mut controller = nvm();
+        let ControllerKind::Nvm(subsystem) = &mut controller.role else { panic!() };
+        let size_bytes = 1 << 32;
+        let backing = BackingDevice::simulated(size_bytes, 4096).unwrap();
+        backing.health().allocation().set_allocated_bytes(size_bytes / 2);
+        Arc::make_mut(subsystem).namespaces[0].health = Arc::clone(backing.health());
+        let mut found = || {
+            let page = given(ask(command(0x00, 1), &mut controller));
+            let found = IdentifyNamespace::parse(&page.try_into().unwrap());
+            (found.nuse, found.nsfeat.thin())
+        };
+        assert_eq!(found(), (1 << 19, true));
+        backing.refuse(Space::Punch);
+        assert_eq!(found(), (1 << 19, false));
     }
 
     #[test]

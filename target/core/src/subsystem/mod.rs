@@ -99,6 +99,21 @@ impl Namespace {
         !self.reservation.is_supported()
     }
 
+    /// Allocated logical blocks, at most all of them (NUSE); all where the backing store is no file.
+    /// The value was read within the last second, while the backing store responds.
+    #[must_use]
+    pub fn utilization(&self) -> u64 {
+        let allocated_bytes = self.health.allocation().allocated_bytes().unwrap_or(u64::MAX);
+        allocated_bytes.div_ceil(self.block_bytes().into()).min(self.blocks)
+    }
+
+    /// Whether it is thinly provisioned: what is deallocated is free for others, and reduces the
+    /// utilization (NSFEAT bit 0, THINP).
+    #[must_use]
+    pub fn is_thin(&self) -> bool {
+        self.health.allocation().allocated_bytes().is_some() && !self.health.keeps_space()
+    }
+
     /// Bytes of a logical block.
     #[must_use]
     pub fn block_bytes(&self) -> u32 {

@@ -310,14 +310,23 @@ pub(crate) fn list(all: &[Namespace]) -> String {
             each.nsid.to_string(),
             store(each),
             Size(each.size_bytes).to_string(),
+            allocated(each),
             each.block_size_bytes.to_string(),
             state(each),
             each.ana_group.to_string(),
             each.uuid.clone(),
         ]
     });
-    let heads = ["SUBSYSTEM", "NSID", "STORE", "SIZE", "BLOCK", "STATE", "GROUP", "UUID"];
+    let heads =
+        ["SUBSYSTEM", "NSID", "STORE", "SIZE", "ALLOCATED", "BLOCK", "STATE", "GROUP", "UUID"];
     table(heads, rows, "there is no namespace")
+}
+
+/// Percentage of a file that is allocated.
+fn allocated(namespace: &Namespace) -> String {
+    let percent = |bytes: u64| u128::from(bytes) * 100 / u128::from(namespace.size_bytes.max(1));
+    let percent = namespace.allocated_bytes.map(|bytes| percent(bytes).min(100));
+    percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent} %"))
 }
 
 fn store(namespace: &Namespace) -> String {

@@ -158,6 +158,7 @@ fn namespace(
         kind,
         path,
         size_bytes: live.map_or(declared_bytes, |n| n.blocks << n.block_shift),
+        allocated_bytes: live.and_then(|n| n.health.allocation().allocated_bytes()),
         block_size_bytes: live.map_or(config.block_size_bytes, subsystem::Namespace::block_bytes),
         power_fail_atomic_bytes: live.and_then(subsystem::Namespace::power_fail_atomic_bytes),
         unheeded_block_size_bytes: live
@@ -190,6 +191,7 @@ fn made_by_hosts<'s>(
         kind: Kind::Managed,
         path: None,
         size_bytes: n.blocks << n.block_shift,
+        allocated_bytes: n.health.allocation().allocated_bytes(),
         block_size_bytes: n.block_bytes(),
         power_fail_atomic_bytes: n.power_fail_atomic_bytes(),
         unheeded_block_size_bytes: None,
@@ -220,6 +222,7 @@ fn absent<'s>(
         kind: Kind::Managed,
         path: None,
         size_bytes: entry.bytes,
+        allocated_bytes: None,
         block_size_bytes: entry.block_size_bytes,
         power_fail_atomic_bytes: None,
         unheeded_block_size_bytes: None,

@@ -222,6 +222,7 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     served.namespaces[1].geometry.power_fail_atomic_bytes = 0;
     let health = |nsid| &served.namespace(nsid).unwrap().health;
     assert!(health(1).set_down());
+    health(1).allocation().set_allocated_bytes(8192);
     assert!(health(2).fail_sync(nvme::Status::WRITE_FAULT));
     assert!(health(2).set_detached(Some(crate::blockdev::Detached::Replaced)));
     let [lost, pending] = [(7, false), (3, true)].map(|(nsid, is_pending)| {
@@ -267,6 +268,9 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     has(&format!("nvmfd_oldest_command_seconds{{subsystem=\"{a}\",nsid=\"1\"}} 0.0"));
     has(&format!("nvmfd_controllers{{subsystem=\"{a}\"}} 0"));
     has(&format!("nvmfd_namespace_size_bytes{{subsystem=\"{a}\",nsid=\"1\"}} {}", 1 << 30));
+    has(&format!("nvmfd_namespace_allocated_bytes{{subsystem=\"{a}\",nsid=\"1\"}} 8192"));
+    let allocated = [0, 2].map(|at| &all[at]["allocated_bytes"]);
+    assert_eq!(allocated, [&8192.into(), &Value::Null]);
     has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");
     has("nvmfd_listener_up{address=\"127.0.0.2:4420\"} 0");
     for (nsid, detached) in [(1, 0), (2, 1)] {
