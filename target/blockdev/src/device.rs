@@ -142,6 +142,20 @@ impl BackingDevice {
         }
     }
 
+    /// Bytes that writes may still allocate: those of a file that is not read-only, up to its
+    /// served size, which the file system has not allocated.
+    pub(crate) fn unallocated_bytes(&self) -> u64 {
+        let allocated_bytes = self.health.allocation().allocated_bytes();
+        let allocated_bytes = allocated_bytes.filter(|_| !self.read_only);
+        allocated_bytes.map_or(0, |bytes| self.size_bytes().saturating_sub(bytes))
+    }
+
+    /// Size and free bytes of the file system of a file. May block on the device.
+    pub(crate) fn file_system_bytes(&self) -> Option<(u64, u64)> {
+        let hold = self.hold.as_ref().filter(|_| self.kind == Kind::File)?;
+        hold.file_system_bytes().ok().flatten()
+    }
+
     /// Whether its path leads to something else now, or to nothing. May block on the device.
     #[must_use]
     pub(crate) fn has_moved(&self, config: &BackingConfig) -> bool {

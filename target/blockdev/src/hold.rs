@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process;
 use std::sync::Arc;
 
+use nix::sys::statvfs::fstatvfs;
+
 use super::allocation::Allocation;
 use super::backing::{BackingConfig, Kind};
 use super::health::Detached;
@@ -61,6 +63,14 @@ impl Hold {
         let meta = self.locked.metadata()?;
         allocation.record(&meta);
         Ok(meta.len())
+    }
+
+    /// Size and free bytes of its file system; none where it does not tell.
+    pub(super) fn file_system_bytes(&self) -> io::Result<Option<(u64, u64)>> {
+        let found = fstatvfs(&self.locked)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
+        let space = (bytes(found.blocks()), bytes(found.blocks_available()));
+        Ok(Some(space).filter(|(size_bytes, _)| *size_bytes > 0))
     }
 
     /// Reads the first and the last block of `size_bytes`. Returns the offset of the one that is

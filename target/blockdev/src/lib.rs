@@ -35,7 +35,7 @@ pub mod testing;
 mod tests;
 pub mod uring;
 
-pub use allocation::Allocation;
+pub use allocation::{Allocation, FileSystemSpace, SpaceState};
 pub use backing::{BackingConfig, BackingKind, Condition, Geometry, Kind, Space};
 pub use block_sizes::{BlockSizes, SHIFTS};
 pub use created_file::CreatedFile;

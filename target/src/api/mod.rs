@@ -35,7 +35,9 @@ pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};
 pub use snapshot::{RollbackRequest, SnapshotOutcome, SnapshotRequest};
 pub use status::{Listener, Reload, Status};
-pub use subsystem::{Detached, Host, Kind, Namespace, NamespaceState, Subsystem};
+pub use subsystem::{
+    Detached, FileSystem, FileSystemState, Host, Kind, Namespace, NamespaceState, Subsystem,
+};
 pub use trust::Trust;
 pub use write_protect::{Protect, WriteProtection};
 

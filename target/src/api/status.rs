@@ -34,13 +34,17 @@ pub struct Status {
     pub pending: Vec<String>,
     /// Namespaces whose device is degraded, a sentence each.
     pub degraded: Vec<String>,
+    /// File systems of namespaces that are almost full, a sentence each: writes are about to fail.
+    #[serde(default)]
+    pub low_space: Vec<String>,
     /// Sections that were changed and take effect only after a restart.
     pub needs_restart: Vec<String>,
     /// Changes in force that the configuration file does not contain.
     pub unsaved_changes: u32,
     /// Changes that no longer apply to the configuration file, and are not in force.
     pub set_aside_changes: u32,
-    /// Warnings about the configuration, a sentence each.
+    /// Warnings about the configuration, and about file systems whose backing files may still
+    /// allocate more than is free; a sentence each.
     pub warnings: Vec<String>,
     /// The last reload; null before the first.
     #[serde(default)]

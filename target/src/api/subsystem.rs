@@ -50,6 +50,8 @@ pub struct Namespace {
     /// Bytes allocated to its file, within the last second: less than the size of a sparse file, and
     /// more where the file system counts metadata; absent: unknown, or no file.
     pub allocated_bytes: Option<u64>,
+    /// The file system of its file; absent: not known, or no file.
+    pub file_system: Option<FileSystem>,
     /// Bytes of a logical block.
     pub block_size_bytes: u32,
     /// Bytes that file system and device below write atomically in a power failure; absent:
@@ -82,6 +84,34 @@ pub struct Namespace {
     pub detached: Option<Detached>,
     /// Failed operations of its device.
     pub failures: u64,
+}
+
+/// The file system of the file of a namespace, as of the last second.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FileSystem {
+    /// Its device number, as in `/proc/self/mountinfo`: `MAJOR:MINOR`. (btrfs has one for each
+    /// subvolume.)
+    pub device: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Bytes that are free.
+    pub free_bytes: u64,
+    /// Bytes that the files of all served namespaces in it may still allocate, up to their sizes.
+    pub unallocated_bytes: u64,
+    /// Whether what is free suffices.
+    pub state: FileSystemState,
+}
+
+/// Whether the free space of a file system suffices for its backing files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FileSystemState {
+    /// Every write finds space.
+    Sufficient,
+    /// The files may allocate more than is free.
+    Overcommitted,
+    /// Less than 5 % is free, and a file may allocate more.
+    Low,
 }
 
 /// Kind of the backing store of a namespace.

@@ -4,7 +4,7 @@
 //! ([`crate::core::stats::io_stats::MOST_ROWS`] a reactor), each has at most four kinds of
 //! commands, and the buckets of a latency are one per power of two.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -15,7 +15,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::api::stats::{Count, Latency, Operations, Reactor, Row, Stats};
-use crate::api::{GatewayGroup, GatewayState, Namespace, NamespaceState, Reload};
+use crate::api::{FileSystem, GatewayGroup, GatewayState, Namespace, NamespaceState, Reload};
 use crate::telemetry::process::{self, Process};
 
 /// Content type of the text.
@@ -115,6 +115,7 @@ impl Collector for Scrape {
         process(&process::look(), &mut encoder)?;
         controllers(standing, &mut encoder)?;
         namespaces(standing, &mut encoder)?;
+        file_systems(standing, &mut encoder)?;
         if let Some(group) = &standing.gateway {
             gateways(group, &mut encoder)?;
         }
@@ -218,6 +219,38 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (one, is_up) in all {
             metric.encode_family(&[(key, one.clone())])?.encode_gauge(&u64::from(*is_up))?;
+        }
+    }
+    Ok(())
+}
+
+/// A value of a file system.
+type BytesOf = fn(&FileSystem) -> u64;
+
+/// Exports each file system once, whatever the number of its namespaces.
+fn file_systems(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let all: BTreeMap<&str, &FileSystem> = (standing.namespaces.iter())
+        .filter_map(|namespace| namespace.file_system.as_ref())
+        .map(|file_system| (file_system.device.as_str(), file_system))
+        .collect();
+    let gauges: [(&str, &str, BytesOf); 3] = [
+        ("nvmfd_file_system_size_bytes", "Size of a file system of backing files", |it| {
+            it.size_bytes
+        }),
+        ("nvmfd_file_system_free_bytes", "Bytes free in a file system of backing files", |it| {
+            it.free_bytes
+        }),
+        (
+            "nvmfd_file_system_unallocated_bytes",
+            "Bytes that the backing files in a file system may still allocate",
+            |it| it.unallocated_bytes,
+        ),
+    ];
+    for (name, help, of) in gauges {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (device, file_system) in &all {
+            let labels = [("file_system", (*device).to_owned())];
+            metric.encode_family(&labels)?.encode_gauge(&of(file_system))?;
         }
     }
     Ok(())

@@ -25,6 +25,8 @@ pub struct MonitoredDevice {
     pub(super) check: Mutex<CheckState>,
     /// See [`BackingDevice::place`]. (A copy, because the store may be locked for some time.)
     pub(super) place_now: AtomicU64,
+    /// Bytes that writes may still allocate, as last examined.
+    pub(super) unallocated_bytes: AtomicU64,
     /// The record of its trust, and its namespace.
     pub(super) record: Option<((Nqn, u32), TrustRecord)>,
     /// It is being reopened for the administrator.
@@ -57,6 +59,7 @@ impl MonitoredDevice {
             config,
             health: Arc::clone(backing.health()),
             place_now: AtomicU64::new(backing.place()),
+            unallocated_bytes: AtomicU64::new(backing.unallocated_bytes()),
             record: None,
             reopening: AtomicBool::new(false),
             current: Mutex::new(Arc::new(backing)),

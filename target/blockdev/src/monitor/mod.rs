@@ -15,6 +15,7 @@
 
 mod device;
 mod rollback;
+mod space;
 mod standby;
 mod trust;
 
@@ -89,6 +90,7 @@ struct Shared {
     pool: Arc<BlockingPool>,
     book: Mutex<Book>,
     wake: Arc<Condvar>,
+    file_systems: space::FileSystems,
 }
 
 #[derive(Debug, Default)]
@@ -119,7 +121,8 @@ impl DeviceMonitor {
         let busy = Vec::with_capacity(TASKS_MAX);
         let book = Mutex::new(Book { tasks: 2, busy, ..Book::default() });
         let rings = Box::new(rings);
-        let shared = Arc::new(Shared { rings, pool, book, wake: Arc::default() });
+        let (wake, file_systems) = (Arc::default(), space::FileSystems::default());
+        let shared = Arc::new(Shared { rings, pool, book, wake, file_systems });
         let ended = Mutex::new(begin_work(&shared)?);
         begin_work(&shared)?;
         Ok(DeviceMonitor { shared, ended })
@@ -357,6 +360,7 @@ impl Shared {
         device.check_path(&backing);
         let moved = || backing.has_moved(&device.config);
         let condition = backing.inspect(thorough);
+        self.look_at_space(device, &backing);
         if backing.is_fenced_standby() {
             health.set_standby(true);
             if let Err(why) = self.replace(device, &backing) {

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use clap::Subcommand;
 use hyper::Method;
 use nvmfd::api::{
-    Change, Detached, Kind, Namespace, NamespaceState, Outcome, Protect, RollbackRequest,
-    SnapshotOutcome, SnapshotRequest, Subsystem, Trust, WriteProtection,
+    Change, Detached, FileSystemState, Kind, Namespace, NamespaceState, Outcome, Protect,
+    RollbackRequest, SnapshotOutcome, SnapshotRequest, Subsystem, Trust, WriteProtection,
 };
 use nvmfd::config::Size;
 use nvmfd::core::subsystem::MAX_NSID;
@@ -359,11 +359,15 @@ fn state(namespace: &Namespace) -> String {
         Detached::Removed => "its file was removed".to_owned(),
         Detached::Replaced => "its file was replaced".to_owned(),
     });
+    let space = namespace.file_system.as_ref().and_then(|it| match it.state {
+        FileSystemState::Sufficient => None,
+        FileSystemState::Overcommitted => Some("file system overcommitted".to_owned()),
+        FileSystemState::Low => Some("file system almost full".to_owned()),
+    });
     let flags = flags.into_iter().filter(|(is, _)| *is).map(|(_, word)| word.to_owned());
     let left = namespace.format_left_percent.map(|left| format!("formatting, {left} % left"));
     let unheeded = namespace.unheeded_block_size_bytes;
     let unheeded = unheeded.map(|bytes| format!("formatted by a host, not {bytes} as configured"));
-    let all =
-        std::iter::once(state.to_owned()).chain(detached).chain(flags).chain(left).chain(unheeded);
-    joined(all, "")
+    let all = std::iter::once(state.to_owned()).chain(detached).chain(space);
+    joined(all.chain(flags).chain(left).chain(unheeded), "")
 }

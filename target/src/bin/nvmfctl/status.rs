@@ -15,7 +15,7 @@ use crate::time::at_s;
 #[derive(Args)]
 pub(crate) struct Command {
     /// Print one line for a monitoring system, with its exit code: 0 OK, 1 WARNING (a refused reload,
-    /// changes set aside), 2 CRITICAL (something is not served, or no daemon answers)
+    /// changes set aside, a file system that is almost full), 2 CRITICAL (something is not served, or no daemon answers)
     #[arg(long)]
     check: bool,
 }
@@ -45,6 +45,7 @@ fn check(status: &Status) -> (String, u8) {
     if status.last_reload.as_ref().is_some_and(|last| !last.successful) {
         doubts.push("the last reload was refused".to_owned());
     }
+    doubts.extend(status.low_space.iter().cloned());
     if status.set_aside_changes > 0 {
         doubts.push(format!("{} set aside", count(status.set_aside_changes, "change")));
     }
@@ -84,6 +85,7 @@ fn text(status: &Status) -> String {
     let sentences = [
         ("pending", &status.pending),
         ("degraded", &status.degraded),
+        ("low space", &status.low_space),
         ("warning", &status.warnings),
     ];
     for (name, sentences) in sentences {
@@ -125,6 +127,7 @@ mod tests {
             controllers: 3,
             pending: Vec::new(),
             degraded: Vec::new(),
+            low_space: Vec::new(),
             needs_restart: Vec::new(),
             unsaved_changes: 0,
             set_aside_changes: 0,
@@ -143,6 +146,10 @@ mod tests {
         let line = "WARNING - the last reload was refused | controllers=3";
         assert_eq!(check(&refused), (line.to_owned(), 1));
         assert!(text(&refused).contains("refused, the files differ\nerror        line 1: no\n"));
+        let full = Status { low_space: vec!["it is almost full".to_owned()], ..status() };
+        let line = "WARNING - it is almost full | controllers=3";
+        assert_eq!(check(&full), (line.to_owned(), 1));
+        assert!(text(&full).contains("low space    it is almost full\n"));
         let down = Status { pending: vec!["listener a".to_owned()], ..refused };
         assert_eq!(check(&down), ("CRITICAL - listener a | controllers=3".to_owned(), 2));
     }

@@ -1,5 +1,6 @@
 //! `/v1/status`, `/v1/listeners`.
 
+use std::collections::BTreeMap;
 use std::process;
 
 use axum::Json;
@@ -9,7 +10,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::api::{Listener, Status};
-use crate::blockdev::Detached;
+use crate::blockdev::{Detached, SpaceState};
 use crate::config::Config;
 use crate::control::handle::ControlHandle;
 use crate::core::registry::Controller;
@@ -42,10 +43,11 @@ async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
         controllers: count(controllers.iter().filter(|c| !c.discovery).count()),
         pending: managed.view().pending.list(),
         degraded: degraded(&managed),
+        low_space: low_space(&managed),
         needs_restart: running.needs_restart.iter().map(ToString::to_string).collect(),
         unsaved_changes: count(running.declared.changes().kept.len()),
         set_aside_changes: count(running.declared.changes().set_aside.len()),
-        warnings: config.warnings(),
+        warnings: config.warnings().into_iter().chain(overcommitted(&managed)).collect(),
         last_reload: running.last_reload.get(),
     })
 }
@@ -75,6 +77,46 @@ fn listed(config: &Config, controllers: &[Controller]) -> Vec<Listener> {
 
 fn ana_name(state: AnaState) -> String {
     state.name().unwrap_or("reserved").to_owned()
+}
+
+/// File systems that are almost full. The sentence stays the same while the state does.
+pub(super) fn low_space(managed: &ControlHandle) -> Vec<String> {
+    let of = |names: &str| {
+        format!(
+            "the file system of {names} is almost full: writes are about to fail with Capacity \
+             Exceeded; extend it, or have hosts deallocate (fstrim)"
+        )
+    };
+    file_systems(managed, SpaceState::Low).iter().map(|names| of(names)).collect()
+}
+
+fn overcommitted(managed: &ControlHandle) -> Vec<String> {
+    let of = |names: &str| {
+        format!(
+            "the file system of {names} has less free space than its backing files may still \
+             allocate: when it is full, writes fail with Capacity Exceeded"
+        )
+    };
+    file_systems(managed, SpaceState::Overcommitted).iter().map(|names| of(names)).collect()
+}
+
+/// The namespaces of each file system in a state: the first by name, the others as a number.
+fn file_systems(managed: &ControlHandle, state: SpaceState) -> Vec<String> {
+    let mut found: BTreeMap<u64, (String, u32)> = BTreeMap::new();
+    for subsystem in managed.view().registry.subsystems() {
+        for namespace in &subsystem.namespaces {
+            let space = namespace.health.allocation().file_system();
+            if let Some(space) = space.filter(|space| space.state == state) {
+                let first = || format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
+                found.entry(space.device).or_insert_with(|| (first(), 0)).1 += 1;
+            }
+        }
+    }
+    let names = |(first, count): (String, u32)| match count {
+        1 => first,
+        count => format!("{first} (and of {} more)", count - 1),
+    };
+    found.into_values().map(names).collect()
 }
 
 pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
+use nix::sys::stat::{major, minor};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -12,8 +13,11 @@ use nvme::Nqn;
 use uuid::Uuid;
 
 use super::ApiError;
-use crate::api::{Detached, Host, Kind, Namespace, NamespaceState, Problem, Subsystem};
-use crate::blockdev::{self, Health};
+use crate::api::{
+    Detached, FileSystem, FileSystemState, Host, Kind, Namespace, NamespaceState, Problem,
+    Subsystem,
+};
+use crate::blockdev::{self, Health, SpaceState};
 use crate::config::{
     AuthenticationConfig, Limits, NamespaceConfig, NamespaceKind, SubsystemConfig, group_name,
     hash_name,
@@ -159,6 +163,7 @@ fn namespace(
         path,
         size_bytes: live.map_or(declared_bytes, |n| n.blocks << n.block_shift),
         allocated_bytes: live.and_then(|n| n.health.allocation().allocated_bytes()),
+        file_system: live.and_then(|n| file_system(&n.health)),
         block_size_bytes: live.map_or(config.block_size_bytes, subsystem::Namespace::block_bytes),
         power_fail_atomic_bytes: live.and_then(subsystem::Namespace::power_fail_atomic_bytes),
         unheeded_block_size_bytes: live
@@ -192,6 +197,7 @@ fn made_by_hosts<'s>(
         path: None,
         size_bytes: n.blocks << n.block_shift,
         allocated_bytes: n.health.allocation().allocated_bytes(),
+        file_system: file_system(&n.health),
         block_size_bytes: n.block_bytes(),
         power_fail_atomic_bytes: n.power_fail_atomic_bytes(),
         unheeded_block_size_bytes: None,
@@ -223,6 +229,7 @@ fn absent<'s>(
         path: None,
         size_bytes: entry.bytes,
         allocated_bytes: None,
+        file_system: None,
         block_size_bytes: entry.block_size_bytes,
         power_fail_atomic_bytes: None,
         unheeded_block_size_bytes: None,
@@ -259,6 +266,21 @@ fn detached(health: &Health) -> Option<Detached> {
     health.detached().map(|detached| match detached {
         blockdev::Detached::Removed => Detached::Removed,
         blockdev::Detached::Replaced => Detached::Replaced,
+    })
+}
+
+fn file_system(health: &Health) -> Option<FileSystem> {
+    let found = health.allocation().file_system()?;
+    Some(FileSystem {
+        device: format!("{}:{}", major(found.device), minor(found.device)),
+        size_bytes: found.size_bytes,
+        free_bytes: found.free_bytes,
+        unallocated_bytes: found.unallocated_bytes,
+        state: match found.state {
+            SpaceState::Sufficient => FileSystemState::Sufficient,
+            SpaceState::Overcommitted => FileSystemState::Overcommitted,
+            SpaceState::Low => FileSystemState::Low,
+        },
     })
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use nix::sys::stat::makedev;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
@@ -14,6 +15,7 @@ use tokio::task::spawn_blocking;
 
 use crate::TargetView;
 use crate::api::NamespaceState;
+use crate::blockdev::{FileSystemSpace, SpaceState};
 use crate::config::Config;
 use crate::control::handle::RunningConfig;
 use crate::control::http::*;
@@ -223,6 +225,16 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     let health = |nsid| &served.namespace(nsid).unwrap().health;
     assert!(health(1).set_down());
     health(1).allocation().set_allocated_bytes(8192);
+    let space = FileSystemSpace {
+        device: makedev(253, 1),
+        size_bytes: 1000,
+        free_bytes: 20,
+        unallocated_bytes: 40,
+        state: SpaceState::Low,
+    };
+    for nsid in [1, 2] {
+        health(nsid).allocation().set_file_system(space);
+    }
     assert!(health(2).fail_sync(nvme::Status::WRITE_FAULT));
     assert!(health(2).set_detached(Some(crate::blockdev::Detached::Replaced)));
     let [lost, pending] = [(7, false), (3, true)].map(|(nsid, is_pending)| {
@@ -271,6 +283,17 @@ fn who_is_not_there_is_told_to_lists_and_metrics() {
     has(&format!("nvmfd_namespace_allocated_bytes{{subsystem=\"{a}\",nsid=\"1\"}} 8192"));
     let allocated = [0, 2].map(|at| &all[at]["allocated_bytes"]);
     assert_eq!(allocated, [&8192.into(), &Value::Null]);
+    for (name, value) in [("size", 1000), ("free", 20), ("unallocated", 40)] {
+        has(&format!("nvmfd_file_system_{name}_bytes{{file_system=\"253:1\"}} {value}"));
+    }
+    let file_system = json!({
+        "device": "253:1", "size_bytes": 1000, "free_bytes": 20, "unallocated_bytes": 40,
+        "state": "low",
+    });
+    assert_eq!((&all[0]["file_system"], &all[1]["file_system"]), (&file_system, &Value::Null));
+    let low = status["low_space"].as_array().unwrap();
+    let names = "the file system of namespace 1 of nqn.2026-11.io.nvmfd:a (and of 1 more) is";
+    assert!(low.len() == 1 && low[0].as_str().unwrap().starts_with(names), "{low:?}");
     has("nvmfd_listener_up{address=\"127.0.0.1:4420\"} 1");
     has("nvmfd_listener_up{address=\"127.0.0.2:4420\"} 0");
     for (nsid, detached) in [(1, 0), (2, 1)] {

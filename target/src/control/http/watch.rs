@@ -29,7 +29,7 @@ use utoipa_axum::routes;
 
 use super::ApiError;
 use super::controllers::all;
-use super::status::degraded;
+use super::status::{degraded, low_space};
 use crate::api::{Controller, Event, Happened, Problem};
 use crate::control::handle::{ControlHandle, RunningConfig};
 use crate::overlay::diff::differences;
@@ -158,7 +158,7 @@ impl WatchedState {
     fn of(managed: &ControlHandle) -> WatchedState {
         WatchedState {
             controllers: all(managed).into_iter().map(|each| (each.id, each)).collect(),
-            degraded: degraded(managed).into_iter().collect(),
+            degraded: degraded(managed).into_iter().chain(low_space(managed)).collect(),
             running: managed.running(),
         }
     }

@@ -15,7 +15,7 @@ const more = (all, most, command) => all.length > most && h("p", { class: "hint"
 
 export function health(status) {
   const reload = status.last_reload;
-  const bad = [...status.pending, ...status.degraded];
+  const bad = [...status.pending, ...status.degraded, ...status.low_space];
   if (reload && !reload.successful) bad.push(...reload.errors.map((error) => `the last reload was refused: ${error}`));
   const fair = [
     ...status.needs_restart.map((section) => `${section} has changed: takes effect after a restart`),
