@@ -179,6 +179,7 @@ fn referral(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Optio
     let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into(), report) as u16;
     let nqn = section.take::<String>("nqn", NQN_FORM, report);
     let nqn = nqn.map(|at| name(at, report));
+    let hosts = hosts(&mut section, report);
     section.end(report);
     let At { value: ip, span } = address?;
     if ip.is_unspecified() || ip.is_multicast() {
@@ -188,5 +189,5 @@ fn referral(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Optio
         Some(nqn) => nqn?.value,
         None => Nqn::DISCOVERY,
     };
-    Some(Referral { nqn, address: SocketAddr::new(ip, port) })
+    Some(Referral { nqn, address: SocketAddr::new(ip, port), hosts })
 }

@@ -120,8 +120,11 @@ pub(super) fn discovery<S: Serializer>(
     to: S,
 ) -> Result<S::Ok, S::Error> {
     let DiscoveryConfig { nqn, by_listener, mdns, referrals } = discovery;
-    let referral =
-        |Referral { nqn, address }: &Referral| json!({ "nqn": nqn.as_str(), "address": address });
+    let referral = |Referral { nqn, address, hosts }: &Referral| {
+        let hosts: Option<Vec<&str>> =
+            hosts.as_ref().map(|hosts| hosts.iter().map(Nqn::as_str).collect());
+        json!({ "nqn": nqn.as_str(), "address": address, "hosts": hosts })
+    };
     let referrals: Vec<Value> = referrals.iter().map(referral).collect();
     let keys = json!({
         "nqn": nqn.as_str(), "by_listener": by_listener, "mdns": mdns, "referral": referrals,

@@ -601,6 +601,7 @@ address = "192.0.2.7"
 address = "2001:db8::7"
 port = 8009
 nqn = "nqn.2026-11.io.other:discovery"
+hosts = ["nqn.2026-11.host:a"]
 [[listener]]
 address = "192.0.2.1"
 [[listener]]
@@ -639,13 +640,14 @@ hosts = ["nqn.2026-11.host:a"]
     };
     assert_eq!(config.subsystems[0].offer, offer);
     let own = "nqn.2026-11.io.nvmfd:discovery".parse().unwrap();
-    let referral = |nqn: &str, address: &str| Referral {
+    let referral = |nqn: &str, address: &str, hosts: Option<BTreeSet<Nqn>>| Referral {
         nqn: nqn.parse().unwrap(),
         address: address.parse().unwrap(),
+        hosts,
     };
     let referrals = vec![
-        referral("nqn.2014-08.org.nvmexpress.discovery", "192.0.2.7:4420"),
-        referral("nqn.2026-11.io.other:discovery", "[2001:db8::7]:8009"),
+        referral("nqn.2014-08.org.nvmexpress.discovery", "192.0.2.7:4420", None),
+        referral("nqn.2026-11.io.other:discovery", "[2001:db8::7]:8009", Some([host].into())),
     ];
     assert_eq!(
         config.discovery,
@@ -661,7 +663,8 @@ hosts = ["nqn.2026-11.host:a"]
         "namespace 8 is seen by nqn.2026-11.host:a",
         "discovery   nqn.2026-11.io.nvmfd:discovery",
         "announced by multicast DNS",
-        "referral    to nqn.2026-11.io.other:discovery at [2001:db8::7]:8009",
+        "referral    to nqn.2026-11.io.other:discovery at [2001:db8::7]:8009\n            \
+         reported to nqn.2026-11.host:a\n",
     ] {
         assert!(printed.contains(line), "{line:?} is not in {printed}");
     }
@@ -691,6 +694,8 @@ fn mistakes_about_what_is_offered_are_told() {
     );
     let referral = more("[[discovery.referral]]\naddress = \"0.0.0.0\"");
     assert!(referral.contains("no host can connect to 0.0.0.0"), "{referral}");
+    let referral = more("[[discovery.referral]]\naddress = \"192.0.2.7\"\nhosts = [\"x\"]");
+    assert!(referral.contains("not an NQN"), "{referral}");
 
     let masked = LEAST.replace("allow_any_host = true", "hosts = [\"nqn.2026-11.host:a\"]");
     let masked = masked.replace("nsid = 1", "nsid = 1\nhosts = [\"nqn.2026-11.host:b\"]");

@@ -47,7 +47,8 @@ impl Registry {
             records.extend(offered.map(|it| Record { subtype, nqn: it.nqn, address, port_id }));
         }
         // The port identifier of a referral is assigned by the other target; 0 is not used here.
-        records.extend(book.discovery.referrals.iter().map(|referral| Record {
+        let referrals = book.discovery.referrals.iter().filter(|referral| referral.is_for(host));
+        records.extend(referrals.map(|referral| Record {
             subtype: Subtype::REFERRAL,
             nqn: referral.nqn,
             address: referral.address,

@@ -591,7 +591,8 @@ fn discovery_has_a_name_of_its_own_and_names_other_services() {
     let registry = registry();
     let (own, other) =
         (nqn("nqn.2026-11.io.nvmfd:discovery"), nqn("nqn.2026-11.io.other:discovery"));
-    let referral = Referral { nqn: other, address: "192.0.2.77:8009".parse().unwrap() };
+    let referral =
+        Referral { nqn: other, address: "192.0.2.77:8009".parse().unwrap(), hosts: None };
     let discovery =
         DiscoveryConfig { nqn: own, referrals: vec![referral], ..DiscoveryConfig::default() };
     registry.change(Change { discovery: Some(discovery), ..Change::default() });
@@ -612,6 +613,34 @@ fn discovery_has_a_name_of_its_own_and_names_other_services() {
             (Subtype::REFERRAL, other, at("192.0.2.77:8009"), 0),
         ]
     );
+}
+
+#[test]
+fn a_referral_with_hosts_is_reported_to_these_only() {
+    let registry = registry();
+    let other = nqn("nqn.2026-11.host:other");
+    let referral = |port: u16, hosts: Option<&[Nqn]>| Referral {
+        nqn: Nqn::DISCOVERY,
+        address: SocketAddr::new([192, 0, 2, 77].into(), port),
+        hosts: hosts.map(|hosts| hosts.iter().copied().collect()),
+    };
+    let own = [nqn(HOST)];
+    let referrals = vec![
+        referral(1, None),
+        referral(2, Some(&own)),
+        referral(3, Some(&[other])),
+        referral(4, Some(&[])),
+    ];
+    let discovery = DiscoveryConfig { referrals, ..DiscoveryConfig::default() };
+    registry.change(Change { discovery: Some(discovery), ..Change::default() });
+    let ports = |host: Nqn| {
+        let (_, records) = registry.discovery(&host, LOCAL.parse().unwrap());
+        let referrals = records.iter().filter(|record| record.subtype == Subtype::REFERRAL);
+        referrals.map(|record| record.address.port()).collect::<Vec<_>>()
+    };
+    assert_eq!(ports(nqn(HOST)), [1, 2]);
+    assert_eq!(ports(other), [1, 3]);
+    assert_eq!(ports(nqn("nqn.2026-11.host:third")), [1]);
 }
 
 #[test]

@@ -98,12 +98,22 @@ impl Default for DiscoveryConfig {
 }
 
 /// Another discovery service.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Referral {
     /// Its name.
     pub nqn: Nqn,
     /// Where it is.
     pub address: SocketAddr,
+    /// The hosts to which it is reported; none: to every host.
+    pub hosts: Option<BTreeSet<Nqn>>,
+}
+
+impl Referral {
+    /// Whether it is reported to a host.
+    #[must_use]
+    pub fn is_for(&self, host: &Nqn) -> bool {
+        self.hosts.as_ref().is_none_or(|hosts| hosts.contains(host))
+    }
 }
 
 impl fmt::Display for DiscoveryConfig {
@@ -117,8 +127,13 @@ impl fmt::Display for DiscoveryConfig {
         if self.mdns {
             writeln!(f, "discovery   announced by multicast DNS")?;
         }
-        for Referral { nqn, address } in &self.referrals {
+        for Referral { nqn, address, hosts } in &self.referrals {
             writeln!(f, "referral    to {nqn} at {address}")?;
+            if let Some(hosts) = hosts {
+                let hosts: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+                let hosts = if hosts.is_empty() { "nobody".to_owned() } else { hosts.join(", ") };
+                writeln!(f, "            reported to {hosts}")?;
+            }
         }
         Ok(())
     }

@@ -68,6 +68,7 @@ mdns = «true | false»
 address = «"192.0.2.7" | "192.0.2.8"»
 port = «8009 | 8010»
 nqn = «"nqn.2026-11.org.example:r" | "nqn.2026-11.org.example:s"»
+hosts = «["nqn.2026-11.org.example:g"] | []»
 
 [[listener]]
 address = «"127.0.0.1" | "127.0.0.2"»
