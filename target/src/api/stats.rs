@@ -15,8 +15,47 @@ pub struct Stats {
     pub at_us: u64,
     /// By subsystem, namespace and host.
     pub rows: Vec<Row>,
+    /// Connected controllers, in the order of their connections; without those of discovery.
+    #[serde(default)]
+    pub controllers: Vec<ControllerStats>,
     /// Reactors.
     pub reactors: Vec<Reactor>,
+}
+
+/// I/O commands of one controller.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct ControllerStats {
+    /// Its `id`, as in the list of controllers: unique while the daemon runs.
+    pub id: u64,
+    /// The subsystem.
+    pub subsystem: String,
+    /// Controller id.
+    pub cntlid: u16,
+    /// NQN of the host.
+    pub host: String,
+    /// Address of the host.
+    pub source: String,
+    /// Microseconds since the host was admitted.
+    pub connected_us: u64,
+    /// By kind of command: `read`, `write`, `flush`, `other`. Kinds without a command are left out.
+    /// Absent where commands are counted together with those of other controllers: beyond 128 rows
+    /// of hosts and namespaces on a reactor.
+    pub ops: Option<Vec<Sums>>,
+}
+
+/// Completed commands of one kind and controller.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Sums {
+    /// The kind.
+    pub op: String,
+    /// How many.
+    pub commands: u64,
+    /// Failed commands.
+    pub failures: u64,
+    /// Bytes read or written by commands that succeeded.
+    pub bytes: u64,
+    /// Their time, in nanoseconds.
+    pub time_ns: u64,
 }
 
 /// Counters of one host at one namespace.
@@ -291,6 +330,30 @@ impl Operations {
     }
 }
 
+impl ControllerStats {
+    /// Returns the difference from an earlier snapshot, of the time between or since the connection.
+    #[must_use]
+    pub fn since(&self, earlier: Option<&ControllerStats>) -> ControllerStats {
+        let Some(earlier) = earlier else { return self.clone() };
+        let before = |op: &str| earlier.ops.iter().flatten().find(|own| own.op == op);
+        let left = |own: &Sums| match before(&own.op) {
+            Some(before) => Sums {
+                op: own.op.clone(),
+                commands: own.commands.saturating_sub(before.commands),
+                failures: own.failures.saturating_sub(before.failures),
+                bytes: own.bytes.saturating_sub(before.bytes),
+                time_ns: own.time_ns.saturating_sub(before.time_ns),
+            },
+            None => own.clone(),
+        };
+        ControllerStats {
+            connected_us: self.connected_us.saturating_sub(earlier.connected_us),
+            ops: self.ops.as_ref().map(|ops| ops.iter().map(left).collect()),
+            ..self.clone()
+        }
+    }
+}
+
 impl Row {
     /// Commands of a kind.
     #[must_use]
@@ -326,9 +389,13 @@ impl Stats {
             let before = earlier.reactors.iter().find(|one| one.index == own.index);
             before.map_or_else(|| own.clone(), |before| own.since(before))
         };
+        let controller = |own: &ControllerStats| {
+            own.since(earlier.controllers.iter().find(|before| before.id == own.id))
+        };
         Stats {
             at_us: self.at_us - earlier.at_us,
             rows: self.rows.iter().map(row).collect(),
+            controllers: self.controllers.iter().map(controller).collect(),
             reactors: self.reactors.iter().map(reactor).collect(),
         }
     }
@@ -415,6 +482,34 @@ mod tests {
         let now = reactor(&[("192.0.2.1", 9), ("192.0.2.2", 4)]);
         let since = now.since(&reactor(&[("192.0.2.2", 3)]));
         assert_eq!(since, reactor(&[("192.0.2.1", 9), ("192.0.2.2", 1)]));
+    }
+
+    #[test]
+    fn a_controller_is_told_of_the_period_or_since_its_connection() {
+        let controller = |id, connected_us, ops: &[(&str, u64)]| ControllerStats {
+            id,
+            connected_us,
+            ops: Some(
+                ops.iter()
+                    .map(|(op, n)| Sums {
+                        op: (*op).to_owned(),
+                        commands: *n,
+                        failures: *n / 10,
+                        bytes: *n * 512,
+                        time_ns: *n * 1000,
+                    })
+                    .collect(),
+            ),
+            ..ControllerStats::default()
+        };
+        let stats = |at_us, controllers| Stats { at_us, controllers, ..Stats::default() };
+        let before = stats(50, vec![controller(1, 40, &[("read", 10)]), controller(2, 30, &[])]);
+        let new = controller(3, 20, &[("write", 5)]);
+        let now = stats(100, vec![controller(1, 90, &[("read", 30), ("flush", 1)]), new.clone()]);
+        let expected = vec![controller(1, 50, &[("read", 20), ("flush", 1)]), new];
+        assert_eq!(now.since(&before).controllers, expected);
+        let unknown = ControllerStats { ops: None, ..controller(1, 90, &[]) };
+        assert_eq!(unknown.since(before.controllers.first()).ops, None);
     }
 
     #[test]

@@ -512,6 +512,7 @@ mod tests {
                 }],
                 ..Reactor::default()
             }],
+            ..Stats::default()
         }
     }
 

@@ -1,26 +1,27 @@
 //! A snapshot of all counters of the reactors. Not taken on the reactors' threads; holds their locks
 //! only while it copies pointers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::api::stats::{
-    CommandIdentity, Count, Latency, LinkErrors, Operations, Reactor, Row, SlowCommand,
-    StageLatency, Stats,
+    CommandIdentity, ControllerStats, Count, Latency, LinkErrors, Operations, Reactor, Row,
+    SlowCommand, StageLatency, Stats, Sums,
 };
 use crate::core::diag::cause::Cause;
+use crate::core::registry::Controller;
 use crate::core::stats::command_identity;
-use crate::core::stats::io_stats::{Kind, OpStats};
+use crate::core::stats::io_stats::{self, Kind, OpStats};
 use crate::core::stats::reactor_stats::{PollStats, ReactorStats};
 use crate::core::stats::stage_timer::Stage;
 
 /// Name of the row for all other namespaces and hosts.
 const OTHER: &str = "other";
 
-/// All counts of all reactors, of a target that started then.
+/// All counts of all reactors, of a target that started then; without those of controllers.
 #[must_use]
 pub fn stats(
     observers: &[Arc<ReactorStats>],
@@ -58,8 +59,54 @@ pub fn stats(
     Stats {
         at_us: started.elapsed().as_micros().try_into().unwrap_or(u64::MAX),
         rows: rows.into_iter().map(row).collect(),
+        controllers: Vec::new(),
         reactors: each.map(|(index, (observer, stats))| one(index, observer, stats)).collect(),
     }
+}
+
+/// The commands of these controllers, without those of discovery, on all reactors.
+#[must_use]
+pub fn controllers(
+    observers: &[Arc<ReactorStats>],
+    controllers: &[Controller],
+) -> Vec<ControllerStats> {
+    // Of each association, the sums of its rows: none if one of them is shared.
+    let mut found: HashMap<u64, Option<[io_stats::Sums; Kind::ALL.len()]>> = HashMap::new();
+    for row in observers.iter().flat_map(|observer| observer.all_rows()) {
+        let Some((id, sums)) = row.of_controller() else { continue };
+        let all = found.entry(id).or_insert_with(|| Some(Default::default()));
+        *all = all.take().zip(sums).map(|(mut all, sums)| {
+            all.iter_mut().zip(&sums).for_each(|(all, sums)| all.add(sums));
+            all
+        });
+    }
+    let describe = |of: &Controller| {
+        let a = &of.association;
+        let none = || Some(Default::default());
+        let sums = found.get(&a.id).copied().unwrap_or_else(none).filter(|_| a.has_own_stats());
+        ControllerStats {
+            id: a.id,
+            subsystem: a.subsystem.to_string(),
+            cntlid: a.cntlid,
+            host: a.host.to_string(),
+            source: of.source.to_string(),
+            connected_us: of.since.elapsed().as_micros().try_into().unwrap_or(u64::MAX),
+            ops: sums.map(|sums| by_kind(&sums)),
+        }
+    };
+    controllers.iter().filter(|controller| !controller.discovery).map(describe).collect()
+}
+
+fn by_kind(sums: &[io_stats::Sums; Kind::ALL.len()]) -> Vec<Sums> {
+    let each = Kind::ALL.iter().zip(sums).filter(|(_, sums)| sums.commands > 0);
+    let sums = |(kind, sums): (&Kind, &io_stats::Sums)| Sums {
+        op: kind.name().to_owned(),
+        commands: sums.commands,
+        failures: sums.failures,
+        bytes: sums.bytes,
+        time_ns: sums.time_ns,
+    };
+    each.map(sums).collect()
 }
 
 /// The recorded slow commands, the latest first.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use initiator::{Host, HostOptions};
 use nvmfd::api::stats::{Operations, Stats};
 use nvmfd::snapshot;
 
@@ -72,6 +73,59 @@ fn every_command_is_counted_once_and_its_stages_add_up() {
         (time("pull") > 0, time("disk") > 0, time("push") > 0)
     };
     assert_eq!((disk("read"), disk("write")), ((false, true, true), (true, true, false)));
+}
+
+/// A kind of command; its commands, failures and bytes.
+type KindCounts = (String, u64, u64, u64);
+
+/// The counts of each connected controller, with its controller id.
+fn of_controllers(target: &TestTarget) -> Vec<(u16, Vec<KindCounts>)> {
+    let view = target.view();
+    let all = snapshot::controllers(view.shared.observers(), &view.registry.controllers());
+    all.into_iter()
+        .map(|of| {
+            let ops = of.ops.expect("counted apart").into_iter();
+            assert!(ops.clone().all(|ops| ops.time_ns > 0), "its time is told");
+            let ops = ops.map(|ops| (ops.op, ops.commands, ops.failures, ops.bytes));
+            (of.cntlid, ops.collect())
+        })
+        .collect()
+}
+
+#[test]
+fn each_controller_of_a_host_has_its_own_counts_from_its_connect() {
+    let target = TestTarget::start();
+    let connect = || {
+        let setup = HostOptions { source: None, ..target.setup() };
+        Host::connect(target.options(1), setup).expect("connected")
+    };
+    let mut block = [0; 4096];
+    let mut gone = connect();
+    gone.read(at(FILE, 0), &mut block).expect("read");
+    gone.disconnect();
+    counted(&target, 1);
+    let (mut one, mut two) = (connect(), connect());
+    for _ in 0..3 {
+        one.read(at(FILE, 1), &mut block).expect("read");
+    }
+    two.write(at(FILE, 2), &block, false).expect("written");
+    two.read(at(FILE, BLOCKS), &mut block).expect_err("behind the end");
+    let kind = |op: &str, commands, failures, bytes| (op.to_owned(), commands, failures, bytes);
+    let first = (one.session().cntlid(), vec![kind("read", 3, 0, 3 * 4096)]);
+    let second = (two.session().cntlid(), vec![kind("read", 1, 1, 0), kind("write", 1, 0, 4096)]);
+    let expected = [first, second];
+    // A command counts once the transport of its host has acknowledged the response.
+    let until = Instant::now() + Duration::from_secs(60);
+    while of_controllers(&target) != expected && Instant::now() < until {
+        one.turn();
+        two.turn();
+    }
+    assert_eq!(of_controllers(&target), expected);
+    let all = counted(&target, 6);
+    let sum: u64 = each(&all).map(|ops| ops.commands).sum();
+    assert_eq!((sum, all.rows.len()), (6, 2), "a host has one row for each namespace");
+    one.disconnect();
+    two.disconnect();
 }
 
 #[test]

@@ -57,6 +57,8 @@ pub struct Association {
     /// The key by which its host has proved itself is no longer valid.
     /// How often the key of its host was replaced since it is there.
     key_changes: AtomicU32,
+    /// Some of its commands are counted together with those of others.
+    shared_stats: AtomicBool,
     /// The host supports the retry delays of statuses (ACRE).
     retry_delays: AtomicBool,
     /// An admitted queue has received a command since the last check.
@@ -110,6 +112,7 @@ impl Association {
             subsystem_usage: Arc::default(),
             reservations,
             unflushed: Arc::new(Unflushed::none()),
+            shared_stats: AtomicBool::new(false),
             changes: Changes::default(),
             reach: AnaStateTable::default(),
         }
@@ -153,6 +156,16 @@ impl Association {
     /// The host has authenticated.
     pub fn set_proved(&self) {
         self.proved.store(true, Ordering::Relaxed);
+    }
+
+    /// Some of its commands are counted together with those of other controllers.
+    pub(crate) fn note_shared_stats(&self) {
+        self.shared_stats.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether all of its commands are counted apart from those of other controllers.
+    pub fn has_own_stats(&self) -> bool {
+        !self.shared_stats.load(Ordering::Relaxed)
     }
 
     /// Whether the host supports retry delays.

@@ -81,7 +81,11 @@ impl QueueStats {
         self.usage = subsystem.usage.reactor(io.reactor, nsids.clone());
         let observer = io.shared.observer(io.reactor);
         io.run.forget();
-        self.rows = observer.map(|observer| observer.rows(subsystem.nqn, association.host, nsids));
+        let controller = (subsystem.nqn, association.host, association.id);
+        self.rows = observer.map(|observer| observer.rows(controller, nsids));
+        if self.rows.as_ref().is_some_and(|rows| !rows.apart) {
+            association.note_shared_stats();
+        }
     }
 
     /// Counts a completed command whose response is no longer in flight: the host's transport has

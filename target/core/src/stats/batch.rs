@@ -184,7 +184,7 @@ mod tests {
     fn every_command_is_counted_once_as_if_it_were_alone() {
         let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();
         let observer = Arc::<ReactorStats>::default();
-        let rows = observer.rows(nqn("disk"), nqn("host"), [1, 2].into_iter());
+        let rows = observer.rows((nqn("disk"), nqn("host"), 1), [1, 2].into_iter());
         let (one, two) = (rows.of(1), rows.of(2));
         let commands = [
             (READ, one, 5_000, 512),
@@ -207,7 +207,7 @@ mod tests {
         assert!(!run.goes_on(READ, &clock(5_000)), "it has ended");
         for row in [one, two] {
             let fresh = Arc::<ReactorStats>::default();
-            let alone = fresh.rows(nqn("disk"), nqn("host"), [1].into_iter());
+            let alone = fresh.rows((nqn("disk"), nqn("host"), 1), [1].into_iter());
             let of = |it: &&(BatchKey, &Arc<IoStats>, u64, u32)| Arc::ptr_eq(it.1, row);
             let mine: Vec<_> = commands.iter().filter(of).collect();
             let (tally, expected) = (&row.kinds[0], &alone.of(1).kinds[0]);
@@ -239,8 +239,8 @@ mod tests {
     fn who_comes_after_it_was_forgotten_is_counted_where_he_belongs() {
         let nqn = |name: &str| format!("nqn.2026-11.io.nvmfd:{name}").parse().unwrap();
         let observer = Arc::<ReactorStats>::default();
-        let before = observer.rows(nqn("disk"), nqn("gone"), [1].into_iter());
-        let after = observer.rows(nqn("disk"), nqn("new"), [1].into_iter());
+        let before = observer.rows((nqn("disk"), nqn("gone"), 1), [1].into_iter());
+        let after = observer.rows((nqn("disk"), nqn("new"), 2), [1].into_iter());
         let mut run = CompletionBatch::default();
         assert!(!run.knows(BatchKey::default()) && !run.knows(READ));
         observe(&mut run, READ, (before.of(1), None), 5_000, 512);

@@ -1,12 +1,17 @@
-//! I/O statistics by namespace and host: a row for the pair, on each reactor that serves it. Rows
+//! I/O statistics by namespace and host: rows for the pair, on each reactor that serves it. Rows
 //! are created when a queue connects and when its subsystem changes, never on the data path.
+//!
+//! Each controller of a host has a row of its own, so that a command counts once for its host and
+//! its controller. The row of a controller that has ended is continued by the next controller of
+//! its host, which remembers how much was in it. If a reactor has many rows, further controllers of
+//! a host share its row, and are not counted apart: rows of hosts come first.
 //!
 //! A reactor has [`MOST_ROWS`] at most. If that is too few, rows of hosts that are not connected
 //! are removed: their counts are added to the row *other*, which also counts commands without a
 //! row. The counts of a host that reconnects continue, as long as its rows exist.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nvme::{IoOpcode, Nqn, Sqe};
 
@@ -17,6 +22,9 @@ use crate::subsystem::work::Work;
 
 /// Maximum of rows of a reactor, without *other*. One takes about 23 KiB.
 pub const MOST_ROWS: usize = 256;
+
+/// Rows of a reactor up to which a further controller of a host has a row of its own.
+const MOST_APART: usize = MOST_ROWS / 2;
 
 /// Kinds of commands that are counted apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -169,6 +177,18 @@ impl OpStats {
         (self.spent_ns[stage as usize].load(Ordering::Relaxed), counts)
     }
 
+    /// The sums.
+    #[must_use]
+    pub fn sums(&self) -> Sums {
+        let spent_ns = self.spent_ns.iter().map(|ns| ns.load(Ordering::Relaxed));
+        Sums {
+            commands: self.total.read().iter().sum(),
+            failures: self.failures.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            time_ns: spent_ns.fold(0, u64::wrapping_add),
+        }
+    }
+
     fn absorb(&self, other: &OpStats) {
         let add = |to: &AtomicU64, from: &AtomicU64| bump(to, from.load(Ordering::Relaxed));
         add(&self.bytes, &other.bytes);
@@ -179,6 +199,38 @@ impl OpStats {
     }
 }
 
+/// Completed commands of one kind, without their distribution.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sums {
+    /// How many.
+    pub commands: u64,
+    /// How many have failed.
+    pub failures: u64,
+    /// Bytes read or written by those that have succeeded.
+    pub bytes: u64,
+    /// Time from the capsule to the end of the reply, in nanoseconds.
+    pub time_ns: u64,
+}
+
+impl Sums {
+    /// Adds others.
+    pub fn add(&mut self, other: &Sums) {
+        self.commands = self.commands.wrapping_add(other.commands);
+        self.failures = self.failures.wrapping_add(other.failures);
+        self.bytes = self.bytes.wrapping_add(other.bytes);
+        self.time_ns = self.time_ns.wrapping_add(other.time_ns);
+    }
+
+    fn since(&self, earlier: &Sums) -> Sums {
+        Sums {
+            commands: self.commands.wrapping_sub(earlier.commands),
+            failures: self.failures.wrapping_sub(earlier.failures),
+            bytes: self.bytes.wrapping_sub(earlier.bytes),
+            time_ns: self.time_ns.wrapping_sub(earlier.time_ns),
+        }
+    }
+}
+
 /// Counters of a host at a namespace, on one reactor.
 #[derive(Debug)]
 pub struct IoStats {
@@ -186,11 +238,35 @@ pub struct IoStats {
     pub pair: Option<StatsKey>,
     /// By [`Kind`].
     pub kinds: [OpStats; Kind::ALL.len()],
+    /// The id of the association whose commands are counted here from `before` on.
+    controller: u64,
+    /// What earlier controllers of the host have left here.
+    before: [Sums; Kind::ALL.len()],
+    /// Other controllers of the host are counted here as well.
+    shared: AtomicBool,
 }
 
 impl IoStats {
-    fn new(pair: Option<StatsKey>) -> Arc<IoStats> {
-        Arc::new(IoStats { pair, kinds: Default::default() })
+    fn new(pair: Option<StatsKey>, controller: u64) -> IoStats {
+        let (kinds, before) = Default::default();
+        IoStats { pair, kinds, controller, before, shared: AtomicBool::new(false) }
+    }
+
+    /// The row of the next controller of the host, which continues the counts.
+    fn continued(&self, controller: u64) -> IoStats {
+        let mut next = IoStats::new(self.pair, controller);
+        next.kinds.iter().zip(&self.kinds).for_each(|(to, from)| to.absorb(from));
+        next.before = std::array::from_fn(|kind| next.kinds[kind].sums());
+        next
+    }
+
+    /// The id of the association that is counted here, and its commands by [`Kind`]; no commands if
+    /// others are counted here as well. None for the row *other*.
+    #[must_use]
+    pub fn of_controller(&self) -> Option<(u64, Option<[Sums; Kind::ALL.len()]>)> {
+        self.pair?;
+        let own = || std::array::from_fn(|kind| self.kinds[kind].sums().since(&self.before[kind]));
+        Some((self.controller, (!self.shared.load(Ordering::Relaxed)).then(own)))
     }
 }
 
@@ -203,24 +279,27 @@ pub struct StatsTable {
 
 impl Default for StatsTable {
     fn default() -> StatsTable {
-        StatsTable { rows: Vec::new(), other: IoStats::new(None) }
+        StatsTable { rows: Vec::new(), other: Arc::new(IoStats::new(None, 0)) }
     }
 }
 
 impl StatsTable {
-    /// The rows of a host for these namespaces. Called by the reactor that owns them.
+    /// The rows of a controller of a host for these namespaces. Called by the reactor that owns
+    /// them.
     pub(super) fn rows(
         &mut self,
         observer: &Arc<ReactorStats>,
-        subsystem: Nqn,
-        host: Nqn,
+        (subsystem, host, controller): (Nqn, Nqn, u64),
         nsids: impl Iterator<Item = u32>,
     ) -> Rows {
-        let mut own: Vec<(u32, Arc<IoStats>)> = nsids
-            .filter_map(|nsid| Some((nsid, self.row(StatsKey { subsystem, nsid, host })?)))
-            .collect();
+        let (mut own, mut apart) = (Vec::new(), true);
+        for nsid in nsids {
+            let row = self.row(StatsKey { subsystem, nsid, host }, controller);
+            apart &= row.as_ref().is_some_and(|row| row.controller == controller);
+            own.extend(row.map(|row| (nsid, row)));
+        }
         own.sort_unstable_by_key(|(nsid, _)| *nsid);
-        Rows { own, other: Arc::clone(&self.other), observer: Arc::clone(observer) }
+        Rows { own, other: Arc::clone(&self.other), observer: Arc::clone(observer), apart }
     }
 
     /// Every row, *other* last.
@@ -229,16 +308,28 @@ impl StatsTable {
         self.rows.iter().chain([&self.other]).cloned().collect()
     }
 
-    fn row(&mut self, pair: StatsKey) -> Option<Arc<IoStats>> {
-        if let Some(row) = self.rows.iter().find(|row| row.pair == Some(pair)) {
-            return Some(Arc::clone(row));
+    fn row(&mut self, pair: StatsKey, controller: u64) -> Option<Arc<IoStats>> {
+        let idle = |row: &Arc<IoStats>| Arc::strong_count(row) == 1;
+        let of_host = |row: &&mut Arc<IoStats>| row.pair == Some(pair);
+        let own = |row: &&mut Arc<IoStats>| row.controller == controller;
+        if let Some(own) = self.rows.iter_mut().filter(of_host).find(own) {
+            return Some(Arc::clone(own));
+        }
+        if let Some(ended) = self.rows.iter_mut().filter(of_host).find(|row| idle(row)) {
+            *ended = Arc::new(ended.continued(controller));
+            return Some(Arc::clone(ended));
+        }
+        if self.rows.len() >= MOST_APART
+            && let Some(other) = self.rows.iter_mut().find(of_host)
+        {
+            other.shared.store(true, Ordering::Relaxed);
+            return Some(Arc::clone(other));
         }
         if self.rows.len() >= MOST_ROWS {
-            let idle = self.rows.iter().position(|row| Arc::strong_count(row) == 1)?;
-            let gone = self.rows.remove(idle);
+            let gone = self.rows.remove(self.rows.iter().position(idle)?);
             self.other.kinds.iter().zip(&gone.kinds).for_each(|(to, from)| to.absorb(from));
         }
-        let row = IoStats::new(Some(pair));
+        let row = Arc::new(IoStats::new(Some(pair), controller));
         self.rows.push(Arc::clone(&row));
         Some(row)
     }
@@ -252,6 +343,8 @@ pub struct Rows {
     other: Arc<IoStats>,
     /// The statistics of the reactor.
     pub observer: Arc<ReactorStats>,
+    /// Each row counts the commands of its controller alone.
+    pub apart: bool,
 }
 
 impl Rows {
@@ -293,8 +386,9 @@ mod tests {
     #[test]
     fn a_host_that_comes_again_counts_on() {
         let mut book = StatsTable::default();
-        for _ in 0..3 {
-            let rows = book.rows(&Arc::default(), nqn("disk"), nqn("host"), [7, 1].into_iter());
+        for id in 1..=3 {
+            let rows =
+                book.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), [7, 1].into_iter());
             count(&rows.of(7).kinds[0], 512, false, 9_000);
             count(&rows.of(8).kinds[0], 512, true, 0);
         }
@@ -314,9 +408,10 @@ mod tests {
     #[test]
     fn rows_are_bounded_and_what_is_folded_is_kept() {
         let mut book = StatsTable::default();
-        let kept = book.rows(&Arc::default(), nqn("disk"), nqn("stays"), 1..=1);
+        let kept = book.rows(&Arc::default(), (nqn("disk"), nqn("stays"), 1), 1..=1);
         for n in 0..MOST_ROWS * 2 {
-            let rows = book.rows(&Arc::default(), nqn("disk"), nqn(&format!("host{n}")), 1..=1);
+            let host = nqn(&format!("host{n}"));
+            let rows = book.rows(&Arc::default(), (nqn("disk"), host, 2 + n as u64), 1..=1);
             count(&rows.of(1).kinds[1], 4096, false, 5);
             count(&kept.of(1).kinds[1], 4096, false, 5);
         }
@@ -331,9 +426,64 @@ mod tests {
     fn who_finds_no_row_is_counted_with_the_others() {
         let mut book = StatsTable::default();
         let most = MOST_ROWS as u32;
-        let all = book.rows(&Arc::default(), nqn("disk"), nqn("host"), 1..=most + 5);
+        let all = book.rows(&Arc::default(), (nqn("disk"), nqn("host"), 1), 1..=most + 5);
         count(&all.of(most + 5).kinds[3], 0, false, 1);
         assert_eq!(commands(&book.other), 1);
         assert_eq!(all.of(most).pair.unwrap().nsid, most);
+    }
+
+    /// Commands of a controller, and whether it is counted alone, on all rows.
+    fn of(book: &StatsTable, controller: u64) -> Option<u64> {
+        let rows = book.all();
+        let own = rows.iter().filter_map(|row| row.of_controller());
+        let own: Vec<_> = own.filter(|(id, _)| *id == controller).collect();
+        let all = own.into_iter().map(|(_, sums)| sums).collect::<Option<Vec<_>>>()?;
+        Some(all.iter().flatten().map(|sums| sums.commands).sum())
+    }
+
+    #[test]
+    fn controllers_of_one_host_are_counted_apart_and_from_their_own_start() {
+        let mut book = StatsTable::default();
+        let mut rows = |id| {
+            let rows = book.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), 1..=1);
+            assert!(rows.apart);
+            rows
+        };
+        let (first, second) = (rows(1), rows(2));
+        assert!(Arc::ptr_eq(first.of(1), rows(1).of(1)), "another queue of the same controller");
+        (0..3).for_each(|_| count(&first.of(1).kinds[0], 512, false, 9_000));
+        count(&second.of(1).kinds[1], 512, true, 7_000);
+        drop(first);
+        let third = rows(3);
+        count(&third.of(1).kinds[0], 4096, false, 5_000);
+        let (id, sums) = third.of(1).of_controller().unwrap();
+        let read = Sums { commands: 1, failures: 0, bytes: 4096, time_ns: 5_000 };
+        assert_eq!((id, sums.unwrap()[0]), (3, read));
+        let failed = Sums { commands: 1, failures: 1, bytes: 512, time_ns: 7_000 };
+        assert_eq!(second.of(1).of_controller().unwrap().1.unwrap()[1], failed);
+        assert_eq!([1, 2, 3].map(|id| of(&book, id)), [Some(0), Some(1), Some(1)]);
+        let all: u64 = book.all().iter().map(|row| commands(row)).sum();
+        assert_eq!(all, 5, "and the counts of the host go on");
+        assert_eq!(book.all().len(), 3, "two, and the others'");
+    }
+
+    #[test]
+    fn further_controllers_of_a_host_share_its_row_rather_than_take_those_of_hosts() {
+        let mut book = StatsTable::default();
+        let rows = |book: &mut StatsTable, id| {
+            book.rows(&Arc::default(), (nqn("disk"), nqn("host"), id), 1..=1)
+        };
+        let apart: Vec<_> = (1..=MOST_APART as u64).map(|id| rows(&mut book, id)).collect();
+        assert!(apart.iter().all(|rows| rows.apart));
+        let further = rows(&mut book, 500);
+        assert!(!further.apart);
+        count(&further.of(1).kinds[0], 512, false, 9_000);
+        assert_eq!(book.all().len(), MOST_APART + 1);
+        assert_eq!((of(&book, 1), of(&book, 2)), (None, Some(0)), "which is whose is not known");
+        let all: u64 = book.all().iter().map(|row| commands(row)).sum();
+        assert_eq!(all, 1);
+        let other = (nqn("disk"), nqn("other"), 501);
+        let other = book.rows(&Arc::default(), other, 1..=1);
+        assert!(other.apart && book.all().len() == MOST_APART + 2, "another host has a row");
     }
 }

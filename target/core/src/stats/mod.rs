@@ -1,5 +1,5 @@
 //! Statistics of the target: counts and latencies by namespace, host and kind of command, broken
-//! down by stage; slow commands; utilization of each reactor.
+//! down by stage; sums by controller; slow commands; utilization of each reactor.
 //!
 //! Always on, in bounded memory ([`io_stats::MOST_ROWS`] per reactor). Each value has one writer, a
 //! reactor, which uses plain loads and stores; any thread may read. No clock is read for it: the

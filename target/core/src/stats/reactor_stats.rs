@@ -73,14 +73,14 @@ impl Default for ReactorStats {
 }
 
 impl ReactorStats {
-    /// The rows of a host for these namespaces. Called by the reactor that this is of.
+    /// The rows of a controller for these namespaces: of its subsystem, its host, and the id of its
+    /// association. Called by the reactor that this is of.
     pub fn rows(
         self: &Arc<Self>,
-        subsystem: Nqn,
-        host: Nqn,
+        controller: (Nqn, Nqn, u64),
         nsids: impl Iterator<Item = u32>,
     ) -> Rows {
-        lock(&self.book).rows(self, subsystem, host, nsids)
+        lock(&self.book).rows(self, controller, nsids)
     }
 
     /// Every row, the one of all others last.

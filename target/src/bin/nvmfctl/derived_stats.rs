@@ -1,6 +1,6 @@
 //! Rates and percentiles from two snapshots of the daemon's counters.
 
-use nvmfd::api::stats::{Latency, Operations, Stats};
+use nvmfd::api::stats::{ControllerStats, Latency, Operations, Stats, Sums};
 use serde::Serialize;
 
 /// Rates of one or several hosts, namespaces and kinds of command.
@@ -38,6 +38,52 @@ pub(crate) struct Times {
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
+}
+
+/// Rates of a controller and a kind of command.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct ControllerRate {
+    pub(crate) id: u64,
+    pub(crate) host: String,
+    pub(crate) source: String,
+    pub(crate) subsystem: String,
+    pub(crate) cntlid: u16,
+    pub(crate) op: String,
+    /// Completed commands, including failed ones.
+    pub(crate) commands: u64,
+    pub(crate) failures: u64,
+    pub(crate) bytes: u64,
+    pub(crate) iops: f64,
+    pub(crate) bytes_per_s: f64,
+    pub(crate) mean_us: f64,
+}
+
+/// Returns a rate for each controller and kind of command that has any, in the order of their
+/// connections: of the period, or since the connection if that is later.
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub(crate) fn by_controller(since: &Stats) -> Vec<ControllerRate> {
+    let rate = |of: &ControllerStats, ops: &Sums| {
+        let seconds = of.connected_us.clamp(1, since.at_us.max(1)) as f64 / 1e6;
+        ControllerRate {
+            id: of.id,
+            host: of.host.clone(),
+            source: of.source.clone(),
+            subsystem: of.subsystem.clone(),
+            cntlid: of.cntlid,
+            op: ops.op.clone(),
+            commands: ops.commands,
+            failures: ops.failures,
+            bytes: ops.bytes,
+            iops: ops.commands as f64 / seconds,
+            bytes_per_s: ops.bytes as f64 / seconds,
+            mean_us: ops.time_ns as f64 / 1e3 / ops.commands as f64,
+        }
+    };
+    let each = since.controllers.iter();
+    each.flat_map(|of| of.ops.iter().flatten().map(move |ops| (of, ops)))
+        .filter(|(_, ops)| ops.commands > 0)
+        .map(|(of, ops)| rate(of, ops))
+        .collect()
 }
 
 /// Returns a rate for each row and kind of command that has any; the busiest first.
@@ -203,6 +249,21 @@ pub(crate) mod tests {
                     vec![ops("read", 60_000, 100_000), ops("write", 40_000, 200_000)],
                 ),
             ],
+            controllers: vec![ControllerStats {
+                id: 7,
+                subsystem: "nqn.2026-11.io.nvmfd:disk1".to_owned(),
+                cntlid: 3,
+                host: "nqn.2026-11.host:busy".to_owned(),
+                source: "192.0.2.9".to_owned(),
+                connected_us: 500_000,
+                ops: Some(vec![Sums {
+                    op: "read".to_owned(),
+                    commands: 10_000,
+                    failures: 2,
+                    bytes: 9_998 * 4096,
+                    time_ns: 10_000 * 100_000,
+                }]),
+            }],
             reactors: vec![Reactor {
                 turns: 200_000,
                 sleeps: 500,

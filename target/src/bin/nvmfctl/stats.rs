@@ -8,7 +8,9 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use crate::client::Client;
-use crate::derived_stats::{Rate, Times, bytes, rates, seconds, short, time};
+use crate::derived_stats::{
+    ControllerRate, Rate, Times, by_controller, bytes, rates, seconds, short, time,
+};
 use crate::output::{Failure, Output, table};
 use crate::time::at_ms;
 
@@ -18,6 +20,9 @@ pub(crate) struct StatsArgs {
     /// Show times by stage: receive, wait, pull, disk, push, reply
     #[arg(long)]
     latency: bool,
+    /// Show each controller of a host instead of each namespace
+    #[arg(long, conflicts_with = "latency")]
+    controllers: bool,
     /// Repeat until interrupted
     #[arg(long)]
     watch: bool,
@@ -71,6 +76,9 @@ pub(crate) async fn in_flight(client: &Client, output: Output) -> Result<(), Fai
 }
 
 fn show(since: &Stats, args: &StatsArgs, output: Output) {
+    if args.controllers {
+        return show_controllers(since, args, output);
+    }
     let all = rates(since);
     if output.json {
         let document = json!({ "seconds": seconds(since), "rates": all });
@@ -83,6 +91,57 @@ fn show(since: &Stats, args: &StatsArgs, output: Output) {
     if args.watch {
         output.print_on("\n");
     }
+}
+
+fn show_controllers(since: &Stats, args: &StatsArgs, output: Output) {
+    let all = by_controller(since);
+    if output.json {
+        let document = json!({ "seconds": seconds(since), "controllers": all });
+        return output.print_on(&document.to_string());
+    }
+    output.print_on(&controller_table(&all));
+    let together = since.controllers.iter().filter(|of| of.ops.is_none()).count();
+    if together > 0 {
+        output.print_on(&format!("\n{together} controllers are not counted apart\n"));
+    }
+    if args.watch {
+        output.print_on("\n");
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn controller_table(all: &[ControllerRate]) -> String {
+    let heads = [
+        "ID",
+        "HOST",
+        "FROM",
+        "SUBSYSTEM",
+        "CNTLID",
+        "OP",
+        "COMMANDS",
+        "BYTES",
+        "IOPS",
+        "BANDWIDTH",
+        "MEAN",
+        "FAILED",
+    ];
+    let rows = all.iter().map(|rate| {
+        [
+            rate.id.to_string(),
+            rate.host.clone(),
+            rate.source.clone(),
+            rate.subsystem.clone(),
+            rate.cntlid.to_string(),
+            rate.op.clone(),
+            rate.commands.to_string(),
+            bytes(rate.bytes as f64),
+            short(rate.iops),
+            format!("{}/s", bytes(rate.bytes_per_s)),
+            time(rate.mean_us),
+            rate.failures.to_string(),
+        ]
+    });
+    table(heads, rows, "no command of a connected controller has been completed meanwhile")
 }
 
 fn rate_table(all: &[Rate]) -> String {
@@ -243,6 +302,17 @@ mod tests {
             "{text}"
         );
         assert_eq!(rate_table(&[]), "no command has been completed meanwhile");
+    }
+
+    #[test]
+    fn a_controller_is_told_with_its_host_and_its_rate_since_it_connected() {
+        let text = controller_table(&by_controller(&stats()));
+        let line = text.lines().nth(1).unwrap();
+        let words = ["7", "192.0.2.9", "nqn.2026-11.host:busy", "read", "10000", "20.0k", "100 us"];
+        for word in words {
+            assert!(line.contains(word), "{word} in {line}");
+        }
+        assert!(line.contains("78.1 MiB/s") && line.trim_end().ends_with(" 2"), "{line}");
     }
 
     #[test]

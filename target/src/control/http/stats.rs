@@ -22,10 +22,13 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(stats)).routes(routes!(slow)).routes(routes!(scrape))
 }
 
-/// Shows counts and latencies since the daemon started.
+/// Shows counts and latencies since the daemon started, and counts of each controller since its host
+/// was admitted.
 #[utoipa::path(operation_id = "show_stats", get, path = "/v1/stats", responses((status = 200, body = Stats)))]
 async fn stats(State(managed): State<ControlHandle>) -> Json<Stats> {
-    Json(look(&managed))
+    let view = managed.view();
+    let controllers = snapshot::controllers(view.shared.observers(), &view.registry.controllers());
+    Json(Stats { controllers, ..look(&managed) })
 }
 
 /// Lists the last slow commands, the latest first.
