@@ -21,6 +21,8 @@ mod managed;
 mod observe;
 #[path = "loopback/reservations.rs"]
 mod reservations;
+#[path = "loopback/snapshot.rs"]
+mod snapshot;
 #[path = "loopback/target.rs"]
 mod target;
 #[path = "loopback/tool.rs"]

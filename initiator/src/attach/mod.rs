@@ -8,9 +8,11 @@
 mod connection;
 mod connection_table;
 mod counters;
+mod management;
 mod metrics_file;
 mod operation;
 mod server;
+mod snapshot;
 mod status;
 mod ublk;
 mod vhost_user;
@@ -34,6 +36,7 @@ use crate::{Error, MultipathHost, MultipathSetup};
 
 use metrics_file::MetricsFile;
 use server::{ExportOptions, Listeners, Server};
+use snapshot::Snapshot;
 use ublk::Ublk;
 
 /// The longest piece of a request: also the largest buffer.
@@ -140,6 +143,18 @@ pub struct ServeArgs {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Serve a snapshot of the namespace, read-only, which is taken now and removed at the end: by the
+    /// management interface of a daemon on this machine, for namespaces in files on XFS or btrfs
+    #[arg(long)]
+    pub snapshot: bool,
+    /// Use this socket of the management interface for the snapshot
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        env = "NVMFD_SOCKET",
+        default_value = "/run/nvmfd/nvmfd.sock"
+    )]
+    pub management: PathBuf,
     /// Have every write reach the medium before it is acknowledged
     #[arg(long)]
     pub write_through: bool,
@@ -187,9 +202,29 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
 }
 
 fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
-    let setup = args.setup()?;
+    let mut setup = args.setup()?;
+    // A signal from now on ends it in order.
+    let stop = Stop::new()?;
+    if !args.snapshot {
+        return serve_namespace(args, setup, stop);
+    }
+    let (subsystem, host) = (setup.session.subnqn.to_string(), setup.session.hostnqn.to_string());
+    let snapshot = Snapshot::take(&args.management, &subsystem, setup.multipath.nsid, &host)?;
+    setup.multipath.nsid = snapshot.nsid();
+    let outcome = serve_namespace(args, setup, stop);
+    let removed = snapshot.remove();
+    match (outcome, removed) {
+        (Err(failed), Err(left)) => Err(Error::Local(format!("{failed}; {left}"))),
+        (outcome, removed) => removed.and(outcome),
+    }
+}
+
+fn serve_namespace(
+    args: &ServeArgs,
+    setup: MultipathSetup,
+    mut stop: Stop,
+) -> Result<ExitCode, Error> {
     let name = setup.session.subnqn.to_string();
-    let mut stop = Stop::new()?;
     let mut host = MultipathHost::new(setup)?;
     if !host.connect(|| !stop.wait(Duration::ZERO))? {
         return Ok(ExitCode::SUCCESS);
@@ -198,7 +233,7 @@ fn serve(args: &ServeArgs) -> Result<ExitCode, Error> {
     let mut export = ExportOptions {
         name: name.clone(),
         socket: PathBuf::new(),
-        is_read_only: args.read_only,
+        is_read_only: args.read_only || args.snapshot,
         piece_bytes: PIECE_BYTES.min(most_bytes),
     };
     let ControlFlow::Continue(device) = device(args, &export, &mut host, &mut stop)? else {
@@ -298,6 +333,8 @@ mod tests {
         assert!(matches!(serve, Ok(Args::Serve(args)) if args.nbd.is_none()));
         let serve = parse("attach -a 192.0.2.1 -n nqn.2026-11.x:d --ublk");
         assert!(matches!(serve, Ok(Args::Serve(args)) if args.ublk.as_deref() == Some("auto")));
+        let serve = parse("attach -a 192.0.2.1 -n nqn.2026-11.x:d --nbd /s --snapshot");
+        assert!(matches!(serve, Ok(Args::Serve(args)) if args.snapshot && !args.read_only));
         let detach = parse("attach --detach /dev/ublkb0 --force");
         assert!(matches!(detach, Ok(Args::Detach(args)) if args.force));
         for wrong in [

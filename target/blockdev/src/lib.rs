@@ -47,7 +47,7 @@ pub use media_properties::Below;
 pub use media_properties::Torn;
 pub use open_error::OpenError;
 pub use owner_file::another_machine;
-pub use reflink::{Reflink, ReflinkError};
+pub use reflink::{Reflink, ReflinkError, remove_snapshot};
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};

@@ -4,16 +4,19 @@
 //! A copy has no name (O_TMPFILE) until it is complete and durable, so none is ever found half made,
 //! and a crash leaves nothing behind.
 
-use std::fs::{File, Metadata, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use rustix::fs::ioctl_ficlone;
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, ioctl_ficlone};
 use rustix::io::Errno;
 
 use super::backing::Kind;
 use super::device::BackingDevice;
+use super::hold::is_same;
 use crate::durable;
 
 /// A copy that has no name yet.
@@ -33,6 +36,14 @@ pub struct ReflinkError {
     /// What to do.
     pub remedy: &'static str,
 }
+
+/// Extended attribute of a snapshot, and its value.
+const MARK: &str = "user.nvmfd";
+const MARK_VALUE: &[u8; 8] = b"snapshot";
+
+/// How long a removal waits until the device of a removed namespace is closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 const ELSEWHERE: &str = "choose a path in the file system of the backing file";
 
@@ -124,6 +135,12 @@ impl Reflink {
         fchown(&self.file, Some(other.uid()), Some(other.gid())).map_err(own)
     }
 
+    /// Marks it as a snapshot, which [`remove_snapshot`] may remove. Without extended attributes it is
+    /// not marked, and only its owner can remove it.
+    pub fn mark_as_snapshot(&self) {
+        let _ = fsetxattr(&self.file, MARK, MARK_VALUE, XattrFlags::empty());
+    }
+
     /// Makes it durable, then gives it its name, durably, and this mode.
     ///
     /// # Errors
@@ -140,6 +157,51 @@ impl Reflink {
             .inspect_err(|_| drop(durable::remove_file(path)))
             .map_err(failed("sync the directory of"))
     }
+}
+
+/// Removes a file that was marked as a snapshot and that nobody serves; waits for the namespace that
+/// has just been removed. With `dry_run` the file stays. May block on the device.
+///
+/// # Errors
+/// Why the file stays.
+pub fn remove_snapshot(path: &Path, dry_run: bool) -> Result<(), ReflinkError> {
+    let failed =
+        |tried: &'static str| move |error: io::Error| ReflinkError::failed(tried, path, &error);
+    let refused = |sentence: String, remedy| Err(ReflinkError::new(sentence, remedy));
+    let shown = path.display();
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).map_err(failed("open"))?;
+    let mut value = [0; MARK_VALUE.len()];
+    let is_marked =
+        fgetxattr(&file, MARK, &mut value).is_ok_and(|length| value[..length] == *MARK_VALUE);
+    if !path.is_absolute() || !file.metadata().is_ok_and(|meta| meta.is_file()) || !is_marked {
+        return refused(format!("{shown} is no snapshot"), "remove the file yourself");
+    }
+    let deadline = Instant::now() + CLOSE_TIMEOUT;
+    while let Err(error) = file.try_lock() {
+        let TryLockError::WouldBlock = error else {
+            return refused(
+                format!("{shown} cannot be locked: {error}"),
+                "remove the file yourself",
+            );
+        };
+        if Instant::now() >= deadline {
+            let remedy = "remove the namespace first, see `nvmfctl namespace list`";
+            return refused(format!("{shown} is served"), remedy);
+        }
+        sleep(CLOSE_POLL_INTERVAL);
+    }
+    // The locked file, and not one that has taken its place.
+    if !path.symlink_metadata().is_ok_and(|there| is_same(&there, &file)) {
+        return refused(format!("{shown} was replaced meanwhile"), "try again");
+    }
+    if dry_run {
+        return Ok(());
+    }
+    durable::remove_file(path).map_err(failed("remove"))?;
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    durable::sync_directory(directory).map_err(failed("sync the directory of"))
 }
 
 impl BackingDevice {
@@ -208,6 +270,37 @@ mod tests {
         let expected = ["sync copy", "link copy", &format!("sync directory {name}")];
         assert_eq!(calls, expected);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o440);
+    }
+
+    #[test]
+    fn a_snapshot_is_removed_when_nobody_serves_it_and_nothing_else_ever_is() {
+        let directory = in_memory();
+        let path = directory.path().join("copy");
+        let copy = Reflink::create(&path).unwrap();
+        copy.mark_as_snapshot();
+        copy.publish(0o444).unwrap();
+        let own = directory.path().join("own");
+        fs::write(&own, "precious").unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let refused = |path: &Path| remove_snapshot(path, false).unwrap_err().sentence;
+        assert!(refused(&own).ends_with("is no snapshot"));
+        assert!(refused(directory.path()).ends_with("is no snapshot"));
+        assert!(refused(&link).starts_with("cannot open"), "no link is followed");
+        assert!(refused(&directory.path().join("none")).starts_with("cannot open"));
+        let served = File::open(&path).unwrap();
+        served.try_lock_shared().unwrap();
+        std::thread::scope(|scope| {
+            let removing = scope.spawn(|| calls(|| remove_snapshot(&path, false)));
+            sleep(CLOSE_POLL_INTERVAL);
+            assert!(path.exists(), "it is served");
+            served.unlock().unwrap();
+            let (removed, calls) = removing.join().unwrap();
+            removed.unwrap();
+            let name = directory.path().file_name().unwrap().to_string_lossy();
+            assert_eq!(calls, ["remove copy", &format!("sync directory {name}")]);
+        });
+        assert!(!path.exists() && own.exists());
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub use gateway::{
 pub use history::HistoryEntry;
 pub use log_level::Log;
 pub use memory::{HostMemory, Memory, PoolSection};
-pub use snapshot::{RollbackRequest, SnapshotOutcome, SnapshotRequest};
+pub use snapshot::{RemoveSnapshot, RollbackRequest, SnapshotOutcome, SnapshotRequest};
 pub use status::{Listener, Reload, Status};
 pub use subsystem::{
     Detached, FileSystem, FileSystemState, Host, Kind, Namespace, NamespaceState, Subsystem,

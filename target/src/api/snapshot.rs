@@ -29,6 +29,17 @@ pub struct SnapshotOutcome {
     pub paused_us: Option<u64>,
 }
 
+/// Request to remove a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveSnapshot {
+    /// Path of the snapshot, absolute.
+    pub path: String,
+    /// Only report whether it can be removed now.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
 /// Request to give a namespace the contents of a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -63,6 +63,9 @@ impl<'a> FileNamespace<'a> {
         self.check()?;
         drop(lock);
         let paused = began.elapsed();
+        if !writable {
+            copy.mark_as_snapshot();
+        }
         copy.publish(if writable { mode } else { mode & !0o222 })?;
         let (nqn, nsid, paused_us) = (&self.nqn, self.nsid, paused.as_micros() as u64);
         info!(subsystem = %nqn, nsid, path = %path.display(), paused_us, "file copied by reflink");

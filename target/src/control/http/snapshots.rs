@@ -9,21 +9,27 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use nvme::Nqn;
 use tokio::task::spawn_blocking;
+use tracing::info;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::ApiError;
 use super::changes::Body;
 use super::write_protect::{find, stopping};
-use crate::api::{Outcome, Problem, RollbackRequest, SnapshotOutcome, SnapshotRequest};
-use crate::blockdev::ReflinkError;
+use crate::api::{
+    Outcome, Problem, RemoveSnapshot, RollbackRequest, SnapshotOutcome, SnapshotRequest,
+};
 use crate::blockdev::monitor::{DeviceMonitor, MonitoredDevice};
+use crate::blockdev::{ReflinkError, remove_snapshot};
 use crate::control::handle::ControlHandle;
 use crate::core::shared::Shared;
 use crate::provision::snapshot::FileNamespace;
 
 pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
-    OpenApiRouter::new().routes(routes!(snapshot)).routes(routes!(roll_back))
+    OpenApiRouter::new()
+        .routes(routes!(snapshot))
+        .routes(routes!(remove))
+        .routes(routes!(roll_back))
 }
 
 /// Copies the file of a namespace as it is at one moment: with every write that was completed
@@ -60,6 +66,33 @@ async fn snapshot(
     });
     let paused_us = paused.await?.map(|paused| paused.as_micros() as u64);
     Ok(Json(SnapshotOutcome { differences, block_size_bytes, paused_us }))
+}
+
+/// Removes the file of a snapshot that no namespace serves. A file that this interface has not made
+/// as a snapshot is never removed.
+#[utoipa::path(
+    operation_id = "remove_snapshot",
+    post,
+    path = "/v1/snapshots/remove",
+    request_body = RemoveSnapshot,
+    responses(
+        (status = 200, body = Outcome),
+        (status = 409, body = Problem, description = "it is no snapshot, is served, or cannot be removed"),
+    )
+)]
+async fn remove(Body(wanted): Body<RemoveSnapshot>) -> Result<Json<Outcome>, ApiError> {
+    let RemoveSnapshot { path, dry_run } = wanted;
+    let differences = vec![format!("- {path}: a snapshot")];
+    let removed = spawn_blocking(move || {
+        let removed = remove_snapshot(&PathBuf::from(&path), dry_run);
+        if removed.is_ok() && !dry_run {
+            info!(path, "snapshot removed");
+        }
+        removed
+    });
+    let removed = removed.await.map_err(|_| stopping())?;
+    removed.map_err(|why| refused("the snapshot is not removed", &why))?;
+    Ok(Json(Outcome::immediate(differences)))
 }
 
 /// Serves a copy of a snapshot instead of the file of a namespace, whose contents are lost. Hosts
