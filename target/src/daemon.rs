@@ -193,9 +193,7 @@ impl RunningTarget {
             Shared::new(Arc::clone(&registry), workers, SystemTime::now).with_power(power.meter),
         );
         registry.set_keyring(keyring);
-        let directory = config.state_directory.as_deref();
-        let kept = revoked_hosts::keep(&registry.keyed_hosts(), directory);
-        kept.iter().for_each(|sentence| warn!("{sentence}"));
+        keep_keyed(&registry, &config).iter().for_each(|sentence| warn!("{sentence}"));
         let (provider, fabrics) = fabrics_of(&config)?;
         let worker = keep(worker, &registry)?;
         let provisioner = Provisioner::new(
@@ -352,8 +350,7 @@ impl RunningTarget {
         let old = provisioner.set_config(config);
         if let Some(keyring) = keyring {
             lines.extend(self.registry.set_keyring(keyring));
-            let directory = provisioner.config().state_directory.as_deref();
-            lines.extend(revoked_hosts::keep(&self.registry.keyed_hosts(), directory));
+            lines.extend(keep_keyed(&self.registry, provisioner.config()));
         }
         removed.iter().for_each(|at| provisioner.unlisten(*at));
         let kept: BTreeSet<Nqn> = provisioner.config().subsystems.iter().map(|s| s.nqn).collect();
@@ -591,6 +588,11 @@ fn checked(directory: Option<&Path>) -> Result<Option<PathBuf>, Fatal> {
             Err(Fatal(format!("state_directory {} cannot be used: {error}", directory.display())))
         }
     }
+}
+
+/// Keeps the hosts that have had keys. Returns a sentence if that fails.
+fn keep_keyed(registry: &Registry, config: &Config) -> Option<String> {
+    revoked_hosts::keep(&registry.keyed_hosts(), config.state_directory.as_deref())
 }
 
 /// Starts the thread of namespace states.

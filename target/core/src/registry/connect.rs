@@ -106,9 +106,7 @@ impl Registry {
         if let Some(subsystem) = &whole {
             association.unflushed = book.hosts.unflushed(&association, subsystem);
         }
-        if association.anonymous && view.is_some() {
-            self.check_share(&book, limits.queue_depth, visit.now)?;
-        }
+        self.check_share(&book, &association, limits.queue_depth, visit.now)?;
         association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
         // No errors from here on.
         visit.held.iter().for_each(|held| self.queue_admitted(*held));
@@ -185,8 +183,8 @@ impl Registry {
             return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
         }
         // What it was promised has been counted.
-        if entry.association.anonymous && entry.kept_queues(visit.now) == 0 {
-            self.check_share(&book, entry.limits.queue_depth, visit.now)?;
+        if entry.kept_queues(visit.now) == 0 {
+            self.check_share(&book, &entry.association, entry.limits.queue_depth, visit.now)?;
         }
         let id = entry.association.id;
         let entry = book.associations.get_mut(&id).ok_or_else(unknown)?;

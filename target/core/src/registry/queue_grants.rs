@@ -117,17 +117,21 @@ impl Registry {
         (left(all, receives) / depth).min(left(self.queue_pairs(), pairs))
     }
 
-    /// Refuses one more controller to a host that is not identified where it would have no I/O
-    /// queue.
+    /// Refuses one more controller or I/O queue to a host that is not identified where there is no
+    /// I/O queue left for it.
     ///
     /// # Errors
     /// Hosts that are not identified have their share.
     pub(super) fn check_share(
         &self,
         book: &ControllerTable,
+        association: &Association,
         depth: u16,
         now: Instant,
     ) -> Result<(), ConnectError> {
+        if !association.anonymous || association.subsystem.is_discovery() {
+            return Ok(());
+        }
         match self.left_for_unidentified(book, depth.max(1).into(), now) {
             0 => Err(ConnectError::busy(Cause::TooManyUnidentified)),
             _ => Ok(()),

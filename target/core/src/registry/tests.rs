@@ -171,7 +171,7 @@ fn hosts_that_are_not_identified_leave_a_quarter_to_those_of_lists() {
         let visit = ConnectContext { now, ..visit() };
         registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &visit)
     };
-    // 24 queues for strangers: 8 each. One has none of them until its promise has expired.
+    // 24 queues for hosts in no list: 8 each. One has none of them until its promise has expired.
     let strangers: Vec<_> = (0..3).map(|_| ask(TEST, HOST, now).unwrap()).collect();
     for (number, stranger) in strangers.iter().enumerate() {
         let a = &stranger.association;
