@@ -750,6 +750,16 @@ fn no_more_queues_are_promised_than_there_are_queue_pairs() {
     let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
     let promised: u32 = (0..30).map(|_| 1 + u32::from(ask().limits.io_queues)).sum();
     assert!((2000..=rdma::limits::QUEUE_PAIRS + 30).contains(&promised), "{promised}");
+    // Of hosts in no list three quarters, where there is a list.
+    let (sender, _mailbox) = crate::message::mailbox().unwrap();
+    let registry = Registry::new(vec![sender], 64, u32::MAX / 2);
+    registry.publish(offered(AccessPolicy::default()));
+    let hosts = [nqn("nqn.2026-11.host:friend")].into();
+    registry.publish(Arc::new(Subsystem { nqn: nqn(CLOSED), hosts, ..sample() }));
+    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit);
+    let promised: u32 =
+        (0..30).map_while(|_| Some(1 + u32::from(ask().ok()?.limits.io_queues))).sum();
+    assert!((1500..=rdma::limits::QUEUE_PAIRS / 4 * 3).contains(&promised), "{promised}");
 }
 
 #[test]
