@@ -85,3 +85,79 @@ fn log(name: &str, space: &FileSystemSpace) {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use crate::monitor::tests::{Bench, SIZE};
+    use crate::monitor::*;
+    use crate::{BackingConfig, BackingKind, DeviceId, IoRequest};
+
+    #[test]
+    fn what_is_allocated_to_a_file_is_known_at_once_and_again_within_a_second() {
+        let mut bench = Bench::new();
+        let health = Arc::clone(bench.device.health());
+        let allocated_bytes = || health.allocation().allocated_bytes().expect("a file");
+        assert!(allocated_bytes() < SIZE, "it is sparse: {}", allocated_bytes());
+        let before = allocated_bytes();
+        for at in (0..SIZE).step_by(4096) {
+            assert_eq!(bench.write(at, 0x11), Ok(()));
+        }
+        bench.until("all is allocated", |_| allocated_bytes() >= SIZE);
+        assert_eq!(bench.run(IoRequest::Discard { at: 0, len: SIZE }).0, Ok(()));
+        if health.keeps_space() {
+            return;
+        }
+        bench.until("nothing is, but metadata", |_| allocated_bytes() <= before + 65536);
+        // Preallocated, for which nothing has to be allocated any more.
+        let file = OpenOptions::new().write(true).open(bench.path()).unwrap();
+        let how = nix::fcntl::FallocateFlags::empty();
+        if nix::fcntl::fallocate(&file, how, 0, SIZE as i64).is_ok() {
+            bench.until("all is preallocated", |_| allocated_bytes() >= SIZE);
+        }
+    }
+
+    #[test]
+    fn what_files_may_still_allocate_is_compared_with_what_their_file_system_has_left() {
+        let mut bench = Bench::new();
+        let health = Arc::clone(bench.device.health());
+        let found = || health.allocation().file_system();
+        bench.until("it is examined", |_| found().is_some());
+        let first = found().unwrap();
+        assert!(first.size_bytes >= first.free_bytes && first.free_bytes > 0, "{first:?}");
+        assert!(first.unallocated_bytes <= SIZE, "its own: {first:?}");
+
+        // A sparse file that is larger than what is free, and another that nobody can write to.
+        let size = (first.free_bytes + (1 << 30)) & !4095;
+        let add = |bench: &Bench, name: &str, read_only: bool| {
+            let kind = BackingKind::File { path: bench.dir.join(name), size: Some(size) };
+            let config = BackingConfig { kind, ..bench.device.config.clone() };
+            let made = BackingDevice::open(&config).unwrap();
+            drop(made);
+            let config = BackingConfig { read_only, ..config };
+            let backing = BackingDevice::open(&config).unwrap();
+            let device = MonitoredDevice::new(DeviceId(3), name.to_owned(), config, backing);
+            let device = Arc::new(device);
+            bench.monitor.add(Arc::clone(&device));
+            device
+        };
+        let snapshot = add(&bench, "snapshot", true);
+        bench.until("a read-only file is examined", |_| {
+            snapshot.health.allocation().file_system().is_some()
+        });
+        assert!(found().unwrap().unallocated_bytes <= SIZE, "it allocates nothing");
+        let large = add(&bench, "large", false);
+        bench.until("more may be allocated than is free", |_| {
+            found().is_some_and(|it| {
+                it.unallocated_bytes > it.free_bytes && it.state >= crate::SpaceState::Overcommitted
+            })
+        });
+        let other = large.health.allocation().file_system().unwrap();
+        assert_eq!(other.device, found().unwrap().device);
+        bench.monitor.remove(&large);
+        bench.until("it is not counted any more", |_| {
+            found().is_some_and(|it| it.unallocated_bytes <= SIZE)
+        });
+    }
+}

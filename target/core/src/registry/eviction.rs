@@ -192,3 +192,64 @@ impl ControllerTable {
         idle.into_iter().filter(may_go).min_by_key(|e| e.since)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nvme::Nqn;
+
+    use crate::diag::cause::Cause;
+    use crate::registry::testing::visit;
+    use crate::registry::tests::{CLOSED, HOST, TEST, code, data, registry};
+    use crate::registry::*;
+
+    /// A host from another address is admitted, and an association of the source with the most is
+    /// evicted.
+    #[test]
+    fn controllers_of_strangers_at_one_address_keep_nobody_away() {
+        let discovery = Nqn::DISCOVERY.to_string();
+        for subsystem in [TEST, &discovery] {
+            let registry = registry();
+            let ask = |source: [u8; 4]| {
+                let visit = ConnectContext { source: source.into(), ..visit() };
+                registry
+                    .connect_admin(&data(0xFFFF, subsystem, HOST), &visit)
+                    .map(|a| a.association)
+            };
+            let strangers: Vec<_> = (0..3).map(|_| ask([192, 0, 2, 1]).unwrap()).collect();
+            let other = ask([192, 0, 2, 2]).unwrap();
+            let ended: Vec<_> = strangers.iter().map(|a| a.ended_for()).collect();
+            assert_eq!(ended, [Some(Cause::Crowded), None, None], "{subsystem}");
+            registry.admin_closed(&strangers[0]);
+            // One with I/O queues stays, as does one of an identified host.
+            strangers[1..].iter().for_each(|a| a.count_io_queue(true));
+            if ask([192, 0, 2, 3]).is_ok() {
+                assert!(other.is_closed() && subsystem == discovery);
+            }
+            assert!(strangers[1..].iter().all(|a| !a.is_closed()));
+        }
+        let registry = registry();
+        let friend = |source: [u8; 4]| {
+            let visit = ConnectContext { source: source.into(), ..visit() };
+            let data = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");
+            registry.connect_admin(&data, &visit).map(|a| a.association)
+        };
+        let friends: Vec<_> = (0..3).map(|_| friend([192, 0, 2, 1]).unwrap()).collect();
+        assert!(friend([192, 0, 2, 2]).is_err() && friends.iter().all(|a| !a.is_closed()));
+    }
+
+    #[test]
+    fn there_is_an_end_to_controllers_and_a_way_back() {
+        let registry = registry();
+        let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit());
+        let first = ask().unwrap().association;
+        assert!(ask().is_ok() && ask().is_ok());
+        assert_eq!(code(ask()), (0x181, 0, false), "busy now, perhaps not later");
+        let discovery = Nqn::DISCOVERY.to_string();
+        assert!(
+            registry.connect_admin(&data(0xFFFF, &discovery, HOST), &visit()).is_ok(),
+            "its own budget"
+        );
+        registry.admin_closed(&first);
+        assert!(ask().is_ok());
+    }
+}

@@ -164,3 +164,6 @@ impl AssociationEntry {
         promised.saturating_sub(self.association.io_queues())
     }
 }
+
+#[cfg(test)]
+mod tests;

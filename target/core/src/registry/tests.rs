@@ -1,7 +1,5 @@
 //! Tests of the registry.
 
-use std::time::Duration;
-
 use nvme::Status;
 use nvme::fabrics::{CNTLID_MAX, Connect, ConnectData};
 use nvme::log::AnaState;
@@ -9,7 +7,6 @@ use nvme::log::AnaState;
 use crate::auth::{Keys, Rules};
 use crate::command::fabrics::ConnectError;
 use crate::controller::discovery::{Record, Subtype};
-use crate::registry::queue_grants::KEPT;
 use crate::registry::testing::{at, visit};
 use crate::registry::*;
 use crate::subsystem::ana::AnaStates;
@@ -23,11 +20,11 @@ fn listener(id: u16, address: &str) -> ListenerConfig {
 }
 
 /// The sample subsystem, offered like this.
-fn offered(offer: AccessPolicy) -> Arc<Subsystem> {
+pub(super) fn offered(offer: AccessPolicy) -> Arc<Subsystem> {
     Arc::new(Subsystem { offer: Arc::new(offer), ..sample() })
 }
 
-fn nqn(name: &str) -> Nqn {
+pub(super) fn nqn(name: &str) -> Nqn {
     name.parse().unwrap()
 }
 
@@ -46,15 +43,15 @@ pub(crate) fn registry() -> Registry {
     registry
 }
 
-fn data(cntlid: u16, subnqn: &str, host: &str) -> ConnectData {
+pub(super) fn data(cntlid: u16, subnqn: &str, host: &str) -> ConnectData {
     ConnectData::new([9; 16], cntlid, &nqn(subnqn), &nqn(host))
 }
 
-const TEST: &str = "nqn.2026-11.io.nvmfd:test";
-const CLOSED: &str = "nqn.2026-11.io.nvmfd:closed";
-const HOST: &str = "nqn.2026-11.host:a";
+pub(super) const TEST: &str = "nqn.2026-11.io.nvmfd:test";
+pub(super) const CLOSED: &str = "nqn.2026-11.io.nvmfd:closed";
+pub(super) const HOST: &str = "nqn.2026-11.host:a";
 const LOCAL: &str = "192.0.2.1:4420";
-const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+pub(super) const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
 /// One more controller of a host, at the subsystem that is open to all.
 pub(crate) fn connect_host(registry: &Registry) -> Arc<Association> {
@@ -67,12 +64,12 @@ pub(crate) fn records(registry: &Registry) -> (u64, usize) {
     (generation, records.iter().filter(|record| record.subtype == Subtype::NVM).count())
 }
 
-fn code(result: Result<Admitted, ConnectError>) -> (u16, u32, bool) {
+pub(super) fn code(result: Result<Admitted, ConnectError>) -> (u16, u32, bool) {
     let refusal = result.unwrap_err();
     (refusal.status.code(), refusal.dw0, refusal.status.dnr())
 }
 
-fn promised(registry: &Registry, source: IpAddr, now: Instant) -> u32 {
+pub(super) fn promised(registry: &Registry, source: IpAddr, now: Instant) -> u32 {
     registry.reserved_receives(now).get(&source.into()).copied().unwrap_or(0)
 }
 
@@ -98,105 +95,6 @@ fn an_admin_queue_is_admitted_or_told_exactly_why_not() {
 }
 
 #[test]
-fn there_is_an_end_to_controllers_and_a_way_back() {
-    let registry = registry();
-    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit());
-    let first = ask().unwrap().association;
-    assert!(ask().is_ok() && ask().is_ok());
-    assert_eq!(code(ask()), (0x181, 0, false), "busy now, perhaps not later");
-    let discovery = Nqn::DISCOVERY.to_string();
-    assert!(
-        registry.connect_admin(&data(0xFFFF, &discovery, HOST), &visit()).is_ok(),
-        "its own budget"
-    );
-    registry.admin_closed(&first);
-    assert!(ask().is_ok());
-}
-
-/// A host from another address is admitted, and an association of the source with the most is
-/// evicted.
-#[test]
-fn controllers_of_strangers_at_one_address_keep_nobody_away() {
-    let discovery = Nqn::DISCOVERY.to_string();
-    for subsystem in [TEST, &discovery] {
-        let registry = registry();
-        let ask = |source: [u8; 4]| {
-            let visit = ConnectContext { source: source.into(), ..visit() };
-            registry.connect_admin(&data(0xFFFF, subsystem, HOST), &visit).map(|a| a.association)
-        };
-        let strangers: Vec<_> = (0..3).map(|_| ask([192, 0, 2, 1]).unwrap()).collect();
-        let other = ask([192, 0, 2, 2]).unwrap();
-        let ended: Vec<_> = strangers.iter().map(|a| a.ended_for()).collect();
-        assert_eq!(ended, [Some(Cause::Crowded), None, None], "{subsystem}");
-        registry.admin_closed(&strangers[0]);
-        // One with I/O queues stays, as does one of an identified host.
-        strangers[1..].iter().for_each(|a| a.count_io_queue(true));
-        if ask([192, 0, 2, 3]).is_ok() {
-            assert!(other.is_closed() && subsystem == discovery);
-        }
-        assert!(strangers[1..].iter().all(|a| !a.is_closed()));
-    }
-    let registry = registry();
-    let friend = |source: [u8; 4]| {
-        let visit = ConnectContext { source: source.into(), ..visit() };
-        let data = data(0xFFFF, CLOSED, "nqn.2026-11.host:friend");
-        registry.connect_admin(&data, &visit).map(|a| a.association)
-    };
-    let friends: Vec<_> = (0..3).map(|_| friend([192, 0, 2, 1]).unwrap()).collect();
-    assert!(friend([192, 0, 2, 2]).is_err() && friends.iter().all(|a| !a.is_closed()));
-}
-
-/// Hosts of a subsystem that admits all could otherwise exclude those of the others, by connecting
-/// all queues that they are granted.
-#[test]
-fn hosts_that_are_not_identified_leave_a_quarter_to_those_of_lists() {
-    let (sender, _mailbox) = crate::message::mailbox().unwrap();
-    // 32 I/O queues.
-    let registry = Registry::new(vec![sender], 100, 32 * 128);
-    let friend = nqn("nqn.2026-11.host:friend");
-    registry.publish(Arc::new(sample()));
-    registry.publish(Arc::new(Subsystem {
-        nqn: nqn(CLOSED),
-        allow_any_host: false,
-        hosts: [friend].into(),
-        ..sample()
-    }));
-    let ask = |subsystem: &str, host: &str, now| {
-        let visit = ConnectContext { now, ..visit() };
-        registry.connect_admin(&data(0xFFFF, subsystem, host), &visit)
-    };
-    let (now, later) = (visit().now, visit().now + KEPT);
-    let open = |a: &Arc<Association>, qid, now| {
-        let connect = Connect { qid, sqsize_z: 127, ..Connect::default() };
-        let visit = ConnectContext { now, ..visit() };
-        registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &visit)
-    };
-    // 24 queues for hosts in no list: 8 each. One has none of them until its promise has expired.
-    let strangers: Vec<_> = (0..3).map(|_| ask(TEST, HOST, now).unwrap()).collect();
-    for (number, stranger) in strangers.iter().enumerate() {
-        let a = &stranger.association;
-        assert_eq!(stranger.limits.io_queues, 8);
-        a.grant_queues(8);
-        a.set_ready(true);
-        (1..=8).filter(|_| number < 2).for_each(|qid| drop(open(a, qid, now).unwrap()));
-    }
-    let refused = |ask: Result<Admitted, ConnectError>| ask.map(drop).unwrap_err().cause;
-    assert_eq!(refused(ask(TEST, HOST, now)), Cause::TooManyUnidentified);
-    let fourth = ask(TEST, HOST, later).unwrap();
-    assert_eq!(fourth.limits.io_queues, 8);
-    fourth.association.grant_queues(8);
-    fourth.association.set_ready(true);
-    let late = open(&strangers[2].association, 1, later);
-    assert_eq!(refused(late), Cause::TooManyUnidentified, "it is another one's by now");
-    assert!(open(&fourth.association, 1, later).is_ok());
-    let friend = ask(CLOSED, friend.as_str(), later).unwrap();
-    assert_eq!(friend.limits.io_queues, 8);
-    // Without lists there is nobody to leave anything to.
-    registry.change(Change { gone: vec![nqn(CLOSED)], ..Change::default() });
-    assert!(ask(TEST, HOST, later).is_ok());
-}
-
-#[test]
 fn hosts_with_keys_elsewhere_are_disconnected_and_refused_until_they_have_one_here() {
     let registry = registry();
     let connected = connect_host(&registry);
@@ -219,8 +117,6 @@ fn hosts_with_keys_elsewhere_are_disconnected_and_refused_until_they_have_one_he
     assert!(ask(HOST).unwrap().authenticate);
 }
 
-/// Otherwise two connections every 30 seconds, under a known name, would leave one I/O queue to
-/// every other host.
 #[test]
 fn each_exchange_has_a_challenge_and_a_sequence_number_of_its_own() {
     let (sender, _mailbox) = crate::message::mailbox().unwrap();
@@ -235,39 +131,6 @@ fn each_exchange_has_a_challenge_and_a_sequence_number_of_its_own() {
         assert!(challenges.insert(start.challenge), "a challenge comes again");
         assert!(numbers.insert(start.seqnum), "{} comes again", start.seqnum);
     }
-}
-
-#[test]
-fn nothing_is_kept_for_who_only_claims_a_name() {
-    let (sender, _mailbox) = crate::message::mailbox().unwrap();
-    let registry = Registry::new(vec![sender], 8, 4032);
-    registry.publish(offered(AccessPolicy::default()));
-    let secret = nvme::auth::Secret::parse(SECRET).unwrap();
-    let keys = Keys { host: secret, controller: None };
-    registry.set_keyring(Keyring::new(
-        [(nqn(HOST), keys)],
-        Keyring::default().policy().as_ref().clone(),
-    ));
-    let mut visit = visit();
-    visit.limits.io_queues = 20;
-    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
-    let claims: Vec<_> = (0..3).map(|_| ask()).collect();
-    assert!(claims.iter().all(|claim| claim.authenticate));
-    assert_eq!(promised(&registry, visit.source, visit.now), 0);
-    let host = &claims[2].association;
-    assert_eq!(registry.grant_again(host, visit.now), Some(20));
-    registry.proved(host);
-    assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
-    assert_eq!(registry.grant_again(host, visit.now), None, "it proves itself once more");
-    // The next one to authenticate gets what is left by then.
-    assert_eq!(registry.grant_again(&claims[1].association, visit.now), Some(11));
-    registry.proved(&claims[1].association);
-    // The reserved number is the one reported then, not the one left at its Connect.
-    let late = ask().association;
-    claims.iter().for_each(|claim| registry.admin_closed(&claim.association));
-    assert_eq!(registry.grant_again(&late, visit.now), Some(20));
-    registry.proved(&late);
-    assert_eq!(promised(&registry, visit.source, visit.now), 20 * 128);
 }
 
 #[test]
@@ -641,139 +504,6 @@ fn a_referral_with_hosts_is_reported_to_these_only() {
     assert_eq!(ports(nqn(HOST)), [1, 2]);
     assert_eq!(ports(other), [1, 3]);
     assert_eq!(ports(nqn("nqn.2026-11.host:third")), [1]);
-}
-
-#[test]
-fn controllers_that_come_together_are_promised_what_there_is_for_both() {
-    let (sender, _mailbox) = crate::message::mailbox().unwrap();
-    let registry = Registry::new(vec![sender], 8, 4032);
-    registry.publish(offered(AccessPolicy::default()));
-    let mut visit = visit();
-    visit.limits.io_queues = 16;
-    let ask =
-        |visit: &ConnectContext| registry.connect_admin(&data(0xFFFF, TEST, HOST), visit).unwrap();
-    let (first, second) = (ask(&visit), ask(&visit));
-    assert_eq!(promised(&registry, visit.source, visit.now), (15 + 8) * 128);
-    assert_eq!(promised(&registry, IpAddr::from([192, 0, 2, 1]), visit.now), 0);
-    assert_eq!(first.limits.io_queues, 15, "half of the receives may be half open");
-    assert_eq!(second.limits.io_queues, 8, "three quarters together");
-    // The first takes fewer, so there is more for the next.
-    first.association.grant_queues(4);
-    assert_eq!(ask(&visit).limits.io_queues, 11);
-    // Promised queues that are not connected are not reserved for ever.
-    visit.now += Duration::from_secs(31);
-    assert_eq!(ask(&visit).limits.io_queues, 15);
-}
-
-/// After a power failure all hosts of a target that is sized for them connect at the same time.
-#[test]
-fn hosts_with_a_name_that_come_together_are_promised_all_there_is() {
-    let (sender, _mailbox) = crate::message::mailbox().unwrap();
-    let registry = Registry::new(vec![sender], 8, 4 * 16 * 128);
-    let hosts = (0..4).map(|n| nqn(&format!("nqn.2026-11.host:{n}"))).collect::<BTreeSet<_>>();
-    registry.publish(Arc::new(Subsystem { hosts: hosts.clone(), ..sample() }));
-    let mut visit = visit();
-    visit.limits.io_queues = 16;
-    for host in &hosts {
-        let admitted = registry.connect_admin(&data(0xFFFF, TEST, host.as_str()), &visit).unwrap();
-        assert_eq!(admitted.limits.io_queues, 16, "{host}");
-    }
-}
-
-/// As above over connections: connected and not admitted ones are the promised ones.
-#[test]
-fn hosts_get_all_there_is_in_whatever_order_their_queues_connect() {
-    const HOSTS: usize = 4;
-    const QUEUES: u16 = 3;
-    let (admin, io) = (32, 128);
-    let each = u32::from(admin) + u32::from(QUEUES * io);
-    let mut random = 1_u64;
-    for round in 0..200 {
-        let (sender, _mailbox) = crate::message::mailbox().unwrap();
-        let registry = Registry::new(vec![sender], 8, HOSTS as u32 * each);
-        let hosts = (0..HOSTS).map(|n| nqn(&format!("nqn.2026-11.host:{n}"))).collect::<Vec<_>>();
-        let named = hosts.iter().copied().collect();
-        registry.publish(Arc::new(Subsystem { hosts: named, ..sample() }));
-        let connection = |receives| {
-            let held = OpenQueue { reactor: 0, receives };
-            registry.queue_opened(held);
-            let mut visit = ConnectContext { held: Some(held), ..visit() };
-            visit.limits.io_queues = QUEUES;
-            visit
-        };
-        // One connection of each host at a time: its admin queue, then all I/O queues, then their
-        // Connects.
-        let mut steps = [0; HOSTS];
-        let mut admitted: [Option<Arc<Association>>; HOSTS] = Default::default();
-        let mut open: [Vec<ConnectContext>; HOSTS] = Default::default();
-        while steps.iter().any(|step| *step < 2 + 2 * QUEUES) {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let at = (random >> 33) as usize % HOSTS;
-            let host = hosts[at].as_str();
-            match steps[at] {
-                0 => open[at].push(connection(admin)),
-                1 => {
-                    let visit = open[at].pop().unwrap();
-                    let granted = registry.connect_admin(&data(0xFFFF, TEST, host), &visit);
-                    let Admitted { association, limits, .. } = granted.unwrap();
-                    assert_eq!(limits.io_queues, QUEUES, "{host} in round {round}");
-                    association.set_ready(true);
-                    association.grant_queues(QUEUES);
-                    admitted[at] = Some(association);
-                }
-                step if step < 2 + QUEUES => open[at].push(connection(io)),
-                step if step < 2 + 2 * QUEUES => {
-                    let qid = step - 1 - QUEUES;
-                    let connect = Connect { qid, sqsize_z: io - 1, ..Connect::default() };
-                    let cntlid = admitted[at].as_ref().unwrap().cntlid;
-                    let visit = open[at].pop().unwrap();
-                    registry.connect_io(&connect, &data(cntlid, TEST, host), &visit).unwrap();
-                }
-                _ => continue,
-            }
-            steps[at] += 1;
-        }
-        let late = nqn("nqn.2026-11.host:0");
-        let late = registry.connect_admin(&data(0xFFFF, TEST, late.as_str()), &connection(admin));
-        assert_eq!(late.unwrap().limits.io_queues, 1, "nothing is left");
-    }
-}
-
-/// Shallow queues need few receives, and a queue pair each.
-#[test]
-fn no_more_queues_are_promised_than_there_are_queue_pairs() {
-    let (sender, _mailbox) = crate::message::mailbox().unwrap();
-    let registry = Registry::new(vec![sender], 64, u32::MAX / 2);
-    registry.publish(offered(AccessPolicy::default()));
-    let mut visit = visit();
-    visit.limits.io_queues = 100;
-    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
-    let promised: u32 = (0..30).map(|_| 1 + u32::from(ask().limits.io_queues)).sum();
-    assert!((2000..=rdma::limits::QUEUE_PAIRS + 30).contains(&promised), "{promised}");
-    // Of hosts in no list three quarters, where there is a list.
-    let (sender, _mailbox) = crate::message::mailbox().unwrap();
-    let registry = Registry::new(vec![sender], 64, u32::MAX / 2);
-    registry.publish(offered(AccessPolicy::default()));
-    let hosts = [nqn("nqn.2026-11.host:friend")].into();
-    registry.publish(Arc::new(Subsystem { nqn: nqn(CLOSED), hosts, ..sample() }));
-    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit);
-    let promised: u32 =
-        (0..30).map_while(|_| Some(1 + u32::from(ask().ok()?.limits.io_queues))).sum();
-    assert!((1500..=rdma::limits::QUEUE_PAIRS / 4 * 3).contains(&promised), "{promised}");
-}
-
-#[test]
-fn queues_of_different_depths_are_not_promised_the_same_receives() {
-    let (sender, _mailbox) = crate::message::mailbox().unwrap();
-    let registry = Registry::new(vec![sender], 8, 300);
-    let hosts = [nqn(HOST)].into();
-    registry.publish(Arc::new(Subsystem { hosts, ..sample() }));
-    let ask = |queue_depth, io_queues| {
-        let limits = Limits { queue_depth, io_queues, ..visit().limits };
-        let visit = ConnectContext { limits, ..visit() };
-        registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap().limits.io_queues
-    };
-    assert_eq!((ask(100, 1), ask(128, 8)), (1, 1));
 }
 
 #[test]
