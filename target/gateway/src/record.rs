@@ -437,6 +437,9 @@ impl GroupObject {
                 Key::Group(group) => {
                     object.groups.insert(group, text.parse().map_err(damaged)?);
                 }
+                Key::Keyed(slot) => {
+                    object.keyed.insert(slot, text.parse().map_err(damaged)?);
+                }
                 Key::Heartbeat(_) => {}
                 // Nobody decides by these who owns a group: damage of them obstructs no takeover.
                 Key::Move(group) => {
@@ -445,9 +448,6 @@ impl GroupObject {
                 Key::Version => object.version = text.parse().ok(),
                 Key::Applied(slot) => {
                     object.applied.extend(text.parse().ok().map(|applied| (slot, applied)));
-                }
-                Key::Keyed(slot) => {
-                    object.keyed.extend(text.parse().ok().map(|hosts| (slot, hosts)));
                 }
             }
             object.texts.insert(key, text.to_owned());
@@ -641,6 +641,9 @@ mod tests {
             ("ana.1", "1 1 serving 0 1 x"),
             ("ana.1", "1 1 lost 0 1 x -"),
             ("ana.1", ""),
+            // Whom to refuse is not known then.
+            ("keyed.1", "2"),
+            ("keyed.1", ""),
         ] {
             let said = GroupObject::parse([(key, text)]).unwrap_err();
             assert!(said.contains(key), "{said}");

@@ -99,12 +99,8 @@ impl Gateway {
     /// hosts have keys.
     pub(super) fn note_own(&self, update: Update) -> Update {
         let Member { slot, declared, applied, .. } = &self.member;
-        let keyed = Some(&declared.keyed).filter(|keyed| !keyed.0.is_empty());
-        update.note(Key::Applied(*slot), applied.as_ref(), &self.object).note(
-            Key::Keyed(*slot),
-            keyed,
-            &self.object,
-        )
+        let update = update.note(Key::Applied(*slot), applied.as_ref(), &self.object);
+        update.note(Key::Keyed(*slot), Some(&declared.keyed), &self.object)
     }
 
     /// A live member that declares something else: this gateway does not join it. Members that use
