@@ -91,6 +91,22 @@ pub enum SpaceState {
 }
 
 impl SpaceState {
+    /// What that means for the file system of `name`, and what to do; none if the space suffices.
+    #[must_use]
+    pub fn warning(self, name: &str) -> Option<String> {
+        match self {
+            SpaceState::Sufficient => None,
+            SpaceState::Overcommitted => Some(format!(
+                "the file system of {name} has less free space than its backing files may still \
+                 allocate: when it is full, writes fail with Capacity Exceeded"
+            )),
+            SpaceState::Low => Some(format!(
+                "the file system of {name} is almost full: writes are about to fail with Capacity \
+                 Exceeded; extend it, or have hosts deallocate (fstrim)"
+            )),
+        }
+    }
+
     /// The state that follows this one. A state is left only when its condition is exceeded by 1 %
     /// of the size, so that it does not alternate.
     #[must_use]

@@ -175,22 +175,20 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
             metric.encode_family(&labels)?.encode_gauge(&is)?;
         }
     }
+    let labels =
+        |of: &Namespace| [("subsystem", of.subsystem.clone()), ("nsid", of.nsid.to_string())];
     let help = "Size of a namespace";
     let name = "nvmfd_namespace_size_bytes";
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for namespace in &standing.namespaces {
-        let labels =
-            [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
-        metric.encode_family(&labels)?.encode_gauge(&namespace.size_bytes)?;
+        metric.encode_family(&labels(namespace))?.encode_gauge(&namespace.size_bytes)?;
     }
     let help = "Bytes allocated to the file of a namespace";
     let name = "nvmfd_namespace_allocated_bytes";
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for namespace in &standing.namespaces {
-        let labels =
-            [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
         if let Some(bytes) = namespace.allocated_bytes {
-            metric.encode_family(&labels)?.encode_gauge(&bytes)?;
+            metric.encode_family(&labels(namespace))?.encode_gauge(&bytes)?;
         }
     }
     let help = "Age of the oldest command in progress, 0 without one";
@@ -199,17 +197,14 @@ fn namespaces(standing: &Availability, encoder: &mut DescriptorEncoder<'_>) -> f
     for namespace in &standing.namespaces {
         let of = (namespace.subsystem.clone(), namespace.nsid);
         let oldest_ns = standing.oldest_ns.get(&of).copied().unwrap_or_default();
-        let labels = [("subsystem", of.0), ("nsid", of.1.to_string())];
-        metric.encode_family(&labels)?.encode_gauge(&seconds(oldest_ns))?;
+        metric.encode_family(&labels(namespace))?.encode_gauge(&seconds(oldest_ns))?;
     }
     let help = "Whether something else than its store is at the path of a namespace, or nothing";
     let name = "nvmfd_namespace_detached";
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for namespace in &standing.namespaces {
-        let labels =
-            [("subsystem", namespace.subsystem.clone()), ("nsid", namespace.nsid.to_string())];
         let is = u64::from(namespace.detached.is_some());
-        metric.encode_family(&labels)?.encode_gauge(&is)?;
+        metric.encode_family(&labels(namespace))?.encode_gauge(&is)?;
     }
     let directories = "Whether the directory of the namespaces that hosts make is there";
     for (name, help, key, all) in [

@@ -66,23 +66,14 @@ impl Shared {
 /// Logs a new state of the file system of a file.
 fn log(name: &str, space: &FileSystemSpace) {
     let FileSystemSpace { size_bytes, free_bytes, unallocated_bytes, .. } = *space;
-    match space.state {
-        SpaceState::Sufficient => {
+    match space.state.warning(name) {
+        None => {
             info!(free_bytes, unallocated_bytes, "the file system of {name} has enough free space");
         }
-        SpaceState::Overcommitted => warn!(
-            free_bytes,
-            unallocated_bytes,
-            "the file system of {name} has less free space than its backing files may still \
-             allocate: when it is full, writes fail with Capacity Exceeded"
-        ),
-        SpaceState::Low => error!(
-            size_bytes,
-            free_bytes,
-            unallocated_bytes,
-            "the file system of {name} is almost full: writes are about to fail with Capacity \
-             Exceeded; extend it, or have hosts deallocate (fstrim)"
-        ),
+        Some(warning) if space.state == SpaceState::Low => {
+            error!(size_bytes, free_bytes, unallocated_bytes, "{warning}");
+        }
+        Some(warning) => warn!(size_bytes, free_bytes, unallocated_bytes, "{warning}"),
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nvmfd::api::stats::{InFlight, SlowCommand, Stats};
+use nvmfd::plural::count;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -102,7 +103,7 @@ fn show_controllers(since: &Stats, args: &StatsArgs, output: Output) {
     output.print_on(&controller_table(&all));
     let together = since.controllers.iter().filter(|of| of.ops.is_none()).count();
     if together > 0 {
-        output.print_on(&format!("\n{together} controllers are not counted apart\n"));
+        output.print_on(&format!("\nnot counted apart: {}\n", count(together, "controller")));
     }
     if args.watch {
         output.print_on("\n");

@@ -15,7 +15,8 @@ use crate::time::at_s;
 #[derive(Args)]
 pub(crate) struct Command {
     /// Print one line for a monitoring system, with its exit code: 0 OK, 1 WARNING (a refused reload,
-    /// changes set aside, a file system that is almost full), 2 CRITICAL (something is not served, or no daemon answers)
+    /// changes set aside, a file system that is almost full), 2 CRITICAL (something is not served, or
+    /// no daemon answers)
     #[arg(long)]
     check: bool,
 }

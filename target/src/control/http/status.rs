@@ -29,6 +29,7 @@ async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
     let config = &running.config;
     let controllers = view.registry.controllers();
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let overcommitted = file_systems(&managed, SpaceState::Overcommitted);
     Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: process::id(),
@@ -47,7 +48,7 @@ async fn status(State(managed): State<ControlHandle>) -> Json<Status> {
         needs_restart: running.needs_restart.iter().map(ToString::to_string).collect(),
         unsaved_changes: count(running.declared.changes().kept.len()),
         set_aside_changes: count(running.declared.changes().set_aside.len()),
-        warnings: config.warnings().into_iter().chain(overcommitted(&managed)).collect(),
+        warnings: config.warnings().into_iter().chain(overcommitted).collect(),
         last_reload: running.last_reload.get(),
     })
 }
@@ -81,26 +82,10 @@ fn ana_name(state: AnaState) -> String {
 
 /// File systems that are almost full. The sentence stays the same while the state does.
 pub(super) fn low_space(managed: &ControlHandle) -> Vec<String> {
-    let of = |names: &str| {
-        format!(
-            "the file system of {names} is almost full: writes are about to fail with Capacity \
-             Exceeded; extend it, or have hosts deallocate (fstrim)"
-        )
-    };
-    file_systems(managed, SpaceState::Low).iter().map(|names| of(names)).collect()
+    file_systems(managed, SpaceState::Low)
 }
 
-fn overcommitted(managed: &ControlHandle) -> Vec<String> {
-    let of = |names: &str| {
-        format!(
-            "the file system of {names} has less free space than its backing files may still \
-             allocate: when it is full, writes fail with Capacity Exceeded"
-        )
-    };
-    file_systems(managed, SpaceState::Overcommitted).iter().map(|names| of(names)).collect()
-}
-
-/// The namespaces of each file system in a state: the first by name, the others as a number.
+/// File systems in a state, each by its first namespace and the number of the others.
 fn file_systems(managed: &ControlHandle, state: SpaceState) -> Vec<String> {
     let mut found: BTreeMap<u64, (String, u32)> = BTreeMap::new();
     for subsystem in managed.view().registry.subsystems() {
@@ -116,7 +101,7 @@ fn file_systems(managed: &ControlHandle, state: SpaceState) -> Vec<String> {
         1 => first,
         count => format!("{first} (and of {} more)", count - 1),
     };
-    found.into_values().map(names).collect()
+    found.into_values().filter_map(|found| state.warning(&names(found))).collect()
 }
 
 pub(super) fn degraded(managed: &ControlHandle) -> Vec<String> {
