@@ -176,10 +176,11 @@ causes! {
         "too many hosts have not authenticated yet",
         "check which hosts connect and do not authenticate; hosts retry automatically";
     TooManyUnidentified, "too-many-unidentified", Connect,
-        "hosts whose NQN is in no `hosts` list have three quarters of the receives or queue pairs; \
-         the rest is for hosts in lists",
+        "hosts whose NQN is in no `hosts` list have their share of the receives, queue pairs or \
+         controllers: three quarters for all of them while there is a list, and three quarters of \
+         that for one address",
         "add its NQN to `hosts` of the subsystem, disconnect hosts that need no controller, or \
-         raise memory.receives and restart";
+         raise memory.receives or limits.controllers and restart";
     DuplicateHost, "duplicate-host", Connect,
         "the host already has a controller from this address, and duplicate_hosts is \"refuse\"",
         "disconnect the other one; if two machines have one host NQN and id, give each its own \

@@ -106,21 +106,20 @@ impl Registry {
         if let Some(subsystem) = &whole {
             association.unflushed = book.hosts.unflushed(&association, subsystem);
         }
-        self.check_share(&book, &association, limits.queue_depth, visit.now)?;
+        let of_source = (source, limits.queue_depth);
+        self.check_share(&book, &association, of_source, false, visit.now)?;
         association.cntlid = book.free_cntlid(&subnqn, cntlids, &room_made.displaced)?;
         // No errors from here on.
         visit.held.iter().for_each(|held| self.queue_admitted(*held));
         // Promise no more I/O queues than there is memory for; the host takes what it gets.
         let most_io_queues = limits.io_queues;
-        limits.io_queues = self.grant(&book, limits, association.anonymous, visit.now);
+        let unidentified = association.anonymous.then_some(source);
+        limits.io_queues = self.grant(&book, limits, unidentified, visit.now);
         let association = Arc::new(association);
         // No queue of its own can query this before it is set, and every later change finds it. The
         // host may be permitted to delete a namespace that it does not see, so those count as well.
         whole.iter().for_each(|subsystem| bar(&association, &subsystem.namespaces));
-        let claimed = match authenticate {
-            true => book.claims.note(source, visit.now),
-            false => visit.now,
-        };
+        let claimed = if authenticate { book.claims.note(source, visit.now) } else { visit.now };
         let entry = AssociationEntry {
             association: Arc::clone(&association),
             qids: BTreeSet::new(),
@@ -182,10 +181,9 @@ impl Registry {
         if connect.sqsize_z >= entry.limits.queue_depth {
             return Err(ConnectError::parameter(Cause::BadQueueSize, InvalidParameter::SQSIZE));
         }
-        // What it was promised has been counted.
-        if entry.kept_queues(visit.now) == 0 {
-            self.check_share(&book, &entry.association, entry.limits.queue_depth, visit.now)?;
-        }
+        let of_source = (entry.source(), entry.limits.queue_depth);
+        let is_promised = entry.kept_queues(visit.now) > 0;
+        self.check_share(&book, &entry.association, of_source, is_promised, visit.now)?;
         let id = entry.association.id;
         let entry = book.associations.get_mut(&id).ok_or_else(unknown)?;
         // Associations that only claim the name do not obstruct one that has authenticated.

@@ -9,6 +9,7 @@ mod hosts;
 mod list;
 mod prepared;
 mod queue_grants;
+mod shares;
 mod shutdown;
 mod unauthenticated;
 

@@ -8,10 +8,8 @@ use std::time::{Duration, Instant};
 use rdma::{Source, limits};
 
 use super::{AssociationEntry, ControllerTable, Registry};
-use crate::command::fabrics::ConnectError;
 use crate::controller::Limits;
 use crate::controller::association::Association;
-use crate::diag::cause::Cause;
 
 /// Time for which receives are reserved for promised I/O queues: as long as a connection may take
 /// to its Connect.
@@ -39,10 +37,10 @@ impl Registry {
         &self,
         book: &ControllerTable,
         limits: Limits,
-        anonymous: bool,
+        unidentified: Option<Source>,
         now: Instant,
     ) -> u16 {
-        self.room(book, limits.queue_depth, anonymous, now).clamp(1, limits.io_queues)
+        self.room(book, limits.queue_depth, unidentified, now).clamp(1, limits.io_queues)
     }
 
     /// Number of I/O queues for the controller of a host that is about to be authenticated. None
@@ -56,7 +54,7 @@ impl Registry {
         }
         let entry = book.associations.get(&association.id)?;
         let most = Limits { io_queues: entry.most_io_queues, ..entry.limits };
-        let io_queues = self.grant(&book, most, false, now);
+        let io_queues = self.grant(&book, most, None, now);
         let entry = book.associations.get_mut(&association.id)?;
         entry.limits.io_queues = io_queues;
         entry.kept_until = now + KEPT;
@@ -67,8 +65,14 @@ impl Registry {
     /// queue pairs that others neither have nor were promised. Hosts that are not identified are
     /// promised half each and three quarters together, so that they cannot exclude others by
     /// connecting. Connections that are not admitted do not count: they are the promised ones, or
-    /// are evicted for those.
-    fn room(&self, book: &ControllerTable, depth: u16, anonymous: bool, now: Instant) -> u16 {
+    /// are evicted for those. `unidentified`: the source of such a host.
+    fn room(
+        &self,
+        book: &ControllerTable,
+        depth: u16,
+        unidentified: Option<Source>,
+        now: Instant,
+    ) -> u16 {
         let depth = u32::from(depth.max(1));
         let kept = |all: bool| -> u32 {
             let entries = book.associations.values();
@@ -83,8 +87,8 @@ impl Registry {
         });
         let free: u32 = loads.map(|load| left(load) / depth).sum();
         let mut queues = free.saturating_sub(kept(true).div_ceil(depth));
-        if anonymous {
-            queues = queues.min(self.left_for_unidentified(book, depth, now));
+        if let Some(source) = unidentified {
+            queues = queues.min(self.left_for_unidentified(book, source, depth, now));
             let receives = self.receives.saturating_mul(self.loads.len() as u32);
             let left = (receives / 4 * 3).saturating_sub(kept(false));
             queues = queues.min(receives / 2 / depth).min(left / depth);
@@ -94,48 +98,8 @@ impl Registry {
     }
 
     /// Queue pairs of all reactors.
-    fn queue_pairs(&self) -> u32 {
+    pub(super) fn queue_pairs(&self) -> u32 {
         limits::QUEUE_PAIRS.saturating_mul(self.loads.len().max(1) as u32)
-    }
-
-    /// I/O queues of `depth` entries that hosts which are not identified may have beside those that
-    /// they have or were promised. While a subsystem has `hosts`, they get three quarters of the
-    /// receives and queue pairs: the rest is for its hosts.
-    fn left_for_unidentified(&self, book: &ControllerTable, depth: u32, now: Instant) -> u32 {
-        if book.subsystems.values().all(|subsystem| subsystem.hosts.is_empty()) {
-            return u32::MAX;
-        }
-        let (mut receives, mut pairs) = (0, 1);
-        let is_open = |e: &&AssociationEntry| e.association.anonymous && !e.association.is_closed();
-        for entry in book.associations.values().filter(is_open) {
-            let own = entry.queue_pairs(now);
-            pairs += own;
-            receives += (own - 1) * u32::from(entry.limits.queue_depth);
-        }
-        let all = self.receives.saturating_mul(self.loads.len() as u32);
-        let left = |all: u32, used: u32| (all / 4 * 3).saturating_sub(used);
-        (left(all, receives) / depth).min(left(self.queue_pairs(), pairs))
-    }
-
-    /// Refuses one more controller or I/O queue to a host that is not identified where there is no
-    /// I/O queue left for it.
-    ///
-    /// # Errors
-    /// Hosts that are not identified have their share.
-    pub(super) fn check_share(
-        &self,
-        book: &ControllerTable,
-        association: &Association,
-        depth: u16,
-        now: Instant,
-    ) -> Result<(), ConnectError> {
-        if !association.anonymous || association.subsystem.is_discovery() {
-            return Ok(());
-        }
-        match self.left_for_unidentified(book, depth.max(1).into(), now) {
-            0 => Err(ConnectError::busy(Cause::TooManyUnidentified)),
-            _ => Ok(()),
-        }
     }
 }
 
@@ -146,7 +110,7 @@ impl AssociationEntry {
     }
 
     /// Its queue pairs, including those of promised I/O queues.
-    fn queue_pairs(&self, now: Instant) -> u32 {
+    pub(super) fn queue_pairs(&self, now: Instant) -> u32 {
         1 + u32::from(self.association.io_queues()) + u32::from(self.kept_queues(now))
     }
 

@@ -329,7 +329,7 @@ fn all_queues_of_a_controller_come_to_one_address() {
 
 #[test]
 fn a_subsystem_may_grant_less_than_the_target() {
-    let registry = Registry::new(Vec::new(), 8, 4096);
+    let registry = Registry::new(Vec::new(), 8, 1 << 20);
     let offer = AccessPolicy {
         queue_depth: Some(32),
         io_queues: Some(2),
@@ -358,7 +358,7 @@ fn a_subsystem_may_grant_less_than_the_target() {
 
 #[test]
 fn controller_ids_come_from_the_range_of_the_subsystem_and_go_round() {
-    let registry = Registry::new(Vec::new(), 8, 0);
+    let registry = Registry::new(Vec::new(), 8, 1 << 20);
     registry.publish(offered(AccessPolicy { cntlids: 100..=102, ..AccessPolicy::default() }));
     let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit());
     let ids = || ask().unwrap().association;
@@ -380,7 +380,7 @@ fn a_host_that_comes_again_is_let_in_refused_or_takes_its_own_place() {
         (DuplicateHosts::Refuse, Err((0x181, 0, false))),
         (DuplicateHosts::Replace, Ok(true)),
     ] {
-        let registry = Registry::new(Vec::new(), 8, 0);
+        let registry = Registry::new(Vec::new(), 8, 1 << 20);
         let most = (duplicates == DuplicateHosts::Replace).then_some(2);
         registry.publish(offered(AccessPolicy {
             duplicates,
@@ -409,7 +409,7 @@ fn a_host_that_comes_again_is_let_in_refused_or_takes_its_own_place() {
 
 #[test]
 fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
-    let registry = Registry::new(Vec::new(), 8, 0);
+    let registry = Registry::new(Vec::new(), 8, 1 << 20);
     let masks = |hosts: &[&str]| {
         let hosts = hosts.iter().map(|name| nqn(name)).collect();
         offered(AccessPolicy { masks: [(2, hosts)].into(), ..AccessPolicy::default() })
@@ -439,7 +439,7 @@ fn a_host_sees_the_namespaces_that_are_not_masked_from_it() {
 /// A host that may delete namespaces may delete one that it does not see, unless that is reserved.
 #[test]
 fn a_host_is_barred_from_what_it_does_not_see_as_well() {
-    let registry = Registry::new(Vec::new(), 8, 0);
+    let registry = Registry::new(Vec::new(), 8, 1 << 20);
     let masked = AccessPolicy { masks: [(2, BTreeSet::new())].into(), ..AccessPolicy::default() };
     let subsystem = offered(masked);
     reserve(&subsystem.namespace(2).unwrap().reservation, [1; 16]);

@@ -62,7 +62,7 @@ fn stage(management: &str) -> Stage {
     std::fs::write(&file, text).unwrap();
     let declared = EffectiveConfig::load(&file).unwrap();
     let config = declared.config().clone();
-    let registry = Arc::new(Registry::new(Vec::new(), 4, 64));
+    let registry = Arc::new(Registry::new(Vec::new(), 4, 1 << 20));
     let view = TargetView {
         gateway: Some(Arc::default()),
         monitor: None,

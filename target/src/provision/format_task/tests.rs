@@ -47,7 +47,7 @@ fn config_of(directory: &Path, bytes: usize, block_size: u32, more: &str) -> Con
 
 /// A provisioner without a reactor, and the lines that it reported.
 pub(in crate::provision) fn provisioner(config: &Config) -> (Mutex<Provisioner>, Vec<String>) {
-    let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
+    let registry = Arc::new(Registry::new(Vec::new(), 8, 1 << 20));
     let shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
     let monitor = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let stores = DeviceTable::new(config.state_directory.clone(), 0);

@@ -53,7 +53,7 @@ fn provisioner(config: &Config) -> Provisioner {
 
 /// A provisioner that serves nothing yet.
 fn empty_provisioner(config: &Config, stores: DeviceTable) -> Provisioner {
-    let registry = Arc::new(Registry::new(Vec::new(), 8, 0));
+    let registry = Arc::new(Registry::new(Vec::new(), 8, 1 << 20));
     let shared = Arc::new(Shared::new(registry, Workers::default(), SystemTime::now));
     let monitor = Arc::new(DeviceMonitor::start(ReactorRings(Vec::new()), Arc::default()).unwrap());
     let usage_store = Arc::new(UsageStore::open(None, PowerMeter::default()));

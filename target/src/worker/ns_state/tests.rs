@@ -59,7 +59,7 @@ impl Scene {
         let (sender, message) = mailbox().unwrap();
         let worker = NamespaceStateWorker::new();
         let messages = worker.sender();
-        let registry = Arc::new(Registry::new(vec![sender], 8, 0));
+        let registry = Arc::new(Registry::new(vec![sender], 8, 1 << 20));
         let workers = Workers::default().with_ns_state(messages.clone());
         registry.publish(Arc::new(subsystem));
         let (a, b) = (connect(&registry, A), connect(&registry, B));

@@ -11,56 +11,6 @@ use crate::registry::*;
 use crate::subsystem::AccessPolicy;
 use crate::subsystem::testing::sample;
 
-/// Hosts of a subsystem that admits all could otherwise exclude those of the others, by connecting
-/// all queues that they are granted.
-#[test]
-fn hosts_that_are_not_identified_leave_a_quarter_to_those_of_lists() {
-    let (sender, _mailbox) = crate::message::mailbox().unwrap();
-    // 32 I/O queues.
-    let registry = Registry::new(vec![sender], 100, 32 * 128);
-    let friend = nqn("nqn.2026-11.host:friend");
-    registry.publish(Arc::new(sample()));
-    registry.publish(Arc::new(Subsystem {
-        nqn: nqn(CLOSED),
-        allow_any_host: false,
-        hosts: [friend].into(),
-        ..sample()
-    }));
-    let ask = |subsystem: &str, host: &str, now| {
-        let visit = ConnectContext { now, ..visit() };
-        registry.connect_admin(&data(0xFFFF, subsystem, host), &visit)
-    };
-    let (now, later) = (visit().now, visit().now + KEPT);
-    let open = |a: &Arc<Association>, qid, now| {
-        let connect = Connect { qid, sqsize_z: 127, ..Connect::default() };
-        let visit = ConnectContext { now, ..visit() };
-        registry.connect_io(&connect, &data(a.cntlid, TEST, HOST), &visit)
-    };
-    // 24 queues for hosts in no list: 8 each. One has none of them until its promise has expired.
-    let strangers: Vec<_> = (0..3).map(|_| ask(TEST, HOST, now).unwrap()).collect();
-    for (number, stranger) in strangers.iter().enumerate() {
-        let a = &stranger.association;
-        assert_eq!(stranger.limits.io_queues, 8);
-        a.grant_queues(8);
-        a.set_ready(true);
-        (1..=8).filter(|_| number < 2).for_each(|qid| drop(open(a, qid, now).unwrap()));
-    }
-    let refused = |ask: Result<Admitted, ConnectError>| ask.map(drop).unwrap_err().cause;
-    assert_eq!(refused(ask(TEST, HOST, now)), Cause::TooManyUnidentified);
-    let fourth = ask(TEST, HOST, later).unwrap();
-    assert_eq!(fourth.limits.io_queues, 8);
-    fourth.association.grant_queues(8);
-    fourth.association.set_ready(true);
-    let late = open(&strangers[2].association, 1, later);
-    assert_eq!(refused(late), Cause::TooManyUnidentified, "it is another one's by now");
-    assert!(open(&fourth.association, 1, later).is_ok());
-    let friend = ask(CLOSED, friend.as_str(), later).unwrap();
-    assert_eq!(friend.limits.io_queues, 8);
-    // Without lists there is nobody to leave anything to.
-    registry.change(Change { gone: vec![nqn(CLOSED)], ..Change::default() });
-    assert!(ask(TEST, HOST, later).is_ok());
-}
-
 /// Otherwise two connections every 30 seconds, under a known name, would leave one I/O queue to
 /// every other host.
 #[test]
@@ -198,10 +148,14 @@ fn no_more_queues_are_promised_than_there_are_queue_pairs() {
     let (sender, _mailbox) = crate::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 64, u32::MAX / 2);
     registry.publish(offered(AccessPolicy::default()));
-    let mut visit = visit();
-    visit.limits.io_queues = 100;
-    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit).unwrap();
-    let promised: u32 = (0..30).map(|_| 1 + u32::from(ask().limits.io_queues)).sum();
+    let ask = |registry: &Registry, host: u8| {
+        let mut visit = ConnectContext { source: [192, 0, 2, host].into(), ..visit() };
+        visit.limits.io_queues = 100;
+        registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit)
+    };
+    let queue_pairs =
+        |admitted: Result<Admitted, _>| Some(1 + u32::from(admitted.ok()?.limits.io_queues));
+    let promised: u32 = (0..30).map(|n| queue_pairs(ask(&registry, n)).unwrap()).sum();
     assert!((2000..=rdma::limits::QUEUE_PAIRS + 30).contains(&promised), "{promised}");
     // Of hosts in no list three quarters, where there is a list.
     let (sender, _mailbox) = crate::message::mailbox().unwrap();
@@ -209,9 +163,7 @@ fn no_more_queues_are_promised_than_there_are_queue_pairs() {
     registry.publish(offered(AccessPolicy::default()));
     let hosts = [nqn("nqn.2026-11.host:friend")].into();
     registry.publish(Arc::new(Subsystem { nqn: nqn(CLOSED), hosts, ..sample() }));
-    let ask = || registry.connect_admin(&data(0xFFFF, TEST, HOST), &visit);
-    let promised: u32 =
-        (0..30).map_while(|_| Some(1 + u32::from(ask().ok()?.limits.io_queues))).sum();
+    let promised: u32 = (0..30).map_while(|n| queue_pairs(ask(&registry, n))).sum();
     assert!((1500..=rdma::limits::QUEUE_PAIRS / 4 * 3).contains(&promised), "{promised}");
 }
 
