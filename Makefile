@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native client monitoring images console-test release reproduce test-readme guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native client monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -122,6 +122,10 @@ guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP 
 	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
 	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
+
+test-attach: packages build ## Exports of nvmf attach at full size, and a guest that boots Debian from one: make test-attach ROUNDS=10
+	@$(call install,debootstrap e2fsprogs qemu-system-x86)
+	$(SUDO) env NVMFD="$(NVMFD)" NVMF="$(NVMF)" ROUNDS="$(or $(ROUNDS),10)" tests/vm/boot
 
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common python3-rados librbd1 librados2
 images: test-packages # Block devices on an image of Ceph RBD, on a cluster that is started on this machine
