@@ -234,6 +234,7 @@ fn serve_namespace(
         name: name.clone(),
         socket: PathBuf::new(),
         is_read_only: args.read_only || args.snapshot,
+        is_temporary: args.snapshot,
         piece_bytes: PIECE_BYTES.min(most_bytes),
     };
     let ControlFlow::Continue(device) = device(args, &export, &mut host, &mut stop)? else {

@@ -43,6 +43,9 @@ pub(super) struct ExportOptions {
     pub(super) name: String,
     pub(super) socket: PathBuf,
     pub(super) is_read_only: bool,
+    /// The namespace is removed afterwards: a device of the kernel is removed at the end also if it
+    /// is in use, because its requests would wait for ever.
+    pub(super) is_temporary: bool,
     pub(super) piece_bytes: u32,
 }
 
@@ -379,7 +382,8 @@ impl Server {
         self.ending = Ending::Draining(Instant::now() + DRAIN_LIMIT);
         self.connections.listen(None);
         self.vhost_user.iter_mut().for_each(VhostUser::end);
-        self.ublk.iter_mut().for_each(Ublk::end);
+        let force = self.options.is_temporary;
+        self.ublk.iter_mut().for_each(|device| device.end(force));
         self.clients(|connection, _, s| {
             connection.end(s);
             true

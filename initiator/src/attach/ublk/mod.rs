@@ -290,14 +290,15 @@ impl Ublk {
         }
     }
 
-    /// The end is asked for: writes what is cached and stops the device, which needs requests.
-    pub(super) fn end(&mut self) {
+    /// The end is asked for: writes what is cached and stops the device, which needs requests. With
+    /// `force` nothing is written, and a device that is in use is stopped too: its requests fail.
+    pub(super) fn end(&mut self, force: bool) {
         if self.stopping.is_some() || self.is_stopped() {
             return;
         }
         let number = self.number;
         let builder = std::thread::Builder::new().name("ublk-stop".into());
-        match builder.spawn(move || setup::stop(number, false)) {
+        match builder.spawn(move || setup::stop(number, force)) {
             Ok(thread) => self.stopping = Some(thread),
             Err(why) => {
                 error!("{} cannot be stopped: {why}", self.path());
