@@ -123,8 +123,13 @@ guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP 
 	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
 
+# The second ublk has the CPUs that User-Mode Linux lacks.
 test-attach: packages build ## Exports of nvmf attach at full size, and a guest that boots Debian from one: make test-attach ROUNDS=10
-	@$(call install,debootstrap e2fsprogs qemu-system-x86)
+	@$(call install,debootstrap e2fsprogs xfsprogs qemu-system-x86)
+	$(GUEST) ROUNDS="$(or $(ROUNDS),10)" tests/vm/judge --kind uml --logs "$(BUILD)"/vm-logs/attach attach ublk
+	$(GUEST) ROUNDS="$(or $(ROUNDS),10)" NVMFD_VM_RELEASE=bookworm-backports NVMFD_VM_SMP=2 tests/vm/judge --kind qemu \
+	  --logs "$(BUILD)"/vm-logs/attach-smp ublk
+	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" ROUNDS="$(or $(ROUNDS),10)" tests/vm/vhost-user
 	$(SUDO) env NVMFD="$(NVMFD)" NVMF="$(NVMF)" ROUNDS="$(or $(ROUNDS),10)" tests/vm/boot
 
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common python3-rados librbd1 librados2
