@@ -106,37 +106,58 @@ impl Wqe {
 
     /// Offset and length of packet `at` in the buffer.
     fn segment(&self, at: u64, mtu: u32) -> (u32, u32) {
+        self.segments(at, 1, mtu)
+    }
+
+    /// Offset and length of some packets from `at` on.
+    #[inline(always)] // for each packet
+    fn segments(&self, at: u64, packets: u64, mtu: u32) -> (u32, u32) {
         let offset = (at - self.first) * u64::from(mtu);
         let left = u64::from(self.work.buf().len()).saturating_sub(offset);
-        (offset as u32, left.min(u64::from(mtu)) as u32)
+        (offset as u32, left.min(packets * u64::from(mtu)) as u32)
     }
 
     /// The datagram of some packets from `at` on: one packet, or as many as a read request asks for.
     /// `work` is the number of this one.
+    fn datagram(&self, work: u64, at: u64, packets: u64, mtu: u32, bth: Bth) -> TxPacket {
+        let ends = (at == self.first, at + 1 == self.end());
+        self.emit(work, self.segments(at, packets, mtu), ends, bth)
+    }
+
+    /// The datagram of work that is one packet.
     #[inline(always)] // for each packet
-    fn datagram(&self, work: u64, at: u64, packets: u64, mtu: u32, mut bth: Bth) -> TxPacket {
-        let (offset, mut len) = self.segment(at, mtu);
-        let ext = match &self.work {
-            Work::Read { into, from } => {
-                let asked = packets * u64::from(mtu);
-                let length = asked.min(u64::from(into.len() - offset.min(into.len()))) as u32;
-                (bth.opcode, len) = (Opcode::ReadRequest, 0);
-                memory_of(from.addr, from.key, offset, length)
+    fn whole(&self, work: u64, bth: Bth) -> TxPacket {
+        self.emit(work, (0, self.work.buf().len()), (true, true), bth)
+    }
+
+    /// The datagram of this offset and length; `first` and `last`: of the packets of the work.
+    #[inline(always)] // for each packet
+    fn emit(
+        &self,
+        work: u64,
+        (offset, len): (u32, u32),
+        (first, last): (bool, bool),
+        bth: Bth,
+    ) -> TxPacket {
+        let (opcode, ext, payload_bytes) = match &self.work {
+            Work::Read { from, .. } => {
+                (Opcode::ReadRequest, memory_of(from.addr, from.key, offset, len), 0)
             }
             Work::Write { to, .. } => {
-                bth.opcode = Opcode::WriteOnly;
-                memory_of(to.addr, to.key, offset, len)
+                (Opcode::WriteOnly, memory_of(to.addr, to.key, offset, len), len)
             }
             Work::Send { invalidate, .. } => {
-                let last = at + 1 == self.end();
-                bth.opcode = send_opcode(at == self.first, last, invalidate.is_some());
-                invalidate.map_or(RequestExt::None, RequestExt::Invalidate)
+                let ext = invalidate.map_or(RequestExt::None, RequestExt::Invalidate);
+                (send_opcode(first, last, invalidate.is_some()), ext, len)
             }
             // Receives are posted on the responder.
-            Work::Recv(_) => RequestExt::None,
+            Work::Recv(_) => (bth.opcode, RequestExt::None, len),
         };
-        let payload = if len == 0 { Payload::None } else { Payload::Posted { work, at: offset } };
-        TxPacket::request(bth, ext, payload, len)
+        let payload = match payload_bytes {
+            0 => Payload::None,
+            _ => Payload::Posted { work, at: offset },
+        };
+        TxPacket::request(Bth { opcode, ..bth }, ext, payload, payload_bytes)
     }
 
     /// The packets of the piece of a read that contains packet `at`. Pieces begin at multiples of
@@ -300,8 +321,11 @@ impl Requester {
 
     /// Posts several.
     pub(crate) fn append(&mut self, items: &mut VecDeque<Wqe>) {
-        if !items.is_empty() {
-            self.works.append(items);
+        match items.len() {
+            0 => {}
+            // Of a command that is alone: cheaper than to append a queue.
+            1 => self.works.extend(items.pop_front()),
+            _ => self.works.append(items),
         }
     }
 
@@ -468,28 +492,23 @@ impl Requester {
         while sent < room
             && packets > 0
             && let at = self.board.next()
-            && let (work, bth) = (self.done + self.cursor as u64, self.bth(peer, at))
+            && let bth = self.bth(peer, at)
             && let Some(item) = self.works.get_mut(self.cursor)
         {
             let read = item.is_read();
-            if self.into == 0 || !item.is_send() {
+            let mut datagram = if item.work.buf().len() <= self.mtu {
+                // Most work is one packet.
+                (item.first, item.packets) = (at, 1);
+                let datagram = item.whole(self.done + self.cursor as u64, bth);
                 self.credits.begin();
-            }
-            if self.into == 0 {
-                (item.first, item.packets) = (at, packets_of(item.work.buf().len(), self.mtu));
-                if read {
-                    item.piece =
-                        (if self.window.is_whole() { self.clean_piece } else { self.piece }) as u32;
-                }
-            }
-            let mut datagram = item.datagram(work, at, packets, self.mtu, bth);
-            self.into += packets;
-            self.board.send(packets, read);
+                self.board.send(1, read);
+                self.cursor += 1;
+                datagram
+            } else {
+                self.transmit_part(peer, packets)
+            };
             if read {
                 self.reads.push_back(at + packets);
-            }
-            if self.into >= u64::from(item.packets) {
-                (self.cursor, self.into) = (self.cursor + 1, 0);
             }
             open = open.less(packets);
             let next = self.sendable(open);
@@ -503,6 +522,29 @@ impl Requester {
             (sent, packets) = (sent + 1, next);
         }
         sent
+    }
+
+    /// The next datagram of work that takes several packets.
+    #[inline(never)]
+    fn transmit_part(&mut self, peer: Qpn, packets: u64) -> TxPacket {
+        let (at, piece) = (self.board.next(), self.fresh_piece());
+        let (work, bth) = (self.done + self.cursor as u64, self.bth(peer, at));
+        let item = &mut self.works[self.cursor];
+        let read = item.is_read();
+        if self.into == 0 || !item.is_send() {
+            self.credits.begin();
+        }
+        if self.into == 0 {
+            (item.first, item.packets) = (at, packets_of(item.work.buf().len(), self.mtu));
+            item.piece = if read { piece as u32 } else { 1 };
+        }
+        let datagram = item.datagram(work, at, packets, self.mtu, bth);
+        self.into += packets;
+        self.board.send(packets, read);
+        if self.into >= u64::from(item.packets) {
+            (self.cursor, self.into) = (self.cursor + 1, 0);
+        }
+        datagram
     }
 
     /// The first packets to send again: index of their work, the first packet, and their number.
@@ -536,8 +578,12 @@ impl Requester {
             self.works.get(*index).is_some_and(|item| (item.first..item.end()).contains(&at))
         };
         // Data of a read follow those of the one before.
-        if let Some(index) = [self.recent, self.recent + 1].into_iter().find(has) {
-            return Some(index);
+        let (recent, next) = (self.recent, self.recent + 1);
+        if has(&recent) {
+            return Some(recent);
+        }
+        if has(&next) {
+            return Some(next);
         }
         self.works.partition_point(|item| item.first <= at).checked_sub(1)
     }
@@ -565,6 +611,7 @@ impl Requester {
                 return 0;
             }
             Work::Read { .. } if self.reads.len() >= self.depth => return 0,
+            Work::Read { .. } if item.work.buf().len() <= self.mtu => 1,
             Work::Read { .. } => {
                 let piece = if self.into == 0 { self.fresh_piece() } else { item.piece.into() };
                 let end = (self.into / piece + 1) * piece;

@@ -219,6 +219,7 @@ impl Scoreboard {
         }
     }
 
+    #[inline]
     fn set_done(&mut self, at: u64) -> bool {
         let (word, bit) = (self.done.word_mut(at), 1 << (at % 64));
         if *word & bit != 0 {
@@ -268,6 +269,7 @@ impl Scoreboard {
 
     /// The data of a packet have arrived, or the peer keeps the packet. Returns false if that was
     /// known.
+    #[inline]
     pub(super) fn finish(&mut self, at: u64) -> bool {
         self.set_done(at)
     }
