@@ -370,6 +370,9 @@ impl Responder {
     /// The peer has access to the memory; to all of it, including that of later packets.
     fn check_rkey(&self, packet: &Packet<'_>, memory: &Memory) -> Result<(), Refusal> {
         let needed = rights_for(packet.row().operation);
+        if needed == Rights::NONE {
+            return Ok(());
+        }
         if let Some(reth) = packet.reth().filter(|reth| reth.length > 0) {
             memory.place(reth.key, reth.address, reth.length, needed)?;
         }
@@ -382,6 +385,7 @@ impl Responder {
         Ok(())
     }
 
+    #[inline(always)] // for each packet, from one place
     fn execute(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
         match packet.row().operation {
             Operation::Send => self.execute_send(packet, io)?,
@@ -393,6 +397,7 @@ impl Responder {
         Ok(())
     }
 
+    #[inline(always)] // for each packet, from one place
     fn execute_send(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
         let row = packet.row();
         let (tag, mut buf, filled) = if row.position.begins() {
