@@ -192,10 +192,6 @@ pub struct FabricHints {
     /// tries again after a millisecond. Changes with each [`Fabric::open`], [`Fabric::accept`] and
     /// [`Fabric::reject`], and with each poll.
     pub connections_exhausted: bool,
-    /// The queued work fills one batch, so a caller with much more to queue should flush first: the
-    /// peer can start earlier, at no cost. Changes with each [`Fabric::post`] and
-    /// [`Fabric::flush`].
-    pub batch_full: bool,
     /// The last poll has moved data, although it may have reported no event. More are probably on
     /// their way, so polling again is better than sleeping.
     pub receiving: bool,
@@ -209,7 +205,6 @@ impl Default for FabricHints {
         FabricHints {
             queue_pairs_max: u32::MAX,
             connections_exhausted: false,
-            batch_full: false,
             receiving: false,
             sends_deferred: false,
         }
@@ -324,6 +319,13 @@ pub trait Fabric: Send {
     /// Current advice of the provider. Cheap: called between commands.
     fn hints(&self) -> FabricHints {
         FabricHints::default()
+    }
+
+    /// Whether the queued work fills one batch, so that a caller with much more to queue should
+    /// flush first: the peer can start earlier, at no cost. Changes with each [`Fabric::post`] and
+    /// [`Fabric::flush`]. Called for each command.
+    fn is_batch_full(&self) -> bool {
+        false
     }
 
     /// Appends the provider's counters to `stats`, always under the same names in the same order.

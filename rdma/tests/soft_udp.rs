@@ -226,12 +226,12 @@ fn who_has_written_a_train_is_told_that_it_is_enough() {
     let exposed = pair.expose(65_536, 1);
     for _ in 0..2 {
         for written in 0..15 {
-            assert!(!pair.target.fabric.hints().batch_full, "after {written}");
+            assert!(!pair.target.fabric.is_batch_full(), "after {written}");
             let from = pair.target.data(4096, 2);
             let work = Work::Write { from, to: exposed.remote() };
             pair.target.fabric.post(at_target, 5, work);
         }
-        assert!(pair.target.fabric.hints().batch_full);
+        assert!(pair.target.fabric.is_batch_full());
         pair.target.fabric.flush();
         for _ in 0..15 {
             let done = pair.done(true);
@@ -240,11 +240,11 @@ fn who_has_written_a_train_is_told_that_it_is_enough() {
         }
     }
     for written in 0..4 {
-        assert!(!pair.target.fabric.hints().batch_full, "after {written} large ones");
+        assert!(!pair.target.fabric.is_batch_full(), "after {written} large ones");
         let from = pair.target.data(65_536, 2);
         pair.target.fabric.post(at_target, 5, Work::Write { from, to: exposed.remote() });
     }
-    assert!(pair.target.fabric.hints().batch_full);
+    assert!(pair.target.fabric.is_batch_full());
     pair.target.fabric.flush();
     for _ in 0..4 {
         let done = pair.done(true);

@@ -148,14 +148,39 @@ pub struct Soft {
     now: Instant,
     /// Work was posted since the last flush.
     posted: bool,
-    /// The first queue pair that wrote since the last flush: bytes and number of writes.
-    written: Option<(Qp, u32, u32)>,
+    /// What the first queue pair that wrote since the last flush has written.
+    written: Option<Written>,
     /// The last poll received data.
     receiving: bool,
     /// Since when timers are delayed until all received datagrams are read.
     behind: Option<Instant>,
     /// Time of the last log line about ignored requests.
     told: LogInterval,
+}
+
+/// What a queue pair has written since a flush.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    qp: Qp,
+    bytes: u32,
+    writes: u32,
+    /// Bytes that fill a train of it.
+    train_bytes: u32,
+}
+
+impl Written {
+    /// Adds a write.
+    fn add(&mut self, bytes: u32) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.writes = self.writes.saturating_add(1);
+    }
+
+    /// Whether the writes are enough for a train; with fewer, polling between them costs more than
+    /// it saves. Only for one queue pair: with several peers each is to get as much.
+    #[inline]
+    fn is_train(&self) -> bool {
+        self.writes >= FEW && self.bytes >= self.train_bytes
+    }
 }
 
 /// Fabrics that listen at the same addresses, one for each reactor: a connection request arrives at
@@ -318,14 +343,6 @@ impl Soft {
         self.endpoint.memory().stay();
     }
 
-    /// Whether the posted writes are enough for a train; with fewer, polling between them costs
-    /// more than it saves. Only for one queue pair: with several peers each is to get as much.
-    fn has_train(&self) -> bool {
-        self.written.is_some_and(|(qp, bytes, count)| {
-            count >= FEW && bytes >= train::payload_bytes(self.endpoint.path_mtu(qp))
-        })
-    }
-
     /// Appends events until the batch is `end` long.
     #[inline]
     fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
@@ -402,9 +419,13 @@ impl Fabric for Soft {
     fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
         self.posted = true;
         if let Work::Write { from, .. } = &work {
-            let (first, bytes, count) = self.written.get_or_insert((qp, 0, 0));
-            if *first == qp {
-                (*bytes, *count) = (bytes.saturating_add(from.len()), count.saturating_add(1));
+            let endpoint = &self.endpoint;
+            let written = self.written.get_or_insert_with(|| {
+                let train_bytes = train::payload_bytes(endpoint.path_mtu(qp));
+                Written { qp, bytes: 0, writes: 0, train_bytes }
+            });
+            if written.qp == qp {
+                written.add(from.len());
             }
         }
         self.endpoint.post(qp, tag, work, &self.region);
@@ -419,10 +440,13 @@ impl Fabric for Soft {
     fn hints(&self) -> FabricHints {
         FabricHints {
             queue_pairs_max: self.endpoint.queue_pairs(),
-            batch_full: self.has_train(),
             receiving: self.receiving,
             ..FabricHints::default()
         }
+    }
+
+    fn is_batch_full(&self) -> bool {
+        self.written.is_some_and(|written| written.is_train())
     }
 
     fn poll(&mut self, now: Instant, batch: &mut Vec<Event>) {

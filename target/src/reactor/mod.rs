@@ -255,8 +255,7 @@ mod tests {
 
     use nvme::cm;
     use rdma::{
-        Completion, FabricError, FabricHints, Fault, Incoming, PoolPlan, Qp, QpLimits, Reason, Tag,
-        Work,
+        Completion, FabricError, Fault, Incoming, PoolPlan, Qp, QpLimits, Reason, Tag, Work,
     };
 
     use crate::core::message::{Sender, mailbox};
@@ -297,9 +296,8 @@ mod tests {
             self.0.lock().unwrap().posted.push_back((tag, work));
         }
         fn flush(&mut self) {}
-        fn hints(&self) -> FabricHints {
-            let batch_full = self.0.lock().unwrap().batch_full.pop_front().unwrap_or(false);
-            FabricHints { batch_full, ..FabricHints::default() }
+        fn is_batch_full(&self) -> bool {
+            self.0.lock().unwrap().batch_full.pop_front().unwrap_or(false)
         }
         fn poll(&mut self, _: Instant, _: &mut Vec<Event>) {
             let mut script = self.0.lock().unwrap();

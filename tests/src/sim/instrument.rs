@@ -209,6 +209,10 @@ impl<F: Fabric> Fabric for InstrumentedFabric<F> {
         self.fabric.hints()
     }
 
+    fn is_batch_full(&self) -> bool {
+        self.fabric.is_batch_full()
+    }
+
     fn stats(&self, stats: &mut FabricStats) {
         self.fabric.stats(stats);
     }

@@ -207,7 +207,7 @@ impl PollGroup {
         while !done.is_empty() {
             let (_, queues, mut io) = self.split(lent);
             let finished = loop {
-                if io.fabric.hints().batch_full {
+                if io.fabric.is_batch_full() {
                     return;
                 }
                 let Some(done) = done.pop_front() else { return };
