@@ -218,6 +218,40 @@ fn what_has_come_is_read_before_its_sender_is_taken_for_silent() {
     assert!(told.len() == 4 && told.iter().all(done), "{told:?}");
 }
 
+/// What a timer sends leaves with what the user sends in the same iteration. Before a sleep there is
+/// no flush.
+#[test]
+fn a_poll_sends_only_what_no_flush_follows() {
+    let mut pair = Pair::new(SocketAddr::new(address(63), PORT), address(64));
+    let [_, at_target] = pair.qps;
+    let message = pair.target.data(64, 1);
+    pair.target.fabric.post(at_target, 9, Work::Send { from: message, invalidate: None });
+    pair.target.fabric.flush();
+    // The host reads datagrams and answers none, so each second the message is sent again.
+    let start = Instant::now();
+    let received = |host: &mut Side| {
+        host.poll();
+        host.fabric.counters().received
+    };
+    let poll = |target: &mut Side, seconds| {
+        let mut batch = Vec::with_capacity(1);
+        target.fabric.poll(start + Duration::from_secs(seconds), &mut batch);
+        assert!(batch.is_empty(), "{batch:?}");
+    };
+    let first = received(&mut pair.host);
+    poll(&mut pair.target, 1);
+    assert_eq!(received(&mut pair.host), first, "the flush of this iteration follows");
+    pair.target.fabric.flush();
+    assert_eq!(received(&mut pair.host), first + 1);
+    pair.target.fabric.arm(Wake::Any);
+    poll(&mut pair.target, 2);
+    assert_eq!(received(&mut pair.host), first + 2, "it sleeps now");
+    poll(&mut pair.target, 3);
+    assert_eq!(received(&mut pair.host), first + 2, "it has slept");
+    pair.target.fabric.flush();
+    assert_eq!(received(&mut pair.host), first + 3);
+}
+
 /// Fifteen packets of 4096 bytes are a train; a flush begins the next one.
 #[test]
 fn who_has_written_a_train_is_told_that_it_is_enough() {

@@ -150,6 +150,8 @@ pub struct Soft {
     posted: bool,
     /// What the first queue pair that wrote since the last flush has written.
     written: Option<Written>,
+    /// [`Fabric::arm`] was called after the last poll.
+    armed: bool,
     /// The last poll received data.
     receiving: bool,
     /// Since when timers are delayed until all received datagrams are read.
@@ -259,6 +261,7 @@ impl Soft {
             now: Instant::now(),
             posted: false,
             written: None,
+            armed: false,
             receiving: false,
             behind: None,
             told: LogInterval::default(),
@@ -344,7 +347,7 @@ impl Soft {
     }
 
     /// Appends events until the batch is `end` long.
-    #[inline]
+    #[inline(always)] // twice a poll, most times without any
     fn deliver(&mut self, end: usize, batch: &mut Vec<Event>) {
         if self.endpoint.waiting_events() > 0 {
             self.endpoint.take_events(end.saturating_sub(batch.len()), batch);
@@ -472,9 +475,9 @@ impl Fabric for Soft {
         self.endpoint.apply_updates(now);
         self.log_link_errors(now);
         self.deliver(end, batch);
-        // A user without events may sleep now, and need not flush.
-        let waiting = self.wire.is_blocked() || self.endpoint.has_transmits();
-        if batch.len() == start && !self.posted && waiting {
+        // A user that has no event after `arm` sleeps, and does not flush.
+        let sleeps = std::mem::take(&mut self.armed) && batch.len() == start && !self.posted;
+        if sleeps && (self.wire.is_blocked() || self.endpoint.has_transmits()) {
             self.transmit();
         }
     }
@@ -499,6 +502,7 @@ impl Fabric for Soft {
         if !self.posted && self.endpoint.hasten(self.now) {
             self.transmit();
         }
+        self.armed = true;
         self.wire.arm();
         self.deadline()
     }

@@ -275,6 +275,11 @@ impl ConnectionManager {
         ]
     }
 
+    /// Whether one of those deadlines is reached.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.deadlines().iter().any(|next| next.is_some_and(|due| due <= now))
+    }
+
     /// Removes expired entries.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some((_, half)) = self.half_open.expire(now) {

@@ -274,6 +274,7 @@ impl Endpoint {
     }
 
     /// Moves events to a batch, at most `most`, but not `Gone`.
+    #[inline(never)]
     pub(super) fn take_events(&mut self, most: usize, batch: &mut Vec<Event>) {
         let before = batch.len();
         if self.events.len() <= most {
@@ -338,8 +339,7 @@ impl Endpoint {
     #[inline]
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         self.clock.read(now);
-        self.clock.has_reached(self.deadlines.earliest())
-            || self.manager.deadlines().iter().any(|next| next.is_some_and(|due| due <= now))
+        self.clock.has_reached(self.deadlines.earliest()) || self.manager.is_due(now)
     }
 
     /// Handles expired timers.
@@ -365,7 +365,9 @@ impl Endpoint {
             self.mark_ready(number);
         }
         self.due = due;
-        self.retry(now, region);
+        if self.manager.is_due(now) {
+            self.retry(now, region);
+        }
     }
 
     /// Adds a queue pair to those that may have something to send.
