@@ -157,10 +157,15 @@ impl PollGroup {
     }
 
     /// Handles all events of the fabric.
+    #[inline]
     pub fn on_events(&mut self, events: &mut Vec<Event>, lent: &mut Resources<'_>) {
-        if events.is_empty() {
-            return;
+        if !events.is_empty() {
+            self.handle_events(events, lent);
         }
+    }
+
+    #[inline(never)]
+    fn handle_events(&mut self, events: &mut Vec<Event>, lent: &mut Resources<'_>) {
         let mut events = events.drain(..);
         while let Some(event) = self.on_completions(&mut events, lent) {
             self.on_event(event, lent);
@@ -203,7 +208,15 @@ impl PollGroup {
     }
 
     /// Handles completions of devices, until a batch to send is full.
+    #[inline]
     pub fn on_disks(&mut self, done: &mut VecDeque<IoCompletion>, lent: &mut Resources<'_>) {
+        if !done.is_empty() {
+            self.handle_disks(done, lent);
+        }
+    }
+
+    #[inline(never)]
+    fn handle_disks(&mut self, done: &mut VecDeque<IoCompletion>, lent: &mut Resources<'_>) {
         while !done.is_empty() {
             let (_, queues, mut io) = self.split(lent);
             let finished = loop {
@@ -262,8 +275,14 @@ impl PollGroup {
     /// it is time to check deferred connections, commands wait for buffers (no hold is endless), or
     /// commands that limits had delayed have begun. Their operations may have completed already,
     /// which must be checked before any sleep.
+    #[inline]
     pub fn tick(&mut self, lent: &mut Resources<'_>) -> bool {
         self.nap_ns = None;
+        lent.now >= self.next_tick() && self.tick_due(lent)
+    }
+
+    #[inline(never)]
+    fn tick_due(&mut self, lent: &mut Resources<'_>) -> bool {
         let mut worked = self.serve_tolls(lent);
         if lent.now >= self.next_tick {
             worked |= !self.deferred.is_empty() || !self.waiters.is_empty();
@@ -291,7 +310,15 @@ impl PollGroup {
 
     /// Gives buffers to waiting commands, admin commands first, then a command of each host in
     /// turn; and room to deferred connections.
+    #[inline]
     pub fn serve_waiters(&mut self, lent: &mut Resources<'_>) {
+        if !self.deferred.is_empty() || !self.waiters.is_at_rest() {
+            self.serve_all_waiters(lent);
+        }
+    }
+
+    #[inline(never)]
+    fn serve_all_waiters(&mut self, lent: &mut Resources<'_>) {
         self.admit_deferred(lent);
         clear(&mut self.waiters, lent.pool, lent.now);
         if self.waiters.is_idle() {
@@ -471,7 +498,8 @@ impl PollGroup {
     }
 
     fn since_ns(&self, now: Instant) -> u64 {
-        now.saturating_duration_since(self.since).as_nanos().try_into().unwrap_or(u64::MAX)
+        let since = now.saturating_duration_since(self.since);
+        since.as_secs().saturating_mul(1_000_000_000).saturating_add(since.subsec_nanos().into())
     }
 
     fn key(&self, qp: Qp) -> Option<u32> {

@@ -186,6 +186,14 @@ impl BufferScheduler {
         self.is_empty() && !self.short
     }
 
+    /// Whether, in addition, no part of the pool is set aside: [`BufferScheduler::claim`] would
+    /// change nothing.
+    #[inline]
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.is_idle() && self.claims.is_at_rest()
+    }
+
     /// Returns the number of waiting commands.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -1079,8 +1087,9 @@ mod tests {
             assert_eq!((turn.key, turn.aside), (key, true));
             assert!(waiters.settle(turn, TryAlloc::Done, room.now));
         }
+        assert!(waiters.is_idle() && !waiters.is_at_rest(), "the part is still set aside");
         assert_eq!(waiters.claim(room.now, || room), Starved::None);
-        assert!(waiters.is_empty() && waiters.next_turn(&room).is_none());
+        assert!(waiters.is_at_rest() && waiters.next_turn(&room).is_none());
         assert!(waiters.turns.is_empty());
     }
 

@@ -101,6 +101,12 @@ impl StarvationGuard {
         self.claimant.is_none()
     }
 
+    /// Whether [`StarvationGuard::look`] without a next command would change nothing.
+    #[inline]
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.claimant.is_none() && self.aside_until.is_none() && self.patience == ASIDE
+    }
+
     /// The share of the last claimant.
     pub(super) fn last_share(&self) -> Option<u32> {
         self.last
