@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use super::io_stats::{Batch, Durations, IoStats, Kind};
-use super::stage_timer::{self, Stage, StageTimer};
+use super::stage_timer::{Stage, StageTimer};
 use crate::subsystem::work::WorkCounters;
 
 /// Queue, namespace and kind of a command: a queue, a namespace and an operation code.
@@ -128,7 +128,7 @@ impl CompletionBatch {
     fn count(&mut self) {
         if let Some((row, kind, work)) = &self.counted_in {
             if self.timed.1 != self.end_ns || self.timed.0 != self.began_ns {
-                self.took.set(stage_timer::stages(&self.began_ns, self.end_ns));
+                self.took.set(&self.began_ns, self.end_ns);
                 self.timed = (self.began_ns, self.end_ns);
             }
             row.kinds[*kind as usize].count(&self.alike, &self.took);

@@ -17,7 +17,7 @@ use nvme::{IoOpcode, Nqn, Sqe};
 
 use super::histogram::{BUCKETS, Histogram, bucket, bump};
 use super::reactor_stats::ReactorStats;
-use super::stage_timer::Stage;
+use super::stage_timer::{Stage, each_stage};
 use crate::subsystem::work::Work;
 
 /// Maximum of rows of a reactor, without *other*. One takes about 23 KiB.
@@ -130,23 +130,34 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// Of commands that were in these stages for so long, and in no other for any time.
+    /// Sets those of commands whose stages began at these times and that ended at `end_ns`.
     #[inline]
-    pub fn set(&mut self, stages: impl IntoIterator<Item = (usize, u64)>) {
+    pub fn set(&mut self, began_ns: &[u64; Stage::ALL.len()], end_ns: u64) {
         let mut total_ns = 0_u64;
         self.count = 0;
-        for (to, (stage, ns)) in self.stages.iter_mut().zip(stages) {
+        each_stage(began_ns, end_ns, |stage, ns| {
             total_ns = total_ns.wrapping_add(ns);
-            *to = (stage, ns, bucket(ns));
-            self.count += 1;
-        }
+            self.add(stage, ns);
+        });
         self.total_bucket = bucket(total_ns);
     }
 
+    fn add(&mut self, stage: usize, ns: u64) {
+        if let Some(to) = self.stages.get_mut(self.count) {
+            *to = (stage, ns, bucket(ns));
+            self.count += 1;
+        }
+    }
+
+    /// Of commands that were in these stages for so long, and in no other for any time.
     #[cfg(test)]
     pub(super) fn of(stages: impl IntoIterator<Item = (usize, u64)>) -> Durations {
-        let mut durations = Durations::default();
-        durations.set(stages);
+        let (mut durations, mut total_ns) = (Durations::default(), 0);
+        for (stage, ns) in stages {
+            durations.add(stage, ns);
+            total_ns += ns;
+        }
+        durations.total_bucket = bucket(total_ns);
         durations
     }
 }

@@ -109,7 +109,7 @@ impl StageTimer {
     #[must_use]
     pub fn stages_ns(&self, end_ns: u64) -> [u64; Stage::ALL.len()] {
         let mut stages_ns = [0; Stage::ALL.len()];
-        stages(&self.began_ns, end_ns).for_each(|(stage, ns)| stages_ns[stage] = ns);
+        each_stage(&self.began_ns, end_ns, |stage, ns| stages_ns[stage] = ns);
         stages_ns
     }
 
@@ -153,21 +153,23 @@ impl StageTimer {
     }
 }
 
-/// The stages that took any time, the last one first, and how much: until the next one began, or the
-/// end.
-#[inline]
-pub fn stages(
+/// Passes the stages that took any time, the last one first, and how much: until the next one began,
+/// or the end.
+#[inline(always)] // for each batch
+pub fn each_stage(
     began_ns: &[u64; Stage::ALL.len()],
     end_ns: u64,
-) -> impl Iterator<Item = (usize, u64)> {
+    mut act: impl FnMut(usize, u64),
+) {
     let mut next_ns = end_ns;
-    began_ns.iter().enumerate().rev().filter_map(move |(stage, &began_ns)| {
+    for (stage, &began_ns) in began_ns.iter().enumerate().rev() {
         // Most of what a command meets it meets within one turn. And a mark may be later than the one
         // behind it, by what `PollGroup::nap` makes of that: then no time has passed either.
-        let took = (began_ns < next_ns).then(|| (stage, next_ns - began_ns));
-        next_ns = next_ns.min(began_ns);
-        took
-    })
+        if began_ns < next_ns {
+            act(stage, next_ns - began_ns);
+            next_ns = began_ns;
+        }
+    }
 }
 
 #[cfg(test)]
