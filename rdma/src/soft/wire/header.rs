@@ -332,33 +332,41 @@ pub struct HeaderBytes {
     len: u8,
 }
 
-/// Extended header of a send, write or read: all that the requester sends.
+/// The extended header of most packets: of a send, write or read, or of a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RequestExt {
+pub enum SingleExt {
     /// None.
     None,
     /// Memory of a write or read.
     Memory(Reth),
     /// Key to invalidate.
     Invalidate(u32),
+    /// Acknowledgement.
+    Acknowledge(Aeth),
 }
 
 impl HeaderBytes {
-    /// Emits the headers of a request, faster than [`HeaderBytes::emit`].
+    /// Emits the headers of a packet with at most one extended header, faster than
+    /// [`HeaderBytes::emit`].
     #[must_use]
-    pub fn request(bth: &Bth, ext: RequestExt) -> HeaderBytes {
+    pub fn single(bth: &Bth, ext: SingleExt) -> HeaderBytes {
         let mut out = HeaderBytes { bytes: [0; MAX_HEADER_BYTES], len: Bth::BYTES as u8 };
         out.bytes[..Bth::BYTES].copy_from_slice(&bth.emit());
         match ext {
-            RequestExt::None => {}
-            RequestExt::Memory(reth) => {
+            SingleExt::None => {}
+            SingleExt::Memory(reth) => {
                 out.bytes[12..20].copy_from_slice(&reth.address.to_be_bytes());
                 out.bytes[20..24].copy_from_slice(&reth.key.to_be_bytes());
                 out.bytes[24..28].copy_from_slice(&reth.length.to_be_bytes());
                 out.len = 28;
             }
-            RequestExt::Invalidate(key) => {
+            SingleExt::Invalidate(key) => {
                 out.bytes[12..16].copy_from_slice(&key.to_be_bytes());
+                out.len = 16;
+            }
+            SingleExt::Acknowledge(aeth) => {
+                out.bytes[12] = aeth.syndrome.to_wire();
+                out.bytes[13..16].copy_from_slice(&aeth.msn.to_wire());
                 out.len = 16;
             }
         }
@@ -575,6 +583,30 @@ pub const fn padding(len: usize) -> u8 {
 mod tests {
     use crate::soft::wire::header::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_single_header_is_where_all_of_them_would_be() {
+        let reth = Reth { address: 0x0102_0304_0506_0708, key: 0x1112_1314, length: 4096 };
+        let aeth = Aeth { syndrome: Syndrome::Nak(Nak::Sequence), msn: Msn::new(0x21_2223) };
+        let none = Extended::default();
+        for (opcode, single, ext) in [
+            (Opcode::SendOnly, SingleExt::None, none),
+            (Opcode::WriteOnly, SingleExt::Memory(reth), Extended { reth: Some(reth), ..none }),
+            (
+                Opcode::SendOnlyInvalidate,
+                SingleExt::Invalidate(7),
+                Extended { invalidate: Some(7), ..none },
+            ),
+            (
+                Opcode::Acknowledge,
+                SingleExt::Acknowledge(aeth),
+                Extended { aeth: Some(aeth), ..none },
+            ),
+        ] {
+            let bth = Bth::new(opcode, Qpn::new(7), Psn::new(5));
+            assert_eq!(HeaderBytes::single(&bth, single), HeaderBytes::emit(&bth, &ext));
+        }
+    }
 
     #[test]
     fn credit_codes_count_as_the_table_of_the_architecture() {

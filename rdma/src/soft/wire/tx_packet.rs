@@ -1,7 +1,7 @@
 //! An outgoing datagram: headers, payload (in the pool), and padding with the invariant CRC.
 
 use super::flow_crc::FlowCrc;
-use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, RequestExt, padding};
+use super::header::{Bth, Extended, HeaderBytes, ICRC_BYTES, SingleExt, padding};
 use super::icrc::{Flow, Icrc};
 
 /// A range of a remote region that a peer may access.
@@ -63,11 +63,11 @@ impl TxPacket {
         TxPacket { header: HeaderBytes::emit(&bth, ext), payload, payload_bytes }
     }
 
-    /// A datagram of a send, write or read.
+    /// A datagram with at most one extended header.
     #[must_use]
-    pub fn request(bth: Bth, ext: RequestExt, payload: Payload, payload_bytes: u32) -> TxPacket {
+    pub fn single(bth: Bth, ext: SingleExt, payload: Payload, payload_bytes: u32) -> TxPacket {
         let bth = Bth { pad: padding(payload_bytes as usize), ..bth };
-        TxPacket { header: HeaderBytes::request(&bth, ext), payload, payload_bytes }
+        TxPacket { header: HeaderBytes::single(&bth, ext), payload, payload_bytes }
     }
 
     /// Requests an acknowledgement.

@@ -45,7 +45,7 @@ use super::responder::packets_of;
 use super::{Io, Settings};
 use crate::soft::clock::{Time, ns_of};
 use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
-use crate::soft::wire::header::{Bth, RequestExt, Reth};
+use crate::soft::wire::header::{Bth, Reth, SingleExt};
 use crate::soft::wire::opcode::Opcode;
 use crate::soft::wire::psn::{Psn, Qpn};
 use crate::soft::wire::tx_packet::{Payload, TxPacket};
@@ -147,17 +147,17 @@ impl Wqe {
                 (Opcode::WriteOnly, memory_of(to.addr, to.key, offset, len), len)
             }
             Work::Send { invalidate, .. } => {
-                let ext = invalidate.map_or(RequestExt::None, RequestExt::Invalidate);
+                let ext = invalidate.map_or(SingleExt::None, SingleExt::Invalidate);
                 (send_opcode(first, last, invalidate.is_some()), ext, len)
             }
             // Receives are posted on the responder.
-            Work::Recv(_) => (bth.opcode, RequestExt::None, len),
+            Work::Recv(_) => (bth.opcode, SingleExt::None, len),
         };
         let payload = match payload_bytes {
             0 => Payload::None,
             _ => Payload::Posted { work, at: offset },
         };
-        TxPacket::request(Bth { opcode, ..bth }, ext, payload, payload_bytes)
+        TxPacket::single(Bth { opcode, ..bth }, ext, payload, payload_bytes)
     }
 
     /// The packets of the piece of a read that contains packet `at`. Pieces begin at multiples of
@@ -677,9 +677,9 @@ impl Requester {
     }
 }
 
-fn memory_of(base: u64, key: u32, offset: u32, length: u32) -> RequestExt {
+fn memory_of(base: u64, key: u32, offset: u32, length: u32) -> SingleExt {
     let address = base.wrapping_add(u64::from(offset));
-    RequestExt::Memory(Reth { address, key, length })
+    SingleExt::Memory(Reth { address, key, length })
 }
 
 fn send_opcode(first: bool, last: bool, invalidate: bool) -> Opcode {

@@ -13,7 +13,7 @@ use super::out_of_order::OutOfOrder;
 use super::packets_of;
 use crate::soft::qp::memory_region::{Denied, Memory, Rights};
 use crate::soft::stats::link_errors::{LinkError, LinkErrorCounts};
-use crate::soft::wire::header::{Aeth, Bth, Extended, Nak, Packet, Reth, Syndrome};
+use crate::soft::wire::header::{Aeth, Bth, Extended, Nak, Packet, Reth, SingleExt, Syndrome};
 use crate::soft::wire::opcode::{Opcode, Position};
 use crate::soft::wire::psn::{Msn, Psn, Qpn};
 use crate::soft::wire::tx_packet::{Payload, TxPacket};
@@ -283,13 +283,11 @@ impl ResponseQueue {
         &self,
         peer: Qpn,
         psn: Psn,
-        aeth: Aeth,
+        mut aeth: Aeth,
         expected: Psn,
         early: &OutOfOrder,
     ) -> Option<(TxPacket, Syndrome)> {
-        let mut syndrome = aeth.syndrome;
-        let mut ext = Extended { aeth: Some(aeth), ..Extended::default() };
-        let (opcode, psn) = match aeth.syndrome {
+        let psn = match aeth.syndrome {
             // The missing packet has arrived meanwhile, so there is no NAK. Packets before it are
             // acknowledged, unless their data do that.
             Syndrome::Nak(Nak::Sequence) if psn != expected => {
@@ -297,18 +295,20 @@ impl ResponseQueue {
                 if self.kept.iter().any(|kept| psn.is_within(kept.psn, kept.packets)) {
                     return None;
                 }
-                syndrome = Syndrome::ACK;
-                ext.aeth = Some(Aeth { syndrome, ..aeth });
-                (Opcode::Acknowledge, psn)
+                aeth.syndrome = Syndrome::ACK;
+                psn
             }
             Syndrome::Nak(Nak::Sequence) if early.is_told() => {
-                ext.held = Some(early.held().to_le_bytes());
-                (Opcode::SelectiveAcknowledge, psn)
+                let held = Some(early.held().to_le_bytes());
+                let ext = Extended { aeth: Some(aeth), held, ..Extended::default() };
+                let bth = Bth::new(Opcode::SelectiveAcknowledge, peer, psn);
+                return Some((TxPacket::new(bth, &ext, Payload::None, 0), aeth.syndrome));
             }
-            _ => (Opcode::Acknowledge, psn),
+            _ => psn,
         };
-        let bth = Bth::new(opcode, peer, psn);
-        Some((TxPacket::new(bth, &ext, Payload::None, 0), syndrome))
+        let bth = Bth::new(Opcode::Acknowledge, peer, psn);
+        let packet = TxPacket::single(bth, SingleExt::Acknowledge(aeth), Payload::None, 0);
+        Some((packet, aeth.syndrome))
     }
 }
 
@@ -352,8 +352,12 @@ impl ReadAnswer {
             let address = self.reth.address.wrapping_add(skipped);
             Payload::Exposed(memory.place(self.reth.key, address, len, Rights::READ)?)
         };
-        let aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: self.msn });
         let bth = Bth::new(opcode, peer, self.psn.add(self.sent));
-        Ok(TxPacket::new(bth, &Extended { aeth, ..Extended::default() }, payload, len))
+        // Those between the first and the last acknowledge nothing.
+        let ext = match position {
+            Position::Middle => SingleExt::None,
+            _ => SingleExt::Acknowledge(Aeth { syndrome: Syndrome::ACK, msn: self.msn }),
+        };
+        Ok(TxPacket::single(bth, ext, payload, len))
     }
 }
