@@ -277,7 +277,11 @@ impl ConnectionManager {
 
     /// Whether one of those deadlines is reached.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.deadlines().iter().any(|next| next.is_some_and(|due| due <= now))
+        let is_due = |next: Option<Instant>| next.is_some_and(|due| due <= now);
+        is_due(self.retries.next())
+            || is_due(self.stale_candidates.next())
+            || is_due(self.half_open.next())
+            || is_due(self.challenges.next())
     }
 
     /// Removes expired entries.

@@ -321,11 +321,11 @@ impl Requester {
 
     /// Posts several.
     pub(crate) fn append(&mut self, items: &mut VecDeque<Wqe>) {
-        match items.len() {
-            0 => {}
+        if items.len() > 1 {
+            self.works.append(items);
+        } else if let Some(item) = items.pop_front() {
             // Of a command that is alone: cheaper than to append a queue.
-            1 => self.works.extend(items.pop_front()),
-            _ => self.works.append(items),
+            self.works.push_back(item);
         }
     }
 
