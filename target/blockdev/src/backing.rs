@@ -1,6 +1,6 @@
 //! Backing stores: their configuration, and the properties found when one is opened.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::ceph::{ClusterConfig, ImageName};
 
@@ -65,7 +65,7 @@ impl BackingKind {
     pub fn path(&self) -> Option<PathBuf> {
         match self {
             BackingKind::File { path, .. } => Some(path.clone()),
-            BackingKind::Rbd { image, .. } => Some(Path::new("rbd:").join(image.to_string())),
+            BackingKind::Rbd { image, .. } => Some(image.path()),
             BackingKind::Ram { .. } | BackingKind::Null { .. } => None,
         }
     }

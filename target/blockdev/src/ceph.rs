@@ -1,7 +1,7 @@
 //! Names of images of Ceph RBD, and how a cluster is reached.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The name of an image: `pool/image`, or `pool/namespace/image`.
@@ -13,6 +13,14 @@ pub struct ImageName {
     pub namespace: String,
     /// Its name.
     pub image: String,
+}
+
+impl ImageName {
+    /// What stands for its path where stores are told apart, and waited for, by their paths.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        Path::new("rbd:").join(self.to_string())
+    }
 }
 
 impl FromStr for ImageName {

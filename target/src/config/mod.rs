@@ -362,6 +362,17 @@ impl NamespaceConfig {
     }
 }
 
+impl NamespaceKind {
+    /// The path of its file, or the name of its image: what opening and probing may wait for.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        match self {
+            NamespaceKind::File { path, .. } => Some(path.clone()),
+            NamespaceKind::Rbd { image, .. } => Some(image.path()),
+            NamespaceKind::Ram { .. } | NamespaceKind::Null { .. } => None,
+        }
+    }
+}
+
 /// Kind of the backing store of a namespace.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]

@@ -633,7 +633,7 @@ fn kind(
         "rbd" => {
             let At { value: image, span } = image(section, report)?;
             let words = ("this image", "give each namespace its own image");
-            once(&mut seen.paths, Path::new("rbd:").join(image.to_string()), &span, words, report);
+            once(&mut seen.paths, image.path(), &span, words, report);
             Some(NamespaceKind::Rbd { image, cluster: scene.ceph.cluster() })
         }
         "ram" | "null" => {

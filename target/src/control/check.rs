@@ -4,18 +4,19 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use crate::blockdev::blocking::BlockingPool;
-use crate::blockdev::ceph::{ClusterConfig, ImageName};
-use crate::blockdev::rbd::{self, Examination};
-use crate::blockdev::{Below, Torn, another_machine};
+use crate::blockdev::ceph::ImageName;
+use crate::blockdev::rbd::Examination;
+use crate::blockdev::{Below, OpenError, Torn, another_machine};
 use crate::config::{
     AuthenticationConfig, Config, ConfigErrors, KeyReader, Missing, NamespaceConfig, NamespaceKind,
     Size, given_state_directory,
 };
 use crate::overlay::EffectiveConfig;
 use crate::platform::availability;
+use crate::platform::probes::{self, Probed, probe_all};
 use crate::provision::devices::DeviceTable;
 use crate::state::revoked_hosts;
 use crate::state::served::Served;
@@ -24,9 +25,6 @@ use nvme::Nqn;
 use tracing::{error, warn};
 
 use crate::state::lock::StateDirLock;
-
-/// Time limit for the probes of all paths.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Checks a configuration. Prints it to stdout when it is valid, and logs warnings and errors.
 /// Returns whether the daemon could serve it.
@@ -209,67 +207,58 @@ struct PathCheck {
     block_bytes: u32,
 }
 
-/// Probes all namespaces together, within [`PATIENCE`]. `is_served`: a daemon has their files
-/// locked.
+/// Probes all namespaces together. `is_served`: a daemon has their files locked.
 fn look_at_all(config: &Config, opening: &BlockingPool, is_served: bool) -> Vec<PathCheck> {
-    let served = Served::load(config.state_directory.as_deref());
+    let served = Arc::new(Served::load(config.state_directory.as_deref()));
     let missing = config.missing;
-    let begin = |nqn: Nqn, namespace: &NamespaceConfig| {
-        let place = format!("{nqn}, namespace {}", namespace.nsid);
-        if let NamespaceKind::Rbd { image, cluster } = &namespace.kind {
-            let path = Path::new("rbd:").join(image.to_string());
-            let (own, image, cluster) = (namespace.clone(), image.clone(), cluster.clone());
-            let look = opening.begin(&path, move || {
-                let seen = look_at_image(&own, &image, &cluster, is_served, missing);
-                seen.map(|pending| (pending, Below::default()))
-            });
-            return Some((place, path, namespace.block_size_bytes, look));
-        }
-        let NamespaceKind::File { path, .. } = &namespace.kind else { return None };
-        let (own, served) = (namespace.clone(), served.before(path));
-        let look = opening.begin(path, move || {
-            let why = availability::store(&own, served.as_deref());
-            let why = why.filter(|_| missing == Missing::Wait);
-            match why {
-                Some(why) => Ok((Some(why), Below::default())),
-                None => look(&own, is_served).map(|pending| (pending, below(&own))),
-            }
-        });
-        Some((place, path.clone(), namespace.block_size_bytes, look))
-    };
-    let subsystems = config.subsystems.iter();
-    let probes: Vec<_> = subsystems
-        .flat_map(|s| s.namespaces.iter().map(move |namespace| (s.nqn, namespace)))
-        .filter_map(|(nqn, namespace)| begin(nqn, namespace))
-        .collect();
-    let deadline = Instant::now() + PATIENCE;
-    let seen = probes.into_iter().map(|(place, path, block_bytes, look)| {
-        let outcome = look.by(deadline);
-        let hangs = outcome.is_err() && opening.hangs_at(&path) && missing == Missing::Wait;
+    let probed = probe_all(config, opening, move |_, namespace| {
+        look_at(namespace, &served, is_served, missing)
+    });
+    let seen = probed.into_iter().map(|Probed { nqn, namespace, outcome, hangs }| {
         let (seen, below) = match outcome {
-            Err(why) if hangs => (Ok(Some(why)), Below::default()),
+            Err(why) if hangs && missing == Missing::Wait => (Ok(Some(why)), Below::default()),
             Err(why) => (Err(why), Below::default()),
             Ok((pending, below)) => (Ok(pending), below),
         };
-        PathCheck { place, seen, below, block_bytes }
+        let place = format!("{nqn}, namespace {}", namespace.nsid);
+        PathCheck { place, seen, below, block_bytes: namespace.block_size_bytes }
     });
     seen.collect()
 }
 
-/// Checks whether the image of a namespace can be served; returns the reason if it would be pending.
-fn look_at_image(
+/// Checks whether the store of a namespace can be served; returns the reason if it would be pending,
+/// and the properties of the device below.
+fn look_at(
     namespace: &NamespaceConfig,
+    served: &Served,
+    is_served: bool,
+    missing: Missing,
+) -> Result<(Option<String>, Below), String> {
+    let path = match &namespace.kind {
+        NamespaceKind::Rbd { image, cluster } => {
+            let found = probes::image(namespace, image, cluster);
+            return Ok((of_image(image, found, is_served, missing)?, Below::default()));
+        }
+        NamespaceKind::File { path, .. } => path,
+        NamespaceKind::Ram { .. } | NamespaceKind::Null { .. } => {
+            return Ok((None, Below::default()));
+        }
+    };
+    let why = availability::store(namespace, served.before(path).as_deref());
+    match why.filter(|_| missing == Missing::Wait) {
+        Some(why) => Ok((Some(why), Below::default())),
+        None => look(namespace, is_served).map(|pending| (pending, below(namespace))),
+    }
+}
+
+/// Whether an image can be served; returns the reason if it would be pending.
+fn of_image(
     image: &ImageName,
-    cluster: &ClusterConfig,
+    found: Result<Examination, OpenError>,
     is_served: bool,
     missing: Missing,
 ) -> Result<Option<String>, String> {
-    match rbd::examine(cluster, image, namespace.read_only) {
-        Ok(Examination { size_bytes, .. })
-            if !size_bytes.is_multiple_of(namespace.block_size_bytes.into()) =>
-        {
-            Err(format!("{image} has {size_bytes} bytes, which is not a number of whole blocks"))
-        }
+    match found {
         Ok(Examination { owner: Some(owner), .. }) if !is_served => Ok(Some(format!(
             "{image} is in use: the client {owner} holds its lock (a former process of this \
              daemon, or another one)"

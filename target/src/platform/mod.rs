@@ -3,3 +3,4 @@
 pub(crate) mod availability;
 pub mod doctor;
 mod mounts;
+pub(crate) mod probes;

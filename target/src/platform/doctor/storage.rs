@@ -5,18 +5,17 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+
+use nvme::Nqn;
 
 use super::Finding;
 use crate::blockdev::OpenError;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::{self, Examination};
-use crate::config::{Config, KeyReader, NamespaceKind};
+use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind};
+use crate::platform::probes::{self, Probed, probe_all};
 use crate::plural::count;
-
-/// Time limit for the checks of all devices.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = stores(config, &BlockingPool::default());
@@ -31,38 +30,35 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Checks all devices concurrently, within [`PATIENCE`].
+/// Checks all stores concurrently.
 fn stores(config: &Config, opening: &BlockingPool) -> Vec<Finding> {
-    let mut probes = Vec::new();
-    for subsystem in &config.subsystems {
-        for namespace in &subsystem.namespaces {
-            let place = format!("namespace {} of {}", namespace.nsid, subsystem.nqn);
-            let read_only = namespace.read_only;
-            if let NamespaceKind::Rbd { image, cluster } = &namespace.kind {
-                let (of, image, cluster) = (place.clone(), image.clone(), cluster.clone());
-                let look = opening.begin(&Path::new("rbd:").join(image.to_string()), move || {
-                    Ok(of_image(&of, &image, rbd::examine(&cluster, &image, read_only)))
-                });
-                probes.push((place, look));
-                continue;
+    let place = |nqn: Nqn, nsid: u32| format!("namespace {nsid} of {nqn}");
+    let probed = probe_all(config, opening, move |nqn, namespace| {
+        Ok(store(&place(nqn, namespace.nsid), namespace))
+    });
+    let findings = probed.into_iter().map(|Probed { nqn, namespace, outcome, .. }| {
+        let remedy = "the kernel log may name the device that hangs";
+        let sentence = |why| format!("{}: {why}", place(nqn, namespace.nsid));
+        outcome.unwrap_or_else(|why| Finding::problem("storage", sentence(why), remedy))
+    });
+    findings.collect()
+}
+
+fn store(place: &str, namespace: &NamespaceConfig) -> Finding {
+    match &namespace.kind {
+        NamespaceKind::Rbd { image, cluster } => {
+            of_image(place, image, probes::image(namespace, image, cluster))
+        }
+        NamespaceKind::File { path, size } => {
+            match (size.is_some() && !namespace.read_only) || path.exists() {
+                true => direct(place, path, try_direct(path)),
+                false => absent(place, path, namespace.read_only),
             }
-            let NamespaceKind::File { path, size } = &namespace.kind else { continue };
-            let made = size.is_some() && !read_only;
-            let (of, own) = (place.clone(), path.clone());
-            let look = opening.begin(path, move || {
-                Ok(match made || own.exists() {
-                    true => direct(&of, &own, try_direct(&own)),
-                    false => absent(&of, &own, read_only),
-                })
-            });
-            probes.push((place, look));
+        }
+        NamespaceKind::Ram { .. } | NamespaceKind::Null { .. } => {
+            Finding::ok("storage", format!("{place} has no store"))
         }
     }
-    let deadline = Instant::now() + PATIENCE;
-    let remedy = "the kernel log may name the device that hangs";
-    let silent = |place, why| Finding::problem("storage", format!("{place}: {why}"), remedy);
-    let probes = probes.into_iter();
-    probes.map(|(place, look)| look.by(deadline).unwrap_or_else(|why| silent(place, why))).collect()
 }
 
 /// Opens an existing file for direct I/O, or creates and removes a file beside the path of a
