@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native client monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native client mdns monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -76,7 +76,7 @@ programs: # The programs alone: a third of the work
 	$(say_features)
 	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 
-test: test-packages format lint unit some-mutants doc build budgets native client monitoring images console-test guests ## Everything that has to pass before a change is merged
+test: test-packages format lint unit some-mutants doc build budgets native client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -108,6 +108,10 @@ native: build # Target and host on this machine, by a user without any right, an
 client: build # A client that is generated from the OpenAPI document uses the management interface
 	@python3 -c 'import ensurepip' 2>/dev/null || { $(call install,python3-venv); }
 	NVMFD="$(NVMFD)" tests/client/run "$(BUILD)"
+
+mdns: build # Avahi finds the discovery service by multicast DNS
+	@$(call install,avahi-daemon avahi-utils dbus iproute2)
+	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/mdns/run
 
 monitoring: build test-packages # A real Prometheus scrapes the daemon, and evaluates alerts and dashboard
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" PROMETHEUS="$(BUILD)"/prometheus tests/monitoring/run
