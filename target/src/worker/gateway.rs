@@ -378,6 +378,10 @@ impl Driver {
         })
     }
 
+    fn newest_version(&self) -> Option<u64> {
+        self.gateway.object().version().map(|newest| newest.number)
+    }
+
     /// Refuses hosts that have keys at other gateways and none here: hosts choose the gateway.
     fn revoke_unkeyed(&mut self) {
         let keyed = self.gateway.object().keyed_hosts();
@@ -405,7 +409,11 @@ impl Driver {
             // A host may need a key from now on.
             self.keyed.clear();
         }
+        let newest = self.newest_version();
         let actions = self.gateway.handle(now(), event);
+        if self.newest_version() != newest {
+            self.view.set(self.group());
+        }
         // Before any path is usable.
         self.revoke_unkeyed();
         let owned = self.gateway.records().filter_map(|(group, record)| {
