@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native client mdns monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -76,7 +76,7 @@ programs: # The programs alone: a third of the work
 	$(say_features)
 	$(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 
-test: test-packages format lint unit some-mutants doc build budgets native client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
+test: test-packages format lint unit some-mutants doc build budgets native zones client mdns monitoring images console-test guests ## Everything that has to pass before a change is merged
 
 format: # The code is formatted
 	$(CARGO) fmt --all --check
@@ -99,6 +99,9 @@ doc: packages # The documentation builds, every link leads somewhere
 
 budgets: build test-packages # A command costs no more instructions than it may
 	COST="$(BUILD)"/release/instruction_count tests/bench/budgets
+
+zones: build # Listeners at link-local IPv6 addresses on two links
+	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/zones/run
 
 native: build # Target and host on this machine, by a user without any right, and under clients of the NBD protocol
 	@$(call install,libnbd-bin qemu-utils fio)

@@ -11,7 +11,7 @@ use nix::sys::time::TimeSpec;
 use rdma::soft::{self, Soft};
 #[cfg(feature = "verbs")]
 use rdma::verbs::{self, Load, Verbs};
-use rdma::{FabricError, Initiator, Region};
+use rdma::{FabricError, Initiator, Region, ZonedIp};
 
 /// The fabric provider.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
@@ -53,12 +53,12 @@ impl Wire {
         region: &Arc<Region>,
     ) -> Result<Wire, FabricError> {
         let provider = match provider {
-            Provider::Auto if has_device(source.or_else(|| route(to))) => Provider::Verbs,
+            Provider::Auto if has_device(local(source, to)) => Provider::Verbs,
             Provider::Auto => Provider::Soft,
             given => given,
         };
         match provider {
-            Provider::Verbs => with_device(source, region),
+            Provider::Verbs => with_device(source, to, region),
             _ => {
                 let options = soft::Options { source, ..soft::Options::default() };
                 Ok(Wire::Soft(Box::new(Soft::new(Arc::clone(region), options)?)))
@@ -100,31 +100,42 @@ impl Wire {
     }
 }
 
-/// Returns the local address from which the system would send there.
-fn route(to: SocketAddr) -> Option<IpAddr> {
+/// Returns the local address from which is sent there: the given one, or that of the route.
+fn local(source: Option<IpAddr>, to: SocketAddr) -> Option<SocketAddr> {
+    match source {
+        Some(source) => Some(ZonedIp::beside(source, to).with_port(0)),
+        None => route(to),
+    }
+}
+
+fn route(to: SocketAddr) -> Option<SocketAddr> {
     let any: SocketAddr = match to {
         SocketAddr::V4(_) => ([0; 4], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),
     };
     let socket = UdpSocket::bind(any).ok()?;
     socket.connect(to).ok()?;
-    Some(socket.local_addr().ok()?.ip())
+    socket.local_addr().ok()
 }
 
 #[cfg(feature = "verbs")]
-fn has_device(address: Option<IpAddr>) -> bool {
+fn has_device(address: Option<SocketAddr>) -> bool {
     address.is_some_and(verbs::owns)
 }
 
 #[cfg(not(feature = "verbs"))]
-fn has_device(_: Option<IpAddr>) -> bool {
+fn has_device(_: Option<SocketAddr>) -> bool {
     false
 }
 
 #[cfg(feature = "verbs")]
-fn with_device(source: Option<IpAddr>, region: &Arc<Region>) -> Result<Wire, FabricError> {
+fn with_device(
+    source: Option<IpAddr>,
+    to: SocketAddr,
+    region: &Arc<Region>,
+) -> Result<Wire, FabricError> {
     if let Some(source) = source
-        && !verbs::owns(source)
+        && !has_device(local(Some(source), to))
     {
         return Err(FabricError(format!(
             "no RDMA device has the address {source}: leave out --host-traddr, or use --provider \
@@ -135,6 +146,6 @@ fn with_device(source: Option<IpAddr>, region: &Arc<Region>) -> Result<Wire, Fab
 }
 
 #[cfg(not(feature = "verbs"))]
-fn with_device(_: Option<IpAddr>, _: &Arc<Region>) -> Result<Wire, FabricError> {
+fn with_device(_: Option<IpAddr>, _: SocketAddr, _: &Arc<Region>) -> Result<Wire, FabricError> {
     Err(FabricError("this build has no verbs: build it with that feature, or use soft".into()))
 }

@@ -166,7 +166,7 @@ fn sleep(fabrics: &[&Verbs], until: Option<Instant>) {
 fn run(at: SocketAddr, clients: u32, options: Vec<String>) -> Result<(), Box<dyn Error>> {
     let pool = Pool::new(PLAN)?;
     let fabric = Verbs::new(pool.region().clone(), Load::default())?;
-    println!("devices {:?}, {} owned by one: {}", fabric.devices(), at.ip(), owns(at.ip()));
+    println!("devices {:?}, {} owned by one: {}", fabric.devices(), at.ip(), owns(at));
     let mut server = Server { pool, fabric, clients: HashMap::new(), served: 0, options };
     let elsewhere = server
         .option("elsewhere")

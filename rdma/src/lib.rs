@@ -38,6 +38,7 @@ pub mod source;
 pub mod spin;
 #[cfg(feature = "verbs")]
 pub mod verbs;
+pub mod zone;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -47,6 +48,7 @@ pub use event::{Event, Incoming, Reason};
 pub use pool::{Buf, Pool, PoolPlan, Region, RemoteRegion};
 pub use source::Source;
 pub use spin::{AdaptivePoller, Budget as SpinBudget};
+pub use zone::ZonedIp;
 
 /// Handle of a queue pair: valid from `open` or `connect` to `Gone`, small and dense enough to
 /// index a table.

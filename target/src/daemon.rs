@@ -639,7 +639,7 @@ fn pin(cpu: Option<u32>) {
 /// address that appears later may belong to it.
 fn will_own(at: &SocketAddr) -> bool {
     let any = SocketAddr::from(([0, 0, 0, 0], at.port()));
-    owns(at) || availability::address(at.ip()).is_some() && owns(&any)
+    owns(at) || availability::address(*at).is_some() && owns(&any)
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! `nvmf list`: lists every namespace that a target exports to this host.
 
+use std::net::SocketAddr;
+
 use initiator::options::{OptionDefaults, TargetArgs};
 use initiator::{Error, Host, HostOptions, Options};
 use nvme::Nqn;
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use nvme::log::{SubsystemType, TransportType};
+use rdma::ZonedIp;
 use serde_json::Value;
 
 use super::nvme_cli_json::{object, text, trimmed};
@@ -44,7 +47,8 @@ fn subsystems(target: &TargetArgs) -> Result<Vec<(Options, HostOptions)>, Error>
         }
         let place = format!("{}:{}", trimmed(&record.traddr.0), trimmed(&record.trsvcid.0));
         let nqn: Result<Nqn, _> = record.subnqn.nqn();
-        let (Ok(nqn), Some(to)) = (nqn, address(&record.traddr.0, &record.trsvcid.0)) else {
+        let to = address(&record.traddr.0, &record.trsvcid.0, target.address()?);
+        let (Ok(nqn), Some(to)) = (nqn, to) else {
             return Err(Error::Local(format!("a discovery record leads nowhere: {place}")));
         };
         // One path to each subsystem is sufficient.
@@ -56,8 +60,10 @@ fn subsystems(target: &TargetArgs) -> Result<Vec<(Options, HostOptions)>, Error>
     Ok(found)
 }
 
-fn address(traddr: &[u8], trsvcid: &[u8]) -> Option<std::net::SocketAddr> {
-    Some((trimmed(traddr).parse::<std::net::IpAddr>().ok()?, trimmed(trsvcid).parse().ok()?).into())
+/// The address of a record. A link-local one is on the link of the discovery service.
+fn address(traddr: &[u8], trsvcid: &[u8], discovery: SocketAddr) -> Option<SocketAddr> {
+    let ip = trimmed(traddr).parse().ok()?;
+    Some(ZonedIp::beside(ip, discovery).with_port(trimmed(trsvcid).parse().ok()?))
 }
 
 fn namespaces(options: Options, setup: HostOptions) -> Result<Vec<Item>, Error> {

@@ -1,6 +1,6 @@
 //! Connections: librdmacm events, and the lifetime of a queue pair from request to `Gone`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -81,17 +81,22 @@ pub(super) struct ClosingConnection {
     until: Instant,
 }
 
-/// Whether an RDMA device of this machine has `addr` (for an unspecified address: whether there is
+/// Whether an RDMA device of this machine has `addr`, whatever the port (for an unspecified address: whether there is
 /// any device). False also without rdma-core, so it can be used to choose the provider.
 #[must_use]
-pub fn owns(addr: IpAddr) -> bool {
+pub fn owns(addr: SocketAddr) -> bool {
     let Ok(api) = Api::get() else { return false };
-    if addr.is_unspecified() {
+    if addr.ip().is_unspecified() {
         return DeviceList::new(api).is_ok_and(|list| !list.contexts().is_empty());
     }
     let Ok(channel) = EventChannel::new(api) else { return false };
     let Ok(id) = CmId::new(&channel) else { return false };
-    id.bind(SocketAddr::new(addr, 0)).is_ok() && id.device().is_some()
+    id.bind(any_port(addr)).is_ok() && id.device().is_some()
+}
+
+fn any_port(mut addr: SocketAddr) -> SocketAddr {
+    addr.set_port(0);
+    addr
 }
 
 /// Creates a listener, or returns an error sentence.
@@ -104,7 +109,7 @@ pub(super) fn listen(channel: &Arc<EventChannel>, at: SocketAddr) -> Result<CmId
     };
     attempt().map_err(|e: Errno| {
         // The kernel has two errnos for a port in use.
-        let taken = e == Errno::EADDRINUSE || (e == Errno::EADDRNOTAVAIL && owns(at.ip()));
+        let taken = e == Errno::EADDRINUSE || (e == Errno::EADDRNOTAVAIL && owns(at));
         let why = match e {
             _ if taken => "another listener has this address and port",
             Errno::EADDRNOTAVAIL | Errno::ENODEV => {

@@ -10,6 +10,9 @@ use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
 use super::schema::bounded;
 use super::table_reader::{At, Diagnostics, TableReader};
+use rdma::ZonedIp;
+use rdma::zone::is_link_local;
+
 use crate::core::subsystem::ListenerConfig;
 use crate::core::subsystem::ana::{ANA_GROUPS, ANA_STATES, AnaStates};
 
@@ -25,7 +28,8 @@ pub(super) fn listener(
     report: &mut Diagnostics<'_>,
 ) {
     let form = "an IP address, such as \"192.0.2.1\", \"::1\" or \"0.0.0.0\" for all";
-    let address = section.need::<IpAddr>("address", form, report);
+    let address = section.need::<String>("address", form, report);
+    let address = address.and_then(|at| zoned(&at, form, report));
     let port = bounded(&mut section, "port", 1..65535, nvme::PORT.into(), report) as u16;
     let place = seen.len() as u32 + 1;
     let id = bounded(&mut section, "id", 1..65535, place, report) as u16;
@@ -35,7 +39,7 @@ pub(super) fn listener(
     let span = section.span().clone();
     section.end(report);
     let Some(address) = address else { return };
-    let new = SocketAddr::new(address.value, port);
+    let new = address.value.with_port(port);
     let rival = seen.iter().find(|old| overlap(old.value.address, new));
     if let Some(rival) = rival {
         let place = report.shown(&rival.span, &address.span);
@@ -48,14 +52,29 @@ pub(super) fn listener(
         let what = format!("the listener {new} has id {id}, like the one of {place}");
         report.add(&span, what, "give each listener an `id` of its own");
     }
-    if address.value.is_multicast() {
+    if address.value.ip.is_multicast() {
         report.add(&address.span, format!("{new} is a multicast address"), format!("write {form}"));
     }
     let value = ListenerConfig { id, address: new, ana, keep_alive_min_ms };
     seen.push(At { value, span });
 }
 
-/// Whether two addresses conflict. An unspecified address covers every address of its family, and
+/// The address of a listener: a link-local one with its interface.
+fn zoned(at: &At<String>, form: &str, report: &mut Diagnostics<'_>) -> Option<At<ZonedIp>> {
+    let (what, form) = match at.value.parse::<ZonedIp>() {
+        Ok(ZonedIp { ip, scope_id: 0 }) if is_link_local(ip) => {
+            let what = format!("`address` is {ip}, which is on each link");
+            (what, format!("an interface behind it, such as \"{ip}%eth0\""))
+        }
+        Ok(value) => return Some(At { value, span: at.span.clone() }),
+        Err(what) => (format!("`address`: {what}"), form.to_owned()),
+    };
+    report.add(&at.span, what, format!("write {form}"));
+    None
+}
+
+/// Whether two addresses conflict: also with the same one in two zones, which is one address for
+/// connections. An unspecified address covers every address of its family, and
 /// `::` covers IPv4 as well.
 pub fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| {
@@ -169,6 +188,22 @@ mod tests {
             assert!(said.contains("write a number from 1 to 64"), "{said}");
         }
         assert!(says("7").contains("line 3") && says("{ 1 = 2 }").contains("`ana`"));
+    }
+
+    #[test]
+    fn a_link_local_address_has_its_interface() {
+        let with = |address: &str, more: &str| {
+            config(&format!("[[listener]]\naddress = \"{address}\"\n{more}"))
+        };
+        // The first interface of every machine is lo.
+        let found = with("fe80::1%lo", "").unwrap();
+        assert_eq!(found.listeners[0].address, "[fe80::1%1]:4420".parse().unwrap());
+        let says = |address: &str, more: &str| with(address, more).unwrap_err();
+        assert!(says("fe80::1", "").contains("is on each link: write an interface behind it"));
+        assert!(says("fe80::1%none", "").contains("no interface \"none\""));
+        assert!(says("2001:db8::1%lo", "").contains("2001:db8::1 has no zone"));
+        let again = "[[listener]]\naddress = \"fe80::1%2\"\n";
+        assert!(says("fe80::1%1", again).contains("overlaps"));
     }
 
     #[test]

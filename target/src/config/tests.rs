@@ -168,7 +168,7 @@ block_size = 520
         "line 2, column 1: unknown key `colour`",
         "line 4, column 1: unknown key `queue_deph`: did you mean `queue_depth`?",
         "line 5, column 8: `mdts` is 3145728: write a power of two",
-        "line 7, column 11: `address`: invalid IP address syntax: write an IP address",
+        "line 7, column 11: `address`: \"localhost\" is no IP address: write an IP address",
         "line 9, column 7: not an NQN: ",
         "line 10, column 36: `hosts`: the number 7 where a text is expected: write a list",
         "line 12, column 8: 0 cannot be an nsid: write a number from 1 to 1024",

@@ -74,7 +74,7 @@ fn state_directory(config: &Config) -> bool {
 fn addresses(config: &Config) -> bool {
     let mut good = true;
     for at in config.addresses() {
-        if let Some(why) = availability::address(at.ip()) {
+        if let Some(why) = availability::address(at) {
             match config.missing {
                 Missing::Wait => warn!("listener {at}: {why}: it would be pending"),
                 Missing::Fail => {

@@ -2,8 +2,7 @@
 //! without `id` is its position and changes when others are added or removed. Therefore a stored change
 //! contains the addresses as well, and is applied again to the listeners with these.
 
-use std::net::{IpAddr, SocketAddr};
-
+use rdma::ZonedIp;
 use toml_edit::{DocumentMut, Item, Table};
 
 use super::EditError;
@@ -100,8 +99,8 @@ fn listener(table: &Table, place: u16) -> Option<ConfiguredListener> {
         Some(value) => value.as_integer().and_then(|number| u16::try_from(number).ok()),
         None => Some(otherwise),
     };
-    let ip: IpAddr = table.get("address")?.as_str()?.parse().ok()?;
-    let address = SocketAddr::new(ip, number("port", nvme::PORT)?).to_string();
+    let ip: ZonedIp = table.get("address")?.as_str()?.parse().ok()?;
+    let address = ip.with_port(number("port", nvme::PORT)?).to_string();
     Some(ConfiguredListener { id: number("id", place)?, address })
 }
 

@@ -3,15 +3,17 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use super::mounts::{Mount, unmounted};
 use crate::config::{NamespaceConfig, NamespaceKind};
 
-/// Reason why an address is unavailable: no interface has it. Wildcards are always available.
-pub(crate) fn address(ip: IpAddr) -> Option<String> {
-    let bound = UdpSocket::bind((ip, 0));
+/// Reason why an address is unavailable, whatever the port: no interface has it. Wildcards are
+/// always available.
+pub(crate) fn address(mut at: SocketAddr) -> Option<String> {
+    at.set_port(0);
+    let bound = UdpSocket::bind(at);
     let missing = bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable);
     missing.then(|| "no interface of this machine has the address".to_owned())
 }
@@ -158,9 +160,10 @@ mod tests {
 
     #[test]
     fn addresses_are_there_or_not() {
-        assert_eq!(address([127, 0, 0, 1].into()), None);
-        assert_eq!(address([0, 0, 0, 0].into()), None);
+        assert_eq!(address(([127, 0, 0, 1], 4420).into()), None);
+        assert_eq!(address(([0, 0, 0, 0], 4420).into()), None);
         // Of the range for documentation: unused.
-        assert!(address([192, 0, 2, 77].into()).is_some());
+        assert!(address(([192, 0, 2, 77], 4420).into()).is_some());
+        assert!(address("[fe80::77%1]:4420".parse().unwrap()).is_some());
     }
 }

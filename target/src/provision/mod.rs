@@ -581,7 +581,7 @@ impl Provisioner {
 
     /// Opens a listener; connections are held until the registry has it.
     fn try_listening(&self, at: SocketAddr) -> Result<(), ListenError> {
-        if let Some(why) = availability::address(at.ip()) {
+        if let Some(why) = availability::address(at) {
             return Err(ListenError::Missing(why));
         }
         self.registry.prepare_listener(at);

@@ -59,7 +59,7 @@ pub(crate) fn choose(
 /// Whether an RDMA device has this address; for an unspecified one, whether there is any.
 pub(crate) fn owns(at: &SocketAddr) -> bool {
     #[cfg(feature = "verbs")]
-    return rdma::verbs::owns(at.ip());
+    return rdma::verbs::owns(*at);
     #[cfg(not(feature = "verbs"))]
     {
         let _ = at;

@@ -43,6 +43,7 @@ use crate::soft::cm::request_handle::{RequestHandle, RequestState};
 use crate::soft::cm::{Challenge, HalfOpen, Room};
 use crate::soft::qp::Settings;
 use crate::soft::stats::datagrams::DatagramOutcome;
+use crate::zone::is_link_local;
 use crate::{Event, Incoming, Qp, Reason, Region};
 
 /// Time for the answer to a challenge.
@@ -215,7 +216,10 @@ impl Endpoint {
 
     /// A peer requests a connection.
     fn on_request(&mut self, now: Instant, request: ConnectRequest) -> DatagramOutcome {
-        if matches!(request.from, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+        // Only the socket of a link-local listener knows the link of its peers.
+        let is_on_link = is_link_local(request.to)
+            && self.manager.listeners.iter().any(|listener| listener.ip() == request.to);
+        if is_link_local(request.from) && !is_on_link {
             return DatagramOutcome::LinkLocal;
         }
         self.apply_updates(now);
@@ -488,16 +492,23 @@ mod tests {
     fn a_request_that_no_answer_can_reach_is_dropped() {
         let pool = pool();
         let mut endpoint = Endpoint::new(Config::default(), Box::new(|| 3));
-        let to: IpAddr = "fe80::1".parse().unwrap();
-        endpoint.listen(SocketAddr::new(to, 4420));
-        for (from, outcome) in
-            [("fe80::2", DatagramOutcome::LinkLocal), ("2001:db8::2", DatagramOutcome::Message)]
-        {
-            let from = from.parse().unwrap();
+        endpoint.listen("[::]:4420".parse().unwrap());
+        endpoint.listen("[2001:db8::1]:4420".parse().unwrap());
+        let mut ask = |from: &str, to: &str| {
+            let [from, to] = [from, to].map(|ip| ip.parse::<IpAddr>().unwrap());
             let mad = request(from, to, 7);
-            let got = endpoint.on_message(Instant::now(), from, to, &mad, pool.region());
-            assert_eq!(got, outcome, "{from}");
-        }
+            endpoint.on_message(Instant::now(), from, to, &mad, pool.region())
+        };
+        assert_eq!(ask("fe80::2", "fe80::1"), DatagramOutcome::LinkLocal, "no listener has a link");
+        assert_eq!(ask("fe80::2", "2001:db8::1"), DatagramOutcome::LinkLocal);
+        assert_eq!(ask("2001:db8::2", "fe80::1"), DatagramOutcome::Message);
+        endpoint.listen("[fe80::1%2]:4420".parse().unwrap());
+        let mut ask = |from: &str, to: &str| {
+            let [from, to] = [from, to].map(|ip| ip.parse::<IpAddr>().unwrap());
+            endpoint.on_message(Instant::now(), from, to, &request(from, to, 8), pool.region())
+        };
+        assert_eq!(ask("fe80::2", "fe80::1"), DatagramOutcome::Message);
+        assert_eq!(ask("fe80::2", "2001:db8::1"), DatagramOutcome::LinkLocal);
     }
 
     #[test]

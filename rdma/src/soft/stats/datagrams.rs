@@ -78,7 +78,8 @@ outcomes! {
     /// A connection request from a source whose connections repeatedly ended without being
     /// admitted.
     Barred = "barred",
-    /// A connection request from a link-local IPv6 address, to which an answer could not be routed.
+    /// A connection request from a link-local IPv6 address to a listener without a link, from which
+    /// an answer could not be routed.
     LinkLocal = "linklocal",
 }
 

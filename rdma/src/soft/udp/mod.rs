@@ -25,7 +25,7 @@ use super::endpoint::{Endpoint, QueuedPacket};
 use super::udp::train::{MOST_BYTES, MOST_GATHERED, TrainItem, Trains, Way};
 use super::wire::icrc::{Flow, train_identification};
 use crate::log_interval::LogInterval;
-use crate::{FabricError, Region};
+use crate::{FabricError, Region, ZonedIp};
 use gso_fallback::Singles;
 use reuseport_group::Misdelivered;
 pub(crate) use reuseport_group::Shared;
@@ -278,7 +278,9 @@ impl Udp {
     /// minutes). The MTU of the local link is a reason; a smaller one that is set on a route cannot
     /// be distinguished from such a message, and is ignored.
     pub(super) fn path_mtu(&mut self, from: IpAddr, to: IpAddr, asked: u32) -> Option<u32> {
-        let (to, most) = (SocketAddr::new(to, ROCE_PORT), self.shared.options().config.mtu);
+        let zone = self.socket_for(from).map_or(0, |bound| bound.scope_id);
+        let to = ZonedIp { ip: to, scope_id: zone }.with_port(ROCE_PORT);
+        let most = self.shared.options().config.mtu;
         let (_, told) = route(Some(from), to).ok()?;
         let carried = payload_bytes(told, to.is_ipv6(), most);
         let short = (1..asked).contains(&carried.unwrap_or_default());

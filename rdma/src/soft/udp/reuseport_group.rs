@@ -20,6 +20,7 @@ use super::port_users::refuse_another;
 use super::socket::{Bound, SocketError};
 use super::sockopt::Steering;
 use crate::FabricError;
+use crate::zone::scope_id;
 
 /// Maximum of bytes received by another fabric that wait to be fetched (plus one train); more are
 /// dropped, as the network may drop them.
@@ -172,6 +173,12 @@ impl Shared {
     fn open(&self, state: &mut GroupState, at: SocketAddr, stays: bool) -> Result<(), FabricError> {
         let ip = at.ip();
         if let Some(address) = state.addresses.iter_mut().find(|address| address.ip == ip) {
+            if let Some(bound) = address.sockets.first().filter(|it| it.scope_id != scope_id(at)) {
+                return Err(FabricError(format!(
+                    "{ip} is in use with the zone {}: give the interface another address",
+                    bound.scope_id
+                )));
+            }
             address.stays |= stays;
             address.keep();
             return Ok(());

@@ -10,6 +10,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::super::cm::mad::MAD_BYTES;
 use super::super::wire::header::{Bth, ICRC_BYTES};
 use super::sockopt::{MtuDiscover, MtuDiscoverV6, MtuV6};
+use crate::ZonedIp;
+use crate::zone::is_link_local;
 
 const UDP_HEADER_BYTES: usize = 8;
 /// Bytes before and after a payload in the longest packet with one: UDP header, BTH, RETH,
@@ -52,7 +54,7 @@ pub(super) fn leaves(from: IpAddr, to: SocketAddr, payload_bytes: u32) -> bool {
 fn towards(source: Option<IpAddr>, to: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(Protocol::UDP))?;
     if let Some(source) = source {
-        socket.bind(&SocketAddr::new(source, 0).into())?;
+        socket.bind(&ZonedIp::beside(source, to).with_port(0).into())?;
     }
     socket.connect(&to.into())?;
     Ok(socket)
@@ -78,7 +80,7 @@ pub(super) fn beside(to: IpAddr) -> Vec<IpAddr> {
             let own = list.filter_map(|interface| {
                 Some(IpAddr::V6(interface.address?.as_sockaddr_in6()?.ip()))
             });
-            let local = |address: &IpAddr| matches!(address, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80);
+            let local = |address: &IpAddr| is_link_local(*address);
             own.filter(|address| *address != to && !local(address)).collect()
         }
     }

@@ -19,6 +19,7 @@ use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 use super::super::config::{FIRST_SOURCE_PORT, Options, ROCE_PORT};
 use super::super::udp::train::Way;
 use super::sockopt::{Control, MtuDiscover, MtuDiscoverV6, NoCheckV6, Steering};
+use crate::zone::scope_id;
 
 /// Buffer sizes granted by the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +38,8 @@ pub struct SocketBuffers {
 pub(super) struct Bound {
     socket: Socket,
     pub(super) address: IpAddr,
+    /// Index of the interface of a link-local address; the system sends there. Else 0.
+    pub(super) scope_id: u32,
     pub(super) buffers: SocketBuffers,
     /// The system segments trains.
     cuts: bool,
@@ -115,7 +118,7 @@ impl Bound {
                 })
                 .collect::<Result<Vec<_>, _>>()?,
         };
-        Ok(Bound { socket, address, buffers, cuts, sources })
+        Ok(Bound { socket, address, scope_id: scope_id(at), buffers, cuts, sources })
     }
 
     /// Binds a socket for sending only.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nvme::Nqn;
+use rdma::zone::is_link_local;
 
 use super::{ControllerTable, Registry};
 use crate::controller::discovery::{Record, Subtype};
@@ -29,12 +30,14 @@ impl Registry {
         let mut records = Vec::new();
         for listener in book.listeners() {
             let Some(address) = reachable(listener.address, local) else { continue };
-            if book.discovery.by_listener && address != local {
+            // What is on one link only is reported to hosts that have come by it.
+            let is_used = (address.ip(), address.port()) == (local.ip(), local.port());
+            if !is_used && (book.discovery.by_listener || is_link_local(address.ip())) {
                 continue;
             }
             let port_id = listener.id;
             let mut add = |subtype, nqn| records.push(Record { subtype, nqn, address, port_id });
-            if address == local {
+            if is_used {
                 add(Subtype::CURRENT_DISCOVERY, book.discovery.nqn);
             }
             let offered = book.offered_at(host, port_id).filter(|_| !book.leaving);
@@ -98,7 +101,10 @@ impl ControllerTable {
     fn peers(&self) -> impl Iterator<Item = PeerListener> {
         let own =
             |peer: &&PeerListener| self.listeners().iter().any(|it| it.address == peer.address);
-        let reported = self.peers.iter().filter(|_| !self.discovery.by_listener);
+        let reported = self
+            .peers
+            .iter()
+            .filter(|peer| !self.discovery.by_listener && !is_link_local(peer.address.ip()));
         reported.filter(move |peer| !own(peer)).copied()
     }
 }

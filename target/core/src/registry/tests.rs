@@ -196,6 +196,26 @@ fn discovery_tells_a_host_what_it_may_use_at_the_address_it_used() {
 }
 
 #[test]
+fn discovery_tells_of_a_link_local_listener_to_those_who_have_come_by_it() {
+    let registry = registry();
+    registry
+        .set_listeners(vec![listener(1, "[fe80::1%2]:4420"), listener(2, "[2001:db8::1]:4420")]);
+    let found = |local: &str| {
+        let (_, records) = registry.discovery(&nqn(HOST), local.parse().unwrap());
+        let text = |it: &Record| format!("{} {} {}", it.subtype.0, it.port_id, it.address.ip());
+        records.iter().map(text).collect::<Vec<_>>()
+    };
+    let other = ["3 2 2001:db8::1", "2 2 2001:db8::1"];
+    assert_eq!(found("[2001:db8::1]:4420"), other);
+    for local in ["[fe80::1]:4420", "[fe80::1%2]:4420"] {
+        assert_eq!(found(local), ["3 1 fe80::1", "2 1 fe80::1", "2 2 2001:db8::1"], "{local}");
+    }
+    let peer = PeerListener { id: 3, address: "[fe80::7%2]:4420".parse().unwrap() };
+    registry.set_peer_listeners(vec![peer]);
+    assert_eq!(found("[2001:db8::1]:4420"), other);
+}
+
+#[test]
 fn discovery_tells_of_the_listeners_of_other_gateways_also_while_this_one_leaves() {
     let (sender, mailbox) = crate::message::mailbox().unwrap();
     let registry = Registry::new(vec![sender], 3, 0);

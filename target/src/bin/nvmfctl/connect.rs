@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use nix::ifaddrs::getifaddrs;
 use nvmfd::api::{Host, Listener, Subsystem};
+use rdma::zone::is_link_local;
 use serde_json::json;
 
 use crate::client::{Client, escaped};
@@ -70,7 +71,7 @@ fn nobody(nqn: &str) -> String {
 
 fn connect(at: SocketAddr, nqn: &str, host: Option<&str>, has_key: bool) -> String {
     let mut line =
-        format!("nvme connect -t rdma -a {} -s {} -n {}", at.ip(), at.port(), quoted(nqn));
+        format!("nvme connect -t rdma -a {} -s {} -n {}", traddr(at), at.port(), quoted(nqn));
     if let Some(host) = host {
         line += &format!(" -q {}", quoted(host));
     }
@@ -81,11 +82,16 @@ fn connect(at: SocketAddr, nqn: &str, host: Option<&str>, has_key: bool) -> Stri
 }
 
 fn discovery(at: SocketAddr, host: Option<&str>) -> String {
-    let mut line = format!("-t rdma -a {} -s {}", at.ip(), at.port());
+    let mut line = format!("-t rdma -a {} -s {}", traddr(at), at.port());
     if let Some(host) = host {
         line += &format!(" -q {host}");
     }
     line
+}
+
+/// The address as a host names it: with an interface of its own, if it is link-local.
+fn traddr(at: SocketAddr) -> String {
+    format!("{}{}", at.ip(), if is_link_local(at.ip()) { "%INTERFACE" } else { "" })
 }
 
 /// Replaces a wildcard by all reachable addresses.
@@ -103,8 +109,7 @@ fn own_addresses() -> Vec<IpAddr> {
         let four = address.as_sockaddr_in().map(|at| IpAddr::from(at.ip()));
         four.or_else(|| address.as_sockaddr_in6().map(|at| IpAddr::from(at.ip())))
     };
-    let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    all.filter_map(ip).filter(|ip| !ip.is_loopback() && !link_local(ip)).collect()
+    all.filter_map(ip).filter(|ip| !ip.is_loopback() && !is_link_local(*ip)).collect()
 }
 
 /// Quotes one word for a shell.

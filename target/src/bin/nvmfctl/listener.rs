@@ -1,9 +1,8 @@
 //! `nvmfctl listener`.
 
-use std::net::IpAddr;
-
 use clap::Subcommand;
 use nvmfd::api::{Change, Listener};
+use rdma::ZonedIp;
 
 use crate::change;
 use crate::client::Client;
@@ -15,8 +14,9 @@ pub(crate) enum Command {
     List,
     /// Add a listener
     Add {
-        /// Listen at this IP address of the machine
-        address: IpAddr,
+        /// Listen at this IP address of the machine; a link-local one with its interface: fe80::1%eth0
+        #[arg(value_parser = address)]
+        address: String,
         /// Listen at this port
         #[arg(long, default_value_t = nvme::PORT)]
         port: u16,
@@ -50,7 +50,7 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         }
         Command::Add { address, port, id, set } => {
             let mut settings = change::settings(&set)?;
-            settings.insert("address".to_owned(), address.to_string().into());
+            settings.insert("address".to_owned(), address.into());
             settings.insert("port".to_owned(), port.into());
             let id = match id {
                 Some(id) => id,
@@ -64,6 +64,11 @@ pub(crate) async fn run(command: Command, client: &Client, output: Output) -> Re
         Command::Remove { id } => Change::RemoveListener { id },
     };
     change::make(vec![change], client, output).await
+}
+
+/// An address as the configuration has it.
+fn address(text: &str) -> Result<String, String> {
+    text.parse::<ZonedIp>().map(|_| text.to_owned())
 }
 
 /// Returns the first unused identifier.
