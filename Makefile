@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -152,6 +152,10 @@ test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this 
 	  }; \
 	  STORE_TESTS="$$(program nvmfd-blockdev)" DAEMON_TESTS="$$(program nvmfd)" NVMFD="$(NVMFD)" \
 	  NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/ceph/run
+
+bench-cluster: build ## Measure an image of Ceph RBD through nvmfd beside fio with librbd
+	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio jq)
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/ceph/bench
 
 soak-cluster: build ## Three gateways with random faults, and a stock Linux host: make soak-cluster MINUTES=30
 	@$(call install,$(CEPH_PACKAGES) iproute2)
