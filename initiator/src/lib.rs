@@ -14,6 +14,7 @@
 pub mod attach;
 pub mod bench;
 pub mod copy;
+mod error;
 mod fabric;
 pub mod host;
 mod host_identity;
@@ -31,8 +32,9 @@ pub mod ublk;
 pub mod verify;
 pub mod vhost_user;
 
+pub use error::Error;
 pub use fabric::Provider;
-pub use host::{Error, Host, HostOptions, MultipathHost, MultipathSetup};
+pub use host::{Host, HostOptions, MultipathHost, MultipathSetup};
 pub use session::{
     Data, Done, EndReason, Io, Lost, Options, Phase, Refused, Request, Response, Session,
 };

@@ -13,7 +13,7 @@ mod error;
 pub mod manpages;
 pub mod overlay;
 mod platform;
-pub mod plural;
+mod plural;
 pub mod provision;
 mod reactor;
 pub mod state;
@@ -27,6 +27,7 @@ pub use nvmfd_core as core;
 pub use daemon::{Liveness, RunningTarget};
 pub use error::Fatal;
 pub use platform::doctor;
+pub use plural::count;
 pub use telemetry::{snapshot, view::TargetView};
 
 /// Version of the programs: that of the package, or `NVMFD_VERSION` at build time (packages add the

@@ -124,12 +124,3 @@ pub enum Condition {
     /// An access failed with this errno.
     Failing(i32),
 }
-
-/// Modes of fallocate that nvmfd uses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Space {
-    /// `FALLOC_FL_PUNCH_HOLE`: deallocates; the range reads as zeros.
-    Punch = 1,
-    /// `FALLOC_FL_ZERO_RANGE`: zeros without deallocation.
-    ZeroRange = 2,
-}

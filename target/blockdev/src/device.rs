@@ -18,12 +18,13 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nvme::status::Status;
 
-use super::backing::{BackingConfig, BackingKind, Condition, Geometry, Kind, Space};
+use super::backing::{BackingConfig, BackingKind, Condition, Geometry, Kind};
 use super::errno::{OpKind, status_of};
 use super::health::{Detached, Health};
 use super::hold::{Hold, Stamp};
 use super::open_error::OpenError;
 use super::rbd::image::Image;
+use super::step::Space;
 use crate::durable;
 
 /// An opened backing store, on which the ring of every reactor operates, through an `Arc`.

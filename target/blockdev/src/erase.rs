@@ -10,13 +10,13 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nvme::status::Status;
 
-use super::backing::Space;
 use super::block_sizes::BlockSizes;
 use super::crash_point::crash_point;
 use super::device::BackingDevice;
 use super::errno::OpKind;
 use super::fault_injection::Verdict;
 use super::request::Step;
+use super::step::Space;
 
 /// Progress is reported after each piece: about a hundredth of the store, within these bounds. The
 /// larger one bounds the delay of a stop.

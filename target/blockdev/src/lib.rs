@@ -36,7 +36,7 @@ mod tests;
 pub mod uring;
 
 pub use allocation::{Allocation, FileSystemSpace, SpaceState};
-pub use backing::{BackingConfig, BackingKind, Condition, Geometry, Kind, Space};
+pub use backing::{BackingConfig, BackingKind, Condition, Geometry, Kind};
 pub use block_sizes::{BlockSizes, SHIFTS};
 pub use created_file::CreatedFile;
 pub use device::BackingDevice;
@@ -48,6 +48,7 @@ pub use media_properties::Torn;
 pub use open_error::OpenError;
 pub use owner_file::another_machine;
 pub use reflink::{Reflink, ReflinkError, remove_snapshot};
+pub use step::Space;
 
 use nvme::status::Status;
 use rdma::{Buf, Tag};

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tracing::warn;
 
-use super::backing::{BackingConfig, BackingKind, Geometry, Kind, Space};
+use super::backing::{BackingConfig, BackingKind, Geometry, Kind};
 use super::ceph::{ClusterConfig, ImageName};
 use super::device::BackingDevice;
 use super::hold::{Hold, Stamp, claim_device, is_same, lock, read_block, shares};
@@ -23,6 +23,7 @@ use super::media_properties::{Below, is_on_tmpfs};
 use super::open_error::{OpenError, failed, place, refused};
 use super::owner_file::{self, Daemon, Owner};
 use super::rbd::image::Image;
+use super::step::Space;
 use super::sysfs::Device;
 use crate::durable;
 

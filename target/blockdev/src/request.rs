@@ -7,11 +7,12 @@
 use nvme::status::Status;
 use rdma::{Buf, Tag};
 
-use super::backing::{Kind, Space};
+use super::backing::Kind;
 use super::device::BackingDevice;
 use super::errno::OpKind;
 use super::fault_injection::Verdict;
 use super::health::Health;
+use super::step::Space;
 pub use super::step::Step;
 use super::{IoCompletion, IoRequest};
 

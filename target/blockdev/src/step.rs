@@ -1,7 +1,5 @@
 //! The next step of an operation of a backing store.
 
-use super::backing::Space;
-
 /// The next step for the kernel. Bounds have been checked against the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
@@ -43,4 +41,13 @@ pub enum Step {
     },
     /// fsync.
     Sync,
+}
+
+/// Modes of fallocate that nvmfd uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Space {
+    /// `FALLOC_FL_PUNCH_HOLE`: deallocates; the range reads as zeros.
+    Punch = 1,
+    /// `FALLOC_FL_ZERO_RANGE`: zeros without deallocation.
+    ZeroRange = 2,
 }

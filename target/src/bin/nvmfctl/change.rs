@@ -12,13 +12,16 @@ use nvmfd::api::{
     Wanted,
 };
 use nvmfd::config::{Config, ConfigErrors, ConfigFiles, Rewritten, Saving, Source};
+use nvmfd::count;
 use nvmfd::overlay::{EditError, merged};
-use nvmfd::plural::count;
 use serde_json::Value;
 
 use crate::client::Client;
-use crate::gateway::VERSION_LINE;
 use crate::output::{Failure, Output};
+
+/// Begins the first line of a printed shared configuration. `apply` refuses the text if another
+/// version is in force, and does not keep the line.
+pub(crate) const VERSION_LINE: &str = "# shared configuration, version ";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {

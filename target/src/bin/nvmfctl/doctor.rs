@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use nvmfd::config::Config;
+use nvmfd::count as count_of;
 use nvmfd::doctor::{Finding, Level, examine};
-use nvmfd::plural::count as count_of;
 
 use crate::output::{Failure, Output};
 

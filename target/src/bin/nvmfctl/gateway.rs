@@ -9,13 +9,9 @@ use nvmfd::api::{
     GatewayRebalance, Outcome,
 };
 
-use crate::change;
+use crate::change::{self, VERSION_LINE};
 use crate::client::Client;
 use crate::output::{Failure, Output, joined, table};
-
-/// Begins the first line of a printed configuration. `apply` refuses the text if another version is
-/// in force, and does not keep the line.
-pub(crate) const VERSION_LINE: &str = "# shared configuration, version ";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {

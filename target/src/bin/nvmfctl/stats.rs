@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nvmfd::api::stats::{InFlight, SlowCommand, Stats};
-use nvmfd::plural::count;
+use nvmfd::count;
 use serde_json::json;
 use tokio::time::sleep;
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clap::Args;
 use nvmfd::api::Status;
-use nvmfd::plural::count;
+use nvmfd::count;
 
 use crate::client::Client;
 use crate::derived_stats::bytes;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nvmfd::api::stats::{Reactor, Stats};
-use nvmfd::plural::count;
+use nvmfd::count;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
