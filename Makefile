@@ -88,7 +88,7 @@ lint: packages # No warning, with and without rdma-core
 	  if grep -F 'feature "testing"' <<<"$$tree"; then echo "make: a program contains the feature testing" >&2; exit 1; fi
 
 unit: test-packages # Tests on this machine
-	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+	@export TEST_PROGRAMS="$(BUILD)"/debug; if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	  set -x; $(CARGO) nextest run --workspace --no-fail-fast; $(CARGO) test --workspace --doc --quiet; \
 	else \
 	  set -x; $(CARGO) test --workspace --no-fail-fast; \
@@ -125,9 +125,12 @@ console-test: build ## The console in a headless Chromium: make console-test PIC
 	NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" CONSOLE_TEST="$(BUILD)/release/console_test" \
 	  PICTURES="$(PICTURES)" tests/demo/unprivileged console
 
+# The program of the tests of a library. Those of the whole workspace, which `unit` has built: one package alone needs other features
+# of others, and is built again.
+tests_of = readlink -f "$$($(CARGO) test --workspace --lib --no-run 2>&1 | sed -n 's,.*Executable.*(\(.*/$(1)-[0-9a-f]*\)),\1,p')"
+
 guests: packages build # Stock Linux hosts: User-Mode Linux 6.12 on RoCE, iWARP and our own transport, then Debian's own kernel with two reactors
-	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
-	  ln -sf "$$(readlink -f "$$program")" "$(BUILD)"/store-tests
+	@ln -sf "$$($(call tests_of,nvmfd_blockdev))" "$(BUILD)"/store-tests
 	$(GUEST) tests/vm/guests
 
 # The second ublk has the CPUs that User-Mode Linux lacks.
@@ -142,15 +145,11 @@ test-attach: packages build ## Exports of nvmf attach at full size, and a guest 
 CEPH_PACKAGES := ceph-mon ceph-osd ceph-common python3-rados librbd1 librados2
 images: test-packages # Block devices on an image of Ceph RBD, on a cluster that is started on this machine
 	@$(call install,$(CEPH_PACKAGES))
-	@program=$$($(CARGO) test -p nvmfd-blockdev --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p'); \
-	  STORE_TESTS="$$(readlink -f "$$program")" tests/ceph/run small
+	@STORE_TESTS="$$($(call tests_of,nvmfd_blockdev))" tests/ceph/run small
 
 test-cluster: build ## Images of Ceph RBD, on a cluster that is started on this machine
 	@$(call install,$(CEPH_PACKAGES) ceph-mgr fio curl iproute2 strace)
-	@program() { \
-	    readlink -f "$$($(CARGO) test -p "$$1" --lib --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))/\1/p')"; \
-	  }; \
-	  STORE_TESTS="$$(program nvmfd-blockdev)" DAEMON_TESTS="$$(program nvmfd)" NVMFD="$(NVMFD)" \
+	@STORE_TESTS="$$($(call tests_of,nvmfd_blockdev))" DAEMON_TESTS="$$($(call tests_of,nvmfd))" NVMFD="$(NVMFD)" \
 	  NVMFCTL="$(BUILD)"/release/nvmfctl NVMF="$(NVMF)" tests/ceph/run
 
 bench-cluster: build ## Measure an image of Ceph RBD through nvmfd beside fio with librbd

@@ -246,7 +246,12 @@ pub(crate) fn nvmfd() -> &'static Path {
     BUILT.get_or_init(|| built("nvmfd", "nvmfd"))
 }
 
+/// With `TEST_PROGRAMS`, that of this directory: `make unit` has built it there with the tests, and
+/// cargo would build all of it again, with the features that one package alone needs.
 fn built(package: &str, binary: &str) -> PathBuf {
+    if let Some(directory) = std::env::var_os("TEST_PROGRAMS") {
+        return Path::new(&directory).join(binary);
+    }
     let this = std::env::current_exe().expect("this program");
     let profile = this.ancestors().nth(2).expect("a directory of the profile");
     let mut cargo = Command::new(env!("CARGO"));
