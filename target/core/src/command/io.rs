@@ -660,6 +660,19 @@ mod tests {
         refused(&long.emit(1, keyed((1 << 20) + 4)), Status::INVALID_FIELD);
     }
 
+    #[test]
+    fn a_plain_write_to_a_protected_namespace_takes_the_longer_way() {
+        let mut subsystem = sample();
+        for (read_only, is_plain) in [(false, true), (true, false)] {
+            subsystem.namespaces.iter_mut().for_each(|namespace| namespace.read_only = read_only);
+            let namespace = subsystem.namespace(1).unwrap();
+            let sqe = Sqe::io(IoOpcode::WRITE, 1).with_range(0, 0);
+            let sqe = sqe.with_sgl(keyed(1 << namespace.block_shift));
+            let write = plain_write(&sqe, namespace, Barred(0), RECEIVED);
+            assert_eq!(write.is_some(), is_plain);
+        }
+    }
+
     proptest! {
         #[test]
         fn a_plain_read_or_write_is_decided_like_every_other_command(
