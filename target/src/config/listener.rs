@@ -5,14 +5,13 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use nvme::log::AnaState;
+use rdma::ZonedIp;
+use rdma::zone::is_link_local;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
 use super::schema::bounded;
 use super::table_reader::{At, Diagnostics, TableReader};
-use rdma::ZonedIp;
-use rdma::zone::is_link_local;
-
 use crate::core::subsystem::ListenerConfig;
 use crate::core::subsystem::ana::{ANA_GROUPS, ANA_STATES, AnaStates};
 
@@ -73,9 +72,8 @@ fn zoned(at: &At<String>, form: &str, report: &mut Diagnostics<'_>) -> Option<At
     None
 }
 
-/// Whether two addresses conflict: also with the same one in two zones, which is one address for
-/// connections. An unspecified address covers every address of its family, and
-/// `::` covers IPv4 as well.
+/// Whether two addresses conflict. An unspecified address covers every address of its family, and
+/// `::` covers IPv4 as well. The same link-local address in two zones is one address to connections.
 pub fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| {
         wide == narrow || wide.is_unspecified() && (wide.is_ipv6() || narrow.is_ipv4())

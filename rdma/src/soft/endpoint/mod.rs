@@ -331,8 +331,7 @@ impl Endpoint {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let of_slots = self.clock.instant(self.deadlines.earliest());
-        let of_manager = self.manager.deadlines();
-        of_manager.into_iter().flatten().chain(of_slots).min()
+        self.manager.next_deadline().into_iter().chain(of_slots).min()
     }
 
     /// Whether [`Endpoint::handle_timeout`] is due.
