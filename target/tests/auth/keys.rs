@@ -1,0 +1,149 @@
+//! Keys that are added, replaced or removed while hosts are connected.
+
+use std::fs::{Permissions, set_permissions, write};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use nvme::auth::GroupId;
+use nvme::fabrics::CNTLID_DYNAMIC;
+use nvmfd::config::{AuthenticationConfig, HostConfig};
+use nvmfd::core::auth::{Keyring, Keys};
+use nvmfd::core::diag::cause::Cause;
+use nvmfd::core::registry::ConnectContext;
+use tempfile::tempdir;
+
+use super::io_queue;
+use crate::auth::{HOST, SECRET, authenticate, connect, listen, negotiate, reply, say, world};
+use crate::support::{World, connect_data, end_both};
+
+#[test]
+fn keys_that_come_later_concern_those_who_are_there() {
+    let mut world = World::new();
+    let (mut admin, _) = crate::support::admin(&mut world);
+    let (directory, nqn) = (tempdir().unwrap(), HOST.parse().unwrap());
+    let key_file = directory.path().join("key");
+    write(&key_file, SECRET).unwrap();
+    set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
+    let hosts =
+        vec![HostConfig { nqn, key_file, controller_key_file: None, hashes: None, groups: None }];
+    let config = AuthenticationConfig { hosts, ..AuthenticationConfig::default() };
+    world.registry.set_keyring(config.keyring().unwrap());
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "it never proved itself");
+    world.end(admin);
+}
+
+/// Another secret for the host, or none; the policy stays.
+fn replace_key(world: &World, secret: Option<&str>) {
+    let policy = nvmfd::core::auth::Policy::clone(&Keyring::default().policy());
+    let keys = |text| Keys { host: nvme::auth::Secret::parse(text).unwrap(), controller: None };
+    let hosts = secret.map(|text| (HOST.parse().unwrap(), keys(text)));
+    world.registry.set_keyring(Keyring::new(hosts, policy));
+}
+
+const OTHER_SECRET: &str =
+    "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vcSEgBQ==:";
+
+#[test]
+fn a_host_whose_key_was_replaced_proves_itself_anew_in_time_or_is_disconnected() {
+    for proves in [false, true] {
+        let (mut world, _directory) = world(GroupId::NULL);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        authenticate(&mut world, &mut admin);
+        replace_key(&world, Some(OTHER_SECRET));
+        admin.tick(&mut world.io());
+        if proves {
+            // The helper knows the first secret only.
+            replace_key(&world, Some(SECRET.trim()));
+            authenticate(&mut world, &mut admin);
+        }
+        world.now += Duration::from_secs(299);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "there is time to write the key on the host");
+        world.now += Duration::from_secs(1);
+        admin.tick(&mut world.io());
+        assert_eq!(world.fabric.disconnected, !proves);
+        world.end(admin);
+    }
+}
+
+#[test]
+fn who_loses_its_key_is_disconnected() {
+    let (mut world, _directory) = world(GroupId::NULL);
+    let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+    authenticate(&mut world, &mut admin);
+    replace_key(&world, None);
+    admin.tick(&mut world.io());
+    assert!(world.fabric.disconnected, "its key let it in");
+    world.end(admin);
+}
+
+#[test]
+fn a_name_whose_key_was_removed_is_free_for_nobody() {
+    let (world, _directory) = world(GroupId::NULL);
+    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
+    let visit = ConnectContext {
+        local,
+        source: local.ip(),
+        limits: crate::support::LIMITS,
+        held: None,
+        now: world.now,
+    };
+    // A second change, of something else, does not make it forgotten.
+    for _ in 0..2 {
+        replace_key(&world, None);
+        let refused = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
+        assert_eq!(refused.unwrap_err().cause, Cause::NoKey);
+    }
+}
+
+#[test]
+fn a_proof_with_the_key_of_before_lasts_no_longer_than_those_that_were_there() {
+    for again in [false, true] {
+        let (mut world, _directory) = world(GroupId::NULL);
+        let mut admin = connect(&mut world, 0, CNTLID_DYNAMIC);
+        if again {
+            authenticate(&mut world, &mut admin);
+        }
+        assert!(say(&mut world, &mut admin, &negotiate()).is_success());
+        let challenge = listen(&mut world, &mut admin);
+        // The exchange has begun with the key that is replaced now.
+        replace_key(&world, Some(OTHER_SECRET));
+        assert!(say(&mut world, &mut admin, &reply(&challenge)).is_success());
+        listen(&mut world, &mut admin);
+        assert!(admin.is_admitted());
+        admin.tick(&mut world.io());
+        world.now += Duration::from_secs(299);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "there is time to write the key on the host");
+        world.now += Duration::from_secs(1);
+        admin.tick(&mut world.io());
+        assert!(world.fabric.disconnected, "again: {again}");
+        world.end(admin);
+    }
+}
+
+#[test]
+fn each_queue_proves_itself_with_the_new_key_or_is_closed() {
+    for proves in [false, true] {
+        let (mut world, _directory) = world(GroupId::NULL);
+        let (mut queue, mut admin, posted) = io_queue(&mut world);
+        authenticate(&mut world, &mut queue);
+        // The helper knows one secret only: it is the new one, and two replacements ago the old one.
+        replace_key(&world, Some(OTHER_SECRET));
+        replace_key(&world, Some(SECRET));
+        queue.tick(&mut world.io());
+        if proves {
+            authenticate(&mut world, &mut queue);
+        }
+        let posted_by_queue = std::mem::replace(&mut world.fabric.posted, posted);
+        authenticate(&mut world, &mut admin);
+        let posted = std::mem::replace(&mut world.fabric.posted, posted_by_queue);
+        world.now += Duration::from_secs(301);
+        admin.tick(&mut world.io());
+        assert!(!world.fabric.disconnected, "the admin queue has the new key");
+        queue.tick(&mut world.io());
+        assert_eq!(world.fabric.disconnected, !proves);
+        end_both(world, queue, admin, posted);
+    }
+}
