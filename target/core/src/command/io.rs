@@ -660,17 +660,34 @@ mod tests {
         refused(&long.emit(1, keyed((1 << 20) + 4)), Status::INVALID_FIELD);
     }
 
+    /// Of the random commands below few are Writes that are barred for one reason alone.
     #[test]
-    fn a_plain_write_to_a_protected_namespace_takes_the_longer_way() {
-        let mut subsystem = sample();
-        for (read_only, is_plain) in [(false, true), (true, false)] {
-            subsystem.namespaces.iter_mut().for_each(|namespace| namespace.read_only = read_only);
+    fn each_reason_alone_bars_a_direct_write() {
+        let may = |change: &dyn Fn(&mut Namespace), barred| {
+            let mut subsystem = sample();
+            subsystem.namespaces.iter_mut().for_each(change);
             let namespace = subsystem.namespace(1).unwrap();
-            let sqe = Sqe::io(IoOpcode::WRITE, 1).with_range(0, 0);
-            let sqe = sqe.with_sgl(keyed(1 << namespace.block_shift));
-            let write = plain_write(&sqe, namespace, Barred(0), RECEIVED);
-            assert_eq!(write.is_some(), is_plain);
-        }
+            let len = 1 << namespace.block_shift;
+            let sqe = Sqe::io(IoOpcode::WRITE, 1).with_range(0, 0).with_sgl(keyed(len));
+            let begins = plain_write(&sqe, namespace, barred, RECEIVED).is_some();
+            let stores = may_store(namespace.backing, (0, len), namespace, barred);
+            assert_eq!(begins, stores);
+            stores
+        };
+        let progress = || Some(Arc::new(crate::subsystem::lba_format::Progress::none()));
+        assert!(may(&|_| (), Barred(0)));
+        assert!(may(&|_| (), Barred::READ));
+        assert!(!may(&|_| (), Barred::WRITE));
+        assert!(!may(&|namespace| namespace.read_only = true, Barred(0)));
+        assert!(!may(&|namespace| namespace.formatting = progress(), Barred(0)));
+        let subsystem = sample();
+        let namespace = subsystem.namespace(1).unwrap();
+        let stores = |backing, at| may_store(backing, (at, 4096), namespace, Barred(0));
+        let end = namespace.blocks << namespace.block_shift;
+        assert!(stores(namespace.backing, end - 4096));
+        assert!(!stores(namespace.backing, end - 4095));
+        assert!(!stores(namespace.backing, u64::MAX));
+        assert!(!stores(DeviceId(namespace.backing.0 + 1), 0), "it is another one by now");
     }
 
     proptest! {
