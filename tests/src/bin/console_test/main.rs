@@ -92,6 +92,8 @@ impl Stage<'_> {
     fn new(args: &Args) -> Result<Stage<'_>, String> {
         let directory = &args.directory;
         let store = directory.join("disk.img");
+        // allocated as a whole, so that it is no problem how full the file system is
+        fs::write(&store, vec![0; 256 << 20]).map_err(describe)?;
         let text = |more: &str| {
             format!(
                 "provider = 'soft'\nstate_directory = {directory:?}\n\
@@ -101,7 +103,7 @@ impl Stage<'_> {
                  [[subsystem]]\nnqn = '{DISKS}'\nallow_any_host = true\n\
                  [[subsystem.namespace]]\nnsid = 1\nkind = 'ram'\nsize = '64MiB'\n\
                  limit = {{ iops = 800 }}\n\
-                 [[subsystem.namespace]]\nnsid = 2\npath = {store:?}\nsize = '256MiB'\n\
+                 [[subsystem.namespace]]\nnsid = 2\npath = {store:?}\n\
                  limit = {{ iops = 300 }}\n\
                  [[subsystem]]\nnqn = '{PRIVATE}'\nhosts = ['{DATABASE}']\n{more}",
                 socket = directory.join("api.sock"),
