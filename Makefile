@@ -273,11 +273,13 @@ VERSION := $(shell cargo_version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.to
   git describe --tags --exact-match 2>/dev/null | sed 's/^v//' | grep . || \
   echo "$$cargo_version+$$(git log -1 --format=%cd --date=format:%Y%m%d 2>/dev/null || echo 0).$$(git rev-parse --short=9 HEAD 2>/dev/null || echo source)")
 deb: packages ## A Debian package of this commit: build/nvmfd_VERSION_ARCHITECTURE.deb
+	@$(call install,binutils jq)
 	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 	configs/debian/build "$(BUILD)" $(VERSION)
 
 rpm: packages ## The same as an RPM package, where rpmbuild is: build/nvmfd-VERSION-1.ARCHITECTURE.rpm
 	@command -v rpmbuild >/dev/null || { echo "make: first: install rpmbuild (Debian: the package rpm)" >&2; exit 1; }
+	@$(call install,binutils jq)
 	NVMFD_VERSION=$(VERSION) $(CARGO) build --release -p nvmfd -p initiator $(FEATURES)
 	configs/rpm/build "$(BUILD)" $(VERSION)
 
