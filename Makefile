@@ -90,8 +90,10 @@ lint: packages # No warning, with and without rdma-core
 unit: test-packages # Tests on this machine
 	@export TEST_PROGRAMS="$(BUILD)"/debug; if $(CARGO) nextest --version >/dev/null 2>&1; then \
 	  set -x; $(CARGO) nextest run --workspace --no-fail-fast; $(CARGO) test --workspace --doc --quiet; \
+	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) nextest run --workspace -E 'test(/^uring::tests::/) - test(/entries::|table_of_files/)'; \
 	else \
 	  set -x; $(CARGO) test --workspace --no-fail-fast; \
+	  NVMFD_TEST_IO_ENGINE=threads $(CARGO) test --workspace --lib uring::tests:: -- --skip entries:: --skip table_of_files; \
 	fi
 
 doc: packages # The documentation builds, every link leads somewhere

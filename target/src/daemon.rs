@@ -515,6 +515,7 @@ impl RunningTarget {
             Spin::Auto => SpinBudget::auto(SPIN_AUTO),
             Spin::Micros(micros) => SpinBudget::of(Duration::from_micros(micros.into())),
         };
+        let io_engine = config.reactor.io_engine;
         // On the thread of the reactor, so that memory is of the node of its CPU.
         let make = move || {
             let pool =
@@ -529,9 +530,10 @@ impl RunningTarget {
                 on_lost_address: Box::new(move |at| pending.add_lost(at)),
                 limits,
                 spin,
+                io_engine,
                 stats: of_reactor,
             };
-            Reactor::new(parts).map_err(|error| Fatal(format!("no io_uring: {error}")))
+            Reactor::new(parts).map_err(|error| Fatal(format!("no ring: {error}")))
         };
         let ending = Ending(Arc::clone(&stats));
         let cpu = config.reactor.cpus.get(index).copied();

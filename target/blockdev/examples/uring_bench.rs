@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nvmfd_blockdev::uring::{Ring, RingLimits};
-use nvmfd_blockdev::{BackingConfig, BackingDevice, BackingKind, BlockDevice, DeviceId, IoRequest};
+use nvmfd_blockdev::{
+    BackingConfig, BackingDevice, BackingKind, BlockDevice, DeviceId, IoEngine, IoRequest,
+};
 use rdma::{Buf, Pool, PoolPlan};
 
 const MEMORY_STORE_BYTES: u64 = 1 << 30;
@@ -28,11 +30,12 @@ struct Job {
     depth: u32,
     bytes: u32,
     seconds: u64,
+    engine: IoEngine,
 }
 
 fn main() -> ExitCode {
     let Some(job) = job() else {
-        eprintln!("usage: ring_bench STORE [read|write] [DEPTH] [BYTES] [SECONDS]");
+        eprintln!("usage: ring_bench STORE [read|write] [DEPTH] [BYTES] [SECONDS] [ENGINE]");
         return ExitCode::from(2);
     };
     match run(&job) {
@@ -55,12 +58,15 @@ fn job() -> Option<Job> {
     let mut number = |default: u64| words.next().map_or(Some(default), |word| word.parse().ok());
     let (depth, bytes, seconds) = (number(32)?, number(4096)?, number(5)?);
     let (depth, bytes) = (u32::try_from(depth).ok()?, u32::try_from(bytes).ok()?);
+    let engine = words.next().unwrap_or(IoEngine::IoUring.to_string());
+    let engine = IoEngine::ALL.into_iter().find(|known| known.to_string() == engine)?;
     (depth > 0 && bytes >= 4096 && bytes.is_multiple_of(4096)).then_some(Job {
         store,
         write,
         depth,
         bytes,
         seconds,
+        engine,
     })
 }
 
@@ -91,7 +97,8 @@ fn run(job: &Job) -> Result<(), Box<dyn std::error::Error>> {
         data_bytes: u64::from(job.depth) * u64::from(largest_bytes),
         largest_bytes,
     })?;
-    let mut ring = Ring::new(pool.region().clone(), RingLimits { ops: job.depth, backings: 1 })?;
+    let limits = RingLimits { ops: job.depth, backings: 1 };
+    let mut ring = Ring::new(pool.region().clone(), limits, job.engine)?;
     ring.attach(STORE, backing)?;
     let mut random = 0x9E37_79B9_7F4A_7C15u64;
     let mut submit = |ring: &mut Ring, buf: Buf, write: bool, at: Option<u64>| {

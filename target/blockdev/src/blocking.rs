@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 const RUNNING_MAX: usize = 32;
 /// Maximum of threads, including those of tasks that have timed out.
 const THREADS_MAX: usize = 1024;
-/// Maximum of idle threads,
+/// Maximum of idle threads of a pool for tasks that are rare,
 const IDLE_MAX: usize = 2;
-/// and how long they stay.
+/// and how long those of any pool stay.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// The threads and the queued tasks.
@@ -36,6 +36,7 @@ struct PoolShared {
     state: Mutex<PoolState>,
     wake: Condvar,
     threads_max: usize,
+    idle_max: usize,
 }
 
 #[derive(Debug, Default)]
@@ -84,13 +85,15 @@ enum State<T> {
 
 impl Default for BlockingPool {
     fn default() -> BlockingPool {
-        BlockingPool::bounded(THREADS_MAX)
+        BlockingPool::bounded(THREADS_MAX, IDLE_MAX)
     }
 }
 
 impl BlockingPool {
-    fn bounded(threads_max: usize) -> BlockingPool {
-        let shared = PoolShared { state: Mutex::default(), wake: Condvar::new(), threads_max };
+    /// A pool of at most `threads_max` threads, of which `idle_max` stay for the next tasks.
+    pub(crate) fn bounded(threads_max: usize, idle_max: usize) -> BlockingPool {
+        let state = Mutex::default();
+        let shared = PoolShared { state, wake: Condvar::new(), threads_max, idle_max };
         BlockingPool {
             shared: Arc::new(shared),
             #[cfg(any(test, feature = "testing"))]
@@ -191,6 +194,32 @@ impl BlockingPool {
         }
     }
 
+    /// Queues a task without a path: it starts when there is a thread for it. Returns its number.
+    ///
+    /// # Errors
+    /// There is no thread, and none could be created; the task does not run.
+    pub(crate) fn queue(&self, act: impl FnOnce() + Send + 'static) -> io::Result<u64> {
+        let number = self.shared.lock().push(None, Box::new(act));
+        loop {
+            let Err(error) = self.shared.add_thread() else { return Ok(number) };
+            let (threads, idle) = {
+                let state = self.shared.lock();
+                (state.threads, state.idle)
+            };
+            match (threads, idle) {
+                (0, _) if self.withdraw(number) => return Err(error),
+                // A thread that is busy takes it next.
+                (_, 0) => return Ok(number),
+                _ => {}
+            }
+        }
+    }
+
+    /// Removes a task that has not started; returns false if it has.
+    pub(crate) fn withdraw(&self, number: u64) -> bool {
+        self.shared.withdraw(number).is_some()
+    }
+
     /// Whether a task of this path has timed out and still runs.
     pub fn hangs_at(&self, path: &Path) -> bool {
         self.shared.lock().hangs_at(path)
@@ -277,7 +306,7 @@ impl PoolShared {
                 state = self.lock();
                 state.end(number);
             }
-            if state.is_closed || state.idle >= IDLE_MAX {
+            if state.is_closed || state.idle >= self.idle_max {
                 break;
             }
             state.idle += 1;
@@ -497,7 +526,7 @@ mod tests {
 
     #[test]
     fn threads_have_a_maximum_and_who_comes_back_serves_who_waits() {
-        let pool = BlockingPool::bounded(2);
+        let pool = BlockingPool::bounded(2, IDLE_MAX);
         let (go_on, hangs) = channel::<()>();
         let hangs = Arc::new(Mutex::new(hangs));
         let hang = || {
@@ -533,5 +562,32 @@ mod tests {
         }
         assert_eq!(pool.within(LONG, Path::new("/disk"), move || Ok(who())), Ok(first));
         assert_eq!(pool.shared.lock().threads, 1);
+    }
+
+    #[test]
+    fn queued_tasks_wait_for_a_thread_or_are_withdrawn() {
+        let pool = BlockingPool::bounded(2, 2);
+        let (go_on, hangs) = channel::<()>();
+        let hangs = Arc::new(Mutex::new(hangs));
+        let (say, said) = channel();
+        let numbers: Vec<u64> = (0..6u64)
+            .map(|task| {
+                let (hangs, say) = (Arc::clone(&hangs), say.clone());
+                pool.queue(move || {
+                    say.send(task).unwrap();
+                    let _ = hangs.lock().unwrap().recv();
+                })
+                .unwrap()
+            })
+            .collect();
+        let begun: Vec<u64> = said.iter().take(2).collect();
+        assert_eq!(begun.iter().sum::<u64>(), 1, "the first two: {begun:?}");
+        assert!(!pool.withdraw(numbers[0]) && !pool.withdraw(numbers[1]));
+        assert!(pool.withdraw(numbers[3]) && !pool.withdraw(numbers[3]));
+        drop(go_on);
+        drop(say);
+        let rest: Vec<u64> = said.iter().collect();
+        assert_eq!(rest.len(), 3);
+        assert!(!rest.contains(&3), "{rest:?}");
     }
 }

@@ -44,8 +44,8 @@ use nvme::Nqn;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::blockdev::InjectedFault;
 use crate::blockdev::ceph::{ClusterConfig, ImageName};
+use crate::blockdev::{InjectedFault, IoEngine};
 use crate::core::subsystem::rate_limit::Limit;
 use crate::core::subsystem::{AccessPolicy, DiscoveryConfig, ListenerConfig};
 
@@ -146,6 +146,11 @@ pub enum Provider {
     Soft,
 }
 
+impl Provider {
+    /// All of them.
+    pub(crate) const ALL: [Provider; 3] = [Provider::Auto, Provider::Verbs, Provider::Soft];
+}
+
 impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -167,6 +172,9 @@ pub struct ReactorConfig {
     /// Time that an idle reactor polls before it sleeps.
     #[serde(rename = "spin_us", serialize_with = "key_tree::shown")]
     pub spin: Spin,
+    /// What executes the I/O of backing stores.
+    #[serde(serialize_with = "key_tree::shown")]
+    pub io_engine: IoEngine,
 }
 
 impl ReactorConfig {
@@ -184,7 +192,12 @@ impl ReactorConfig {
 
 impl Default for ReactorConfig {
     fn default() -> Self {
-        Self { threads: Threads::Count(1), cpus: Vec::new(), spin: Spin::Auto }
+        Self {
+            threads: Threads::Count(1),
+            cpus: Vec::new(),
+            spin: Spin::Auto,
+            io_engine: IoEngine::Auto,
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! From text to validated types: every rule of the configuration.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use nvme::Nqn;
 
-use crate::blockdev::InjectedFault;
+use crate::blockdev::{InjectedFault, IoEngine};
 use crate::core::qpair::DATA_FOR_ADMIN_BYTES;
 use crate::core::subsystem::ana::ANA_GROUPS;
 use crate::core::subsystem::{ListenerConfig, MAX_NSID};
@@ -72,7 +73,7 @@ fn read_with<'t>(
 
 pub(super) fn root(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Config {
     let include = include(&mut section, report);
-    let provider = provider(&mut section, report);
+    let provider = one_of("provider", "provider", &Provider::ALL, &mut section, report);
     let reactor = reactor(section.table("reactor", "[reactor]", report), report);
     let limits = limits(section.table("limits", "[limits]", report), report);
     let memory = memory(section.table("memory", "[memory]", report), &limits, report);
@@ -144,22 +145,6 @@ fn include(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Optio
     Some(value)
 }
 
-fn provider(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> Provider {
-    let form = "\"auto\", \"verbs\" or \"soft\"";
-    let Some(At { value, span }) = section.take::<String>("provider", form, report) else {
-        return Provider::default();
-    };
-    match value.as_str() {
-        "auto" => return Provider::Auto,
-        "verbs" => return Provider::Verbs,
-        "soft" => return Provider::Soft,
-        other => {
-            report.add(&span, format!("there is no provider {other:?}"), format!("write {form}"))
-        }
-    }
-    Provider::default()
-}
-
 fn reactor(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> ReactorConfig {
     let mut reactor = ReactorConfig::default();
     let form = "a number from 1 to 256, or \"auto\"";
@@ -207,6 +192,7 @@ fn reactor(mut section: TableReader<'_>, report: &mut Diagnostics<'_>) -> Reacto
             ),
         }
     }
+    reactor.io_engine = one_of("io_engine", "I/O engine", &IoEngine::ALL, &mut section, report);
     section.end(report);
     reactor
 }
@@ -495,7 +481,7 @@ fn namespace(
     };
     let shared = shared(&mut section, not_shared, report);
     let (limit, shared_limit) = super::qos::of_namespace(&mut section, &scene.names, report);
-    let fault = fault(&mut section, report);
+    let fault = one_of("fault", "fault", &InjectedFault::ALL, &mut section, report);
     section.end(report);
 
     let (nsid, kind) = (nsid?, kind?);
@@ -583,17 +569,24 @@ fn shared(
     at.is_some()
 }
 
-/// The injected fault.
-fn fault(section: &mut TableReader<'_>, report: &mut Diagnostics<'_>) -> InjectedFault {
-    let form = InjectedFault::ALL.map(|fault| format!("\"{fault}\"")).join(", ");
-    let Some(At { value, span }) = section.take::<String>("fault", &form, report) else {
-        return InjectedFault::None;
+/// Reads one of `all` by its name; `what` is what they are called.
+fn one_of<T: Copy + Default + Display>(
+    key: &'static str,
+    what: &str,
+    all: &[T],
+    section: &mut TableReader<'_>,
+    report: &mut Diagnostics<'_>,
+) -> T {
+    let form: Vec<String> = all.iter().map(|one| format!("\"{one}\"")).collect();
+    let form = form.join(", ");
+    let Some(At { value, span }) = section.take::<String>(key, &form, report) else {
+        return T::default();
     };
-    let fault = InjectedFault::ALL.into_iter().find(|fault| fault.to_string() == value);
-    if fault.is_none() {
-        report.add(&span, format!("there is no fault {value:?}"), format!("write one of {form}"));
+    let one = all.iter().find(|one| one.to_string() == value);
+    if one.is_none() {
+        report.add(&span, format!("there is no {what} {value:?}"), format!("write one of {form}"));
     }
-    fault.unwrap_or_default()
+    one.copied().unwrap_or_default()
 }
 
 fn kind(

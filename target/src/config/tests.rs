@@ -59,6 +59,7 @@ provider = "verbs"
 threads = 2
 cpus = [2, 3]
 spin_us = 50
+io_engine = "threads"
 [memory]
 data = "64MiB"
 receives = 8192
@@ -97,8 +98,12 @@ path = "/dev/sdz"
     )
     .unwrap();
     assert_eq!(config.provider, Provider::Verbs);
-    let reactor =
-        ReactorConfig { threads: Threads::Count(2), cpus: vec![2, 3], spin: Spin::Micros(50) };
+    let reactor = ReactorConfig {
+        threads: Threads::Count(2),
+        cpus: vec![2, 3],
+        spin: Spin::Micros(50),
+        io_engine: IoEngine::Threads,
+    };
     assert_eq!(config.reactor, reactor);
     assert_eq!(config.memory, MemoryConfig { data_bytes: 64 << 20, receives: 8192 });
     let limits = Limits {
@@ -196,7 +201,7 @@ fn each_mistake_has_its_sentence() {
     let second = "[[subsystem]]\nnqn = \"nqn.2026-11.io.nvmfd:disk2\"\n[[subsystem.namespace]]\n";
     let disk1 = "/var/lib/nvmfd/disk1.img";
     for (from, to, says) in [
-        ("", "provider = \"tcp\"\n", "write \"auto\", \"verbs\" or \"soft\""),
+        ("", "provider = \"tcp\"\n", "write one of \"auto\", \"verbs\", \"soft\""),
         ("", "reactor = 1\n", "write a section that begins with [reactor]"),
         ("", "[reactor]\nthreads = 0\n", "0 reactors are not possible"),
         ("", "[reactor]\nthreads = \"many\"\n", "neither a number nor \"auto\""),
@@ -206,6 +211,7 @@ fn each_mistake_has_its_sentence() {
         ("", "[reactor]\ncpus = []\n", "the list of CPUs is empty"),
         ("", "[reactor]\ncpus = [4000]\n", "a CPU number is 1024 or more"),
         ("", "[reactor]\nspin_us = 2000000\n", "more than a second"),
+        ("", "[reactor]\nio_engine = 'aio'\n", "no I/O engine \"aio\""),
         ("", "[memory]\ndata = \"64KiB\"\n", "write at least 2304KiB"),
         ("", "[memory]\ndata = \"64 apples\"\n", "this unit of size is not known"),
         ("", "[memory]\nreceives = 100\n", "write at least 192"),

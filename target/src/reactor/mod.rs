@@ -23,7 +23,7 @@ use rdma::{AdaptivePoller, Event, Fabric, Pool, SpinBudget, Wake};
 use tracing::warn;
 
 use crate::blockdev::uring::{Ring, RingLimits};
-use crate::blockdev::{DeviceId, IoCompletion};
+use crate::blockdev::{DeviceId, IoCompletion, IoEngine};
 use crate::core::controller::Limits;
 use crate::core::message::{Mailbox, Message};
 use crate::core::poll_group::{PollGroup, Resources};
@@ -55,6 +55,8 @@ pub(crate) struct Parts {
     pub limits: Limits,
     /// How long it spins before it sleeps.
     pub spin: SpinBudget,
+    /// What executes device I/O.
+    pub io_engine: IoEngine,
     /// Its counters.
     pub stats: Arc<PollStats>,
 }
@@ -81,8 +83,8 @@ impl Reactor {
     pub(crate) fn new(parts: Parts) -> io::Result<Reactor> {
         // A slot has at most one device operation in flight, and there is a cell for each slot.
         let ops = parts.pool.plan().cells;
-        let ring =
-            Ring::new(parts.pool.region().clone(), RingLimits { ops, backings: DeviceId::COUNT })?;
+        let limits = RingLimits { ops, backings: DeviceId::COUNT };
+        let ring = Ring::new(parts.pool.region().clone(), limits, parts.io_engine)?;
         Ok(Reactor {
             ring,
             queues: PollGroup::new(parts.index, parts.limits, Instant::now()),
@@ -338,6 +340,7 @@ mod tests {
             on_lost_address: Box::new(drop),
             limits,
             spin: SpinBudget::default(),
+            io_engine: IoEngine::IoUring,
             stats: Arc::default(),
         };
         (Reactor::new(parts).unwrap(), sender, script)

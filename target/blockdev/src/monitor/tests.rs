@@ -99,7 +99,8 @@ impl Bench {
         };
         let pool = Pool::new(plan).unwrap();
         let limits = RingLimits { ops: 16, backings: 4 };
-        let mut ring = Ring::new(pool.region().clone(), limits).unwrap();
+        let engine = crate::testing::io_engine();
+        let mut ring = Ring::new(pool.region().clone(), limits, engine).unwrap();
         let (sender, answers) = mpsc::channel();
         let config = BackingConfig {
             kind: BackingKind::File { path: directory.join("disk.img"), size: Some(SIZE) },

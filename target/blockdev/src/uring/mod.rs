@@ -14,6 +14,8 @@
 //! stores share in order of arrival; a device that hangs or is busy occupies one for each
 //! operation. So no store may have all of them: see `uring/worker_quota.rs`.
 //!
+//! Where io_uring is denied, threads take the place of the kernel: `uring/threads.rs`.
+//!
 //! # Invariants of the unsafe code
 //!
 //! The kernel writes into memory without knowledge of the compiler, so three invariants must hold
@@ -37,6 +39,7 @@
 //! `uring/completions.rs` (results of the kernel). A guard checks that.
 #![expect(unsafe_code, reason = "entries for the kernel name memory and files by number")]
 
+mod calls;
 pub mod cancel;
 mod completions;
 mod fixed_files;
@@ -48,27 +51,30 @@ pub(crate) mod sync_group;
 mod sync_slots;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod worker_quota;
 
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
-use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
-use nvme::status::Status;
-use rdma::{Buf, Pool, PoolPlan, Region, Tag};
+use rdma::{Region, Tag};
 
 use crate::ceph_client::ffi::CompletionQueue;
-use crate::request::{PendingIo, Step, ZEROS_BYTES};
-use crate::{BackingDevice, BlockDevice, DeviceId, IoCompletion, IoRequest, Kind};
+use crate::request::Step;
+use crate::{BackingDevice, BlockDevice, DeviceId, IoCompletion, IoEngine, IoRequest, Kind};
+use calls::{clear, copy_now, execute, register_region};
 use poll_fd::{PollRequest, PolledFds};
-use setup::{LADDER, allow_workers, register_files, set_up};
-use sqe::{CHUNK_SHIFT, Memory, Place, entry_for, pause_entry};
+use setup::{LADDER, allow_workers, is_denied, register_files, set_up};
+pub use setup::{RingLimits, RingStats};
+use sqe::{Call, CallOp, Memory, Place, call_for, entry_for, pause_entry};
 
 use pending::{Flights, Submission};
+use threads::Threads;
 
 /// Maximum of operations in flight on one io_uring.
 const MAX_OPS: u32 = 32768;
@@ -83,40 +89,12 @@ const RECALL: u64 = 1 << 62;
 const IMAGES: u32 = u32::MAX;
 /// User data of entries whose completion is ignored.
 const IGNORED: u64 = u64::MAX;
-
-/// Sizes of a ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RingLimits {
-    /// Operations that the kernel has at once, and as many that may be queued behind them: the
-    /// command slots of the reactor, all queues together. 1 to 32768.
-    pub ops: u32,
-    /// Number of ids: every [`DeviceId`] is below this.
-    pub backings: u32,
-}
-
-/// Counters of a ring since its creation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct RingStats {
-    /// Reads and writes on registered memory: no copy, no pinning.
-    pub fixed: u64,
-    /// Reads and writes with addresses instead: the region is not registered (see the log), a
-    /// window crosses a 1 GiB boundary, or zeros are written.
-    pub plain: u64,
-    /// Reads and writes in memory, copied by this thread.
-    pub copied: u64,
-    /// fsync operations.
-    pub syncs: u64,
-    /// fallocate operations.
-    pub spaces: u64,
-    /// Steps after the first one of an operation: the rest of short transfers, retries, fallbacks.
-    pub again: u64,
-    /// System calls.
-    pub enters: u64,
-}
+/// The timeout of [`Submission::Pause`].
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The io_uring of one reactor. It stays on the thread that created it.
 pub struct Ring {
-    io: IoUring,
+    engine: Engine,
     memory: Memory,
     /// Slots in the kernel's table of files.
     files: u32,
@@ -126,8 +104,16 @@ pub struct Ring {
     images: Option<Arc<CompletionQueue>>,
     stats: RingStats,
     complaints: u64,
+    /// Scratch: completions of threads.
+    taken: Vec<(u64, i32)>,
     /// The kernel accepts entries from the creating thread only.
     _not_send: PhantomData<*const ()>,
+}
+
+/// What executes the steps.
+enum Engine {
+    Uring(IoUring),
+    Threads(Threads),
 }
 
 impl std::fmt::Debug for Ring {
@@ -140,40 +126,55 @@ impl Ring {
     /// Creates a ring for the calling thread, with `region` registered.
     ///
     /// If the limit of locked memory prevents registration, the ring works without it, somewhat
-    /// slower, and logs that.
+    /// slower, and logs that. Where io_uring is denied and `engine` allows it, threads take its
+    /// place, which is logged too.
     ///
     /// # Errors
     /// The system has no io_uring, or forbids it; the text says what to do.
-    pub fn new(region: Arc<Region>, limits: RingLimits) -> io::Result<Ring> {
-        let io = set_up(limits.ops.clamp(1, MAX_OPS), &LADDER)?;
-        Ring::over(io, region, limits)
+    pub fn new(region: Arc<Region>, limits: RingLimits, engine: IoEngine) -> io::Result<Ring> {
+        let denied = match engine {
+            IoEngine::Threads => None,
+            IoEngine::Auto | IoEngine::IoUring => {
+                match set_up(limits.ops.clamp(1, MAX_OPS), &LADDER) {
+                    Ok(io) => return Ring::over(io, region, limits),
+                    Err(error) if engine == IoEngine::Auto && is_denied(&error) => Some(error),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        if let Some(error) = denied {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(|| {
+                tracing::warn!("{error}; until then threads execute device I/O, which is slower");
+            });
+        }
+        let memory = Memory::new(region, false)?;
+        let mut ring = Ring::with(Engine::Threads(Threads::new()?), memory, 0, limits);
+        let [alone, beside_others] = threads::SHARES;
+        ring.flights.set_shares(alone, beside_others);
+        Ok(ring)
     }
 
     fn over(io: IoUring, region: Arc<Region>, limits: RingLimits) -> io::Result<Ring> {
         let registered = register_region(&io, &region)?;
         allow_workers(&io);
         let files = register_files(&io, limits.backings);
-        let zeros = Pool::new(PoolPlan {
-            cells: 0,
-            receives: 0,
-            lead_bytes: 0,
-            tail_bytes: 0,
-            data_bytes: u64::from(ZEROS_BYTES),
-            largest_bytes: ZEROS_BYTES,
-        })?
-        .region()
-        .clone();
-        Ok(Ring {
-            io,
-            memory: Memory { region, zeros, registered },
+        Ok(Ring::with(Engine::Uring(io), Memory::new(region, registered)?, files, limits))
+    }
+
+    fn with(engine: Engine, memory: Memory, files: u32, limits: RingLimits) -> Ring {
+        Ring {
+            engine,
+            memory,
             files,
             flights: Flights::new(limits),
             watches: PolledFds::default(),
             images: None,
             stats: RingStats::default(),
             complaints: 0,
+            taken: Vec::new(),
             _not_send: PhantomData,
-        })
+        }
     }
 
     /// Attaches a store under `id`; the previous store with this id is detached.
@@ -187,7 +188,7 @@ impl Ring {
         }
         let fixed = match backing.fd() {
             Some(fd) if id.0 < self.files && self.flights.is_file_vacant(id) => {
-                self.io.submitter().register_files_update(id.0, &[fd]).is_ok()
+                self.set_file(id.0, fd).is_ok()
             }
             _ => false,
         };
@@ -208,11 +209,19 @@ impl Ring {
     /// Removes files of released stores from the kernel's table.
     fn vacate(&mut self) {
         while let Some(id) = self.flights.next_vacated() {
-            if let Err(error) = self.io.submitter().register_files_update(id, &[-1]) {
+            if let Err(error) = self.set_file(id, -1) {
                 tracing::warn!(
                     "cannot unregister the file of backing device {id} from io_uring: {error}"
                 );
             }
+        }
+    }
+
+    /// Sets a file of the kernel's table.
+    fn set_file(&self, id: u32, fd: RawFd) -> io::Result<()> {
+        match &self.engine {
+            Engine::Uring(io) => io.submitter().register_files_update(id, &[fd]).map(drop),
+            Engine::Threads(_) => Ok(()),
         }
     }
 
@@ -231,8 +240,16 @@ impl Ring {
     /// Submits what is queued: one system call, or none if the queue is empty.
     pub fn submit(&mut self) {
         self.fill();
-        if !self.io.submission().is_empty() {
+        if self.has_entries() {
             self.enter(0, None);
+        }
+    }
+
+    /// Whether entries are queued for the next system call.
+    fn has_entries(&mut self) -> bool {
+        match &mut self.engine {
+            Engine::Uring(io) => !io.submission().is_empty(),
+            Engine::Threads(_) => false,
         }
     }
 
@@ -250,7 +267,7 @@ impl Ring {
             && images.as_ref().is_none_or(|images| images.begin_sleep());
         if may_wait {
             self.enter(1, patience);
-        } else if !self.io.submission().is_empty() {
+        } else if self.has_entries() {
             self.enter(0, None);
         }
         if let Some(images) = &images {
@@ -266,16 +283,17 @@ impl Ring {
             let flights = &mut self.flights;
             images.take(|slot, answer| flights.answered(slot, answer, done));
         }
-        let submission = self.io.submission();
+        let Engine::Uring(io) = &mut self.engine else { return self.reap_threads(done, woken) };
+        let submission = io.submission();
         let (deferred, overflown) = (submission.taskrun(), submission.cq_overflow());
         drop(submission);
         if deferred || overflown {
             self.enter(0, None);
         }
         let mut batch = [(0u64, 0i32); 32];
-        loop {
+        while let Engine::Uring(io) = &mut self.engine {
             let mut count = 0;
-            for (place, entry) in batch.iter_mut().zip(self.io.completion()) {
+            for (place, entry) in batch.iter_mut().zip(io.completion()) {
                 *place = (entry.user_data(), entry.result());
                 count += 1;
             }
@@ -286,6 +304,19 @@ impl Ring {
                 return self.vacate();
             }
         }
+    }
+
+    /// As [`Ring::reap`], for threads.
+    fn reap_threads(&mut self, done: &mut Vec<IoCompletion>, woken: &mut Vec<u32>) {
+        self.enter(0, None);
+        let mut batch = std::mem::take(&mut self.taken);
+        if let Engine::Threads(threads) = &mut self.engine {
+            threads.take(&mut batch);
+        }
+        for (user_data, answer) in batch.drain(..) {
+            self.on_completion(user_data, answer, done, woken);
+        }
+        self.taken = batch;
     }
 
     /// Processes one completion; `user_data` identifies its entry.
@@ -321,67 +352,110 @@ impl Ring {
         RingStats { again: self.flights.repeated, ..self.stats }
     }
 
-    /// Writes entries for all pending work, as long as there is room.
+    /// Hands over all pending work, as long as there is room.
     fn fill(&mut self) {
-        while let Some((index, wish)) = self.watches.next_request() {
-            let user_data = WATCH | index as u64;
-            let entry = match wish {
-                PollRequest::Arm(fd) => {
-                    opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build().user_data(user_data)
-                }
-                PollRequest::Cancel => {
-                    opcode::AsyncCancel::new(user_data).build().user_data(IGNORED)
-                }
-            };
-            // SAFETY: these entries name no memory; a descriptor that has been closed meanwhile
-            // only makes the poll fail.
-            if !unsafe { self.push(&entry) } {
+        while let Some((index, request)) = self.watches.next_request() {
+            if !self.poll(WATCH | index as u64, request) {
                 return;
             }
             self.watches.granted(index);
         }
         while let Some((index, slot)) = self.flights.next_recall() {
-            let entry = opcode::AsyncCancel::new(slot.into()).build();
-            let entry = entry.user_data(RECALL | index as u64);
-            // SAFETY: the entry names no memory.
-            if !unsafe { self.push(&entry) } {
+            if !self.cancel(RECALL | index as u64, slot) {
                 return;
             }
             self.flights.recall_asked();
         }
         while let Some(ask) = self.flights.next_ask() {
-            if let Submission::Step(slot, step) = ask
-                && self.start_at_image(slot, step)
-            {
-                self.flights.submitted(ask);
-                continue;
-            }
-            let entry = match ask {
-                Submission::Pause(_) => Some(pause_entry()),
-                Submission::Step(slot, step) => self.entry(slot, step),
-            };
-            let Some(entry) = entry else {
-                self.flights.fail_invalid(ask.slot());
-                continue;
-            };
-            let plain =
-                matches!(entry.get_opcode() as u8, opcode::Read::CODE | opcode::Write::CODE);
-            // SAFETY: the memory of the entry is the Buf of the operation (checked by `locate`),
-            // the zeros, or a static; mapped while `self.memory` lives, and Drop waits for the
-            // kernel. The Buf stays in the operation, and the operation in its slot, until this
-            // entry completes.
-            if !unsafe { self.push(&entry.user_data(ask.slot().into())) } {
+            if !self.start(ask) {
                 return self.flights.not_submitted(ask);
             }
+        }
+    }
+
+    /// Polls a descriptor, or cancels that. Returns false if there is no room.
+    fn poll(&mut self, user_data: u64, request: PollRequest) -> bool {
+        if let Engine::Threads(threads) = &mut self.engine {
+            threads.poll(user_data, request);
+            return true;
+        }
+        let entry = match request {
+            PollRequest::Arm(fd) => {
+                opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).build().user_data(user_data)
+            }
+            PollRequest::Cancel => opcode::AsyncCancel::new(user_data).build().user_data(IGNORED),
+        };
+        // SAFETY: these entries name no memory; a descriptor that has been closed meanwhile only
+        // makes the poll fail.
+        unsafe { self.push(&entry) }
+    }
+
+    /// Cancels the operation in `slot`. Returns false if there is no room.
+    fn cancel(&mut self, user_data: u64, slot: u32) -> bool {
+        if let Engine::Threads(threads) = &mut self.engine {
+            threads.cancel(slot, user_data);
+            return true;
+        }
+        let entry = opcode::AsyncCancel::new(slot.into()).build().user_data(user_data);
+        // SAFETY: the entry names no memory.
+        unsafe { self.push(&entry) }
+    }
+
+    /// Starts the next step of an operation. Returns false if there is no room.
+    fn start(&mut self, ask: Submission) -> bool {
+        let (slot, step) = match ask {
+            Submission::Step(slot, step) => (slot, step),
+            Submission::Pause(slot) => return self.pause(ask, slot),
+        };
+        if self.start_at_image(slot, step) {
             self.flights.submitted(ask);
-            match ask {
-                Submission::Pause(_) => {}
-                Submission::Step(_, Step::Sync) => self.stats.syncs += 1,
-                Submission::Step(_, Step::Space { .. }) => self.stats.spaces += 1,
-                Submission::Step(..) if plain => self.stats.plain += 1,
-                Submission::Step(..) => self.stats.fixed += 1,
+            return true;
+        }
+        let Some((call, file)) = self.call(slot, step) else {
+            self.flights.fail_invalid(slot);
+            return true;
+        };
+        let is_fixed = match &call.op {
+            CallOp::Read { into: place, .. } | CallOp::Write { from: place, .. } => {
+                place.chunk.is_some()
+            }
+            CallOp::Allocate { .. } | CallOp::Sync => true,
+        };
+        if let Engine::Threads(threads) = &mut self.engine {
+            // SAFETY: as below; Drop waits for threads as well.
+            threads.start(slot, move || unsafe { execute(&call) });
+        } else {
+            let entry = entry_for(&call, file).user_data(slot.into());
+            // SAFETY: the memory of the entry is the Buf of the operation (checked by `locate`), or
+            // the zeros; mapped while `self.memory` lives, and Drop waits for the kernel. The Buf
+            // stays in the operation, and the operation in its slot, until this entry completes.
+            if !unsafe { self.push(&entry) } {
+                return false;
             }
         }
+        self.flights.submitted(ask);
+        match step {
+            Step::Sync => self.stats.syncs += 1,
+            Step::Space { .. } => self.stats.spaces += 1,
+            _ if is_fixed => self.stats.fixed += 1,
+            _ => self.stats.plain += 1,
+        }
+        true
+    }
+
+    fn pause(&mut self, ask: Submission, slot: u32) -> bool {
+        let is_taken = match &mut self.engine {
+            Engine::Threads(threads) => {
+                threads.pause(slot);
+                true
+            }
+            // SAFETY: the memory of the entry is a static.
+            Engine::Uring(_) => unsafe { self.push(&pause_entry().user_data(slot.into())) },
+        };
+        if is_taken {
+            self.flights.submitted(ask);
+        }
+        is_taken
     }
 
     /// Starts a step at librbd, if its store is an image. Returns false if it is none, or the step
@@ -411,10 +485,13 @@ impl Ring {
         true
     }
 
-    /// The entry for a step.
-    fn entry(&self, slot: u32, step: Step) -> Option<squeue::Entry> {
+    /// The call for a step, and the slot of its file in the kernel's table.
+    fn call(&self, slot: u32, step: Step) -> Option<(Call, Option<Fixed>)> {
         let (flight, attachment) = self.flights.parts(slot)?;
-        entry_for(step, flight.buf(), attachment, &self.memory)
+        let fds = (attachment.backing.fd()?, attachment.sync_fd);
+        let is_transfer = !matches!(step, Step::Space { .. } | Step::Sync);
+        let file = (attachment.fixed && is_transfer).then_some(Fixed(attachment.id));
+        Some((call_for(step, flight.buf(), fds, &self.memory)?, file))
     }
 
     /// Queues an entry, after a submission if there is no room.
@@ -423,8 +500,9 @@ impl Ring {
     /// The memory that the entry names stays mapped, and untouched by others, until it completes.
     unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         for _ in 0..2 {
+            let Engine::Uring(io) = &mut self.engine else { return false };
             // SAFETY: guaranteed by the caller.
-            if unsafe { self.io.submission().push(entry) }.is_ok() {
+            if unsafe { io.submission().push(entry) }.is_ok() {
                 return true;
             }
             self.enter(0, None);
@@ -435,11 +513,16 @@ impl Ring {
     /// One system call: submits everything queued and waits for `want` completions.
     fn enter(&mut self, want: usize, patience: Option<Duration>) {
         self.stats.enters += 1;
+        let io = match &mut self.engine {
+            Engine::Uring(io) => io,
+            Engine::Threads(threads) if want == 0 => return threads.wait(Some(Duration::ZERO)),
+            Engine::Threads(threads) => return threads.wait(patience),
+        };
         let result = match patience {
-            None => self.io.submit_and_wait(want),
+            None => io.submit_and_wait(want),
             Some(patience) => {
                 let until = Timespec::from(patience);
-                self.io.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&until))
+                io.submitter().submit_with_args(want, &SubmitArgs::new().timespec(&until))
             }
         };
         let Err(error) = result else { return };
@@ -509,81 +592,5 @@ impl Drop for Ring {
         // Their locks stay taken too: a store that may still be written must not be served by
         // others.
         self.flights.leak();
-    }
-}
-
-/// Overwrites a buffer's window with zeros.
-fn clear(memory: &Memory, buf: &Buf) {
-    let Some(place) = memory.locate(buf, 0, buf.len()) else { return };
-    // SAFETY: `locate` proved that the window lies in the mapping, which `memory` keeps; the
-    // caller owns the Buf that alone may touch these bytes, and no kernel operation has it.
-    unsafe { place.addr.write_bytes(0, buf.len() as usize) };
-}
-
-/// Executes a read or write in memory in this thread: the outcome, or none for another operation.
-/// (A file in memory has no device to wait for, also not with FUA.)
-///
-/// The kernel does not execute io_uring transfers of tmpfs inline but passes each to a worker:
-/// measured, less than half the rate on twice the processors.
-fn copy_now(
-    flight: &mut PendingIo,
-    backing: &BackingDevice,
-    memory: &Memory,
-) -> Option<Result<(), Status>> {
-    let fd = backing.fd()?;
-    let mut outcome = None;
-    while outcome.is_none() {
-        let (at, skip, len, store) = match flight.step(backing) {
-            Step::Read { at, skip, len } => (at, skip, len, false),
-            Step::Write { at, skip, len, .. } => (at, skip, len, true),
-            Step::Zeros { .. } | Step::Space { .. } | Step::Sync => return None,
-        };
-        let Some(Place { addr, .. }) = memory.locate(flight.buf()?, skip, len) else {
-            return Some(Err(Status::INTERNAL_ERROR.with_dnr()));
-        };
-        let at = libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
-        let moved = if store {
-            // SAFETY: `locate` proved that the `len` bytes lie in the mapping, which `memory`
-            // keeps; the flight owns the Buf that alone may touch them, and the kernel is done
-            // with them on return.
-            unsafe { libc::pwrite(fd, addr.cast(), len as usize, at) }
-        } else {
-            // SAFETY: as above.
-            unsafe { libc::pread(fd, addr.cast(), len as usize, at) }
-        };
-        let answer = i32::try_from(moved).unwrap_or(i32::MAX);
-        let answer = if answer < 0 { -nix::errno::Errno::last_raw() } else { answer };
-        outcome = flight.advance(answer, backing);
-    }
-    outcome
-}
-
-/// Registers the region in pieces; false when the limit of locked memory forbids it.
-fn register_region(io: &IoUring, region: &Region) -> io::Result<bool> {
-    let chunk = 1usize << CHUNK_SHIFT;
-    let pieces: Vec<libc::iovec> = (0..region.len())
-        .step_by(chunk)
-        .map(|start| libc::iovec {
-            iov_base: std::ptr::with_exposed_provenance_mut(region.addr() + start),
-            iov_len: chunk.min(region.len() - start),
-        })
-        .collect();
-    // SAFETY: the pieces tile the region's mapping, which `Memory` keeps until the ring is closed;
-    // bytes in it are touched only through Bufs, which move to whoever may write them.
-    match unsafe { io.submitter().register_buffers(&pieces) } {
-        Ok(()) => Ok(true),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM)) => {
-            tracing::warn!(
-                "cannot register the pool of {} bytes with io_uring: {error}; device I/O is \
-                 slightly slower until the limit of locked memory is raised (ulimit -l, \
-                 systemd: LimitMEMLOCK=infinity)",
-                region.len()
-            );
-            Ok(false)
-        }
-        Err(error) => Err(io::Error::new(
-            error.kind(),
-            format!("cannot register the pool with the ring: {error}; see the kernel log"),
-        )),
     }
 }

@@ -1,4 +1,5 @@
-//! Setup of a ring with the best features of the running kernel, or an error sentence.
+//! Setup of a ring with the best features of the running kernel, or an error sentence; its sizes and
+//! counters.
 
 use std::io;
 
@@ -11,6 +12,36 @@ const MAX_BATCH: u32 = 256;
 pub(crate) const MOST_WORKERS: u32 = 1024;
 /// Room for completions of polls and cancellations.
 const SPARE_COMPLETIONS: u32 = 64;
+
+/// Sizes of a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingLimits {
+    /// Operations that the kernel has at once, and as many that may be queued behind them: the
+    /// command slots of the reactor, all queues together. 1 to 32768.
+    pub ops: u32,
+    /// Number of ids: every [`DeviceId`] is below this.
+    pub backings: u32,
+}
+
+/// Counters of a ring since its creation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RingStats {
+    /// Reads and writes on registered memory: no copy, no pinning.
+    pub fixed: u64,
+    /// Reads and writes with addresses instead: the region is not registered (see the log), a
+    /// window crosses a 1 GiB boundary, or zeros are written.
+    pub plain: u64,
+    /// Reads and writes in memory, copied by this thread.
+    pub copied: u64,
+    /// fsync operations.
+    pub syncs: u64,
+    /// fallocate operations.
+    pub spaces: u64,
+    /// Steps after the first one of an operation: the rest of short transfers, retries, fallbacks.
+    pub again: u64,
+    /// System calls.
+    pub enters: u64,
+}
 
 /// Configurations of a ring, best first: for Linux 6.1 and later; for 5.19; for any.
 pub(crate) const LADDER: [fn(&mut Builder); 3] = [
@@ -84,4 +115,9 @@ pub(crate) fn register_files(io: &IoUring, backings: u32) -> u32 {
             0
         }
     }
+}
+
+/// Whether [`set_up`] failed because the kernel or a seccomp filter denies io_uring.
+pub(crate) fn is_denied(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
 }

@@ -1,14 +1,16 @@
-//! Builds submission queue entries: the only place that passes addresses to the kernel.
+//! Builds system calls and submission queue entries: the only place that computes addresses for the
+//! kernel.
 //!
-//! Building an entry is safe; the ring that submits it ensures its conditions.
+//! Building one is safe; the ring that submits it ensures its conditions.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use io_uring::types::{Fd, Fixed, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
-use rdma::{Buf, Region};
+use rdma::{Buf, Pool, PoolPlan, Region};
 
 use super::sync_group::Syncs;
 use crate::request::{PendingIo, Step, ZEROS_BYTES};
@@ -51,6 +53,22 @@ pub(crate) struct Place {
 }
 
 impl Memory {
+    /// # Errors
+    /// There is no memory for the zeros.
+    pub(crate) fn new(region: Arc<Region>, registered: bool) -> io::Result<Memory> {
+        let zeros = Pool::new(PoolPlan {
+            cells: 0,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: u64::from(ZEROS_BYTES),
+            largest_bytes: ZEROS_BYTES,
+        })?
+        .region()
+        .clone();
+        Ok(Memory { region, zeros, registered })
+    }
+
     /// `len` bytes of a buffer, `skip` bytes into its window; none if that is outside the region.
     pub(crate) fn locate(&self, buf: &Buf, skip: u32, len: u32) -> Option<Place> {
         if skip.checked_add(len)? > buf.len() {
@@ -74,66 +92,88 @@ impl Memory {
 
 /// A timeout entry.
 pub(crate) fn pause_entry() -> squeue::Entry {
-    static PAUSE: Timespec = Timespec::new().nsec(100_000_000);
-    opcode::Timeout::new(&PAUSE).build()
+    static TIMEOUT: Timespec = Timespec::new().nsec(super::PAUSE.subsec_nanos());
+    opcode::Timeout::new(&TIMEOUT).build()
 }
 
-/// The entry for a step; none if the buffer is too small for the step.
-pub(crate) fn entry_for(
+/// A system call for a step: its descriptor, and what it does.
+pub(crate) struct Call {
+    pub(crate) fd: RawFd,
+    pub(crate) op: CallOp,
+}
+
+/// What a [`Call`] does.
+pub(crate) enum CallOp {
+    /// `preadv2`.
+    Read { into: Place, len: u32, at: u64 },
+    /// `pwritev2`, with `RWF_DSYNC` if the data have to be durable.
+    Write { from: Place, len: u32, at: u64, flags: i32 },
+    /// `fallocate`.
+    Allocate { mode: i32, at: u64, len: u64 },
+    /// `fdatasync`.
+    Sync,
+}
+
+/// The call for a step; none if the buffer is too small for the step. `sync_fd`: the descriptor for
+/// fsync.
+pub(crate) fn call_for(
     step: Step,
     buf: Option<&Buf>,
-    attachment: &Attachment,
+    (fd, sync_fd): (RawFd, Option<RawFd>),
     memory: &Memory,
-) -> Option<squeue::Entry> {
-    let fd = Fd(attachment.backing.fd()?);
-    let slot = attachment.fixed.then_some(Fixed(attachment.id));
-    Some(match step {
+) -> Option<Call> {
+    let op = match step {
         Step::Read { at, skip, len } => {
-            let Place { addr, chunk } = memory.locate(buf?, skip, len)?;
-            match (slot, chunk) {
-                (Some(slot), Some(chunk)) => {
-                    opcode::ReadFixed::new(slot, addr, len, chunk).offset(at).build()
-                }
-                (None, Some(chunk)) => {
-                    opcode::ReadFixed::new(fd, addr, len, chunk).offset(at).build()
-                }
-                (Some(slot), None) => opcode::Read::new(slot, addr, len).offset(at).build(),
-                (None, None) => opcode::Read::new(fd, addr, len).offset(at).build(),
-            }
+            CallOp::Read { into: memory.locate(buf?, skip, len)?, len, at }
         }
         Step::Write { at, skip, len, durable } => {
-            let Place { addr, chunk } = memory.locate(buf?, skip, len)?;
             let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            match (slot, chunk) {
-                (Some(slot), Some(chunk)) => opcode::WriteFixed::new(slot, addr, len, chunk)
-                    .offset(at)
-                    .rw_flags(flags)
-                    .build(),
-                (None, Some(chunk)) => {
-                    opcode::WriteFixed::new(fd, addr, len, chunk).offset(at).rw_flags(flags).build()
-                }
-                (Some(slot), None) => {
-                    opcode::Write::new(slot, addr, len).offset(at).rw_flags(flags).build()
-                }
-                (None, None) => {
-                    opcode::Write::new(fd, addr, len).offset(at).rw_flags(flags).build()
-                }
-            }
+            CallOp::Write { from: memory.locate(buf?, skip, len)?, len, at, flags }
         }
         Step::Zeros { at, len } => {
-            let addr = std::ptr::with_exposed_provenance(memory.zeros.addr());
-            opcode::Write::new(fd, addr, len.min(ZEROS_BYTES)).offset(at).build()
+            let addr = std::ptr::with_exposed_provenance_mut(memory.zeros.addr());
+            let from = Place { addr, chunk: None };
+            CallOp::Write { from, len: len.min(ZEROS_BYTES), at, flags: 0 }
         }
         Step::Space { how, at, len } => {
             let mode = match how {
                 Space::Punch => libc::FALLOC_FL_PUNCH_HOLE,
                 Space::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
             };
-            let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+            CallOp::Allocate { mode: mode | libc::FALLOC_FL_KEEP_SIZE, at, len }
+        }
+        Step::Sync => return Some(Call { fd: sync_fd?, op: CallOp::Sync }),
+    };
+    Some(Call { fd, op })
+}
+
+/// The entry for a call. `slot`: of its descriptor in the kernel's table of files.
+pub(crate) fn entry_for(call: &Call, slot: Option<Fixed>) -> squeue::Entry {
+    let fd = Fd(call.fd);
+    match call.op {
+        CallOp::Read { into: Place { addr, chunk }, len, at } => match (slot, chunk) {
+            (Some(slot), Some(chunk)) => {
+                opcode::ReadFixed::new(slot, addr, len, chunk).offset(at).build()
+            }
+            (None, Some(chunk)) => opcode::ReadFixed::new(fd, addr, len, chunk).offset(at).build(),
+            (Some(slot), None) => opcode::Read::new(slot, addr, len).offset(at).build(),
+            (None, None) => opcode::Read::new(fd, addr, len).offset(at).build(),
+        },
+        CallOp::Write { from: Place { addr, chunk }, len, at, flags } => match (slot, chunk) {
+            (Some(slot), Some(chunk)) => {
+                opcode::WriteFixed::new(slot, addr, len, chunk).offset(at).rw_flags(flags).build()
+            }
+            (None, Some(chunk)) => {
+                opcode::WriteFixed::new(fd, addr, len, chunk).offset(at).rw_flags(flags).build()
+            }
+            (Some(slot), None) => {
+                opcode::Write::new(slot, addr, len).offset(at).rw_flags(flags).build()
+            }
+            (None, None) => opcode::Write::new(fd, addr, len).offset(at).rw_flags(flags).build(),
+        },
+        CallOp::Allocate { mode, at, len } => {
             opcode::Fallocate::new(fd, len).offset(at).mode(mode).build()
         }
-        Step::Sync => {
-            opcode::Fsync::new(Fd(attachment.sync_fd?)).flags(FsyncFlags::DATASYNC).build()
-        }
-    })
+        CallOp::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+    }
 }

@@ -13,9 +13,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Weak;
 
+use nvme::status::Status;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
+use rdma::{Buf, Pool, PoolPlan};
 
+use crate::uring::sqe::CHUNK_SHIFT;
 use crate::uring::*;
 use crate::{BackingConfig, BackingKind, InjectedFault};
 
@@ -43,7 +46,9 @@ impl Bench {
             largest_bytes: 1 << 17,
         };
         let pool = Pool::new(plan).unwrap();
-        let ring = Ring::new(pool.region().clone(), RingLimits { ops, backings: 4 }).unwrap();
+        let limits = RingLimits { ops, backings: 4 };
+        let engine = crate::testing::io_engine();
+        let ring = Ring::new(pool.region().clone(), limits, engine).unwrap();
         let dir = crate::testing::directory();
         Bench { ring, pool, dir, done: Vec::new(), woken: Vec::new() }
     }
@@ -378,6 +383,33 @@ fn addresses_for_the_kernel_lie_in_the_pool() {
     assert_eq!((crossing, inside), (1, 8191));
 }
 
+/// The kernel refuses flags and modes that it does not know, and to synchronise a pipe.
+#[test]
+fn a_call_hands_flags_and_mode_to_the_kernel() {
+    let bench = Bench::new(4);
+    let file = fs::File::create_new(bench.path("file")).unwrap();
+    let (_, pipe) = nix::unistd::pipe().unwrap();
+    let mut bytes = [1u8; 8];
+    let addr = bytes.as_mut_ptr();
+    let place = || Place { addr, chunk: None };
+    let write = |flags| CallOp::Write { from: place(), len: 8, at: 0, flags };
+    let cases = [
+        (file.as_raw_fd(), write(libc::RWF_DSYNC), 8),
+        (file.as_raw_fd(), write(1 << 30), -libc::EOPNOTSUPP),
+        (file.as_raw_fd(), CallOp::Sync, 0),
+        (pipe.as_raw_fd(), CallOp::Sync, -libc::EINVAL),
+        (file.as_raw_fd(), CallOp::Allocate { mode: 0, at: 0, len: 16 }, 0),
+        (file.as_raw_fd(), CallOp::Allocate { mode: 1 << 30, at: 0, len: 16 }, -libc::EOPNOTSUPP),
+        (file.as_raw_fd(), CallOp::Read { into: place(), len: 8, at: 4 }, 8),
+        (-1, CallOp::Read { into: place(), len: 8, at: 4 }, -libc::EBADF),
+    ];
+    for (fd, op, answer) in cases {
+        // SAFETY: `bytes` lives longer than the calls, and nothing else uses it meanwhile.
+        assert_eq!(unsafe { execute(&Call { fd, op }) }, answer);
+    }
+    assert_eq!(bytes, [1, 1, 1, 1, 0, 0, 0, 0]);
+}
+
 #[test]
 fn a_buffer_of_a_larger_pool_is_refused() {
     let (mut bench, _) = Bench::with_file(512);
@@ -444,7 +476,8 @@ fn a_number_that_changes_hands_never_mixes_stores() {
 
 /// The kernel's table of files of a ring, as the kernel shows it.
 fn table_of_files(bench: &Bench) -> String {
-    let info = format!("/proc/self/fdinfo/{}", bench.ring.io.as_raw_fd());
+    let Engine::Uring(io) = &bench.ring.engine else { panic!("threads have no table") };
+    let info = format!("/proc/self/fdinfo/{}", io.as_raw_fd());
     fs::read_to_string(info).unwrap()
 }
 

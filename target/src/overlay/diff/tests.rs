@@ -15,6 +15,7 @@ state_directory = «"/var/lib/nvmfd" | "/var/lib/other"»
 threads = «1 | 2»
 cpus = «[2, 3] | [3, 2]»
 spin_us = «50 | 60»
+io_engine = «"io_uring" | "threads"»
 
 [memory]
 data = «"64MiB" | "65MiB"»

@@ -8,7 +8,8 @@ fn next_entry(ring: &mut Ring, slot: u32) -> (Step, squeue::Entry) {
     let Some(Submission::Step(slot, step)) = ring.flights.next_submission(slot) else {
         panic!("nothing")
     };
-    (step, ring.entry(slot, step).unwrap())
+    let (call, file) = ring.call(slot, step).unwrap();
+    (step, entry_for(&call, file))
 }
 
 #[test]

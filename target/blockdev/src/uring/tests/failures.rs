@@ -1,5 +1,6 @@
 //! Tests of the ring on stores that fail, hang or are replaced, and of flushes.
 
+use nvme::status::Status;
 use std::fs::{self, OpenOptions};
 
 use super::{Bench, SIZE, STORE};

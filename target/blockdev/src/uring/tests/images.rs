@@ -1,5 +1,6 @@
 //! Tests of the ring on images of a real cluster: `make test-cluster`.
 
+use nvme::status::Status;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};

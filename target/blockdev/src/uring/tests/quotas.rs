@@ -1,6 +1,8 @@
 //! Tests of what one store leaves to the others: slots, flushes, workers of the kernel.
 
-use std::fs::{self};
+use crate::request::PendingIo;
+use nvme::status::Status;
+use std::fs;
 
 use super::{Bench, Loop, Mount, STORE, open};
 use crate::InjectedFault;
@@ -10,8 +12,8 @@ use crate::uring::*;
 #[test]
 fn no_store_has_all_slots_beside_another() {
     const MANY: u64 = 1000;
-    let share = worker_quota::SHARES[1];
     let mut bench = Bench::new(2048);
+    let [share_alone, share] = bench.ring.flights.shares;
     let (hangs, other) = (bench.file("disk.img", 512), bench.file("other.img", 512));
     bench.ring.attach(STORE, Arc::clone(&hangs)).unwrap();
     bench.ring.attach(DeviceId(0), Arc::clone(&other)).unwrap();
@@ -27,7 +29,7 @@ fn no_store_has_all_slots_beside_another() {
     // The other one is detached: more may start. It is attached again: no more than have started.
     bench.ring.detach(DeviceId(0));
     bench.ring.submit();
-    let alone = Some(u64::from(worker_quota::SHARES[0]) - 1);
+    let alone = Some(u64::from(share_alone) - 1);
     assert_eq!(in_slots(&bench), alone);
     bench.ring.attach(DeviceId(0), other).unwrap();
     let wishes = [(2001, 5), (2002, MANY - 2), (2000, MANY - 1)];
