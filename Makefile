@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -185,6 +185,10 @@ demo-guest: packages build ## Watch it with a stock Linux host, in a guest
 
 bench: build test-packages ## Measure the soft fabric beside what this machine could do at best
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" UDP_LIMITS="$(BUILD)"/release/udp_baseline tests/bench/run "$(BUILD)"
+
+bench-attach: build test-packages ## Measure the exports of nvmf attach beside nvmf bench
+	@$(call install,nbdkit)
+	NVMFD="$(NVMFD)" NVMF="$(NVMF)" VHOST_USER_LOAD="$(BUILD)"/release/vhost_user_load tests/bench/attach
 
 loss: build test-packages ## Measure what the soft fabric keeps of that in a bad network
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" RELAY="$(BUILD)"/release/lossy_relay tests/bench/loss

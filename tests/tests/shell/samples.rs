@@ -54,6 +54,13 @@ pub(crate) const SAMPLES: &[Sample] = &[
         status: 1,
     },
     Sample {
+        script: "tests/bench/lib.sh",
+        variables: &[],
+        input: "4k read, depth 1\t12.345\tus\t10\n4k read, depth 1\t14\tus\t10\n128k write\t2000.4\tMB/s\t2500\n",
+        output: "4k read, depth 1                          12.35 us           10.00  1.23 (1.23, 1.40)\n128k write                                 2000 MB/s          2500  0.80 (0.80, 0.80)\n",
+        status: 0,
+    },
+    Sample {
         script: "tests/bench/loss",
         variables: &[],
         input: "loss\t--loss 1\t800\t1000\nloss\t--loss 1\t500\t1000\nloss\t--loss 1\t550\t1000\nloss\t--loss 5\t300\t1000\n",
@@ -72,13 +79,6 @@ pub(crate) const SAMPLES: &[Sample] = &[
         variables: &["what=50 MiB/s, one host", "g=5050.7", "w=5000", "v=within 3 %"],
         input: "",
         output: "50 MiB/s, one host                                                 5051         5000   +1.01 %  within 3 %\n",
-        status: 0,
-    },
-    Sample {
-        script: "tests/bench/run",
-        variables: &[],
-        input: "4k read, depth 1\t12.345\tus\t10\n4k read, depth 1\t14\tus\t10\n128k write\t2000.4\tMB/s\t2500\n",
-        output: "4k read, depth 1                  12.35 us           10.00  1.23 (1.23, 1.40)\n128k write                         2000 MB/s          2500  0.80 (0.80, 0.80)\n",
         status: 0,
     },
     Sample {
