@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rdma::Pool;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
-use super::vring::{Chain, QUEUE_ENTRIES, Vring, copy_from, copy_to, lengths};
+use super::vring::{Chain, QUEUE_ENTRIES, Vring};
 use crate::attach::operation::RequestTable;
 use crate::nbd::{Command, Errno, Export, Kind, Negotiated, command_flag, flag};
 use crate::vhost_user::blk::{self, CONFIG_BYTES};
@@ -80,8 +80,11 @@ pub(in crate::attach) struct Resources<'a> {
 }
 
 /// A request under way.
+#[derive(Default)]
 struct InFlight {
-    ring: usize,
+    /// `None`: there is none.
+    ring: Option<usize>,
+    /// Its memory is used again.
     chain: Chain,
 }
 
@@ -95,8 +98,10 @@ pub(super) struct Device {
     /// The channel for requests of ours.
     pub(super) backend_channel: Option<OwnedFd>,
     /// By their number in the table of requests.
-    in_flight: Vec<Option<InFlight>>,
+    in_flight: Vec<InFlight>,
     count: usize,
+    /// The chain of the request that begins.
+    next: Chain,
     /// There is no memory, or no place, for the next request at present.
     is_stalled: bool,
 }
@@ -111,8 +116,9 @@ impl Device {
             features: 0,
             protocol_features: 0,
             backend_channel: None,
-            in_flight: (0..requests).map(|_| None).collect(),
+            in_flight: (0..requests).map(|_| InFlight::default()).collect(),
             count: 0,
+            next: Chain::default(),
             is_stalled: false,
         }
     }
@@ -268,15 +274,17 @@ impl Device {
         let Some(memory) = self.memory.clone() else { return false };
         let mut any = false;
         self.is_stalled = false;
+        let mut chain = std::mem::take(&mut self.next);
         for ring in 0..self.vrings.len() {
             while self.vrings[ring].is_running()
                 && !self.is_stalled
-                && let Some(chain) = self.vrings[ring].pop(&memory)
+                && self.vrings[ring].pop(&memory, &mut chain)
             {
-                self.begin(ring, chain, properties, r);
+                self.begin(ring, &mut chain, &memory, properties, r);
                 any |= !self.is_stalled;
             }
         }
+        self.next = chain;
         any
     }
 
@@ -294,30 +302,34 @@ impl Device {
     fn begin(
         &mut self,
         ring: usize,
-        chain: Chain,
+        chain: &mut Chain,
+        memory: &GuestMemoryMmap,
         properties: &DeviceProperties,
         r: &mut Resources<'_>,
     ) {
-        let (readable, writable) = lengths(&chain);
+        let (readable, writable) = chain.lengths();
         let mut header = [0; blk::HEADER_BYTES];
-        if writable == 0 || copy_from(&chain, 0, &mut header).is_none() {
+        if writable == 0 || chain.copy_from(memory, 0, &mut header).is_none() {
             // There is no place for a status.
-            return self.done(ring, &chain, 0);
+            return self.vrings[ring].add_used(memory, chain, 0);
         }
         let header = blk::Header::parse(&header);
         if header.kind == blk::Kind::Id {
             let len = properties.serial.len().min(writable - 1);
-            let copied = copy_to(&chain, 0, &properties.serial[..len]);
-            return self.answer(ring, &chain, copied.ok_or(Errno::Io), len as u32);
+            let copied = chain.copy_to(memory, 0, &properties.serial[..len]);
+            let outcome = copied.ok_or(Errno::Io);
+            return answer(&mut self.vrings[ring], chain, memory, outcome, len as u32);
         }
         let data_bytes = match header.kind {
             blk::Kind::In => writable - 1,
             blk::Kind::Out => readable - blk::HEADER_BYTES,
             _ => 0,
         };
-        let command = match command(&chain, header, data_bytes, self.features) {
+        let command = match command(chain, memory, header, data_bytes, self.features) {
             Ok(command) => command,
-            Err(errno) => return self.answer(ring, &chain, Err(errno), 0),
+            Err(errno) => {
+                return answer(&mut self.vrings[ring], chain, memory, Err(errno), 0);
+            }
         };
         let negotiated = Negotiated::default();
         let checked = command.check(&properties.export, negotiated);
@@ -332,45 +344,36 @@ impl Device {
         while command.kind == Kind::Write && checked.is_ok() && at < data_bytes {
             let room = requests.room(n, at as u32, pool);
             let len = room.len().min(data_bytes - at);
-            let copied = copy_from(&chain, blk::HEADER_BYTES + at, &mut room[..len]);
+            let copied = chain.copy_from(memory, blk::HEADER_BYTES + at, &mut room[..len]);
             if copied.is_none() || len == 0 {
                 requests.free(n, pool);
-                return self.answer(ring, &chain, Err(Errno::Io), 0);
+                return answer(&mut self.vrings[ring], chain, memory, Err(Errno::Io), 0);
             }
             at += len;
         }
-        self.in_flight[n as usize] = Some(InFlight { ring, chain });
+        let slot = &mut self.in_flight[n as usize];
+        slot.ring = Some(ring);
+        std::mem::swap(&mut slot.chain, chain);
         self.count += 1;
         requests.submit(n);
     }
 
     /// A request has been carried out: answers it.
     pub(super) fn reply(&mut self, n: u32, r: &mut Resources<'_>) {
-        let Some(InFlight { ring, chain }) = self.in_flight[n as usize].take() else { return };
-        self.count -= 1;
+        let Device { in_flight, vrings, memory: Some(memory), count, .. } = self else { return };
+        let InFlight { ring, chain } = &mut in_flight[n as usize];
+        let Some(vring) = ring.take().and_then(|ring| vrings.get_mut(ring)) else { return };
+        *count -= 1;
         let request = r.requests.get(n);
         let (mut outcome, mut at) = (request.outcome(), 0);
         for data in request.data(r.pool) {
-            if copy_to(&chain, at, data).is_none() {
+            if chain.copy_to(memory, at, data).is_none() {
                 outcome = Err(Errno::Io);
             }
             at += data.len();
         }
         r.requests.free(n, r.pool);
-        self.answer(ring, &chain, outcome, at as u32);
-    }
-
-    /// Writes the status behind the data, which has so many bytes.
-    fn answer(&mut self, ring: usize, chain: &Chain, outcome: Result<(), Errno>, data_bytes: u32) {
-        let (_, writable) = lengths(chain);
-        let written = copy_to(chain, writable - 1, &[blk::status(outcome)]);
-        self.done(ring, chain, written.map_or(0, |()| data_bytes + 1));
-    }
-
-    fn done(&mut self, ring: usize, chain: &Chain, written: u32) {
-        if let Some(memory) = &self.memory {
-            self.vrings[ring].add_used(memory, chain.head_index(), written);
-        }
+        answer(vring, chain, memory, outcome, at as u32);
     }
 
     /// Signals the guest where requests are done.
@@ -386,9 +389,24 @@ impl Device {
     }
 }
 
+/// Writes the status of a request behind its data, which has so many bytes. It has a place for
+/// that.
+fn answer(
+    vring: &mut Vring,
+    chain: &Chain,
+    memory: &GuestMemoryMmap,
+    outcome: Result<(), Errno>,
+    data_bytes: u32,
+) {
+    let (_, writable) = chain.lengths();
+    let written = chain.copy_to(memory, writable - 1, &[blk::status(outcome)]);
+    vring.add_used(memory, chain, written.map_or(0, |()| data_bytes + 1));
+}
+
 /// Returns the command of a request.
 fn command(
     chain: &Chain,
+    memory: &GuestMemoryMmap,
     header: blk::Header,
     data_bytes: usize,
     features: u64,
@@ -404,7 +422,7 @@ fn command(
         blk::Kind::Flush => return Ok(command),
         blk::Kind::Discard | blk::Kind::WriteZeroes => {
             let mut bytes = [0; blk::RANGE_BYTES];
-            copy_from(chain, blk::HEADER_BYTES, &mut bytes).ok_or(Errno::Invalid)?;
+            chain.copy_from(memory, blk::HEADER_BYTES, &mut bytes).ok_or(Errno::Invalid)?;
             let range = blk::Range::parse(&bytes).ok_or(Errno::NotSupported)?;
             let len = u64::from(range.sectors) * blk::SECTOR_BYTES;
             let len = u32::try_from(len).map_err(|_| Errno::Invalid)?;

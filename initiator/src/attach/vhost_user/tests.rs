@@ -232,6 +232,36 @@ fn a_guest_that_breaks_its_ring_ends_its_queue_and_nothing_else() {
 }
 
 #[test]
+fn a_chain_is_read_once_and_has_no_more_descriptors_than_a_queue() {
+    const INDIRECT: u16 = 4;
+    let table = GUEST + DATA;
+    for (descriptors, used_bytes) in [(1024, 21), (1025, 0)] {
+        let mut lab = Lab::new();
+        lab.header(8, 0);
+        for n in 0..descriptors {
+            let (address, len, flags) = match n {
+                0 => (GUEST + HEADER, 16, NEXT),
+                _ if n + 1 < descriptors => (GUEST + STATUS - 64, 1, NEXT | WRITE),
+                _ => (GUEST + STATUS, 1, WRITE),
+            };
+            let words = [address, len | u64::from(flags) << 32 | (n + 1) << 48];
+            lab.put(DATA + 16 * n, &words.map(u64::to_le_bytes).concat());
+        }
+        lab.provide(&[(table, 16 * descriptors as u32, INDIRECT)]);
+        assert_eq!(lab.turn().1, used_bytes, "{descriptors}");
+    }
+    // What a guest does to the descriptors of a request under way has no effect.
+    let mut lab = Lab::new();
+    let (used, ..) = lab.request(0, 0, (GUEST + DATA, 4096), WRITE);
+    assert_eq!((used, lab.requests.in_use()), (0, 1));
+    lab.put(0, &[0xFF; 48]);
+    let n = (0..8).find(|n| lab.requests.get(*n).command.len == 4096).expect("the request");
+    let Lab { device, pool, requests, .. } = &mut lab;
+    device.reply(n, &mut Resources { pool, requests, piece_bytes: 4096 });
+    assert_eq!((lab.get::<1>(STATUS), lab.get::<2>(USED + 2)), ([0], [1, 0]));
+}
+
+#[test]
 fn memory_and_queues_that_do_not_fit_are_refused() {
     let mut lab = Lab::new();
     lab.message(RequestId::SET_PROTOCOL_FEATURES, Body::U64(u64::MAX), vec![]);

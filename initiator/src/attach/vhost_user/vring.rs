@@ -1,18 +1,31 @@
 //! One queue of the device: its ring in the guest's memory, and the descriptors that signal.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tracing::warn;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 /// Entries of a queue at most.
 pub(super) const QUEUE_ENTRIES: u16 = 1024;
 
-/// A chain of descriptors, which keeps the memory mapped.
-pub(super) type Chain = DescriptorChain<Arc<GuestMemoryMmap>>;
+/// A part of the guest's memory.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    address: GuestAddress,
+    bytes: usize,
+    is_writable: bool,
+}
+
+/// A chain of descriptors, read once: what the guest writes to its table afterwards changes nothing.
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    head: u16,
+    segments: Vec<Segment>,
+    readable_bytes: usize,
+    writable_bytes: usize,
+}
 
 /// A queue.
 pub(super) struct Vring {
@@ -89,13 +102,22 @@ impl Vring {
         }
     }
 
-    /// Takes the next chain.
-    pub(super) fn pop(&mut self, memory: &Arc<GuestMemoryMmap>) -> Option<Chain> {
+    /// Takes the next chain. Returns whether there is one.
+    pub(super) fn pop(&mut self, memory: &GuestMemoryMmap, chain: &mut Chain) -> bool {
         if self.is_armed {
             self.is_armed = false;
-            self.check(|queue| queue.disable_notification(&**memory))?;
+            if self.check(|queue| queue.disable_notification(memory)).is_none() {
+                return false;
+            }
         }
-        self.check(|queue| queue.iter(Arc::clone(memory)).map(|mut chains| chains.next()))?
+        let next = self.check(|queue| queue.iter(memory).map(|mut chains| chains.next()));
+        let Some(Some(descriptors)) = next else { return false };
+        chain.clear(descriptors.head_index());
+        for descriptor in descriptors {
+            let len = descriptor.len() as usize;
+            chain.push(descriptor.addr(), len, descriptor.is_write_only());
+        }
+        true
     }
 
     /// Returns the last chain, which is taken again later.
@@ -110,9 +132,9 @@ impl Vring {
     }
 
     /// A chain is done.
-    pub(super) fn add_used(&mut self, memory: &GuestMemoryMmap, head: u16, written: u32) {
+    pub(super) fn add_used(&mut self, memory: &GuestMemoryMmap, chain: &Chain, written: u32) {
         self.is_used = true;
-        let _ = self.check(|queue| queue.add_used(memory, head, written));
+        let _ = self.check(|queue| queue.add_used(memory, chain.head, written));
     }
 
     /// Signals the guest if chains are done and it wants to know.
@@ -142,53 +164,85 @@ impl Vring {
     }
 }
 
-/// Copies from the readable part of a chain, behind `skip` bytes; `None` if it is shorter, or
-/// outside of the guest's memory.
-pub(super) fn copy_from(chain: &Chain, mut skip: usize, mut into: &mut [u8]) -> Option<()> {
-    for descriptor in chain.clone().readable() {
-        let len = descriptor.len() as usize;
-        if skip >= len {
-            skip -= len;
-            continue;
-        }
-        let count = into.len().min(len - skip);
-        let (now, later) = into.split_at_mut(count);
-        let address = descriptor.addr().0.checked_add(skip as u64)?;
-        chain.memory().read_slice(now, GuestAddress(address)).ok()?;
-        (into, skip) = (later, 0);
-        if into.is_empty() {
-            return Some(());
+impl Chain {
+    fn clear(&mut self, head: u16) {
+        self.head = head;
+        self.segments.clear();
+        (self.readable_bytes, self.writable_bytes) = (0, 0);
+    }
+
+    /// Adds a descriptor. With more than a queue may have, nothing of the chain is used.
+    fn push(&mut self, address: GuestAddress, bytes: usize, is_writable: bool) {
+        if self.segments.len() < QUEUE_ENTRIES.into() {
+            self.segments.push(Segment { address, bytes, is_writable });
+            match is_writable {
+                true => self.writable_bytes += bytes,
+                false => self.readable_bytes += bytes,
+            }
+        } else {
+            (self.readable_bytes, self.writable_bytes) = (0, 0);
         }
     }
-    into.is_empty().then_some(())
-}
 
-/// Copies to the writable part of a chain, behind `skip` bytes; `None` likewise.
-pub(super) fn copy_to(chain: &Chain, mut skip: usize, mut from: &[u8]) -> Option<()> {
-    for descriptor in chain.clone().writable() {
-        let len = descriptor.len() as usize;
-        if skip >= len {
-            skip -= len;
-            continue;
-        }
-        let (now, later) = from.split_at(from.len().min(len - skip));
-        let address = descriptor.addr().0.checked_add(skip as u64)?;
-        chain.memory().write_slice(now, GuestAddress(address)).ok()?;
-        (from, skip) = (later, 0);
-        if from.is_empty() {
-            return Some(());
-        }
+    /// Returns the bytes that the device may read, and those that it may write.
+    pub(super) fn lengths(&self) -> (usize, usize) {
+        (self.readable_bytes, self.writable_bytes)
     }
-    from.is_empty().then_some(())
-}
 
-/// Returns the bytes of a chain that are readable, and those that are writable.
-pub(super) fn lengths(chain: &Chain) -> (usize, usize) {
-    chain.clone().fold((0, 0), |(readable, writable), descriptor| {
-        let len = descriptor.len() as usize;
-        match descriptor.is_write_only() {
-            true => (readable, writable + len),
-            false => (readable + len, writable),
+    /// Copies from the readable part, behind `skip` bytes; `None` if it is shorter, or outside of
+    /// the guest's memory.
+    pub(super) fn copy_from(
+        &self,
+        memory: &GuestMemoryMmap,
+        skip: usize,
+        into: &mut [u8],
+    ) -> Option<()> {
+        let mut at = 0;
+        for (address, bytes) in self.parts(false, skip, into.len()) {
+            let now = into.get_mut(at..at + bytes)?;
+            match memory.get_slice(address, bytes) {
+                Ok(slice) => drop(slice.copy_to(now)),
+                // It continues in another region, or is outside.
+                Err(_) => memory.read_slice(now, address).ok()?,
+            }
+            at += bytes;
         }
-    })
+        (at == into.len()).then_some(())
+    }
+
+    /// Copies to the writable part, behind `skip` bytes; `None` likewise.
+    pub(super) fn copy_to(&self, memory: &GuestMemoryMmap, skip: usize, from: &[u8]) -> Option<()> {
+        let mut at = 0;
+        for (address, bytes) in self.parts(true, skip, from.len()) {
+            let now = from.get(at..at + bytes)?;
+            match memory.get_slice(address, bytes) {
+                Ok(slice) => slice.copy_from(now),
+                Err(_) => memory.write_slice(now, address).ok()?,
+            }
+            at += bytes;
+        }
+        (at == from.len()).then_some(())
+    }
+
+    /// Returns where `left` bytes of a part are, behind `skip` bytes: address and length.
+    fn parts(
+        &self,
+        is_writable: bool,
+        mut skip: usize,
+        mut left: usize,
+    ) -> impl Iterator<Item = (GuestAddress, usize)> {
+        let all = self.segments.iter().filter(move |it| it.is_writable == is_writable);
+        all.map_while(move |segment| {
+            if left == 0 {
+                return None;
+            }
+            let skipped = skip.min(segment.bytes);
+            skip -= skipped;
+            let bytes = left.min(segment.bytes - skipped);
+            left -= bytes;
+            let address = segment.address.0.checked_add(skipped as u64)?;
+            Some((GuestAddress(address), bytes))
+        })
+        .filter(|(_, bytes)| *bytes > 0)
+    }
 }
