@@ -19,6 +19,7 @@ mod fabric;
 pub mod host;
 mod host_identity;
 mod interrupt;
+pub mod link;
 pub mod multipath;
 mod namespace_host;
 pub mod nbd;

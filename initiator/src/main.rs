@@ -37,7 +37,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[derive(Parser, Debug)]
 #[command(name = "nvmf", version = VERSION, max_term_width = 100, args_override_self = true)]
 struct Cli {
-    /// How much to log to the standard error [default: error; attach: info; copy, and bench and verify over --paths: warn]
+    /// How much to log to the standard error [default: error; attach and link --listen: info; copy, and bench and verify over --paths: warn]
     #[arg(long, value_name = "LEVEL", global = true,
         value_parser = PossibleValuesParser::new(LEVELS).try_map(|name| name.parse::<LevelFilter>()))]
     log: Option<LevelFilter>,
@@ -126,6 +126,8 @@ enum Command {
     /// Serve a namespace to NBD clients or a virtual machine: a block device without kernel module
     /// or root
     Attach(initiator::attach::Args),
+    /// Measure latency and bandwidth between two ends, without a target
+    Link(initiator::link::Args),
     /// Write manual pages and completions below a directory such as /usr/share
     #[command(hide = true)]
     InstallFiles {
@@ -176,6 +178,7 @@ impl Command {
             Command::Verify(args) => return initiator::verify::run(args),
             Command::Copy(args) => return initiator::copy::run(args),
             Command::Attach(args) => return initiator::attach::run(args),
+            Command::Link(args) => return initiator::link::run(args),
             Command::InstallFiles { share } => manpages::write(Cli::command(), "1", MORE, share)
                 .map_err(|error| Error::Local(format!("{}: {error}", share.display()))),
         }
@@ -218,6 +221,7 @@ impl Command {
             Command::Attach(_)
             | Command::Bench(_)
             | Command::Copy(_)
+            | Command::Link(_)
             | Command::Verify(_)
             | Command::InstallFiles { .. } => return None,
         })
@@ -228,7 +232,9 @@ fn main() -> ExitCode {
     let Cli { log, command } = Cli::parse();
     let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).without_time();
     let usual = match &command {
-        Command::Attach(_) => LevelFilter::INFO,
+        Command::Attach(_) | Command::Link(initiator::link::Args { listen: Some(_), .. }) => {
+            LevelFilter::INFO
+        }
         Command::Copy(_) => LevelFilter::WARN,
         Command::Bench(initiator::bench::Args { paths, .. })
         | Command::Verify(initiator::verify::Args { paths, .. })

@@ -15,6 +15,8 @@ mod copy;
 mod formatting;
 #[path = "loopback/judges.rs"]
 mod judges;
+#[path = "loopback/link.rs"]
+mod link;
 #[path = "loopback/managed.rs"]
 mod managed;
 #[path = "loopback/observe.rs"]

@@ -33,7 +33,7 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
 }
 
 /// Larger latencies, in nanoseconds, are recorded as this: 1000 s.
-const LONGEST_NS: u64 = 1_000_000_000_000;
+pub(crate) const LONGEST_NS: u64 = 1_000_000_000_000;
 
 /// The percentiles that fio reports.
 pub(crate) const PERCENTILES: [f64; 17] = [

@@ -1,0 +1,362 @@
+//! The listening end: a state machine over a pool and a fabric that it borrows.
+//!
+//! ```text
+//! REQ ──► buffers of the test, receives, accept ──► request ──► (RDMA Read, RDMA Write) ──► answer
+//! ```
+//!
+//! A peer that violates the messages, exceeds its depth or is silent is disconnected. Everything
+//! that a connection uses is allocated before it is accepted; as many exist as [`MAX_CONNECTIONS`].
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rdma::pool::PoolPlan;
+use rdma::{Buf, Completion, Event, Fault, Incoming, Qp, QpLimits, Reason, Remote, Work};
+
+use super::Io;
+use super::message::{
+    LinkReject, MAX_BYTES, MAX_DEPTH, MAX_OUTSTANDING_BYTES, MESSAGE_BYTES, Operation, Test,
+    emit_answer, parse_request, sequence,
+};
+
+/// Maximum of connections at once.
+pub(super) const MAX_CONNECTIONS: usize = 4;
+/// A connection without a message for this time is closed.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Work requests of the listening end for each outstanding operation: data and answer of one, and
+/// as many of the previous one, whose completions may arrive later than the next request.
+const SENDS_PER_OPERATION: u32 = 4;
+/// Outstanding RDMA Reads to ask for: what most adapters support.
+const READS: u8 = 16;
+
+/// The pool of a listening end: 64 MiB of data, and the messages of all connections.
+pub(super) const PLAN: PoolPlan = PoolPlan {
+    cells: MAX_CONNECTIONS as u32 * MAX_DEPTH * (SENDS_PER_OPERATION + 1),
+    receives: 0,
+    lead_bytes: 0,
+    tail_bytes: 0,
+    data_bytes: MAX_CONNECTIONS as u64 * MAX_OUTSTANDING_BYTES as u64,
+    largest_bytes: MAX_BYTES,
+};
+
+/// The listening end.
+#[derive(Default)]
+pub(super) struct Server {
+    connections: HashMap<Qp, Connection>,
+}
+
+/// A connection, that is one measurement.
+struct Connection {
+    peer: SocketAddr,
+    test: Test,
+    /// Operations begun, and answered.
+    begun: u64,
+    answered: u64,
+    /// Free buffers: data of `read` and `write`, and answers.
+    data: Vec<Buf>,
+    answers: Vec<Buf>,
+    /// Requests that wait for a buffer or a work request; `send` has no memory.
+    waiting: VecDeque<Option<Remote>>,
+    /// Whether the data of the request that waits (`send`) were intact.
+    is_intact: bool,
+    /// Work requests in use or reserved.
+    sends: u32,
+    last_message: Instant,
+    /// `disconnect` was called.
+    is_closing: bool,
+}
+
+/// What a peer did wrong: its connection ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum Violation {
+    #[error("a message of {0} bytes")]
+    Length(u32),
+    #[error("memory of {0} bytes, which differs from the size of the test")]
+    Memory(u32),
+    #[error("more outstanding requests than the depth of the test")]
+    Depth,
+}
+
+impl Server {
+    /// Handles an event.
+    pub(super) fn event(&mut self, now: Instant, event: Event, io: &mut Io<'_>) {
+        match event {
+            Event::Incoming(incoming) => self.incoming(now, incoming, io),
+            Event::Done(done) => self.done(now, done, io),
+            Event::Gone(qp, reason) => self.gone(qp, &reason, io),
+            Event::Established(_) | Event::ListenerLost(_) => {}
+        }
+    }
+
+    /// Closes connections without a message for a while. Returns when to call this again, if ever.
+    pub(super) fn close_silent(&mut self, now: Instant, io: &mut Io<'_>) -> Option<Instant> {
+        let mut next = None::<Instant>;
+        for (qp, connection) in &mut self.connections {
+            let due = connection.last_message + SILENCE;
+            if connection.is_closing {
+                continue;
+            }
+            if due <= now {
+                tracing::warn!("{}: no message for {SILENCE:?}", connection.peer);
+                connection.close(*qp, io);
+            } else {
+                next = Some(next.map_or(due, |next| next.min(due)));
+            }
+        }
+        next
+    }
+
+    /// Closes all connections; returns whether none is left.
+    pub(super) fn close_all(&mut self, io: &mut Io<'_>) -> bool {
+        for (qp, connection) in &mut self.connections {
+            connection.close(*qp, io);
+        }
+        self.connections.is_empty()
+    }
+
+    fn incoming(&mut self, now: Instant, incoming: Incoming, io: &mut Io<'_>) {
+        let peer = incoming.remote;
+        let test = match Test::parse(&incoming.private_data) {
+            Ok(_) if self.connections.len() >= MAX_CONNECTIONS => Err(LinkReject::Busy),
+            parsed => parsed,
+        };
+        let prepared = test.and_then(|test| {
+            let connection = Connection::new(now, peer, test, io).ok_or(LinkReject::Busy)?;
+            match connection.take_receives(io) {
+                Some(receives) => Ok((connection, receives)),
+                None => {
+                    connection.release(io);
+                    Err(LinkReject::Busy)
+                }
+            }
+        });
+        let (connection, receives) = match prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                tracing::warn!("{peer}: refused: {refusal:?}");
+                return io.fabric.reject(incoming, &refusal.emit());
+            }
+        };
+        let limits = QpLimits {
+            receives: connection.test.depth,
+            sends: connection.sends_max(),
+            reads: READS,
+        };
+        match io.fabric.open(incoming, limits) {
+            Ok(qp) => {
+                receives.into_iter().for_each(|buf| io.fabric.post(qp, 0, Work::Recv(buf)));
+                io.fabric.accept(qp, &[]);
+                self.connections.insert(qp, connection);
+            }
+            Err(error) => {
+                tracing::warn!("{peer}: refused: {error}");
+                receives.into_iter().for_each(|buf| io.pool.give(buf));
+                connection.release(io);
+            }
+        }
+    }
+
+    fn done(&mut self, now: Instant, done: Completion, io: &mut Io<'_>) {
+        let Completion { qp, work, outcome, .. } = done;
+        let Some(connection) = self.connections.get_mut(&qp) else {
+            return io.pool.give(work.into_buf());
+        };
+        if !matches!(work, Work::Recv(_)) {
+            connection.sends -= 1;
+        }
+        let bytes = match outcome {
+            Ok(bytes) if !connection.is_closing => bytes,
+            outcome => {
+                // A flushed one has a reason that follows: `Gone`.
+                if let Err(fault) = outcome
+                    && !connection.is_closing
+                    && fault != Fault::Flushed
+                {
+                    tracing::warn!("{}: {fault}", connection.peer);
+                }
+                io.pool.give(work.into_buf());
+                return connection.close(qp, io);
+            }
+        };
+        if let Err(violation) = connection.completed(now, qp, work, bytes, io) {
+            tracing::warn!("{}: the peer violates the protocol: {violation}", connection.peer);
+            connection.close(qp, io);
+        }
+    }
+
+    fn gone(&mut self, qp: Qp, reason: &Reason, io: &mut Io<'_>) {
+        let Some(connection) = self.connections.remove(&qp) else { return };
+        let Connection { peer, test, answered, .. } = &connection;
+        tracing::info!(
+            "{peer}: {answered} operations {} of {} bytes, depth {}; {}",
+            test.operation.name(),
+            test.size_bytes,
+            test.depth,
+            ended_by(reason)
+        );
+        connection.release(io);
+    }
+}
+
+impl Connection {
+    /// Allocates everything but the receives; none if the pool has too little.
+    fn new(now: Instant, peer: SocketAddr, test: Test, io: &mut Io<'_>) -> Option<Connection> {
+        let mut connection = Connection {
+            peer,
+            test,
+            begun: 0,
+            answered: 0,
+            data: Vec::new(),
+            answers: Vec::new(),
+            waiting: VecDeque::with_capacity(test.depth as usize),
+            is_intact: true,
+            sends: 0,
+            last_message: now,
+            is_closing: false,
+        };
+        let count = if test.operation == Operation::Send { 0 } else { test.depth };
+        connection.data.extend((0..count).map_while(|_| io.pool.take_data(test.size_bytes)));
+        let answers = (0..connection.sends_max()).map_while(|_| io.pool.take_cell());
+        connection.answers.extend(answers);
+        let is_complete = connection.data.len() == count as usize
+            && connection.answers.len() == connection.sends_max() as usize;
+        if is_complete {
+            return Some(connection);
+        }
+        connection.release(io);
+        None
+    }
+
+    /// Allocates the receives; none if the pool has too little.
+    fn take_receives(&self, io: &mut Io<'_>) -> Option<Vec<Buf>> {
+        let Test { operation, size_bytes, depth } = self.test;
+        let take = |_| match operation {
+            Operation::Send => io.pool.take_data(size_bytes),
+            Operation::Read | Operation::Write => io.pool.take_cell(),
+        };
+        let receives: Vec<Buf> = (0..depth).map_while(take).collect();
+        if receives.len() == depth as usize {
+            return Some(receives);
+        }
+        receives.into_iter().for_each(|buf| io.pool.give(buf));
+        None
+    }
+
+    fn sends_max(&self) -> u32 {
+        self.test.depth * SENDS_PER_OPERATION
+    }
+
+    fn release(self, io: &mut Io<'_>) {
+        self.data.into_iter().chain(self.answers).for_each(|buf| io.pool.give(buf));
+    }
+
+    fn close(&mut self, qp: Qp, io: &mut Io<'_>) {
+        if !std::mem::replace(&mut self.is_closing, true) {
+            io.fabric.disconnect(qp);
+        }
+    }
+
+    /// Work has succeeded.
+    fn completed(
+        &mut self,
+        now: Instant,
+        qp: Qp,
+        work: Work,
+        bytes: u32,
+        io: &mut Io<'_>,
+    ) -> Result<(), Violation> {
+        match work {
+            Work::Recv(buf) => {
+                self.last_message = now;
+                self.received(qp, buf, bytes, io)?;
+            }
+            Work::Read { into, .. } => {
+                let is_intact = sequence(io.pool.bytes(&into)) == Some(self.answered);
+                self.data.push(into);
+                self.answer(qp, is_intact, io);
+            }
+            Work::Write { from, .. } => self.data.push(from),
+            Work::Send { from, .. } => self.answers.push(from),
+        }
+        while self.has_room()
+            && let Some(remote) = self.waiting.pop_front()
+        {
+            self.begin(qp, remote, io);
+        }
+        Ok(())
+    }
+
+    /// A message has arrived. Its receive is posted again before the answer, so that a peer that
+    /// keeps to its depth always finds one.
+    fn received(&mut self, qp: Qp, buf: Buf, bytes: u32, io: &mut Io<'_>) -> Result<(), Violation> {
+        let Test { operation, size_bytes, depth } = self.test;
+        let content = &io.pool.bytes(&buf)[..bytes as usize];
+        let request = match operation {
+            Operation::Send if bytes == size_bytes => {
+                let expected = self.begun + self.waiting.len() as u64;
+                self.is_intact &= sequence(content) == Some(expected);
+                Ok(None)
+            }
+            Operation::Send => Err(Violation::Length(bytes)),
+            Operation::Read | Operation::Write => match parse_request(content) {
+                Some(remote) if remote.len == size_bytes => Ok(Some(remote)),
+                Some(remote) => Err(Violation::Memory(remote.len)),
+                None => Err(Violation::Length(bytes)),
+            },
+        };
+        io.fabric.post(qp, 0, Work::Recv(buf));
+        if self.waiting.len() >= depth as usize {
+            return Err(Violation::Depth);
+        }
+        self.waiting.push_back(request?);
+        Ok(())
+    }
+
+    /// Whether one more operation can begin: a data buffer, and work requests for data and answer.
+    /// Each work request has an answer buffer.
+    fn has_room(&self) -> bool {
+        let has_data = self.test.operation == Operation::Send || !self.data.is_empty();
+        has_data && self.sends + 2 <= self.sends_max()
+    }
+
+    fn begin(&mut self, qp: Qp, remote: Option<Remote>, io: &mut Io<'_>) {
+        let number = self.begun;
+        self.begun += 1;
+        let Some(remote) = remote else {
+            self.sends += 1;
+            let is_intact = self.is_intact;
+            return self.answer(qp, is_intact, io);
+        };
+        let Some(mut buf) = self.data.pop() else { return };
+        self.sends += 2;
+        match self.test.operation {
+            Operation::Write => {
+                let data = io.pool.bytes_mut(&mut buf);
+                data[..8].copy_from_slice(&number.to_le_bytes());
+                io.fabric.post(qp, 0, Work::Write { from: buf, to: remote });
+                self.answer(qp, true, io);
+            }
+            _ => io.fabric.post(qp, 0, Work::Read { into: buf, from: remote }),
+        }
+    }
+
+    /// Answers the next operation; its work request is reserved.
+    fn answer(&mut self, qp: Qp, is_intact: bool, io: &mut Io<'_>) {
+        let Some(mut from) = self.answers.pop() else { return };
+        from.select(0, MESSAGE_BYTES);
+        io.pool.bytes_mut(&mut from).copy_from_slice(&emit_answer(self.answered, is_intact));
+        self.answered += 1;
+        io.fabric.post(qp, 0, Work::Send { from, invalidate: None });
+    }
+}
+
+/// Who ended a connection.
+fn ended_by(reason: &Reason) -> &'static str {
+    match reason {
+        Reason::Local => "closed by this end",
+        Reason::Peer => "closed by the peer",
+        Reason::NotEstablished | Reason::Rejected { .. } => "never established",
+        Reason::Device => "the RDMA device failed or was removed",
+    }
+}
