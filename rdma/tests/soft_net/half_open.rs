@@ -454,6 +454,67 @@ fn every_disconnect_request_is_answered() {
     assert_eq!((header.transaction, reply.remote_comm_id), (9, 5));
 }
 
+/// The services other than the reliable connection: unreliable connected, reliable datagram, extended
+/// reliable connected (IBTA volume 1, 12.6.5 "REQ - Request for Communication").
+#[test]
+fn a_request_for_another_transport_service_is_rejected_as_such() {
+    let mut net = plain(false);
+    connect(&mut net, &[]);
+    let asked = incoming(&mut net);
+    let request = ConnectRequest::of(&asked).unwrap().message;
+    net.node(1).endpoint.reject(asked, &[]);
+    drain(&mut net);
+    net.node(0).events();
+    for (number, transport, extended_transport) in [(1, 1, 0), (2, 2, 0), (3, 3, 1), (4, 0, 1)] {
+        let local_comm_id = request.local_comm_id ^ number;
+        let asks = Request { local_comm_id, transport, extended_transport, ..request };
+        let before = net.node(1).endpoint.counters();
+        inject(&mut net, CmMessage::Request(asks));
+        let Some(CmMessage::Reject(reject)) = message(&mut net, 1) else { panic!("{transport}") };
+        assert_eq!(reject.reason, RejectReason::INVALID_TRANSPORT);
+        assert_eq!((reject.remote_comm_id, reject.message), (local_comm_id, 0));
+        let after = net.node(1).endpoint.counters();
+        assert_eq!(after[DatagramOutcome::Rejected] - before[DatagramOutcome::Rejected], 1);
+        assert!(net.node(1).events().is_empty() && net.node(1).endpoint.half_open() == 0);
+    }
+}
+
+/// Operation codes of the unreliable connection are 20h to 2Bh (IBTA volume 1, 9.2 "Base Transport
+/// Header", table 38): those of Send and Write of the reliable one, and 20h.
+#[test]
+fn packets_of_an_unreliable_connection_are_dropped_and_counted() {
+    let mut net = plain(false);
+    let (host, target) = established(&mut net);
+    let into = net.node(1).pool.take_data(64).unwrap();
+    net.node(1).post(target, 1, Work::Recv(into));
+    let from = buf(&mut net.node(0).pool, 64, 0);
+    net.node(0).post(host, 1, Work::Send { from, invalidate: None });
+    let now = net.now();
+    let node = net.node(0);
+    let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
+    let payload = payload(node, &transmit);
+    let (flow, header) = (transmit.flow, transmit.outgoing.header());
+    let mut give = |opcode: u8| {
+        let mut bytes = [header, &payload].concat();
+        bytes[0] = opcode;
+        let head: [u8; Bth::BYTES] = *bytes.first_chunk().unwrap();
+        let mut icrc = Icrc::start(&flow, 0, bytes.len() + 4, &head);
+        icrc.update(&bytes[Bth::BYTES..]);
+        bytes.extend(icrc.finish());
+        let target = net.node(1);
+        let before = target.endpoint.counters();
+        target.endpoint.handle(now, flow.source, flow.destination, 0, &bytes, target.pool.region());
+        let after = target.endpoint.counters();
+        let is_new = |outcome: &&DatagramOutcome| after[**outcome] > before[**outcome];
+        (*DatagramOutcome::ALL.iter().find(is_new).unwrap(), target.events().len())
+    };
+    for opcode in 0x20..=0x2b {
+        assert_eq!(give(opcode), (DatagramOutcome::Malformed, 0), "{opcode:#x}");
+    }
+    // The same packet of the reliable connection is executed: nothing has changed meanwhile.
+    assert_eq!(give(Opcode::SendOnly.to_wire()), (DatagramOutcome::Executed, 1));
+}
+
 #[test]
 fn a_target_answers_no_access_to_memory() {
     let mut net = plain(false);

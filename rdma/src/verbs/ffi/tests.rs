@@ -224,3 +224,24 @@ fn addresses_survive_the_way_through_c() {
     // SAFETY: integers, for which zero is valid.
     assert_eq!(address(&unsafe { std::mem::zeroed() }), None);
 }
+
+/// What librdmacm has on an InfiniBand link for a listener at a GID: AF_IB of the kernel, `struct
+/// sockaddr_ib` with partition, flow, GID, service id and mask.
+#[test]
+fn addresses_of_other_families_than_ip_are_none() {
+    const AF_IB: libc::sa_family_t = 27;
+    let ip: SocketAddr = "192.0.2.7:4420".parse().unwrap();
+    let storage = SockaddrStorage::from(ip);
+    // SAFETY: SockaddrStorage is a union over sockaddr_storage.
+    let mut raw = unsafe { *storage.as_ptr().cast::<libc::sockaddr_storage>() };
+    for family in [AF_IB, libc::AF_UNIX as libc::sa_family_t, libc::sa_family_t::MAX] {
+        raw.ss_family = family;
+        assert_eq!(address(&raw), None, "{family}");
+    }
+    // A GID of RoCE with an IPv4 address is mapped like this; as a socket address it stays IPv6.
+    let mapped: SocketAddr = "[::ffff:192.0.2.7]:4420".parse().unwrap();
+    let storage = SockaddrStorage::from(mapped);
+    // SAFETY: as above.
+    let raw = unsafe { *storage.as_ptr().cast::<libc::sockaddr_storage>() };
+    assert_eq!(address(&raw), Some(mapped));
+}
