@@ -221,6 +221,9 @@ pub struct FabricStats {
     /// Link errors of connections by local address: retransmissions, negative acknowledgements.
     /// Empty if a device does not report them. A provider bounds the number of addresses.
     pub link_errors: Vec<(IpAddr, &'static str, u64)>,
+    /// Of the work that RDMA devices were given: name and count. Empty for a provider without a
+    /// device.
+    pub device: Vec<(&'static str, u64)>,
 }
 
 impl FabricStats {
@@ -228,6 +231,7 @@ impl FabricStats {
     pub fn clear(&mut self) {
         self.counters.clear();
         self.link_errors.clear();
+        self.device.clear();
     }
 }
 

@@ -42,9 +42,28 @@ impl Allowance {
     }
 }
 
-/// Counters of connection work.
+/// What the device was given of one kind of queue.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Posted {
+    /// Chains of work requests: the device is told once of each.
+    doorbells: u64,
+    work_requests: u64,
+}
+
+impl Posted {
+    /// A chain is posted; none if it is empty.
+    #[inline]
+    pub(super) fn add(&mut self, work_requests: usize) {
+        self.doorbells += u64::from(work_requests > 0);
+        self.work_requests += work_requests as u64;
+    }
+}
+
+/// Counters of the work of devices, and of connection work.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Counts {
+    pub(super) receives: Posted,
+    pub(super) sends: Posted,
     pub(super) made: u64,
     pub(super) destroyed: u64,
     nanos: u64,
@@ -52,9 +71,13 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) fn named(self) -> [(&'static str, u64); 4] {
-        let Counts { made, destroyed, nanos, pauses } = self;
+    pub(super) fn named(self) -> [(&'static str, u64); 8] {
+        let Counts { receives, sends, made, destroyed, nanos, pauses } = self;
         [
+            ("receive_doorbells", receives.doorbells),
+            ("receive_work_requests", receives.work_requests),
+            ("send_doorbells", sends.doorbells),
+            ("send_work_requests", sends.work_requests),
             ("queue_pairs_created", made),
             ("queue_pairs_destroyed", destroyed),
             ("connection_microseconds", nanos / 1000),
@@ -88,6 +111,20 @@ impl Verbs {
 #[cfg(test)]
 mod tests {
     use crate::verbs::connection_budget::*;
+
+    #[test]
+    fn a_chain_is_one_doorbell_and_as_many_work_requests_as_it_has() {
+        let mut counts = Counts::default();
+        [3, 0, 1].into_iter().for_each(|length| counts.sends.add(length));
+        [0, 0, 5].into_iter().for_each(|length| counts.receives.add(length));
+        let expected = [
+            ("receive_doorbells", 1),
+            ("receive_work_requests", 5),
+            ("send_doorbells", 2),
+            ("send_work_requests", 4),
+        ];
+        assert_eq!(counts.named()[..4], expected);
+    }
 
     #[test]
     fn connections_get_a_quarter_of_the_time_and_a_few_at_once() {

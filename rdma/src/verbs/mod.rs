@@ -301,6 +301,8 @@ impl Verbs {
         }
         let mut refused: Vec<(u64, Errno)> = unregistered.into_iter().collect();
         let mut unsure = false;
+        self.counts.receives.add(self.receives.len());
+        self.counts.sends.add(self.sends.len());
         if !self.receives.is_empty()
             && let Err(Refused { taken, why }) = pair.receive(&mut self.receives)
         {
@@ -404,7 +406,7 @@ impl Fabric for Verbs {
     }
 
     fn stats(&self, stats: &mut FabricStats) {
-        stats.counters.extend(self.counts.named());
+        stats.device.extend(self.counts.named());
     }
 
     fn accept(&mut self, qp: Qp, private_data: &[u8]) {

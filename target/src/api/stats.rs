@@ -140,6 +140,10 @@ pub struct Reactor {
     pub refusals: Vec<Count>,
     /// Datagrams by result (provider `soft`).
     pub datagrams: Vec<Count>,
+    /// Work of RDMA devices (provider `verbs`): doorbells and work requests of receive and send
+    /// queues, and queue pairs.
+    #[serde(default)]
+    pub device: Vec<Count>,
     /// Errors of connections, by local address (provider `soft`).
     #[serde(default)]
     pub troubles: Vec<LinkErrors>,
@@ -421,6 +425,7 @@ impl Reactor {
             slow: self.slow.saturating_sub(earlier.slow),
             refusals: counts(&self.refusals, &earlier.refusals),
             datagrams: counts(&self.datagrams, &earlier.datagrams),
+            device: counts(&self.device, &earlier.device),
             troubles: self.troubles.iter().map(troubles).collect(),
             ..self.clone()
         }

@@ -397,7 +397,50 @@ fn reactors(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     named(encoder, (name, help, "cause"), stats, |reactor| &reactor.refusals)?;
     let (name, help) = ("nvmfd_soft_datagrams", "Datagrams of the provider soft, by their result");
     named(encoder, (name, help, "result"), stats, |reactor| &reactor.datagrams)?;
+    device(stats, encoder)?;
     troubles(stats, encoder)
+}
+
+/// The queues of the provider `verbs`, and the prefix of their counters.
+const QUEUES: [(&str, &str); 2] = [("receive", "receive_"), ("send", "send_")];
+
+/// Work of RDMA devices; none with the provider `soft`.
+fn device(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "Chains of work requests that devices of the provider verbs were given, by queue";
+    of_queues(stats, encoder, ("nvmfd_verbs_doorbells", help), "doorbells")?;
+    let help = "Work requests that devices of the provider verbs were given, by queue";
+    of_queues(stats, encoder, ("nvmfd_verbs_work_requests", help), "work_requests")?;
+    let help = "Queue pairs created and destroyed, and connection setup, of the provider verbs";
+    let metric = ("nvmfd_verbs_connection_setup", help);
+    let mut metric = encoder.encode_descriptor(metric.0, metric.1, None, MetricType::Counter)?;
+    for reactor in &stats.reactors {
+        for one in &reactor.device {
+            if QUEUES.iter().all(|(_, prefix)| !one.name.starts_with(prefix)) {
+                let labels = [number(reactor), ("kind", one.name.clone())];
+                count(metric.encode_family(&labels)?, one.count)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn of_queues(
+    stats: &Stats,
+    encoder: &mut DescriptorEncoder<'_>,
+    (name, help): (&'static str, &str),
+    what: &str,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for reactor in &stats.reactors {
+        for (queue, prefix) in QUEUES {
+            let of = |one: &&Count| one.name.strip_prefix(prefix) == Some(what);
+            if let Some(one) = reactor.device.iter().find(of) {
+                let labels = [number(reactor), ("queue", queue.to_owned())];
+                count(metric.encode_family(&labels)?, one.count)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn troubles(stats: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -505,6 +548,15 @@ mod tests {
                     address: "192.0.2.1".to_owned(),
                     counts: vec![Count { name: "sent_again".to_owned(), count: 5 }],
                 }],
+                device: [
+                    ("receive_doorbells", 3),
+                    ("receive_work_requests", 20),
+                    ("send_doorbells", 7),
+                    ("send_work_requests", 21),
+                    ("queue_pairs_created", 2),
+                ]
+                .map(|(name, count)| Count { name: name.to_owned(), count })
+                .to_vec(),
                 ..Reactor::default()
             }],
             ..Stats::default()
@@ -584,6 +636,12 @@ mod tests {
             "nvmfd_reactor_busy_seconds_total{reactor=\"0\"} 0.5".to_owned(),
             "nvmfd_pool_data_free_bytes{reactor=\"0\"} 7".to_owned(),
             "nvmfd_soft_errors_total{reactor=\"0\",address=\"192.0.2.1\",kind=\"sent_again\"} 5"
+                .to_owned(),
+            "nvmfd_verbs_doorbells_total{reactor=\"0\",queue=\"receive\"} 3".to_owned(),
+            "nvmfd_verbs_doorbells_total{reactor=\"0\",queue=\"send\"} 7".to_owned(),
+            "nvmfd_verbs_work_requests_total{reactor=\"0\",queue=\"receive\"} 20".to_owned(),
+            "nvmfd_verbs_work_requests_total{reactor=\"0\",queue=\"send\"} 21".to_owned(),
+            "nvmfd_verbs_connection_setup_total{reactor=\"0\",kind=\"queue_pairs_created\"} 2"
                 .to_owned(),
             "nvmfd_refusals_total{reactor=\"0\",cause=\"too many\"} 3".to_owned(),
         ] {

@@ -189,6 +189,7 @@ fn one(index: usize, observer: &ReactorStats, stats: &PollStats) -> Reactor {
         slow: observer.slow().1,
         refusals: refusals.map(|(name, n)| count(name, n.load(Ordering::Relaxed))).collect(),
         datagrams: fabric.counters.into_iter().map(|(name, n)| count(name, n)).collect(),
+        device: fabric.device.into_iter().map(|(name, n)| count(name, n)).collect(),
         troubles: troubles(fabric.link_errors),
     }
 }

@@ -578,6 +578,10 @@ macro_rules! chain {
                 self.requests.is_empty()
             }
 
+            pub(crate) fn len(&self) -> usize {
+                self.requests.len()
+            }
+
             pub(crate) fn clear(&mut self) {
                 self.requests.clear();
                 self.segments.clear();
