@@ -360,3 +360,105 @@ fn ended_by(reason: &Reason) -> &'static str {
         Reason::Device => "the RDMA device failed or was removed",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::{Arc, Mutex};
+
+    use rdma::pool::Pool;
+    use rdma::soft::sim::{Faults, Network, NetworkPort, Rng};
+    use rdma::soft::{Options, Soft};
+    use rdma::{Fabric, Initiator, Wake};
+
+    use super::*;
+
+    /// A listening end and a peer in a simulated network, on a clock of its own.
+    struct Net {
+        air: Arc<Mutex<Network>>,
+        now: Instant,
+        server: Server,
+        /// Of the listening end, and of the peer.
+        ends: [(Pool, Soft); 2],
+    }
+
+    impl Net {
+        fn new() -> Net {
+            let (air, now) = (Network::new(1, Faults::NONE), Instant::now());
+            let air = Arc::new(Mutex::new(air));
+            let ends = [1, 2].map(|number| {
+                let pool = Pool::new(PLAN).expect("memory");
+                let port = NetworkPort::new(&air, IpAddr::from([10, 0, 0, number]), (1, 0));
+                let mut dice = Rng::new(number.into());
+                let config =
+                    rdma::soft::endpoint::Config { guid: dice.roll(), ..Options::default().config };
+                let entropy = Box::new(move || dice.roll());
+                let region = Arc::clone(pool.region());
+                let soft = Soft::in_air(port, config, entropy, now, region).expect("a fabric");
+                (pool, soft)
+            });
+            let mut net = Net { air, now, server: Server::default(), ends };
+            net.ends[0].1.listen("10.0.0.1:18515".parse().expect("an address")).expect("listens");
+            net
+        }
+
+        /// Runs until the peer has an event that is no completion.
+        fn run(&mut self) -> Event {
+            for _ in 0..10_000 {
+                let mut batch = Vec::with_capacity(64);
+                let [(pool, fabric), (own, peer)] = &mut self.ends;
+                fabric.poll(self.now, &mut batch);
+                for event in batch.drain(..) {
+                    self.server.event(self.now, event, &mut Io { pool, fabric });
+                }
+                fabric.flush();
+                peer.poll(self.now, &mut batch);
+                peer.flush();
+                for event in batch {
+                    match event {
+                        Event::Done(done) => own.give(done.work.into_buf()),
+                        event => return event,
+                    }
+                }
+                let due = [fabric.arm(Wake::Any), peer.arm(Wake::Any)];
+                let mut air = self.air.lock().expect("one thread");
+                let next = due.into_iter().flatten().chain(air.next_arrival()).min();
+                self.now = self.now.max(next.expect("nothing happens any more"));
+                while air.arrive(self.now).is_some() {}
+            }
+            panic!("no event");
+        }
+    }
+
+    #[test]
+    fn a_silent_connection_is_closed_after_thirty_seconds_and_returns_its_memory() {
+        let mut net = Net::new();
+        for operation in Operation::ALL {
+            let test = Test { operation, size_bytes: 4096, depth: 8 };
+            let limits = QpLimits { receives: 8, sends: 8, reads: 1 };
+            let to = "10.0.0.1:18515".parse().expect("an address");
+            let qp = net.ends[1].1.connect(to, &test.emit(), limits).expect("a connection");
+            assert!(matches!(net.run(), Event::Established(it) if it == qp));
+            assert!(!net.ends[0].0.is_full());
+            let [(pool, fabric), _] = &mut net.ends;
+            let io = &mut Io { pool, fabric };
+            let due = net.server.close_silent(net.now, io).expect("a connection");
+            let before = due - Duration::from_millis(1);
+            assert_eq!(net.server.close_silent(before, io), Some(due));
+            assert!(due - net.now <= SILENCE && due - net.now > SILENCE - Duration::from_secs(1));
+            assert_eq!(net.server.close_silent(due, io), None);
+            assert!(matches!(net.run(), Event::Gone(it, Reason::Peer) if it == qp));
+            // Its end is an event of the listening end, too.
+            while !net.server.connections.is_empty() {
+                let mut batch = Vec::with_capacity(64);
+                let [(pool, fabric), _] = &mut net.ends;
+                fabric.poll(net.now, &mut batch);
+                for event in batch {
+                    net.server.event(net.now, event, &mut Io { pool, fabric });
+                }
+                net.now += Duration::from_millis(1);
+            }
+            assert!(net.ends[0].0.is_full(), "{:?}", net.ends[0].0.free());
+        }
+    }
+}
