@@ -100,7 +100,8 @@ pub(super) struct Device {
     /// By their number in the table of requests.
     in_flight: Vec<InFlight>,
     count: usize,
-    /// The chain of the request that begins.
+    /// Chains that are taken now, and the one that begins.
+    heads: Vec<u16>,
     next: Chain,
     /// There is no memory, or no place, for the next request at present.
     is_stalled: bool,
@@ -118,6 +119,7 @@ impl Device {
             backend_channel: None,
             in_flight: (0..requests).map(|_| InFlight::default()).collect(),
             count: 0,
+            heads: Vec::with_capacity(QUEUE_ENTRIES.into()),
             next: Chain::default(),
             is_stalled: false,
         }
@@ -274,17 +276,24 @@ impl Device {
         let Some(memory) = self.memory.clone() else { return false };
         let mut any = false;
         self.is_stalled = false;
-        let mut chain = std::mem::take(&mut self.next);
+        let (mut heads, mut chain) =
+            (std::mem::take(&mut self.heads), std::mem::take(&mut self.next));
         for ring in 0..self.vrings.len() {
-            while self.vrings[ring].is_running()
-                && !self.is_stalled
-                && self.vrings[ring].pop(&memory, &mut chain)
-            {
+            if self.is_stalled || !self.vrings[ring].is_running() {
+                continue;
+            }
+            self.vrings[ring].take_heads(&memory, &mut heads);
+            for (n, head) in heads.iter().enumerate() {
+                self.vrings[ring].read(&memory, *head, &mut chain);
                 self.begin(ring, &mut chain, &memory, properties, r);
-                any |= !self.is_stalled;
+                if self.is_stalled {
+                    self.vrings[ring].push_back(heads.len() - n);
+                    break;
+                }
+                any = true;
             }
         }
-        self.next = chain;
+        (self.heads, self.next) = (heads, chain);
         any
     }
 
@@ -336,7 +345,6 @@ impl Device {
         let Resources { pool, requests, piece_bytes } = r;
         let begun = requests.begin(CONNECTION, command, checked, negotiated, pool, *piece_bytes);
         let Some(n) = begun else {
-            self.vrings[ring].push_back();
             self.is_stalled = true;
             return;
         };

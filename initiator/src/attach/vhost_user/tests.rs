@@ -26,6 +26,7 @@ const DATA: u64 = 0x4000;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
 
 /// A device, and the guest that uses its first queue.
 struct Lab {
@@ -107,16 +108,21 @@ impl Lab {
         bytes
     }
 
-    /// Makes a chain of these descriptors (address, length, flags) available.
-    fn provide(&mut self, chain: &[(u64, u32, u16)]) {
+    /// Writes a table of descriptors (address, length, flags), each of which leads to the next.
+    fn put_table(&self, at: u64, chain: &[(u64, u32, u16)]) {
         for (n, (address, len, flags)) in chain.iter().enumerate() {
             let next = if n + 1 < chain.len() { NEXT } else { 0 };
             let mut bytes = address.to_le_bytes().to_vec();
             bytes.extend(len.to_le_bytes());
             bytes.extend((flags | next).to_le_bytes());
             bytes.extend((n as u16 + 1).to_le_bytes());
-            self.put(16 * n as u64, &bytes);
+            self.put(at + 16 * n as u64, &bytes);
         }
+    }
+
+    /// Makes a chain of these descriptors available.
+    fn provide(&mut self, chain: &[(u64, u32, u16)]) {
+        self.put_table(0, chain);
         self.put(AVAILABLE + 4 + 2 * u64::from(self.available % ENTRIES), &[0; 2]);
         self.available += 1;
         self.put(AVAILABLE + 2, &self.available.to_le_bytes());
@@ -233,20 +239,14 @@ fn a_guest_that_breaks_its_ring_ends_its_queue_and_nothing_else() {
 
 #[test]
 fn a_chain_is_read_once_and_has_no_more_descriptors_than_a_queue() {
-    const INDIRECT: u16 = 4;
     let table = GUEST + DATA;
     for (descriptors, used_bytes) in [(1024, 21), (1025, 0)] {
         let mut lab = Lab::new();
         lab.header(8, 0);
-        for n in 0..descriptors {
-            let (address, len, flags) = match n {
-                0 => (GUEST + HEADER, 16, NEXT),
-                _ if n + 1 < descriptors => (GUEST + STATUS - 64, 1, NEXT | WRITE),
-                _ => (GUEST + STATUS, 1, WRITE),
-            };
-            let words = [address, len | u64::from(flags) << 32 | (n + 1) << 48];
-            lab.put(DATA + 16 * n, &words.map(u64::to_le_bytes).concat());
-        }
+        let mut chain = vec![(GUEST + STATUS - 64, 1, WRITE); descriptors];
+        chain[0] = (GUEST + HEADER, 16, 0);
+        chain[descriptors - 1] = (GUEST + STATUS, 1, WRITE);
+        lab.put_table(DATA, &chain);
         lab.provide(&[(table, 16 * descriptors as u32, INDIRECT)]);
         assert_eq!(lab.turn().1, used_bytes, "{descriptors}");
     }
@@ -259,6 +259,43 @@ fn a_chain_is_read_once_and_has_no_more_descriptors_than_a_queue() {
     let Lab { device, pool, requests, .. } = &mut lab;
     device.reply(n, &mut Resources { pool, requests, piece_bytes: 4096 });
     assert_eq!((lab.get::<1>(STATUS), lab.get::<2>(USED + 2)), ([0], [1, 0]));
+}
+
+#[test]
+fn tables_and_data_may_lie_in_two_regions_of_memory() {
+    const HALF: u64 = MEMORY_BYTES / 2;
+    let mut lab = Lab::new();
+    let regions = [0, HALF].map(|offset| MemoryRegion {
+        guest_address: GUEST + offset,
+        size_bytes: HALF,
+        user_address: USER + offset,
+        offset,
+    });
+    let files = regions.iter().map(|_| lab.memory.try_clone().expect("possible").into()).collect();
+    lab.message(RequestId::SET_MEM_TABLE, Body::Memory(regions.to_vec()), files);
+    let (header, status) = ((GUEST + HEADER, 16, 0), (GUEST + STATUS, 1, WRITE));
+    lab.header(8, 0);
+    lab.put_table(HALF - 16, &[header, (GUEST + DATA, 20, WRITE), status]);
+    lab.provide(&[(GUEST + HALF - 16, 48, INDIRECT)]);
+    assert_eq!(lab.turn(), (1, 21, 0));
+    assert_eq!(lab.get::<20>(DATA), lab.properties.serial);
+    assert_eq!(lab.request(8, 0, (GUEST + HALF - 7, 20), WRITE), (2, 21, 0));
+    assert_eq!(lab.get::<20>(HALF - 7), lab.properties.serial);
+}
+
+#[test]
+fn a_table_in_a_table_or_a_part_of_a_descriptor_ends_a_chain() {
+    let mut lab = Lab::new();
+    let (header, status) = ((GUEST + HEADER, 16, 0), (GUEST + STATUS, 1, WRITE));
+    let all = [header, (GUEST + DATA + 0x800, 20, WRITE), status];
+    for (flags, len, used_bytes) in [(0, 48, 21), (INDIRECT, 48, 0), (0, 40, 0), (0, 32, 21)] {
+        lab.header(8, 0);
+        let table = GUEST + DATA + 0x1000;
+        lab.put_table(DATA + 0x1000, &[header, (GUEST + DATA, 48, WRITE | flags), status]);
+        lab.put_table(DATA, &all);
+        lab.provide(&[(table, len, INDIRECT)]);
+        assert_eq!(lab.turn().1, used_bytes, "{flags} {len}");
+    }
 }
 
 #[test]

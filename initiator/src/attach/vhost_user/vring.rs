@@ -4,11 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use tracing::warn;
+use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
 /// Entries of a queue at most.
 pub(super) const QUEUE_ENTRIES: u16 = 1024;
+/// Bytes of a descriptor.
+const DESCRIPTOR_BYTES: u32 = 16;
 
 /// A part of the guest's memory.
 #[derive(Clone, Copy, Debug)]
@@ -102,27 +105,51 @@ impl Vring {
         }
     }
 
-    /// Takes the next chain. Returns whether there is one.
-    pub(super) fn pop(&mut self, memory: &GuestMemoryMmap, chain: &mut Chain) -> bool {
+    /// Takes the heads of all chains that are available, in order.
+    pub(super) fn take_heads(&mut self, memory: &GuestMemoryMmap, heads: &mut Vec<u16>) {
+        heads.clear();
         if self.is_armed {
             self.is_armed = false;
             if self.check(|queue| queue.disable_notification(memory)).is_none() {
-                return false;
+                return;
             }
         }
-        let next = self.check(|queue| queue.iter(memory).map(|mut chains| chains.next()));
-        let Some(Some(descriptors)) = next else { return false };
-        chain.clear(descriptors.head_index());
-        for descriptor in descriptors {
-            let len = descriptor.len() as usize;
-            chain.push(descriptor.addr(), len, descriptor.is_write_only());
-        }
-        true
+        let _ = self.check(|queue| {
+            heads.extend(queue.iter(memory)?.map(|chain| chain.head_index()));
+            Ok(())
+        });
     }
 
-    /// Returns the last chain, which is taken again later.
-    pub(super) fn push_back(&mut self) {
-        self.queue.go_to_previous_position();
+    /// Returns the last of them, so many, which are taken again later.
+    pub(super) fn push_back(&mut self, heads: usize) {
+        (0..heads).for_each(|_| self.queue.go_to_previous_position());
+    }
+
+    /// Reads the chain of a head.
+    pub(super) fn read(&self, memory: &GuestMemoryMmap, head: u16, chain: &mut Chain) {
+        chain.clear(head);
+        let mut table = Table::new(memory, self.queue.desc_table(), self.queue.size());
+        // A chain may lead back to its beginning.
+        let (mut next, mut left, mut is_indirect) = (head, table.entries, false);
+        while left > 0
+            && let Some(descriptor) = table.get(memory, next)
+        {
+            let (address, len) = (descriptor.addr(), descriptor.len());
+            if descriptor.refers_to_indirect_table() {
+                let entries = u16::try_from(len / DESCRIPTOR_BYTES).unwrap_or(0);
+                if is_indirect || !len.is_multiple_of(DESCRIPTOR_BYTES) {
+                    return;
+                }
+                table = Table::new(memory, address.0, entries);
+                (next, left, is_indirect) = (0, entries, true);
+                continue;
+            }
+            if !chain.push(address, len, descriptor.is_write_only()) || !descriptor.has_next() {
+                return;
+            }
+            next = descriptor.next();
+            left -= 1;
+        }
     }
 
     /// Has the guest signal what it makes available. Returns whether something is.
@@ -164,6 +191,33 @@ impl Vring {
     }
 }
 
+/// A table of descriptors.
+struct Table<'a> {
+    address: u64,
+    entries: u16,
+    /// All of it, if one region has it.
+    slice: Option<VolatileSlice<'a>>,
+}
+
+impl<'a> Table<'a> {
+    fn new(memory: &'a GuestMemoryMmap, address: u64, entries: u16) -> Table<'a> {
+        let bytes = usize::from(entries) * DESCRIPTOR_BYTES as usize;
+        let slice = memory.get_slice(GuestAddress(address), bytes).ok();
+        Table { address, entries, slice }
+    }
+
+    fn get(&self, memory: &GuestMemoryMmap, n: u16) -> Option<Descriptor> {
+        let at = u64::from(n) * u64::from(DESCRIPTOR_BYTES);
+        if n >= self.entries {
+            return None;
+        }
+        match &self.slice {
+            Some(slice) => slice.read_obj(at as usize).ok(),
+            None => memory.read_obj(GuestAddress(self.address.checked_add(at)?)).ok(),
+        }
+    }
+}
+
 impl Chain {
     fn clear(&mut self, head: u16) {
         self.head = head;
@@ -171,17 +225,22 @@ impl Chain {
         (self.readable_bytes, self.writable_bytes) = (0, 0);
     }
 
-    /// Adds a descriptor. With more than a queue may have, nothing of the chain is used.
-    fn push(&mut self, address: GuestAddress, bytes: usize, is_writable: bool) {
-        if self.segments.len() < QUEUE_ENTRIES.into() {
-            self.segments.push(Segment { address, bytes, is_writable });
-            match is_writable {
-                true => self.writable_bytes += bytes,
-                false => self.readable_bytes += bytes,
-            }
-        } else {
+    /// Adds a descriptor. With more than a queue may have, or than 4 GiB in total, nothing of the
+    /// chain is used: returns false.
+    fn push(&mut self, address: GuestAddress, len: u32, is_writable: bool) -> bool {
+        let bytes = len as usize;
+        let total = self.readable_bytes + self.writable_bytes + bytes;
+        let is_possible = self.segments.len() < QUEUE_ENTRIES.into() && total <= u32::MAX as usize;
+        if !is_possible {
             (self.readable_bytes, self.writable_bytes) = (0, 0);
+            return false;
         }
+        self.segments.push(Segment { address, bytes, is_writable });
+        match is_writable {
+            true => self.writable_bytes += bytes,
+            false => self.readable_bytes += bytes,
+        }
+        true
     }
 
     /// Returns the bytes that the device may read, and those that it may write.
