@@ -20,31 +20,34 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use initiator::rng::Random;
 use initiator::vhost_user::{RequestId, blk, feature, protocol};
-use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::{read, write};
-use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemoryError,
+    VolatileSlice,
+};
 
 /// Entries of the queue, as in QEMU.
 const ENTRIES: u16 = 256;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-/// Offsets in the memory: the rings, and behind them one block for each request.
-const AVAILABLE: u64 = 0x2000;
-const USED: u64 = 0x3000;
-const SLOTS: u64 = 0x8000;
-/// Offsets in a block: its indirect table, the header, the status, the data.
-const HEADER: u64 = 0x100;
-const STATUS: u64 = 0x200;
-const DATA: u64 = 0x1000;
+/// Offsets in the memory: the rings, what the driver has of each request, and the data.
+const AVAILABLE: usize = 0x2000;
+const USED: usize = 0x3000;
+const SLOTS: usize = 0x4000;
+const DATA: usize = SLOTS + ENTRIES as usize * SLOT_BYTES;
+/// Offsets behind the indirect table of a request, and its size as a whole.
+const HEADER: usize = 0x40;
+const STATUS: usize = 0x50;
+const SLOT_BYTES: usize = 0x80;
 /// The version of a message, and that it is a reply.
 const VERSION: u32 = 1;
 const REPLY: u32 = 4;
-/// The longest time until the device signals or answers.
-const TIMEOUT_MS: u16 = 10_000;
+/// Messages are answered in that time.
+const REPLY_LIMIT: Duration = Duration::from_secs(10);
 
 /// Load on a vhost-user-blk device
 #[derive(Parser)]
@@ -82,13 +85,15 @@ enum Failure {
     #[error("{0}")]
     Errno(#[from] nix::Error),
     #[error("the memory cannot be used: {0}")]
-    Memory(#[from] vm_memory::GuestMemoryError),
+    Memory(#[from] VolatileMemoryError),
+    #[error("the memory cannot be mapped: {0}")]
+    Mapping(#[from] vm_memory::GuestMemoryError),
+    #[error("the memory cannot be mapped: {0}")]
+    Region(#[from] vm_memory::mmap::FromRangesError),
     #[error("the device does not answer as the protocol says: {0}")]
     Protocol(&'static str),
     #[error("request {slot} failed: status {status}, {bytes} bytes")]
     Request { slot: u16, status: u8, bytes: u32 },
-    #[error("no request was done in {TIMEOUT_MS} ms")]
-    Stuck,
 }
 
 type Outcome<T> = Result<T, Failure>;
@@ -144,9 +149,10 @@ impl FrontEnd {
 }
 
 /// The driver of one queue.
-struct Driver {
+struct Driver<'a> {
     front_end: FrontEnd,
-    memory: GuestMemoryMmap,
+    /// All of the memory.
+    memory: VolatileSlice<'a>,
     kick: EventFd,
     call: EventFd,
     access: Access,
@@ -168,22 +174,35 @@ struct Totals {
     latency: Duration,
 }
 
-impl Driver {
-    /// Sets the device up.
-    fn new(arguments: &Arguments) -> Outcome<Driver> {
-        let mut front_end = FrontEnd { stream: UnixStream::connect(&arguments.socket)? };
-        front_end.stream.set_read_timeout(Some(Duration::from_millis(TIMEOUT_MS.into())))?;
-        let slot_bytes = DATA + u64::from(arguments.bs).next_multiple_of(4096);
-        let size_bytes = SLOTS + slot_bytes * u64::from(arguments.iodepth);
+/// The memory of a guest: one region, of a file that can be shared.
+struct Memory {
+    file: Arc<File>,
+    map: GuestMemoryMmap,
+    bytes: usize,
+}
+
+impl Memory {
+    fn new(arguments: &Arguments) -> Outcome<Memory> {
+        let bytes = DATA + page_bytes(arguments.bs) * usize::from(arguments.iodepth);
         let file = Arc::new(File::from(memfd_create("guest", MFdFlags::MFD_CLOEXEC)?));
-        file.set_len(size_bytes)?;
-        let range = (
-            GuestAddress(0),
-            size_bytes as usize,
-            Some(FileOffset::from_arc(Arc::clone(&file), 0)),
-        );
-        let memory = GuestMemoryMmap::from_ranges_with_files([range])
-            .map_err(|_| Failure::Protocol("the memory cannot be mapped"))?;
+        file.set_len(bytes as u64)?;
+        let offset = FileOffset::from_arc(Arc::clone(&file), 0);
+        let range = (GuestAddress(0), bytes, Some(offset));
+        let map = GuestMemoryMmap::from_ranges_with_files([range])?;
+        Ok(Memory { file, map, bytes })
+    }
+}
+
+/// Bytes of the pages for the data of one request.
+fn page_bytes(data_bytes: u32) -> usize {
+    (data_bytes as usize).next_multiple_of(4096)
+}
+
+impl<'a> Driver<'a> {
+    /// Sets the device up.
+    fn new(arguments: &Arguments, memory: &'a Memory) -> Outcome<Driver<'a>> {
+        let mut front_end = FrontEnd { stream: UnixStream::connect(&arguments.socket)? };
+        front_end.stream.set_read_timeout(Some(REPLY_LIMIT))?;
         let (kick, call) = (EventFd::new()?, EventFd::new()?);
         let wanted = feature::VERSION_1 | feature::INDIRECT_DESC | feature::EVENT_IDX;
         let offered = front_end.get(RequestId::GET_FEATURES)?;
@@ -200,16 +219,20 @@ impl Driver {
         let capacity = config.get(12..).and_then(<[u8]>::first_chunk);
         let sectors = capacity.map_or(0, |bytes| u64::from_le_bytes(*bytes));
         // The addresses of the front-end are those of the guest.
-        front_end.set(RequestId::SET_MEM_TABLE, &[1, 0, size_bytes, 0, 0], &[file.as_raw_fd()])?;
+        front_end.set(
+            RequestId::SET_MEM_TABLE,
+            &[1, 0, memory.bytes as u64, 0, 0],
+            &[memory.file.as_raw_fd()],
+        )?;
         front_end.set_queue(RequestId::SET_VRING_NUM, ENTRIES.into())?;
         front_end.set_queue(RequestId::SET_VRING_BASE, 0)?;
-        front_end.set(RequestId::SET_VRING_ADDR, &[0, 0, USED, AVAILABLE, 0], &[])?;
+        front_end.set(RequestId::SET_VRING_ADDR, &[0, 0, USED as u64, AVAILABLE as u64, 0], &[])?;
         front_end.set(RequestId::SET_VRING_CALL, &[0], &[call.as_fd().as_raw_fd()])?;
         front_end.set(RequestId::SET_VRING_KICK, &[0], &[kick.as_fd().as_raw_fd()])?;
         front_end.set_queue(RequestId::SET_VRING_ENABLE, 1)?;
         let driver = Driver {
             front_end,
-            memory,
+            memory: memory.map.get_slice(GuestAddress(0), memory.bytes)?,
             kick,
             call,
             access: arguments.rw,
@@ -224,37 +247,46 @@ impl Driver {
         if driver.places == 0 {
             return Err(Failure::Protocol("the device has no room for a request"));
         }
-        driver.write_tables(slot_bytes)?;
+        driver.write_tables()?;
         Ok(driver)
     }
 
     /// Writes what stays: descriptors, their indirect tables, and incompressible data.
-    fn write_tables(&self, slot_bytes: u64) -> Outcome<()> {
+    fn write_tables(&self) -> Outcome<()> {
         let mut random = Random::new(2);
-        for slot in 0..self.begun.len() as u64 {
-            let at = SLOTS + slot_bytes * slot;
+        for slot in 0..self.begun.len() {
+            let at = self.slot(slot as u16);
+            let data_at = DATA + page_bytes(self.bytes) * slot;
             let data = match self.access {
                 Access::Randread => WRITE | NEXT,
                 Access::Randwrite => NEXT,
             };
             self.descriptor(16 * slot, at, 3 * 16, INDIRECT, 0)?;
             self.descriptor(at, at + HEADER, 16, NEXT, 1)?;
-            self.descriptor(at + 16, at + DATA, self.bytes, data, 2)?;
+            self.descriptor(at + 16, data_at, self.bytes, data, 2)?;
             self.descriptor(at + 32, at + STATUS, 1, WRITE, 0)?;
             let words = (0..self.bytes / 8).flat_map(|_| random.next().to_le_bytes());
             let bytes: Vec<u8> = words.collect();
-            self.memory.write_slice(&bytes, GuestAddress(at + DATA))?;
+            self.memory.write_slice(&bytes, data_at)?;
         }
         Ok(())
     }
 
-    fn descriptor(&self, at: u64, address: u64, len: u32, flags: u16, next: u16) -> Outcome<()> {
-        let words = [address, u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48];
-        Ok(self.memory.write_obj(words, GuestAddress(at))?)
+    fn descriptor(
+        &self,
+        at: usize,
+        address: usize,
+        len: u32,
+        flags: u16,
+        next: u16,
+    ) -> Outcome<()> {
+        let words =
+            [address as u64, u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48];
+        Ok(self.memory.write_obj(words, at)?)
     }
 
-    fn slot(&self, slot: u16) -> u64 {
-        SLOTS + (DATA + u64::from(self.bytes).next_multiple_of(4096)) * u64::from(slot)
+    fn slot(&self, slot: u16) -> usize {
+        SLOTS + SLOT_BYTES * usize::from(slot)
     }
 
     /// Makes a request of every slot that has none available, and signals the device if it asks
@@ -269,19 +301,19 @@ impl Driver {
             let place = self.random.below(self.places);
             let sector = place * (u64::from(self.bytes) / blk::SECTOR_BYTES);
             let at = self.slot(slot);
-            self.memory.write_obj([kind, sector], GuestAddress(at + HEADER))?;
-            self.memory.write_obj(0xFFu8, GuestAddress(at + STATUS))?;
-            let entry = AVAILABLE + 4 + 2 * u64::from(self.available % ENTRIES);
-            self.memory.write_obj(slot, GuestAddress(entry))?;
+            self.memory.write_obj([kind, sector], at + HEADER)?;
+            self.memory.write_obj(0xFFu8, at + STATUS)?;
+            let entry = AVAILABLE + 4 + 2 * usize::from(self.available % ENTRIES);
+            self.memory.write_obj(slot, entry)?;
             self.begun[usize::from(slot)] = now;
             self.available = self.available.wrapping_add(1);
         }
         if self.available == before {
             return Ok(());
         }
-        self.memory.store(self.available, GuestAddress(AVAILABLE + 2), Ordering::Release)?;
+        self.memory.store(self.available, AVAILABLE + 2, Ordering::Release)?;
         fence(Ordering::SeqCst);
-        let event = GuestAddress(USED + 4 + 8 * u64::from(ENTRIES));
+        let event = USED + 4 + 8 * usize::from(ENTRIES);
         let event: u16 = self.memory.load(event, Ordering::Relaxed)?;
         let new = self.available.wrapping_sub(before);
         if self.available.wrapping_sub(event).wrapping_sub(1) < new {
@@ -291,7 +323,7 @@ impl Driver {
     }
 
     fn device_used(&self) -> Outcome<u16> {
-        Ok(self.memory.load(GuestAddress(USED + 2), Ordering::Acquire)?)
+        Ok(self.memory.load(USED + 2, Ordering::Acquire)?)
     }
 
     /// Takes what is done; `None` for `totals`: without counting.
@@ -299,13 +331,13 @@ impl Driver {
         let device = self.device_used()?;
         let any = device != self.used;
         while self.used != device {
-            let entry = USED + 4 + 8 * u64::from(self.used % ENTRIES);
-            let [slot, bytes]: [u32; 2] = self.memory.read_obj(GuestAddress(entry))?;
+            let entry = USED + 4 + 8 * usize::from(self.used % ENTRIES);
+            let [slot, bytes]: [u32; 2] = self.memory.read_obj(entry)?;
             let slot = slot as u16;
             let Some(begun) = self.begun.get(usize::from(slot)) else {
                 return Err(Failure::Protocol("a request that there is not is done"));
             };
-            let status: u8 = self.memory.read_obj(GuestAddress(self.slot(slot) + STATUS))?;
+            let status: u8 = self.memory.read_obj(self.slot(slot) + STATUS)?;
             let expected = match self.access {
                 Access::Randread => self.bytes + 1,
                 Access::Randwrite => 1,
@@ -325,14 +357,10 @@ impl Driver {
 
     /// Sleeps until the device signals that a request is done, if none is yet.
     fn sleep(&mut self) -> Outcome<()> {
-        let event = GuestAddress(AVAILABLE + 4 + 2 * u64::from(ENTRIES));
+        let event = AVAILABLE + 4 + 2 * usize::from(ENTRIES);
         self.memory.store(self.used, event, Ordering::Relaxed)?;
         fence(Ordering::SeqCst);
         if self.device_used()? == self.used {
-            let mut fds = [PollFd::new(self.call.as_fd(), PollFlags::POLLIN)];
-            if poll(&mut fds, TIMEOUT_MS)? == 0 {
-                return Err(Failure::Stuck);
-            }
             read(&self.call, &mut [0; 8])?;
         }
         Ok(())
@@ -370,7 +398,8 @@ impl Driver {
 
 fn measure(arguments: &Arguments) -> Outcome<String> {
     let seconds = |value: f64| Duration::from_secs_f64(value.clamp(0.0, 3600.0));
-    let mut driver = Driver::new(arguments)?;
+    let memory = Memory::new(arguments)?;
+    let mut driver = Driver::new(arguments, &memory)?;
     driver.run(seconds(arguments.ramp_time), None)?;
     let mut totals = Totals::default();
     let took = driver.run(seconds(arguments.runtime), Some(&mut totals))?;

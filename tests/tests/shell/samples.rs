@@ -145,13 +145,6 @@ pub(crate) const SAMPLES: &[Sample] = &[
         status: 0,
     },
     Sample {
-        script: "tests/vm/guest/flow-attach-bench",
-        variables: &["n=ublk", "r=500", "w=300", "br=1000", "bw=400"],
-        input: "",
-        output: "ublk              500       0.50        300       0.75",
-        status: 0,
-    },
-    Sample {
         script: "tests/vm/guest/flow-bench",
         variables: &[],
         input: CPU_TIMES,
