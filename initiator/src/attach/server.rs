@@ -344,7 +344,10 @@ impl Server {
         let kicks = guest.flat_map(VhostUser::kick_descriptors);
         fds.extend(kicks.map(|kick| PollFd::new(kick, PollFlags::POLLIN)));
         let kicks = at_kicks..fds.len();
-        fds.extend(self.ublk.iter().map(|it| PollFd::new(it.descriptor(), PollFlags::POLLIN)));
+        let at_device = self.ublk.as_ref().map(|device| {
+            fds.push(PollFd::new(device.descriptor(), PollFlags::POLLIN));
+            fds.len() - 1
+        });
         fds.extend(self.connections.descriptors().map(|(fd, wanted)| PollFd::new(fd, wanted)));
         if !limit.is_zero() {
             let descriptors = self.host.descriptors();
@@ -364,6 +367,9 @@ impl Server {
         }
         if ready[kicks].contains(&true) {
             self.vhost_user.iter().for_each(VhostUser::take_kicks);
+        }
+        if at_device.is_some_and(|at| ready[at]) {
+            self.ublk.iter().for_each(Ublk::take_event);
         }
         if at_control.is_some_and(|at| ready[at]) {
             self.guest(|guest, properties, _| guest.on_control(properties));

@@ -125,6 +125,11 @@ impl Ublk {
         self.ring.descriptor()
     }
 
+    /// Takes the signal of that descriptor.
+    pub(super) fn take_event(&self) {
+        self.ring.take_event();
+    }
+
     /// Returns the size that the kernel knows.
     pub(super) fn size_bytes(&self) -> u64 {
         self.size_bytes

@@ -16,12 +16,13 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr;
 use std::time::Duration;
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::ublk::{Control, DESCRIPTOR_BYTES, QUEUE_ENTRIES_MAX, RequestId};
 
@@ -36,6 +37,9 @@ type ControlData = Box<[u8; DATA_BYTES]>;
 /// The ring.
 pub(super) struct CommandRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    /// Signalled when there is something to do. With `DEFER_TASKRUN` the descriptor of the ring is not
+    /// (seen with Linux 6.12): a request waits until this thread asks for completions.
+    event: EventFd,
     control: File,
     data: ControlData,
     /// Completions that came while another was waited for: user data and result.
@@ -52,8 +56,11 @@ impl CommandRing {
         // Completions are made when this thread asks for them, and not by an interrupt.
         builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
         let ring = builder.build(entries)?;
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let event = EventFd::from_flags(flags).map_err(io::Error::from)?;
+        ring.submitter().register_eventfd(event.as_fd().as_raw_fd())?;
         let data = Box::new([0; DATA_BYTES]);
-        Ok(CommandRing { ring, control, data, done: VecDeque::new() })
+        Ok(CommandRing { ring, event, control, data, done: VecDeque::new() })
     }
 
     /// Executes a control command and waits for it. `data` are its input and its output.
@@ -154,8 +161,13 @@ impl CommandRing {
 
     /// Returns the descriptor that is readable when there is something to do.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as the ring, which is borrowed.
-        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+        self.event.as_fd()
+    }
+
+    /// Takes the signal, before it is looked what there is to do.
+    pub(super) fn take_event(&self) {
+        // There may be none; what it says is looked at in any case.
+        let _ = self.event.read();
     }
 
     fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
