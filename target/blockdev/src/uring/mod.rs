@@ -24,8 +24,8 @@
 //! * *It is in the mapping of the pool.* Only `Memory::locate` (in `uring/sqe.rs`) computes
 //!   addresses of buffers, after a check of the bounds. (Zeros are written from a second, private
 //!   mapping that nothing else uses.)
-//! * *Nothing else accesses it.* The [`Buf`] moves into the operation and is returned with its
-//!   completion; an operation leaves its slot only when the kernel has finished with it.
+//! * *Nothing else accesses it.* The [`Buf`](rdma::Buf) moves into the operation and is returned
+//!   with its completion; an operation leaves its slot only when the kernel has finished with it.
 //! * *It stays mapped.* `Memory` holds the `Arc<Region>`. `Drop` waits for everything that the
 //!   kernel still has; if a device never answers, the mapping is leaked rather than released.
 //!

@@ -19,7 +19,7 @@ pub struct RingLimits {
     /// Operations that the kernel has at once, and as many that may be queued behind them: the
     /// command slots of the reactor, all queues together. 1 to 32768.
     pub ops: u32,
-    /// Number of ids: every [`DeviceId`] is below this.
+    /// Number of ids: every [`DeviceId`](crate::DeviceId) is below this.
     pub backings: u32,
 }
 
