@@ -13,8 +13,8 @@ use rdma_sys::{
     rdma_port_space,
 };
 
+use super::device::DeviceKey;
 use super::load::Api;
-use super::verbs::DeviceKey;
 use super::{borrow, check, check_new, set_nonblocking};
 
 /// `RDMA_OPTION_ID` and `RDMA_OPTION_ID_AFONLY` of `rdma_cma.h`, which bindgen leaves out.

@@ -1,5 +1,5 @@
 //! rdma-core behind safe handles. The only directory that names `rdma_sys`: `load` has its functions,
-//! `cm` connections, `verbs` devices, memory and queues.
+//! `cm` connections, `device` devices and memory, `queue_pair` queues, `work_request` what is posted.
 //!
 //! # How the unsafe code is fenced
 //!
@@ -32,8 +32,10 @@ macro_rules! movable {
 }
 
 mod cm;
+mod device;
 mod load;
-mod verbs;
+mod queue_pair;
+mod work_request;
 
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -43,11 +45,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 pub(super) use cm::{CmEvent, CmId, CmKind, ConnectParam, EventChannel, IdKey};
+pub(super) use device::{Ability, Access, Context, DeviceKey, DeviceList, Mr, Pd};
 pub(super) use load::Api;
-pub(super) use verbs::{
-    Ability, Access, CompChannel, Context, Cq, Depths, DeviceKey, DeviceList, Mr, Pd, RcQueuePair,
-    RecvChain, Refused, SendChain, Verb, WorkCompletions,
-};
+pub(super) use queue_pair::{CompChannel, Cq, Depths, RcQueuePair, WorkCompletions};
+pub(super) use work_request::{RecvChain, Refused, SendChain, Verb};
 
 /// The errno of a call that returns -1 and sets `errno`, or returns an error number.
 fn check(code: c_int) -> Result<(), Errno> {

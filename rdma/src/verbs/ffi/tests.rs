@@ -16,7 +16,7 @@ use rdma_sys::{
 use crate::Fault;
 use crate::verbs::ffi::cm::{OPTION_ID, OPTION_ID_AFONLY, address};
 use crate::verbs::ffi::load::open_library;
-use crate::verbs::ffi::verbs::fault;
+use crate::verbs::ffi::queue_pair::fault;
 use crate::verbs::ffi::{Api, RecvChain, Refused, SendChain};
 
 /// Values in Rust, and the C expressions that must be equal.
