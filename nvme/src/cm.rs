@@ -73,9 +73,10 @@ impl Reject {
         Self { recfmt: 0, status }
     }
 
-    /// Returns the status in private data as received, if they are long enough.
+    /// Returns the status in private data as received, if they are long enough and of the record
+    /// format 0; other programs reject with private data of their own.
     pub fn from_private_data(data: &[u8]) -> Option<Self> {
-        data.first_chunk().map(Self::parse)
+        data.first_chunk().map(Self::parse).filter(|reject| reject.recfmt == 0)
     }
 }
 
@@ -99,6 +100,7 @@ mod tests {
         assert_eq!(Request::from_private_data(&[0; 31]), Err(RejectStatus::INVALID_LENGTH));
         assert!(Request::from_private_data(&[0; 56]).is_ok());
         assert_eq!(Reject::from_private_data(&[0; 3]), None);
+        assert_eq!(Reject::from_private_data(b"nvmflink\x01\0\x01"), None, "another protocol");
     }
 
     proptest! {
@@ -115,7 +117,8 @@ mod tests {
         #[test]
         fn any_private_data_is_answered(data: Vec<u8>) {
             prop_assert_eq!(Request::from_private_data(&data).is_ok(), data.len() >= 32);
-            prop_assert_eq!(Reject::from_private_data(&data).is_some(), data.len() >= 4);
+            let is_reject = data.len() >= 4 && data.starts_with(&[0, 0]);
+            prop_assert_eq!(Reject::from_private_data(&data).is_some(), is_reject);
         }
     }
 }

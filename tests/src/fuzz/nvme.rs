@@ -62,7 +62,7 @@ pub fn command(data: &[u8]) -> bool {
         Err(_) => assert!(data.len() < cm::Request::BYTES),
     }
     let reject = cm::Reject::from_private_data(data);
-    assert_eq!(reject.is_some(), data.len() >= cm::Reject::BYTES);
+    assert_eq!(reject.is_some(), data.len() >= cm::Reject::BYTES && data.starts_with(&[0, 0]));
     reject.iter().for_each(|reject| shown(&reject.status));
     data.len() >= Sqe::BYTES
 }
