@@ -53,7 +53,7 @@ pub(super) struct Measured {
 pub(super) struct Limits {
     /// How long to submit operations.
     pub(super) runtime: Duration,
-    /// How long connecting, each answer and disconnecting may take.
+    /// How long connecting and each answer may take.
     pub(super) timeout: Duration,
 }
 
@@ -169,7 +169,8 @@ impl Client {
             }
         }
         if self.stage == Stage::Draining && self.outstanding.is_empty() {
-            self.close(now, io);
+            self.stage = Stage::Closing;
+            io.fabric.disconnect(self.qp);
         }
         if now >= self.deadline && !matches!(self.stage, Stage::Closing | Stage::Ended) {
             self.fail(self.timed_out(), io);
@@ -186,11 +187,13 @@ impl Client {
         self.stage == Stage::Ended
     }
 
-    /// When to call [`Client::advance`] at the latest.
-    pub(super) fn deadline(&self) -> Instant {
+    /// When to call [`Client::advance`] at the latest. None while the connection closes: the provider
+    /// ends that within its own time limits.
+    pub(super) fn deadline(&self) -> Option<Instant> {
         match self.stage {
-            Stage::Running { until } => until.min(self.deadline),
-            _ => self.deadline,
+            Stage::Running { until } => Some(until.min(self.deadline)),
+            Stage::Connecting | Stage::Draining => Some(self.deadline),
+            Stage::Closing | Stage::Ended => None,
         }
     }
 
@@ -371,12 +374,6 @@ impl Client {
             self.stage = Stage::Closing;
             io.fabric.disconnect(self.qp);
         }
-    }
-
-    fn close(&mut self, now: Instant, io: &mut Io<'_>) {
-        self.stage = Stage::Closing;
-        self.deadline = now + self.limits.timeout;
-        io.fabric.disconnect(self.qp);
     }
 }
 

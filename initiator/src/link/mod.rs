@@ -253,9 +253,8 @@ fn measure_one(
 ) -> Result<Measured, Error> {
     let mut client = Client::connect(Instant::now(), to, test, limits, &mut driver.io())?;
     driver.wire.fabric().flush();
-    // The provider ends a closed connection within its own time limits.
     while !client.has_ended() {
-        let stopped = driver.turn(Some(client.deadline()), true, |now, event, io| match event {
+        let stopped = driver.turn(client.deadline(), true, |now, event, io| match event {
             Some(event) => client.event(now, event, io),
             None => client.advance(now, io),
         });
