@@ -268,3 +268,52 @@ impl Queues {
         Some(bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
+    use super::*;
+
+    /// What a request of ublk does, too: another thread adds work for the thread of the ring, which
+    /// sleeps in poll.
+    #[test]
+    fn its_descriptor_becomes_ready_when_another_thread_adds_work() {
+        let control = File::open("/dev/null").expect("there");
+        let mut ring = CommandRing::new(control, 4).expect("a ring");
+        // Unlike poll, epoll does not look again when its time is over.
+        let poll = Epoll::new(EpollCreateFlags::empty()).expect("possible");
+        let wanted = EpollEvent::new(EpollFlags::EPOLLIN, 0);
+        poll.add(ring.descriptor(), wanted).expect("possible");
+        // No eventfd: Linux delays a signal that one eventfd causes at another.
+        let (mut reader, mut writer) = io::pipe().expect("a pipe");
+        for user_data in 1..=3 {
+            let fd = Fd(reader.as_raw_fd());
+            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
+            ring.push(&squeue::Entry128::from(entry.user_data(user_data)));
+            ring.submit();
+            assert!(!ring.is_ready());
+            let thread = std::thread::spawn(move || {
+                // The other thread waits by then, as a rule.
+                std::thread::sleep(Duration::from_millis(20));
+                writer.write_all(&[1]).expect("written");
+                writer
+            });
+            // The completion of the last one may have been signalled, too.
+            let done = loop {
+                let mut events = [EpollEvent::empty()];
+                assert_eq!(poll.wait(&mut events, 10_000u16), Ok(1), "{user_data}");
+                ring.take_event();
+                ring.submit();
+                if let Some(done) = ring.next_done() {
+                    break done;
+                }
+            };
+            assert_eq!(done, (user_data, i32::from(libc::POLLIN)));
+            writer = thread.join().expect("no panic");
+            reader.read_exact(&mut [0]).expect("read");
+        }
+    }
+}
