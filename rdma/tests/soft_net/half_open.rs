@@ -442,10 +442,7 @@ fn every_disconnect_request_is_answered() {
     let mut net = plain(false);
     let request = DisconnectRequest { local_comm_id: 5, ..DisconnectRequest::zeroed() };
     inject(&mut net, CmMessage::DisconnectRequest(request));
-    let now = net.now();
-    let node = net.node(1);
-    let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-    let mad = payload(node, &transmit);
+    let (_, mad) = next_transmit(&mut net, 1).unwrap();
     let (header, CmMessage::DisconnectReply(reply)) =
         CmMessage::parse(mad.first_chunk().unwrap()).unwrap()
     else {
@@ -489,10 +486,8 @@ fn packets_of_an_unreliable_connection_are_dropped_and_counted() {
     net.node(1).post(target, 1, Work::Recv(into));
     let from = buf(&mut net.node(0).pool, 64, 0);
     net.node(0).post(host, 1, Work::Send { from, invalidate: None });
+    let (transmit, payload) = next_transmit(&mut net, 0).unwrap();
     let now = net.now();
-    let node = net.node(0);
-    let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-    let payload = payload(node, &transmit);
     let (flow, header) = (transmit.flow, transmit.outgoing.header());
     let mut give = |opcode: u8| {
         let mut bytes = [header, &payload].concat();
@@ -540,10 +535,8 @@ fn strangers_and_damage_are_counted_and_ignored() {
     let (host, _) = established(&mut net);
     let from = buf(&mut net.node(0).pool, 64, 0);
     net.node(0).post(host, 1, Work::Send { from, invalidate: None });
+    let (transmit, payload) = next_transmit(&mut net, 0).unwrap();
     let now = net.now();
-    let node = net.node(0);
-    let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-    let payload = payload(node, &transmit);
     let trailer = transmit.outgoing.seal(&transmit.flow, 0, &payload);
     let datagram = [transmit.outgoing.header(), &payload, trailer.as_slice()].concat();
     let mut damaged = datagram.clone();

@@ -30,10 +30,8 @@ fn message(net: &mut EndpointNetwork, ends: (Qp, Qp), seed: u8) -> (Qpn, Psn) {
     net.node(1).post(ends.1, 1, Work::Recv(into));
     let from = buf(&mut net.node(0).pool, 64, seed);
     net.node(0).post(ends.0, 2, Work::Send { from, invalidate: None });
+    let (transmit, payload) = next_transmit(net, 0).unwrap();
     let now = net.now();
-    let node = net.node(0);
-    let transmit = node.endpoint.poll_transmit(now, node.pool.region()).unwrap();
-    let payload = payload(node, &transmit);
     let trailer = transmit.outgoing.seal(&transmit.flow, 0, &payload);
     let bytes = [transmit.outgoing.header(), &payload, trailer.as_slice()].concat();
     let bth = rdma::soft::wire::header::Packet::parse(&bytes).unwrap().bth;

@@ -20,7 +20,7 @@ use rdma::soft::cm::message::{
 };
 use rdma::soft::endpoint::{Config, Endpoint, Transmit};
 use rdma::soft::qp::memory_region::Rights;
-use rdma::soft::sim::{EndpointNetwork, Faults, Node, Rng};
+use rdma::soft::sim::{EndpointNetwork, Faults, Rng};
 use rdma::soft::stats::datagrams::DatagramOutcome;
 use rdma::soft::wire::header::{Aeth, Bth, Deth, Extended, GSI_QKEY, HeaderBytes, Reth, Syndrome};
 use rdma::soft::wire::icrc::{Flow, Icrc};
@@ -307,16 +307,17 @@ fn a_lost_confirmation_is_asked_for_again() {
     assert!(net.node(0).events().is_empty());
 }
 
-fn payload(node: &Node, transmit: &Transmit) -> Vec<u8> {
+/// The next datagram of a node, and its payload.
+fn next_transmit(net: &mut EndpointNetwork, node: usize) -> Option<(Transmit, Vec<u8>)> {
+    let (now, node) = (net.now(), net.node(node));
+    let transmit = node.endpoint.poll_transmit(now, node.pool.region())?;
     let mut payload = Vec::new();
-    node.endpoint.copy_payload(transmit, node.pool.region(), &mut payload);
-    payload
+    node.endpoint.copy_payload(&transmit, node.pool.region(), &mut payload);
+    Some((transmit, payload))
 }
 
 /// The next message of connection management that a node sends.
 fn message(net: &mut EndpointNetwork, node: usize) -> Option<CmMessage> {
-    let (now, node) = (net.now(), net.node(node));
-    let transmit = node.endpoint.poll_transmit(now, node.pool.region())?;
-    let mad = payload(node, &transmit);
+    let (_, mad) = next_transmit(net, node)?;
     Some(CmMessage::parse(mad.first_chunk()?)?.1)
 }

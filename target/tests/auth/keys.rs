@@ -9,10 +9,9 @@ use nvme::fabrics::CNTLID_DYNAMIC;
 use nvmfd::config::{AuthenticationConfig, HostConfig};
 use nvmfd::core::auth::{Keyring, Keys};
 use nvmfd::core::diag::cause::Cause;
-use nvmfd::core::registry::ConnectContext;
 use tempfile::tempdir;
 
-use super::io_queue;
+use super::{io_queue, visit};
 use crate::auth::{HOST, SECRET, authenticate, connect, listen, negotiate, reply, say, world};
 use crate::support::{World, connect_data, end_both};
 
@@ -81,14 +80,7 @@ fn who_loses_its_key_is_disconnected() {
 #[test]
 fn a_name_whose_key_was_removed_is_free_for_nobody() {
     let (world, _directory) = world(GroupId::NULL);
-    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit = ConnectContext {
-        local,
-        source: local.ip(),
-        limits: crate::support::LIMITS,
-        held: None,
-        now: world.now,
-    };
+    let visit = visit("192.0.2.1", world.now);
     // A second change, of something else, does not make it forgotten.
     for _ in 0..2 {
         replace_key(&world, None);

@@ -14,7 +14,7 @@ mod unauthenticated;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nvme::auth::{Failure, GroupId, HashId, Negotiate, Notice, Reply};
 use nvme::fabrics::{
@@ -35,6 +35,12 @@ use tempfile::TempDir;
 
 use crate::auth::{AT, HOST, authenticate, connect, listen, negotiate, reply, say, world};
 use crate::support::{World, connect_data, end_both, keyed};
+
+/// A connection of a host with this source address.
+fn visit(source: &str, now: Instant) -> ConnectContext {
+    let (local, source) = ("192.0.2.1:4420".parse().unwrap(), source.parse().unwrap());
+    ConnectContext { local, source, limits: support::LIMITS, held: None, now }
+}
 
 /// An unauthenticated I/O queue of an enabled controller, which has proved itself.
 fn io_queue(world: &mut World) -> (QueuePair, QueuePair, VecDeque<(Tag, Work)>) {
@@ -192,14 +198,7 @@ fn a_queue_id_is_whose_proof_comes_first() {
     let mut own = connect(&mut world, 1, 1);
     authenticate(&mut world, &mut own);
     assert!(world.ask(&mut own, &read(), &[]).status.is_success());
-    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit = ConnectContext {
-        local,
-        source: local.ip(),
-        limits: support::LIMITS,
-        held: None,
-        now: world.now,
-    };
+    let visit = visit("192.0.2.1", world.now);
     let again = Connect { qid: 1, sqsize_z: 15, ..Connect::default() };
     let again = |world: &World| world.registry.connect_io(&again, &connect_data(1), &visit);
     let taken = again(&world).unwrap_err();

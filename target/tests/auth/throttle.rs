@@ -7,10 +7,9 @@ use nvme::Status;
 use nvme::auth::{GroupId, Notice};
 use nvme::fabrics::{Authentication, CNTLID_DYNAMIC, Connect, FabricsType};
 use nvmfd::core::diag::cause::Cause;
-use nvmfd::core::registry::ConnectContext;
 use nvmfd::core::subsystem::{AccessPolicy, Subsystem};
 
-use super::{io_queue, is_closing};
+use super::{io_queue, is_closing, visit};
 use crate::auth::{HOST, authenticate, connect, listen, negotiate, say, world};
 use crate::support::{connect_data, keyed};
 
@@ -107,14 +106,7 @@ fn who_displaces_itself_again_and_again_is_refused_for_a_while() {
             if time == 0 {
                 world.now += Duration::from_secs(5);
             }
-            let (local, source) = ("192.0.2.1:4420".parse().unwrap(), other.parse().unwrap());
-            let visit = ConnectContext {
-                local,
-                source,
-                limits: crate::support::LIMITS,
-                held: None,
-                now: world.now,
-            };
+            let visit = visit(other, world.now);
             let next = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
             let next = next.unwrap().association;
             let ended_for = queue.association().unwrap().ended_for();

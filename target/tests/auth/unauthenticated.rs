@@ -8,24 +8,16 @@ use nvme::Status;
 use nvme::auth::GroupId;
 use nvme::fabrics::{CNTLID_DYNAMIC, Connect};
 use nvmfd::core::diag::cause::Cause;
-use nvmfd::core::registry::ConnectContext;
 use nvmfd::core::subsystem::{AccessPolicy, DuplicateHosts, Subsystem};
 
-use super::{is_closing, swap};
+use super::{is_closing, swap, visit};
 use crate::auth::{authenticate, connect, listen, negotiate, reply, say, world};
 use crate::support::{World, connect_data, end_both, keyed};
 
 #[test]
 fn mere_claims_take_half_of_the_controllers_at_most() {
     let (world, _directory) = world(GroupId::NULL);
-    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit = ConnectContext {
-        local,
-        source: local.ip(),
-        limits: crate::support::LIMITS,
-        held: None,
-        now: world.now,
-    };
+    let visit = visit("192.0.2.1", world.now);
     let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
     let claims: Vec<_> = (0..4).map(|_| admit().unwrap().association).collect();
     let refusal = admit().unwrap_err();
@@ -46,10 +38,8 @@ fn the_oldest_claim_of_an_address_makes_room_for_a_host_of_another() {
         world.registry.publish(Arc::new(Subsystem { offer, ..crate::support::subsystem() }));
         let began = world.now;
         let admit = |source: &str, after_ms| {
-            let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
             let now = began + Duration::from_millis(after_ms);
-            let visit =
-                ConnectContext { local, source, limits: crate::support::LIMITS, held: None, now };
+            let visit = visit(source, now);
             let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
             admission.map(|admission| admission.association)
         };
@@ -80,10 +70,8 @@ fn a_claim_makes_room_also_where_there_is_none_at_all() {
     let offer = Arc::new(AccessPolicy { controllers: Some(2), ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..crate::support::subsystem() }));
     let admit = |source: &str, after_ms| {
-        let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
         let now = world.now + Duration::from_millis(after_ms);
-        let visit =
-            ConnectContext { local, source, limits: crate::support::LIMITS, held: None, now };
+        let visit = visit(source, now);
         let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
         admission.map(|admission| admission.association)
     };
@@ -106,10 +94,8 @@ fn claims_do_not_use_up_the_controller_ids_again_and_again() {
     let offer = Arc::new(AccessPolicy { cntlids: 7..=8, ..AccessPolicy::default() });
     world.registry.publish(Arc::new(Subsystem { offer, ..crate::support::subsystem() }));
     let admit = |source: &str, after_ms| {
-        let (local, source) = ("192.0.2.9:4420".parse().unwrap(), source.parse().unwrap());
         let now = world.now + Duration::from_millis(after_ms);
-        let visit =
-            ConnectContext { local, source, limits: crate::support::LIMITS, held: None, now };
+        let visit = visit(source, now);
         let admission = world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
         admission.map(|admission| admission.association)
     };
@@ -136,14 +122,7 @@ fn claims_do_not_use_up_the_controller_ids_again_and_again() {
 fn of_two_proofs_at_one_moment_one_stays() {
     let (world, _directory) = world(GroupId::NULL);
     set_duplicates(&world, DuplicateHosts::Replace);
-    let local: std::net::SocketAddr = "192.0.2.1:4420".parse().unwrap();
-    let visit = ConnectContext {
-        local,
-        source: local.ip(),
-        limits: crate::support::LIMITS,
-        held: None,
-        now: world.now,
-    };
+    let visit = visit("192.0.2.1", world.now);
     let admit = || world.registry.connect_admin(&connect_data(CNTLID_DYNAMIC), &visit);
     let both = [admit().unwrap().association, admit().unwrap().association];
     both.iter().for_each(|association| association.set_proved());
