@@ -92,7 +92,7 @@ const IGNORED: u64 = u64::MAX;
 /// The timeout of [`Submission::Pause`].
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The io_uring of one reactor. It stays on the thread that created it.
+/// The ring of one reactor. It stays on the thread that created it.
 pub struct Ring {
     engine: Engine,
     memory: Memory,
