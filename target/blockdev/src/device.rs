@@ -19,6 +19,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nvme::status::Status;
 
 use super::backing::{BackingConfig, BackingKind, Condition, Geometry, Kind};
+use super::copy_locks::CopyLocks;
 use super::errno::{OpKind, status_of};
 use super::health::{Detached, Health};
 use super::hold::{Hold, Stamp};
@@ -54,8 +55,8 @@ pub struct BackingDevice {
     /// Smallest block size that direct I/O supports here.
     pub(super) smallest_block_bytes: u32,
     pub(super) read_only: bool,
-    /// A memory file or a file on tmpfs: data are copied by the reactor.
-    pub(super) in_memory: bool,
+    /// For a memory file or a file on tmpfs: data are copied by the reactor, under these.
+    pub(super) copy_locks: Option<Arc<CopyLocks>>,
     /// Device number of the file system or block device.
     pub(super) place: u64,
     /// For a block device: its unique identity, where known.
@@ -223,7 +224,7 @@ impl BackingDevice {
             block_size_bytes: AtomicU32::new(config.block_size_bytes),
             smallest_block_bytes: 512,
             read_only: config.read_only,
-            in_memory: kind == Kind::Ram,
+            copy_locks: (kind == Kind::Ram).then(Arc::default),
             place: 0,
             identity: None,
             lost: AtomicBool::new(false),
@@ -251,7 +252,12 @@ impl BackingDevice {
     /// Whether its data are in memory, so that the ring copies them without the kernel's workers.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
-        self.in_memory
+        self.copy_locks.is_some()
+    }
+
+    /// The locks under which data in memory are copied; none for other stores.
+    pub(crate) fn copy_locks(&self) -> Option<&CopyLocks> {
+        self.copy_locks.as_deref()
     }
 
     /// Its kind.

@@ -7,6 +7,7 @@ mod block_sizes;
 pub mod blocking;
 pub mod ceph;
 mod ceph_client;
+mod copy_locks;
 pub mod crash_point;
 mod created_file;
 mod device;

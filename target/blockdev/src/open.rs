@@ -173,7 +173,7 @@ impl BackingDevice {
         fresh.is_long(self.found_bytes());
         fresh.hold.clone_from(&self.hold);
         fresh.image.clone_from(&self.image);
-        fresh.in_memory = self.in_memory;
+        fresh.copy_locks.clone_from(&self.copy_locks);
         fresh.place = self.place;
         fresh.identity.clone_from(&self.identity);
         fresh.geometry = self.geometry;
@@ -488,7 +488,7 @@ fn finish(
     // If the half of a block can be read, so can the other half.
     let fine = config.block_size_bytes == 512 || read_block(&file, 0, 512).is_ok();
     let mut backing = BackingDevice::assemble(kind, Some(file), name, bytes, config);
-    backing.in_memory = in_memory;
+    backing.copy_locks = in_memory.then(Arc::default);
     backing.smallest_block_bytes = if fine { 512 } else { config.block_size_bytes };
     backing.place = if kind == Kind::Device { meta.rdev() } else { meta.dev() };
     if kind == Kind::Device {

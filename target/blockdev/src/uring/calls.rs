@@ -29,13 +29,16 @@ pub(super) fn copy_now(
     backing: &BackingDevice,
     memory: &Memory,
 ) -> Option<Result<(), Status>> {
-    let fd = backing.fd()?;
+    let (fd, locks) = (backing.fd()?, backing.copy_locks()?);
     let mut outcome = None;
     while outcome.is_none() {
-        let step = flight.step(backing);
-        if !matches!(step, Step::Read { .. } | Step::Write { .. }) {
+        let mut step = flight.step(backing);
+        let is_write = matches!(step, Step::Write { .. });
+        let (Step::Read { at, len, .. } | Step::Write { at, len, .. }) = &mut step else {
             return None;
-        }
+        };
+        let _guard;
+        (_guard, *len) = locks.lock(*at, *len, is_write);
         let Some(call) = call_for(step, flight.buf(), (fd, None), memory) else {
             return Some(Err(Status::INTERNAL_ERROR.with_dnr()));
         };

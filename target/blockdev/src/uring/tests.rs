@@ -5,9 +5,10 @@ mod entries;
 mod failures;
 mod images;
 mod lifecycle;
+mod memory;
 mod quotas;
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use rdma::{Buf, Pool, PoolPlan};
 
 use crate::uring::sqe::CHUNK_SHIFT;
 use crate::uring::*;
-use crate::{BackingConfig, BackingKind, InjectedFault};
+use crate::{BackingConfig, BackingKind};
 
 const STORE: DeviceId = DeviceId(1);
 
@@ -169,64 +170,6 @@ fn every_operation_on_a_file() {
         assert_eq!((stats.syncs, stats.spaces), (1, 4 + stats.again));
         assert!(stats.again <= 1);
     }
-}
-
-#[test]
-fn every_operation_on_ram() {
-    let (mut bench, backing) = Bench::with_kind(BackingKind::Ram { size: SIZE });
-    every_operation(&mut bench, 512);
-    assert!(!backing.has_volatile_cache() && backing.can_discard());
-    // Memory files cannot zero a range; one refusal suffices.
-    assert!(!backing.allows(crate::Space::ZeroRange));
-    assert_eq!(bench.ring.stats().again, 1);
-}
-
-/// The directory is on tmpfs, which allows direct I/O since Linux 6.6.
-#[test]
-fn every_operation_on_tmpfs_without_workers_of_the_kernel() {
-    let mut bench = Bench::new(8);
-    bench.dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let kind = BackingKind::File { path: bench.path("disk.img"), size: Some(SIZE) };
-    let config = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
-    let backing = match BackingDevice::open(&config) {
-        Ok(backing) => Arc::new(backing),
-        Err(refused) => {
-            assert!(refused.sentence.contains("O_DIRECT"), "{}", refused.sentence);
-            return;
-        }
-    };
-    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
-    every_operation(&mut bench, 512);
-    let stats = bench.ring.stats();
-    assert_eq!((stats.fixed, stats.plain, stats.copied), (0, 0, 6));
-    // An injected fault replaces results of the ring.
-    backing.health().set_fault(InjectedFault::Full);
-    assert_eq!(bench.write(0, 512, 0x33, false), Err(Status::CAPACITY_EXCEEDED.with_dnr()));
-    backing.health().set_fault(InjectedFault::None);
-    assert_eq!(bench.write(0, 512, 0x33, false), Ok(()));
-    assert_eq!(bench.ring.stats().copied, 7);
-    // A file that was shortened is not made long again by a write.
-    OpenOptions::new().write(true).open(bench.path("disk.img")).unwrap().set_len(512).unwrap();
-    assert_eq!(bench.read(SIZE - 512, 512), Err(crate::Health::NOT_READY));
-    assert_eq!(bench.write(SIZE - 512, 512, 0x44, false), Err(crate::Health::NOT_READY));
-    assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), 512);
-}
-
-#[test]
-fn null_hands_out_zeros_never_what_was_there() {
-    let (mut bench, _) = Bench::with_kind(BackingKind::Null { size: SIZE });
-    assert_eq!(bench.write(0, 4096, 0x55, true), Ok(()));
-    assert_eq!(bench.read(0, 4096), Ok(vec![0; 4096]));
-    let len = SIZE;
-    for op in [
-        IoRequest::Flush,
-        IoRequest::Discard { at: 0, len },
-        IoRequest::Zero { at: 0, len, deallocate: true },
-    ] {
-        assert_eq!(bench.run(op), Ok(()));
-    }
-    let outside = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
-    assert_eq!(bench.write(SIZE, 512, 1, false), outside);
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! Tests of stores whose data the reactor copies or discards itself.
+
+use std::fs::{self, OpenOptions};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nvme::status::Status;
+
+use super::{Bench, SIZE, STORE, every_operation};
+use crate::uring::*;
+use crate::{BackingConfig, BackingKind, InjectedFault};
+
+#[test]
+fn every_operation_on_ram() {
+    let (mut bench, backing) = Bench::with_kind(BackingKind::Ram { size: SIZE });
+    every_operation(&mut bench, 512);
+    assert!(!backing.has_volatile_cache() && backing.can_discard());
+    // Memory files cannot zero a range; one refusal suffices.
+    assert!(!backing.allows(crate::Space::ZeroRange));
+    assert_eq!(bench.ring.stats().again, 1);
+}
+
+/// One block is atomic (AWUN): the kernel copies to and from memory without a lock of both.
+#[test]
+fn a_block_in_memory_is_read_whole_while_another_ring_writes_it() {
+    const BLOCK: u32 = 4096;
+    let kind = BackingKind::Ram { size: SIZE };
+    let config = BackingConfig { kind, block_size_bytes: BLOCK, read_only: false, shared: false };
+    let backing = Arc::new(BackingDevice::open(&config).unwrap());
+    let written = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bench = Bench::new(4);
+            bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+            for byte in (0..=255u8).cycle().take(100_000) {
+                assert_eq!(bench.write(0, BLOCK, byte, false), Ok(()));
+            }
+            written.store(true, Ordering::Release);
+        });
+        let mut bench = Bench::new(4);
+        bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+        while !written.load(Ordering::Acquire) {
+            let bytes = bench.read(0, BLOCK).unwrap();
+            let other = bytes.iter().position(|byte| *byte != bytes[0]);
+            assert_eq!(other, None, "the beginning is {:#x}", bytes[0]);
+        }
+    });
+}
+
+/// The directory is on tmpfs, which allows direct I/O since Linux 6.6.
+#[test]
+fn every_operation_on_tmpfs_without_workers_of_the_kernel() {
+    let mut bench = Bench::new(8);
+    bench.dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let kind = BackingKind::File { path: bench.path("disk.img"), size: Some(SIZE) };
+    let config = BackingConfig { kind, block_size_bytes: 512, read_only: false, shared: false };
+    let backing = match BackingDevice::open(&config) {
+        Ok(backing) => Arc::new(backing),
+        Err(refused) => {
+            assert!(refused.sentence.contains("O_DIRECT"), "{}", refused.sentence);
+            return;
+        }
+    };
+    bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+    every_operation(&mut bench, 512);
+    let stats = bench.ring.stats();
+    assert_eq!((stats.fixed, stats.plain, stats.copied), (0, 0, 6));
+    // An injected fault replaces results of the ring.
+    backing.health().set_fault(InjectedFault::Full);
+    assert_eq!(bench.write(0, 512, 0x33, false), Err(Status::CAPACITY_EXCEEDED.with_dnr()));
+    backing.health().set_fault(InjectedFault::None);
+    assert_eq!(bench.write(0, 512, 0x33, false), Ok(()));
+    assert_eq!(bench.ring.stats().copied, 7);
+    // A file that was shortened is not made long again by a write.
+    OpenOptions::new().write(true).open(bench.path("disk.img")).unwrap().set_len(512).unwrap();
+    assert_eq!(bench.read(SIZE - 512, 512), Err(crate::Health::NOT_READY));
+    assert_eq!(bench.write(SIZE - 512, 512, 0x44, false), Err(crate::Health::NOT_READY));
+    assert_eq!(fs::metadata(bench.path("disk.img")).unwrap().len(), 512);
+}
+
+#[test]
+fn null_hands_out_zeros_never_what_was_there() {
+    let (mut bench, _) = Bench::with_kind(BackingKind::Null { size: SIZE });
+    assert_eq!(bench.write(0, 4096, 0x55, true), Ok(()));
+    assert_eq!(bench.read(0, 4096), Ok(vec![0; 4096]));
+    let len = SIZE;
+    for op in [
+        IoRequest::Flush,
+        IoRequest::Discard { at: 0, len },
+        IoRequest::Zero { at: 0, len, deallocate: true },
+    ] {
+        assert_eq!(bench.run(op), Ok(()));
+    }
+    let outside = Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+    assert_eq!(bench.write(SIZE, 512, 1, false), outside);
+}
