@@ -4,10 +4,13 @@
 //! result: done, failed, or followed by another step (the rest of a short transfer, a retry,
 //! another way to write zeros).
 
+use std::ops::Range;
+
 use nvme::status::Status;
 use rdma::{Buf, Tag};
 
 use super::backing::Kind;
+use super::copy_locks;
 use super::device::BackingDevice;
 use super::errno::OpKind;
 use super::fault_injection::Verdict;
@@ -165,6 +168,11 @@ impl PendingIo {
         // Windows are at most u32 long, so both are exact for reads and writes.
         let skip = u32::try_from(self.moved).unwrap_or(u32::MAX);
         let len = u32::try_from(left).unwrap_or(u32::MAX);
+        let whole = self.at..self.at.saturating_add(self.len);
+        let space = |how| {
+            let part = next_deallocation(&whole, backing);
+            Step::Space { how, at: part.start, len: part.end - part.start }
+        };
         match &mut self.task {
             Task::Read => Step::Read { at, skip, len },
             Task::Write { fua } => {
@@ -173,11 +181,11 @@ impl PendingIo {
                 Step::Write { at, skip, len, durable }
             }
             Task::Flush => Step::Sync,
-            Task::Discard => Step::Space { how: Space::Punch, at, len: left },
+            Task::Discard => space(Space::Punch),
             Task::Zero { deallocate, by } => {
                 *by = way_to_zero(*deallocate, backing);
                 match *by {
-                    Some(how) => Step::Space { how, at, len: left },
+                    Some(how) => space(how),
                     None => Step::Zeros { at, len: len.min(ZEROS_BYTES) },
                 }
             }
@@ -234,8 +242,13 @@ impl PendingIo {
 
     fn progress(&mut self, bytes: u64, backing: &BackingDevice) -> Option<Result<(), Status>> {
         match self.task {
-            Task::Flush | Task::Discard | Task::Zero { by: Some(_), .. } => {
-                return Some(self.succeed(backing));
+            Task::Flush => return Some(self.succeed(backing)),
+            Task::Discard | Task::Zero { by: Some(_), .. } => {
+                let whole = self.at..self.at.saturating_add(self.len);
+                let part = next_deallocation(&whole, backing);
+                self.len -= part.end - part.start;
+                self.at = if part.start == self.at { part.end } else { self.at };
+                return (self.len == 0).then(|| self.succeed(backing));
             }
             Task::Read | Task::Write { .. } | Task::Zero { by: None, .. } => {}
         }
@@ -307,4 +320,12 @@ fn way_to_zero(deallocate: bool, backing: &BackingDevice) -> Option<Space> {
         false => [Space::ZeroRange, Space::Punch],
     };
     order.into_iter().find(|how| backing.allows(*how))
+}
+
+/// What the next call deallocates of a range.
+fn next_deallocation(whole: &Range<u64>, backing: &BackingDevice) -> Range<u64> {
+    match backing.is_in_memory() {
+        true => copy_locks::next_deallocation(whole),
+        false => whole.clone(),
+    }
 }

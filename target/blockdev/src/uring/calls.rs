@@ -9,6 +9,7 @@ use rdma::{Buf, Region};
 
 use super::sqe::{CHUNK_SHIFT, Call, CallOp, Memory, Place, call_for};
 use crate::BackingDevice;
+use crate::copy_locks::is_part_of_page;
 use crate::request::{PendingIo, Step};
 
 /// Overwrites a buffer's window with zeros.
@@ -19,8 +20,8 @@ pub(super) fn clear(memory: &Memory, buf: &Buf) {
     unsafe { place.addr.write_bytes(0, buf.len() as usize) };
 }
 
-/// Executes a read or write in memory in this thread: the outcome, or none for another operation.
-/// (A file in memory has no device to wait for, also not with FUA.)
+/// Executes a read, a write or the deallocation of part of a page in memory in this thread: the
+/// outcome, or none for another operation. (A file in memory has no device to wait for, also not with FUA.)
 ///
 /// The kernel does not execute io_uring transfers of tmpfs inline but passes each to a worker:
 /// measured, less than half the rate on twice the processors.
@@ -33,12 +34,17 @@ pub(super) fn copy_now(
     let mut outcome = None;
     while outcome.is_none() {
         let mut step = flight.step(backing);
-        let is_write = matches!(step, Step::Write { .. });
-        let (Step::Read { at, len, .. } | Step::Write { at, len, .. }) = &mut step else {
-            return None;
-        };
+        let is_write = !matches!(step, Step::Read { .. });
         let _guard;
-        (_guard, *len) = locks.lock(*at, *len, is_write);
+        match &mut step {
+            Step::Read { at, len, .. } | Step::Write { at, len, .. } => {
+                (_guard, *len) = locks.lock(*at, *len, is_write);
+            }
+            Step::Space { at, len, .. } if is_part_of_page(*len) => {
+                (_guard, _) = locks.lock(*at, 0, is_write);
+            }
+            _ => return None,
+        }
         let Some(call) = call_for(step, flight.buf(), (fd, None), memory) else {
             return Some(Err(Status::INTERNAL_ERROR.with_dnr()));
         };

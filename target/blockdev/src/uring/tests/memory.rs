@@ -16,7 +16,23 @@ fn every_operation_on_ram() {
     assert!(!backing.has_volatile_cache() && backing.can_discard());
     // Memory files cannot zero a range; one refusal suffices.
     assert!(!backing.allows(crate::Space::ZeroRange));
-    assert_eq!(bench.ring.stats().again, 1);
+    assert_eq!(bench.ring.stats().spaces, 0);
+}
+
+/// Whole huge pages are deallocated by a worker of the kernel, what is left of others before.
+#[test]
+fn a_deallocation_over_huge_pages_ends_where_it_shall() {
+    const HUGE: u64 = 2 << 20;
+    let (mut bench, _) = Bench::with_kind(BackingKind::Ram { size: 4 * HUGE });
+    let (start, end) = (HUGE - 512, 3 * HUGE + 512);
+    let edges = [start - 512, start, HUGE, 3 * HUGE - 512, 3 * HUGE, end];
+    for at in edges {
+        assert_eq!(bench.write(at, 512, 0xaa, false), Ok(()));
+    }
+    assert_eq!(bench.run(IoRequest::Discard { at: start, len: end - start }), Ok(()));
+    let first_bytes = edges.map(|at| bench.read(at, 512).unwrap()[0]);
+    assert_eq!(first_bytes, [0xaa, 0, 0, 0, 0, 0xaa]);
+    assert_eq!(bench.ring.stats().spaces, 1);
 }
 
 /// One block is atomic (AWUN): the kernel copies to and from memory without a lock of both.
@@ -46,6 +62,31 @@ fn a_block_in_memory_is_read_whole_while_another_ring_writes_it() {
     });
 }
 
+/// The kernel clears part of a page in place.
+#[test]
+fn a_block_in_memory_is_read_whole_while_another_ring_deallocates_it() {
+    const AT: u64 = 512;
+    let (mut bench, backing) = Bench::with_kind(BackingKind::Ram { size: SIZE });
+    let deallocated = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bench = Bench::new(4);
+            bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
+            for _ in 0..200_000 {
+                assert_eq!(bench.write(AT, 512, 0xaa, false), Ok(()));
+                assert_eq!(bench.run(IoRequest::Discard { at: AT, len: 512 }), Ok(()));
+            }
+            assert_eq!(bench.ring.stats().spaces, 0, "none by workers of the kernel");
+            deallocated.store(true, Ordering::Release);
+        });
+        while !deallocated.load(Ordering::Acquire) {
+            let bytes = bench.read(AT, 512).unwrap();
+            let other = bytes.iter().position(|byte| *byte != bytes[0]);
+            assert_eq!(other, None, "the beginning is {:#x}", bytes[0]);
+        }
+    });
+}
+
 /// The directory is on tmpfs, which allows direct I/O since Linux 6.6.
 #[test]
 fn every_operation_on_tmpfs_without_workers_of_the_kernel() {
@@ -63,13 +104,13 @@ fn every_operation_on_tmpfs_without_workers_of_the_kernel() {
     bench.ring.attach(STORE, Arc::clone(&backing)).unwrap();
     every_operation(&mut bench, 512);
     let stats = bench.ring.stats();
-    assert_eq!((stats.fixed, stats.plain, stats.copied), (0, 0, 6));
+    assert_eq!((stats.fixed, stats.plain, stats.copied), (0, 0, 10));
     // An injected fault replaces results of the ring.
     backing.health().set_fault(InjectedFault::Full);
     assert_eq!(bench.write(0, 512, 0x33, false), Err(Status::CAPACITY_EXCEEDED.with_dnr()));
     backing.health().set_fault(InjectedFault::None);
     assert_eq!(bench.write(0, 512, 0x33, false), Ok(()));
-    assert_eq!(bench.ring.stats().copied, 7);
+    assert_eq!(bench.ring.stats().copied, 11);
     // A file that was shortened is not made long again by a write.
     OpenOptions::new().write(true).open(bench.path("disk.img")).unwrap().set_len(512).unwrap();
     assert_eq!(bench.read(SIZE - 512, 512), Err(crate::Health::NOT_READY));
