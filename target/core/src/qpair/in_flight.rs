@@ -5,25 +5,18 @@ use super::{Connection, QueuePair};
 use crate::stats::command_identity::CommandIdentity;
 use crate::stats::in_flight::InFlight;
 
-impl QueuePair {
-    /// Ages of the commands in progress, with their slots. An Asynchronous Event Request is none:
-    /// it waits for an event.
-    pub fn ages_ns(&self, now_ns: u64) -> impl Iterator<Item = (u64, u16)> {
-        let is_in_progress = |entry: &Request| {
-            !matches!(entry.state(), State::Free | State::Waiting(WaitReason::Event))
-        };
-        let slots = if self.requests.is_empty() { 0 } else { self.requests.count() };
-        let all = (0..slots).map(|slot| (slot, &self.requests[slot]));
-        let found = all.filter(move |(_, entry)| is_in_progress(entry));
-        found.map(move |(slot, entry)| (entry.clock.total_ns(now_ns), slot))
-    }
-
-    /// Describes the command of a slot; none before the Connect of its queue.
-    pub fn in_flight(&self, slot: u16, age_ns: u64) -> Option<InFlight> {
-        let entry = &self.requests[slot];
-        let command = identity(entry, &self.conn)?;
+/// Describes the commands in progress of a queue pair; none before the Connect of its queue. An
+/// Asynchronous Event Request is none: it waits for an event.
+pub(crate) fn in_flight(queue: &QueuePair, now_ns: u64) -> impl Iterator<Item = InFlight> {
+    let is_in_progress = |entry: &&Request| {
+        !matches!(entry.state(), State::Free | State::Waiting(WaitReason::Event))
+    };
+    let any = (!queue.requests.is_empty()).then(|| queue.requests.iter());
+    any.into_iter().flatten().filter(is_in_progress).filter_map(move |entry| {
+        let command = identity(entry, &queue.conn)?;
+        let age_ns = entry.clock.total_ns(now_ns);
         Some(InFlight { command, stage: entry.clock.stage(), age_ns })
-    }
+    })
 }
 
 /// Identity of a command; none before the Connect of its queue.

@@ -31,7 +31,7 @@ mod event_log;
 mod execute;
 mod features;
 mod fused;
-mod in_flight;
+pub(crate) mod in_flight;
 mod io;
 mod log_page;
 mod offload;
