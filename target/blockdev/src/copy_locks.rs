@@ -11,7 +11,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// Number of locks. Two reactors with random addresses rarely meet at one.
 const COUNT: usize = 64;
 /// Bytes that share a lock: a multiple of every block size, so that a block has one lock.
-const UNIT_BYTES: u64 = 256 << 10;
+const UNIT_BYTES: u64 = 128 << 10;
 /// The largest page of a store in memory, where huge pages are enabled for tmpfs.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
@@ -101,7 +101,7 @@ mod tests {
         let ends = [huge - 512..huge, 3 * huge..3 * huge + 512, huge..3 * huge];
         assert_eq!(parts(huge - 512..3 * huge + 512), ends);
         assert_eq!(parts(unit - 512..unit + 512), [unit - 512..unit, unit..unit + 512]);
-        assert_eq!(parts(512..2 * huge - 512).len(), 16);
+        assert_eq!(parts(512..2 * huge - 512).len(), 32);
     }
 
     #[test]
@@ -109,6 +109,6 @@ mod tests {
         let locks = CopyLocks::default();
         let lens = [(0, 4096), (512, 1 << 20), (UNIT_BYTES - 512, 4096), (5 * UNIT_BYTES, 1 << 20)];
         let lens = lens.map(|(at, len)| locks.lock(at, len, true).1);
-        assert_eq!(lens, [4096, (256 << 10) - 512, 512, 256 << 10]);
+        assert_eq!(lens, [4096, (128 << 10) - 512, 512, 128 << 10]);
     }
 }

@@ -20,8 +20,9 @@ pub(super) fn clear(memory: &Memory, buf: &Buf) {
     unsafe { place.addr.write_bytes(0, buf.len() as usize) };
 }
 
-/// Executes a read, a write or the deallocation of part of a page in memory in this thread: the
-/// outcome, or none for another operation. (A file in memory has no device to wait for, also not with FUA.)
+/// Executes a read, a write or the deallocation of part of a page in memory in this thread, as far
+/// as the limit of this turn allows: the outcome, or none if the ring has to go on. (A file in
+/// memory has no device to wait for, also not with FUA.)
 ///
 /// The kernel does not execute io_uring transfers of tmpfs inline but passes each to a worker:
 /// measured, less than half the rate on twice the processors.
@@ -29,31 +30,67 @@ pub(super) fn copy_now(
     flight: &mut PendingIo,
     backing: &BackingDevice,
     memory: &Memory,
+    turn: &mut CopyTurn,
 ) -> Option<Result<(), Status>> {
-    let (fd, locks) = (backing.fd()?, backing.copy_locks()?);
-    let mut outcome = None;
-    while outcome.is_none() {
-        let mut step = flight.step(backing);
-        let is_write = !matches!(step, Step::Read { .. });
-        let _guard;
-        match &mut step {
-            Step::Read { at, len, .. } | Step::Write { at, len, .. } => {
-                (_guard, *len) = locks.lock(*at, *len, is_write);
-            }
-            Step::Space { at, len, .. } if is_part_of_page(*len) => {
-                (_guard, _) = locks.lock(*at, 0, is_write);
-            }
-            _ => return None,
+    loop {
+        let step = flight.step(backing);
+        if !turn.allows(step) {
+            return None;
         }
-        let Some(call) = call_for(step, flight.buf(), (fd, None), memory) else {
-            return Some(Err(Status::INTERNAL_ERROR.with_dnr()));
-        };
-        // SAFETY: `locate` proved that the bytes lie in the mapping, which `memory` keeps; the
-        // flight owns the Buf that alone may touch them, and the kernel is done with them on
-        // return.
-        outcome = flight.advance(unsafe { execute(&call) }, backing);
+        let answer = copy_step(step, flight.buf(), backing, memory, turn)?;
+        if let Some(outcome) = flight.advance(answer, backing) {
+            return Some(outcome);
+        }
     }
-    outcome
+}
+
+/// Executes the beginning of a step in memory, at most what has one lock: the kernel's result, or
+/// none for another operation.
+pub(super) fn copy_step(
+    mut step: Step,
+    buf: Option<&Buf>,
+    backing: &BackingDevice,
+    memory: &Memory,
+    turn: &mut CopyTurn,
+) -> Option<i32> {
+    let (fd, locks) = (backing.fd()?, backing.copy_locks()?);
+    let is_write = !matches!(step, Step::Read { .. });
+    let _guard;
+    match &mut step {
+        Step::Read { at, len, .. } | Step::Write { at, len, .. } => {
+            (_guard, *len) = locks.lock(*at, *len, is_write);
+            turn.copied_bytes += *len;
+        }
+        Step::Space { at, len, .. } if is_part_of_page(*len) => {
+            (_guard, _) = locks.lock(*at, 0, is_write);
+        }
+        _ => return None,
+    }
+    let call = call_for(step, buf, (fd, None), memory)?;
+    // SAFETY: `locate` proved that the bytes lie in the mapping, which `memory` keeps; the flight
+    // owns the Buf that alone may touch them, and the kernel is done with them on return.
+    Some(unsafe { execute(&call) })
+}
+
+/// What was copied in memory since the last submission. A reactor that copied all that its hosts
+/// ask for at once would keep others waiting: 1 MiB takes as long as 30 reads of 4 KiB.
+#[derive(Debug, Default)]
+pub(super) struct CopyTurn {
+    copied_bytes: u32,
+}
+
+impl CopyTurn {
+    /// Bytes after which the rest waits for the next turn.
+    const LIMIT_BYTES: u32 = 128 << 10;
+    /// Most of a transfer that does not wait.
+    const SMALL_BYTES: u32 = 16 << 10;
+
+    /// Whether a step may be executed in this turn.
+    pub(super) fn allows(&self, step: Step) -> bool {
+        let is_large = matches!(step, Step::Read { len, .. } | Step::Write { len, .. }
+            if len > CopyTurn::SMALL_BYTES);
+        self.copied_bytes < CopyTurn::LIMIT_BYTES || !is_large
+    }
 }
 
 // SAFETY: its address is of memory that the operation alone may touch, by whichever thread.

@@ -67,13 +67,13 @@ use rdma::{Region, Tag};
 use crate::ceph_client::ffi::CompletionQueue;
 use crate::request::Step;
 use crate::{BackingDevice, BlockDevice, DeviceId, IoCompletion, IoEngine, IoRequest, Kind};
-use calls::{clear, copy_now, execute, register_region};
+use calls::{CopyTurn, clear, copy_now, copy_step, execute, register_region};
 use poll_fd::{PollRequest, PolledFds};
 use setup::{LADDER, allow_workers, is_denied, register_files, set_up};
 pub use setup::{RingLimits, RingStats};
 use sqe::{Call, CallOp, Memory, Place, call_for, entry_for, pause_entry};
 
-use pending::{Flights, Submission};
+use pending::{Flights, Submission, is_faultless};
 use threads::Threads;
 
 /// Maximum of operations in flight on one io_uring.
@@ -106,6 +106,9 @@ pub struct Ring {
     complaints: u64,
     /// Scratch: completions of threads.
     taken: Vec<(u64, i32)>,
+    turn: CopyTurn,
+    /// Scratch: slots whose copy in memory goes on in the next turn.
+    next_turn: Vec<u32>,
     /// The kernel accepts entries from the creating thread only.
     _not_send: PhantomData<*const ()>,
 }
@@ -163,11 +166,14 @@ impl Ring {
     }
 
     fn with(engine: Engine, memory: Memory, files: u32, limits: RingLimits) -> Ring {
+        let flights = Flights::new(limits);
         Ring {
             engine,
             memory,
             files,
-            flights: Flights::new(limits),
+            turn: CopyTurn::default(),
+            next_turn: Vec::with_capacity(flights.slot_count() as usize),
+            flights,
             watches: PolledFds::default(),
             images: None,
             stats: RingStats::default(),
@@ -367,10 +373,38 @@ impl Ring {
             self.flights.recall_asked();
         }
         while let Some(ask) = self.flights.next_ask() {
+            if self.copy(ask) {
+                continue;
+            }
             if !self.start(ask) {
-                return self.flights.not_submitted(ask);
+                self.flights.not_submitted(ask);
+                break;
             }
         }
+        self.turn = CopyTurn::default();
+        self.flights.again.extend(self.next_turn.drain(..));
+    }
+
+    /// Executes a step in memory, or leaves it to the next turn. Returns false for another one.
+    fn copy(&mut self, ask: Submission) -> bool {
+        let Submission::Step(slot, step) = ask else { return false };
+        let Some((flight, attachment)) = self.flights.parts(slot) else { return false };
+        let backing = &attachment.backing;
+        if !backing.is_in_memory() || !is_faultless(backing) {
+            return false;
+        }
+        if !self.turn.allows(step) {
+            self.next_turn.push(slot);
+            return true;
+        }
+        let answer = copy_step(step, flight.buf(), backing, &self.memory, &mut self.turn);
+        let Some(answer) = answer else { return false };
+        if self.flights.copied(slot, answer) {
+            self.stats.copied += 1;
+        } else {
+            self.flights.again.push_front(slot);
+        }
+        true
     }
 
     /// Polls a descriptor, or cancels that. Returns false if there is no room.
@@ -540,14 +574,14 @@ impl Ring {
 
 impl BlockDevice for Ring {
     fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
-        let Ring { flights, memory, stats, .. } = self;
+        let Ring { flights, memory, stats, turn, .. } = self;
         flights.submit(backing, tag, op, |flight, backing| match backing.kind() {
             Kind::Null => {
                 let buf = flight.buf().filter(|_| flight.is_read());
                 buf.into_iter().for_each(|buf| clear(memory, buf));
                 None
             }
-            _ => copy_now(flight, backing, memory).inspect(|_| stats.copied += 1),
+            _ => copy_now(flight, backing, memory, turn).inspect(|_| stats.copied += 1),
         });
     }
 

@@ -309,6 +309,18 @@ impl Flights {
         attachment.map_or(Verdict::Go, |it| flight.verdict(step, &it.backing))
     }
 
+    /// Takes the result of a step that the reactor has executed; false if there is another one.
+    pub(super) fn copied(&mut self, slot: u32, answer: i32) -> bool {
+        let Some(flight) = self.slots[slot as usize].as_mut() else { return true };
+        let attachment = self.attachments[flight.attachment as usize].as_ref();
+        let Some(outcome) = attachment.and_then(|it| flight.advance(answer, &it.backing)) else {
+            return false;
+        };
+        let done = self.complete(slot, outcome);
+        self.ready.extend(done);
+        true
+    }
+
     /// Handles a step as failed by the kernel.
     fn fail(&mut self, slot: u32, errno: i32) {
         let Some(flight) = self.slots[slot as usize].as_mut() else { return };
@@ -320,6 +332,6 @@ impl Flights {
 }
 
 /// Whether the kernel's results are used as they are.
-fn is_faultless(backing: &BackingDevice) -> bool {
+pub(super) fn is_faultless(backing: &BackingDevice) -> bool {
     backing.health().fault() == InjectedFault::None
 }

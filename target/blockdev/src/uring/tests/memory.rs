@@ -19,6 +19,61 @@ fn every_operation_on_ram() {
     assert_eq!(bench.ring.stats().spaces, 0);
 }
 
+/// What one host writes at once keeps no other waiting.
+#[test]
+fn large_copies_in_memory_take_several_turns_and_a_small_one_none() {
+    const LARGE: u32 = 64 << 10;
+    let size = 8 * u64::from(LARGE);
+    let (mut bench, _) = Bench::with_kind(BackingKind::Ram { size });
+    for (at, byte) in (512..).step_by(LARGE as usize).zip(1..=6) {
+        let from = bench.filled(LARGE, byte);
+        bench.submit(IoRequest::Write { from, at, fua: false });
+    }
+    let into = bench.filled(512, 0);
+    bench.submit(IoRequest::Read { into, at: 0 });
+    let mut lens_by_turn = [const { Vec::new() }; 4];
+    for lens in &mut lens_by_turn {
+        bench.ring.reap(&mut bench.done, &mut bench.woken);
+        for done in bench.done.drain(..) {
+            assert_eq!(done.outcome, Ok(()));
+            let buf = done.buf.unwrap();
+            lens.push(buf.len());
+            bench.pool.give(buf);
+        }
+        bench.ring.submit();
+    }
+    let expected = [vec![LARGE, LARGE, 512], vec![], vec![LARGE; 2], vec![LARGE; 2]];
+    assert_eq!(lens_by_turn, expected);
+    for (at, byte) in (512..).step_by(LARGE as usize).zip(1..=6) {
+        assert!(bench.read(at, LARGE).unwrap().iter().all(|found| *found == byte));
+    }
+    assert_eq!((bench.ring.stats().copied, bench.ring.stats().plain), (13, 0));
+}
+
+/// Those that wait for a turn can be cancelled, and leave nothing behind.
+#[test]
+fn a_large_copy_in_memory_that_waits_is_cancelled() {
+    let (mut bench, _) = Bench::with_kind(BackingKind::Ram { size: SIZE });
+    for tag in 0..8 {
+        let from = bench.filled(64 << 10, 1);
+        BlockDevice::submit(
+            &mut bench.ring,
+            STORE,
+            tag,
+            IoRequest::Write { from, at: 0, fua: false },
+        );
+    }
+    // Those that wait have slots from now on.
+    bench.ring.submit();
+    bench.ring.recall_all(&[crate::CancelRequest { of: 7, tag: 9 }]);
+    let done = bench.await_done(9);
+    for done in done {
+        assert_eq!(done.outcome, if done.tag == 7 { Err(Status::ABORT_REQUESTED) } else { Ok(()) });
+        done.buf.into_iter().for_each(|buf| bench.pool.give(buf));
+    }
+    assert_eq!(bench.ring.in_flight(), 0);
+}
+
 /// Whole huge pages are deallocated by a worker of the kernel, what is left of others before.
 #[test]
 fn a_deallocation_over_huge_pages_ends_where_it_shall() {
