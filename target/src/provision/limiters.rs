@@ -17,24 +17,26 @@ pub(super) struct Limiters {
     /// Limiters of `[[qos]]`, by name.
     named: BTreeMap<String, Arc<Limiter>>,
     of_hosts: Arc<BTreeMap<Nqn, Vec<Arc<Limiter>>>>,
+    /// When the first began. All count from then, so that a queue pair reads the time once for all.
+    began: Option<Instant>,
 }
 
 impl Limiters {
     /// Returns the limiters of the next configuration; unchanged limits keep their state.
     #[must_use]
     pub(super) fn next(&self, limits: &[LimitConfig], subsystems: &[SubsystemConfig]) -> Limiters {
-        let now = Instant::now();
-        let mut next = Limiters::default();
+        let began = self.began.unwrap_or_else(Instant::now);
+        let mut next = Limiters { began: Some(began), ..Limiters::default() };
         for subsystem in subsystems {
             for namespace in subsystem.namespaces.iter().filter(|n| !n.limit.is_none()) {
                 let key = (subsystem.nqn, namespace.nsid);
-                let limiter = kept(self.of_namespaces.get(&key), namespace.limit, now);
+                let limiter = kept(self.of_namespaces.get(&key), namespace.limit, began);
                 next.of_namespaces.insert(key, limiter);
             }
         }
         let mut of_hosts: BTreeMap<Nqn, Vec<Arc<Limiter>>> = BTreeMap::new();
         for LimitConfig { name, limit, hosts } in limits {
-            let limiter = kept(self.named.get(name), *limit, now);
+            let limiter = kept(self.named.get(name), *limit, began);
             for host in hosts {
                 of_hosts.entry(*host).or_default().push(Arc::clone(&limiter));
             }
@@ -68,9 +70,9 @@ impl Limiters {
 }
 
 /// Returns the old limiter if its limit is unchanged; else a new one.
-fn kept(old: Option<&Arc<Limiter>>, limit: Limit, now: Instant) -> Arc<Limiter> {
+fn kept(old: Option<&Arc<Limiter>>, limit: Limit, began: Instant) -> Arc<Limiter> {
     let same = old.filter(|limiter| limiter.limit() == limit);
-    same.map_or_else(|| Arc::new(Limiter::new(limit, now)), Arc::clone)
+    same.map_or_else(|| Arc::new(Limiter::new(limit, began)), Arc::clone)
 }
 
 #[cfg(test)]

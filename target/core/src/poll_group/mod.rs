@@ -339,8 +339,8 @@ impl PollGroup {
     fn serve_tolls(&mut self, lent: &mut Resources<'_>) -> bool {
         let (now, mut begun) = (lent.now, false);
         loop {
-            let queues = &self.queues;
-            let book = |key: u32, slot| queues.get(key as usize)?.as_ref()?.book(slot, now);
+            let queues = &mut self.queues;
+            let book = |key: u32, slot| queues.get_mut(key as usize)?.as_mut()?.book(slot, now);
             let Some((key, slot)) = self.waiters.rate_limits.next(now, book) else { return begun };
             begun = true;
             if let Some((queue, mut io)) = self.queue(key, lent) {

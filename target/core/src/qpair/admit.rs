@@ -7,6 +7,7 @@ use rdma::pool::capacity_for;
 use rdma::{Buf, Pool};
 
 use super::buffers::{self, BufferShare, DATA_FOR_ADMIN_BYTES, Want, free_for_io};
+use super::rate_limits::bytes_moved;
 use super::request::{State, WaitReason};
 use super::{Io, QueuePair};
 use crate::sched::buffers::{BufferDemand, DeviceSlot, NsIndex, TryAlloc};
@@ -17,7 +18,10 @@ impl QueuePair {
     /// Admits a command: it waits for its rate limits, then for buffers.
     #[inline]
     pub(super) fn admit(&mut self, slot: u16, io: &mut Io<'_>) {
-        if !self.is_delayed(slot, io) {
+        let is_delayed = self.rate_limits.are_there()
+            && bytes_moved(&self.requests, slot)
+                .is_some_and(|bytes| self.waits_for_limits(slot, bytes, io));
+        if !is_delayed {
             self.admit_to_buffers(slot, io);
         }
     }
@@ -54,10 +58,11 @@ impl QueuePair {
         self.admit_to_buffers(slot, io);
     }
 
-    /// Whether a command has to wait for its rate limits. It is in their queue then.
+    /// Whether a Read or a Write of `bytes` has to wait for its rate limits. It is in their queue
+    /// then.
     #[inline(always)]
-    pub(super) fn is_delayed(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
-        self.rate_limits.are_there() && self.waits_for_limits(slot, io)
+    pub(super) fn is_delayed(&mut self, slot: u16, bytes: u32, io: &mut Io<'_>) -> bool {
+        self.rate_limits.are_there() && self.waits_for_limits(slot, bytes.into(), io)
     }
 
     /// Continues a command whose rate limits let it begin now.
@@ -90,8 +95,14 @@ impl QueuePair {
 
     /// Books a command at its rate limits; none if it is no longer limited.
     #[must_use]
-    pub fn book(&self, slot: u16, now: Instant) -> Option<Grant> {
-        self.rate_limits.book(&self.requests, slot, &self.conn.role, now)
+    pub fn book(&mut self, slot: u16, now: Instant) -> Option<Grant> {
+        let (nsid, role) = (self.requests[slot].sqe.nsid, &self.conn.role);
+        let bytes = bytes_moved(&self.requests, slot)?;
+        if !self.rate_limits.apply_to(nsid, role) {
+            return None;
+        }
+        let waits_ns = self.rate_limits.book(nsid, bytes, role, now);
+        Some(self.rate_limits.grant(nsid, bytes, role, (now, waits_ns)))
     }
 
     /// Refunds the booking of a command that will not begin as booked.
@@ -138,19 +149,20 @@ impl QueuePair {
     }
 
     #[inline(never)]
-    fn waits_for_limits(&mut self, slot: u16, io: &mut Io<'_>) -> bool {
-        let nsid = self.requests[slot].sqe.nsid;
+    fn waits_for_limits(&mut self, slot: u16, bytes: u64, io: &mut Io<'_>) -> bool {
+        let (nsid, role) = (self.requests[slot].sqe.nsid, &self.conn.role);
         let Some(tenant) = self.buffers.tenant else { return false };
         let mut booked = None;
         if io.waiters.rate_limits.may_book(tenant, nsid) {
-            match self.rate_limits.book_bytes(&self.requests, slot, &self.conn.role, io.now) {
-                Some((booking, bytes)) if !booking.is_now() => {
-                    booked = Some(booking.grant(io.now, bytes));
-                }
+            match self.rate_limits.book(nsid, bytes, role, io.now) {
                 // It begins now, or no limit applies to it.
-                _ => return false,
+                0 => return false,
+                waits_ns => {
+                    let grant = self.rate_limits.grant(nsid, bytes, role, (io.now, waits_ns));
+                    booked = Some(grant);
+                }
             }
-        } else if !self.rate_limits.apply_to(&self.requests, slot, &self.conn.role) {
+        } else if !self.rate_limits.apply_to(nsid, role) {
             return false;
         }
         io.waiters.rate_limits.push(tenant, (self.requests.key, slot), nsid, booked);

@@ -107,7 +107,7 @@ impl QueuePair {
         io: &mut Io<'_>,
     ) {
         self.requests[slot].set_plan(Plan::Load { backing, at, to });
-        if self.is_delayed(slot, io) {
+        if self.is_delayed(slot, to.len, io) {
             return;
         }
         match self.allocate_at_once(slot, (backing, to.len), io) {
@@ -129,7 +129,7 @@ impl QueuePair {
         let entry = &mut self.requests[slot];
         let fua = entry.sqe.fua();
         entry.set_plan(Plan::Store { backing, at, from, fua });
-        if self.is_delayed(slot, io) {
+        if self.is_delayed(slot, from.len_bytes(), io) {
             return;
         }
         match from {

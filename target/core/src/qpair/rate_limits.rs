@@ -1,6 +1,5 @@
 //! Rate limits of the commands of a queue pair ([`crate::subsystem::rate_limit`]).
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +7,7 @@ use super::request::Request;
 use super::requests::Requests;
 use super::role::QueueRole;
 use crate::command::Plan;
-use crate::subsystem::rate_limit::{Booking, Grant, Limiter, LimiterClock};
+use crate::subsystem::rate_limit::{Grant, Limiter, LimiterClock};
 
 /// Rate limits of the commands of a queue pair.
 #[derive(Debug, Default)]
@@ -16,7 +15,7 @@ pub(super) struct RateLimits {
     /// Its host is limited, or some namespace of its subsystem.
     limited: bool,
     of_host: Vec<Arc<Limiter>>,
-    clock: Cell<LimiterClock>,
+    clock: LimiterClock,
 }
 
 impl RateLimits {
@@ -30,75 +29,71 @@ impl RateLimits {
     pub(super) fn find(&mut self, role: &QueueRole) {
         let QueueRole::Io { association, subsystem, .. } = role else { return };
         let of_host = subsystem.host_limiters.get(&association.host).cloned().unwrap_or_default();
-        let limited = subsystem.namespaces.iter().any(|n| !n.limiters.is_empty());
-        (self.limited, self.of_host) = (limited || !of_host.is_empty(), of_host);
+        let of_namespaces = subsystem.namespaces.iter().flat_map(|n| &n.limiters);
+        self.limited = !of_host.is_empty() || of_namespaces.clone().next().is_some();
+        self.clock = LimiterClock::of(of_host.iter().chain(of_namespaces));
+        self.of_host = of_host;
     }
 
-    /// Whether a command is under a limit.
-    pub(super) fn apply_to(&self, requests: &Requests, slot: u16, role: &QueueRole) -> bool {
-        let mut limiters = self.limiters(&requests[slot], role);
-        bytes_moved(requests, slot).is_some() && limiters.next().is_some()
+    /// Whether a command for this namespace is under a limit.
+    pub(super) fn apply_to(&self, nsid: u32, role: &QueueRole) -> bool {
+        self.limiters(nsid, role).next().is_some()
     }
 
-    /// Books a command at its limits; none if it is no longer limited.
-    pub(super) fn book(
-        &self,
-        requests: &Requests,
-        slot: u16,
-        role: &QueueRole,
-        now: Instant,
-    ) -> Option<Grant> {
-        let (booking, bytes) = self.book_bytes(requests, slot, role, now)?;
-        Some(booking.grant(now, bytes))
-    }
-
-    /// The same, with the bytes that the command moves.
-    #[inline]
-    pub(super) fn book_bytes(
-        &self,
-        requests: &Requests,
-        slot: u16,
-        role: &QueueRole,
-        now: Instant,
-    ) -> Option<(Booking, u64)> {
-        let bytes = bytes_moved(requests, slot)?;
-        let of_namespace = of_namespace(&requests[slot], role);
-        if of_namespace.is_empty() && self.of_host.is_empty() {
-            return None;
+    /// Books a command for this namespace that moves `bytes` at its limits; returns the nanoseconds
+    /// until it may begin, 0 also if it is under none.
+    #[inline(always)]
+    pub(super) fn book(&mut self, nsid: u32, bytes: u64, role: &QueueRole, now: Instant) -> u64 {
+        let (now_ns, mut waits_ns) = (self.clock.read(now), 0);
+        for limiters in [of_namespace(nsid, role), &self.of_host] {
+            for limiter in limiters {
+                let now_ns = now_ns.unwrap_or_else(|| limiter.ns_at(now));
+                waits_ns = limiter.book_at(now_ns, bytes).max(waits_ns);
+            }
         }
-        let (mut clock, mut booking) = (self.clock.get(), Booking::default());
-        clock.book(of_namespace, now, bytes, &mut booking);
-        clock.book(&self.of_host, now, bytes, &mut booking);
-        self.clock.set(clock);
-        Some((booking, bytes))
+        waits_ns
+    }
+
+    /// Returns what was booked so.
+    pub(super) fn grant(
+        &self,
+        nsid: u32,
+        bytes: u64,
+        role: &QueueRole,
+        (now, waits_ns): (Instant, u64),
+    ) -> Grant {
+        let takes_ns = self.limiters(nsid, role).map(|limiter| limiter.takes_ns(bytes)).max();
+        Grant::new(now, waits_ns, takes_ns.unwrap_or(0), bytes)
     }
 
     /// Refunds the booking of a command that will not begin as booked.
     pub(super) fn give_back(&self, entry: &Request, role: &QueueRole, grant: &Grant, now: Instant) {
-        self.limiters(entry, role).for_each(|limiter| limiter.give_back(now, grant.bytes));
+        let limiters = self.limiters(entry.sqe.nsid, role);
+        limiters.for_each(|limiter| limiter.give_back(now, grant.bytes));
     }
 
     /// Charges bytes of a command in progress.
     pub(super) fn charge(&self, entry: &Request, role: &QueueRole, bytes: u64, now: Instant) {
         if self.limited {
-            self.limiters(entry, role).for_each(|limiter| limiter.charge(now, bytes));
+            let limiters = self.limiters(entry.sqe.nsid, role);
+            limiters.for_each(|limiter| limiter.charge(now, bytes));
         }
     }
 
     fn limiters<'a>(
         &'a self,
-        entry: &Request,
+        nsid: u32,
         role: &'a QueueRole,
     ) -> impl Iterator<Item = &'a Arc<Limiter>> {
-        of_namespace(entry, role).iter().chain(&self.of_host)
+        of_namespace(nsid, role).iter().chain(&self.of_host)
     }
 }
 
-/// Returns the limits of the namespace of a command.
+/// Returns the limits of a namespace.
 #[inline]
-fn of_namespace<'a>(entry: &Request, role: &'a QueueRole) -> &'a [Arc<Limiter>] {
+fn of_namespace(nsid: u32, role: &QueueRole) -> &[Arc<Limiter>] {
     match role {
-        QueueRole::Io { subsystem, .. } => match subsystem.namespace(entry.sqe.nsid) {
+        QueueRole::Io { subsystem, .. } => match subsystem.namespace(nsid) {
             Ok(namespace) => &namespace.limiters,
             Err(_) => &[],
         },
@@ -109,7 +104,7 @@ fn of_namespace<'a>(entry: &Request, role: &'a QueueRole) -> &'a [Arc<Limiter>] 
 /// Returns the bytes that a command moves, with those of the other half of a fused one, as far as
 /// its submission queue entry gives them; none for a command that is never limited.
 #[inline]
-fn bytes_moved(requests: &Requests, slot: u16) -> Option<u64> {
+pub(super) fn bytes_moved(requests: &Requests, slot: u16) -> Option<u64> {
     let entry = &requests[slot];
     let other = entry.fused_with().and_then(|other| of_plan(&requests[other].plan));
     of_plan(&entry.plan).map(|bytes| bytes.saturating_add(other.unwrap_or(0)))

@@ -51,6 +51,8 @@ pub struct Limiter {
     limit: Limit,
     burst_ns: u64,
     began: Instant,
+    /// The time that one command takes of the rate of commands.
+    op_ns: u64,
     ops: Schedule,
     bytes: Schedule,
 }
@@ -70,11 +72,13 @@ impl Limiter {
     /// A limiter with its full burst at `now`.
     #[must_use]
     pub fn new(limit: Limit, now: Instant) -> Limiter {
+        let ops = Schedule::new(limit.iops.map(u64::from));
         Limiter {
             limit,
             burst_ns: u64::from(limit.burst_ms) * 1_000_000,
             began: now,
-            ops: Schedule::new(limit.iops.map(u64::from)),
+            op_ns: ops.takes_ns(1),
+            ops,
             bytes: Schedule::new(limit.bandwidth),
         }
     }
@@ -88,35 +92,41 @@ impl Limiter {
     /// Books one command of this length.
     #[must_use]
     pub fn book(&self, now: Instant, bytes: u64) -> Grant {
-        self.book_ns(now, 1, bytes).grant(now, bytes)
+        let waits_ns = self.book_at(self.ns_at(now), bytes);
+        Grant::new(now, waits_ns, self.takes_ns(bytes), bytes)
     }
 
     /// Books bytes of a command in progress: later ones wait for it.
     pub(crate) fn charge(&self, now: Instant, bytes: u64) {
-        let _ = self.book_ns(now, 0, bytes);
+        let _ = self.bytes.book(self.ns_at(now), self.bytes.takes_ns(bytes), u64::MAX);
     }
 
-    fn book_ns(&self, now: Instant, ops: u64, bytes: u64) -> Booking {
-        self.book_at(self.ns_at(now), ops, bytes)
+    /// Books one command of this length, `now_ns` after the beginning; returns the nanoseconds until
+    /// its start.
+    #[inline(always)]
+    pub(crate) fn book_at(&self, now_ns: u64, bytes: u64) -> u64 {
+        // What ends before begins at once.
+        let burst_end_ns = now_ns.saturating_add(self.burst_ns);
+        let by_ops = self.ops.book(now_ns, self.op_ns, burst_end_ns);
+        by_ops.max(self.bytes.book(now_ns, self.bytes.takes_ns(bytes), burst_end_ns))
     }
 
-    #[inline]
-    fn book_at(&self, now_ns: u64, ops: u64, bytes: u64) -> Booking {
-        let by_ops = self.ops.book(now_ns, ops, self.burst_ns);
-        by_ops.and(self.bytes.book(now_ns, bytes, self.burst_ns))
+    /// Returns the nanoseconds that one command of this length takes.
+    pub(crate) fn takes_ns(&self, bytes: u64) -> u64 {
+        self.op_ns.max(self.bytes.takes_ns(bytes))
     }
 
     /// Cancels the booking of a command of this length: later bookings are earlier by its time. The
     /// part of its time that has passed is lost.
     pub fn give_back(&self, now: Instant, bytes: u64) {
         let now_ns = self.ns_at(now);
-        self.ops.give_back(now_ns, 1);
-        self.bytes.give_back(now_ns, bytes);
+        self.ops.give_back(now_ns, self.op_ns);
+        self.bytes.give_back(now_ns, self.bytes.takes_ns(bytes));
     }
 
-    fn ns_at(&self, now: Instant) -> u64 {
-        let elapsed = now.saturating_duration_since(self.began).as_nanos();
-        u64::try_from(elapsed).unwrap_or(u64::MAX)
+    /// Returns the nanoseconds since it began.
+    pub(crate) fn ns_at(&self, now: Instant) -> u64 {
+        ns_between(self.began, now)
     }
 }
 
@@ -128,104 +138,81 @@ impl PartialEq for Limiter {
 
 impl Eq for Limiter {}
 
-/// The time since one limiter began: that of most others too, which began together.
+/// The time since the limiters of a queue pair began: it is read once for all, if they began
+/// together.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct LimiterClock {
-    /// The time, and the beginning of the limiter.
-    read: Option<(Instant, Instant)>,
+    /// When they began, if all at once.
+    began: Option<Instant>,
+    /// The last time that was read, and the nanoseconds from the beginning to it.
+    read: Option<Instant>,
     now_ns: u64,
 }
 
 impl LimiterClock {
-    #[inline]
-    fn read(&mut self, limiter: &Limiter, now: Instant) -> u64 {
-        if self.read != Some((now, limiter.began)) {
-            (self.read, self.now_ns) = (Some((now, limiter.began)), limiter.ns_at(now));
-        }
-        self.now_ns
+    /// Returns the clock of these limiters.
+    pub(crate) fn of<'a>(mut limiters: impl Iterator<Item = &'a Arc<Limiter>>) -> LimiterClock {
+        let first = limiters.next().map(|limiter| limiter.began);
+        let began = first.filter(|first| limiters.all(|limiter| limiter.began == *first));
+        LimiterClock { began, ..LimiterClock::default() }
     }
 
-    /// Books a command at limits.
+    /// Returns the nanoseconds since they began; none if they did at different times.
     #[inline]
-    pub(crate) fn book(
-        &mut self,
-        limiters: &[Arc<Limiter>],
-        now: Instant,
-        bytes: u64,
-        booking: &mut Booking,
-    ) {
-        for limiter in limiters {
-            let now_ns = self.read(limiter, now);
-            *booking = booking.and(limiter.book_at(now_ns, 1, bytes));
+    pub(crate) fn read(&mut self, now: Instant) -> Option<u64> {
+        let began = self.began?;
+        if self.read != Some(now) {
+            (self.read, self.now_ns) = (Some(now), ns_between(began, now));
         }
+        Some(self.now_ns)
     }
 }
 
-/// A place in schedules: the nanoseconds until its start, and those that it takes.
-#[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Booking {
-    waits_ns: u64,
-    takes_ns: u64,
+fn ns_between(began: Instant, now: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(began).as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Booking {
-    /// Returns the booking of a command that has both.
-    #[inline]
-    fn and(self, other: Booking) -> Booking {
-        Booking {
-            waits_ns: self.waits_ns.max(other.waits_ns),
-            takes_ns: self.takes_ns.max(other.takes_ns),
-        }
-    }
-
-    /// Whether the command begins at once.
-    #[inline]
-    pub(crate) fn is_now(self) -> bool {
-        self.waits_ns == 0
-    }
-
-    #[inline]
-    pub(crate) fn grant(self, now: Instant, bytes: u64) -> Grant {
-        let start = match self.waits_ns {
+impl Grant {
+    /// Of a command that starts `waits_ns` after `now`.
+    pub(crate) fn new(now: Instant, waits_ns: u64, takes_ns: u64, bytes: u64) -> Grant {
+        let start = match waits_ns {
             0 => now,
             waits_ns => now + Duration::from_nanos(waits_ns),
         };
-        Grant { start, takes: Duration::from_nanos(self.takes_ns), bytes }
+        Grant { start, takes: Duration::from_nanos(takes_ns), bytes }
     }
 }
 
-/// The virtual schedule of one rate, if that is limited.
+/// The virtual schedule of one rate.
 #[derive(Debug)]
 struct Schedule {
-    time: Option<UnitTime>,
+    time: UnitTime,
     /// The theoretical arrival time of the next booking.
     arrival: AtomicU64,
 }
 
 impl Schedule {
     fn new(rate: Option<u64>) -> Schedule {
-        Schedule { time: rate.map(UnitTime::of), arrival: AtomicU64::new(0) }
+        let time = rate.map_or(UnitTime::UNLIMITED, UnitTime::of);
+        Schedule { time, arrival: AtomicU64::new(0) }
     }
 
-    /// Returns the nanoseconds that an amount takes of it; 0: nothing.
+    /// Returns the nanoseconds that an amount takes of it; 0: it is not limited.
     #[inline]
     fn takes_ns(&self, amount: u64) -> u64 {
-        self.time.map_or(0, |time| time.takes_ns(amount))
+        self.time.takes_ns(amount)
     }
 
-    #[inline]
-    fn book(&self, now_ns: u64, amount: u64, burst_ns: u64) -> Booking {
-        match self.takes_ns(amount) {
-            0 => Booking::default(),
-            takes_ns => {
-                let start_ns = book(&self.arrival, now_ns, takes_ns, burst_ns);
-                Booking { waits_ns: start_ns.saturating_sub(now_ns), takes_ns }
-            }
+    /// Books a time; returns the nanoseconds until its start.
+    #[inline(always)]
+    fn book(&self, now_ns: u64, takes_ns: u64, burst_end_ns: u64) -> u64 {
+        match takes_ns {
+            0 => 0,
+            takes_ns => book(&self.arrival, now_ns, takes_ns, burst_end_ns),
         }
     }
 
-    fn give_back(&self, now_ns: u64, amount: u64) {
-        let takes_ns = self.takes_ns(amount);
+    fn give_back(&self, now_ns: u64, takes_ns: u64) {
         let back = |before: u64| {
             let after = before.saturating_sub(takes_ns).max(now_ns);
             (after < before).then_some(after)
@@ -243,6 +230,9 @@ const FRACTION_BITS: u32 = 32;
 struct UnitTime(u64);
 
 impl UnitTime {
+    /// The time without a limit: nothing takes any.
+    const UNLIMITED: UnitTime = UnitTime(0);
+
     /// Returns the time at so many units a second, rounded up so that a limit is never exceeded by
     /// rounding.
     fn of(rate: u64) -> UnitTime {
@@ -260,14 +250,14 @@ impl UnitTime {
     }
 }
 
-/// Advances the theoretical arrival time by a booking; returns the start of the booking.
-#[inline]
-fn book(arrival: &AtomicU64, now_ns: u64, takes_ns: u64, burst_ns: u64) -> u64 {
+/// Advances the theoretical arrival time by a booking; returns the nanoseconds until its start.
+#[inline(always)]
+fn book(arrival: &AtomicU64, now_ns: u64, takes_ns: u64, burst_end_ns: u64) -> u64 {
     let mut before = arrival.load(Ordering::Relaxed);
     loop {
         let after = before.max(now_ns).saturating_add(takes_ns);
         match arrival.compare_exchange_weak(before, after, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return before.saturating_sub(burst_ns).max(now_ns),
+            Ok(_) => return before.saturating_sub(burst_end_ns),
             Err(other) => before = other,
         }
     }
@@ -298,6 +288,19 @@ mod tests {
             assert_eq!(limiter.book(later, 0).start, later);
         }
         assert_eq!(limiter.book(later, 0).start, later + Duration::from_millis(1), "and no more");
+    }
+
+    #[test]
+    fn the_time_is_read_once_for_limiters_that_began_together_and_for_no_others() {
+        let (now, ms) = (Instant::now(), Duration::from_millis(1));
+        let began = |at: &[Instant]| -> Vec<_> {
+            at.iter().map(|at| Arc::new(Limiter::new(limit(1000, 0), *at))).collect()
+        };
+        let mut clock = LimiterClock::of(began(&[now, now]).iter());
+        let read = [now + ms, now + ms, now + 3 * ms].map(|at| clock.read(at));
+        assert_eq!(read, [Some(1_000_000), Some(1_000_000), Some(3_000_000)]);
+        assert_eq!(LimiterClock::of(began(&[now, now, now + ms]).iter()).read(now + ms), None);
+        assert_eq!(LimiterClock::of(began(&[]).iter()).read(now), None);
     }
 
     #[test]
@@ -358,8 +361,7 @@ mod tests {
             for (pause, amount) in asks {
                 now += pause;
                 let takes = UnitTime::of(rate).takes_ns(amount);
-                let start = book(&arrival, now, takes, burst_ns);
-                prop_assert!(start >= now);
+                let start = now + book(&arrival, now, takes, now + burst_ns);
                 begun.push((start, takes));
             }
             for (first, &(from, _)) in begun.iter().enumerate() {
