@@ -122,8 +122,10 @@ impl QueueStats {
             io.run.count_in(whose, rows.of(nsid), kind, self.usage.of(nsid));
         }
         self.busy.insert(nsid);
-        let slow = rows.observer.is_slow(entry.clock.total_ns(io.sent_ns));
-        io.run.begin(&entry.clock, io.sent_ns, slow);
+        if !io.run.has_times(&entry.clock) {
+            let slow = rows.observer.is_slow(entry.clock.total_ns(io.sent_ns));
+            io.run.begin(&entry.clock, io.sent_ns, slow);
+        }
         true
     }
 

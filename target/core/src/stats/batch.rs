@@ -4,7 +4,7 @@
 //! that were processed together entered every stage at the same times, to the nanosecond, and each
 //! adds the same to the counters. A batch of such commands is counted at once when it ends: when a
 //! different command completes, and in any case when all events of the fabric are processed. Commands for
-//! different namespaces are different, but their durations are computed once.
+//! different namespaces are different, but those with the same times share their durations.
 
 use std::sync::Arc;
 
@@ -33,9 +33,9 @@ pub struct CompletionBatch {
     slow: bool,
     /// The row of the commands of `whose`, and the work of their namespace.
     counted_in: Option<(Arc<IoStats>, Kind, Option<Arc<WorkCounters>>)>,
-    /// The durations of the commands that were counted last, and the times that they are from.
+    /// The durations of commands with these times, once some of them are counted.
     took: Durations,
-    timed: ([u64; Stage::ALL.len()], u64),
+    is_timed: bool,
 }
 
 impl Default for CompletionBatch {
@@ -48,7 +48,7 @@ impl Default for CompletionBatch {
             slow: false,
             counted_in: None,
             took: Durations::default(),
-            timed: Default::default(),
+            is_timed: false,
         }
     }
 }
@@ -58,10 +58,16 @@ impl CompletionBatch {
     #[inline]
     #[must_use]
     pub fn goes_on(&self, whose: BatchKey, clock: &StageTimer) -> bool {
+        self.whose == whose && self.has_times(clock)
+    }
+
+    /// Whether a completed command entered its stages when those of this batch did.
+    #[inline]
+    #[must_use]
+    pub fn has_times(&self, clock: &StageTimer) -> bool {
         // Without branches and calls: most commands that complete together are equal.
         let each = self.began_ns.iter().zip(clock.began_ns());
-        let differ = each.fold(0, |differ, (own, other)| differ | (own ^ other));
-        differ == 0 && self.whose == whose
+        each.fold(0, |differ, (own, other)| differ | (own ^ other)) == 0
     }
 
     /// Whether the counters of these commands are known.
@@ -80,7 +86,7 @@ impl CompletionBatch {
         kind: Kind,
         work: Option<&Arc<WorkCounters>>,
     ) {
-        self.end();
+        self.count();
         (self.whose, self.counted_in) = (whose, Some((Arc::clone(row), kind, work.cloned())));
     }
 
@@ -91,12 +97,13 @@ impl CompletionBatch {
         self.counted_in = None;
     }
 
-    /// Counts the run, and begins another one of the same, with one that is over at `end_ns`: `slow`
+    /// Counts the batch, and begins another one of the same, with one that is over at `end_ns`: `slow`
     /// or not.
     #[inline]
     pub fn begin(&mut self, clock: &StageTimer, end_ns: u64, slow: bool) {
-        self.end();
+        self.count();
         (self.began_ns, self.end_ns, self.slow) = (*clock.began_ns(), end_ns, slow);
+        self.is_timed = false;
     }
 
     /// Adds a command of this length to the batch; returns true if it is slow.
@@ -120,22 +127,20 @@ impl CompletionBatch {
     /// Counts the batch: the next command begins another one.
     #[inline]
     pub fn end(&mut self) {
-        if self.alike.commands > 0 {
-            self.count();
-        }
+        self.count();
+        self.began_ns[Stage::Receive as usize] = NEVER;
     }
 
+    #[inline]
     fn count(&mut self) {
-        if let Some((row, kind, work)) = &self.counted_in {
-            if self.timed.1 != self.end_ns || self.timed.0 != self.began_ns {
+        let alike = std::mem::take(&mut self.alike);
+        if let (Some((row, kind, work)), 1..) = (&self.counted_in, alike.commands) {
+            if !std::mem::replace(&mut self.is_timed, true) {
                 self.took.set(&self.began_ns, self.end_ns);
-                self.timed = (self.began_ns, self.end_ns);
             }
-            row.kinds[*kind as usize].count(&self.alike, &self.took);
-            work.iter().for_each(|work| work.add(&self.alike.work(*kind)));
+            row.kinds[*kind as usize].count(&alike, &self.took);
+            work.iter().for_each(|work| work.add(&alike.work(*kind)));
         }
-        self.alike = Batch::default();
-        self.began_ns[Stage::Receive as usize] = NEVER;
     }
 }
 
