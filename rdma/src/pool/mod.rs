@@ -316,6 +316,8 @@ pub struct Pool {
     /// Offsets of the receives and of the data.
     receives_at: u64,
     data_at: u64,
+    /// Start and length of the window of a receive: the lead and the tail.
+    receive_window: (u32, u32),
     region: Arc<Region>,
     cells: Vec<u32>,
     receives: Vec<u32>,
@@ -349,6 +351,7 @@ impl Pool {
             plan,
             receives_at,
             data_at: receives_at + plan.receive_section(),
+            receive_window: (PAGE_BYTES - plan.lead_bytes, plan.lead_bytes + plan.tail_bytes),
             region: Arc::new(Region { id, base: base.cast(), len }),
             cells: (0..plan.cells).rev().collect(),
             receives: (0..plan.receives).rev().collect(),
@@ -379,8 +382,7 @@ impl Pool {
     pub fn take_receive(&mut self) -> Option<Buf> {
         let index = self.receives.pop()?;
         let base = self.receives_at + u64::from(index) * self.plan.receive_bytes();
-        let start = PAGE_BYTES - self.plan.lead_bytes;
-        let len = self.plan.lead_bytes + self.plan.tail_bytes;
+        let (start, len) = self.receive_window;
         Some(self.buf(Class::RECEIVE, base, PAGE_BYTES + self.plan.tail_bytes, start, len))
     }
 
@@ -461,8 +463,8 @@ impl Pool {
     #[inline(always)] // for each receive
     pub fn rewind(&self, buf: &mut Buf) {
         if buf.class == Class::RECEIVE {
-            let len = self.plan.lead_bytes + self.plan.tail_bytes;
-            buf.select(PAGE_BYTES - self.plan.lead_bytes, len);
+            let (start, len) = self.receive_window;
+            buf.select(start, len);
         }
     }
 
