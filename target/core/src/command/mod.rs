@@ -75,6 +75,7 @@ impl Source {
 
 /// Decision of a command handler; the queue pair executes it and then completes the command.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[repr(u8)] // a tag of its own, which is read in every step
 pub enum Plan {
     /// Answer with success and this result.
     Reply(u64),

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use std::vec::Drain;
 
 use rdma::source::SourcePenalty;
 use rdma::{Event, Fabric, Incoming, Pool, Qp, Reason};
@@ -367,21 +368,30 @@ impl PollGroup {
     /// the event behind.
     fn on_completions(
         &mut self,
-        events: &mut impl Iterator<Item = Event>,
+        events: &mut Drain<'_, Event>,
         lent: &mut Resources<'_>,
     ) -> Option<Event> {
         let (by_qp, queues, mut io) = self.split(lent);
-        loop {
-            let done = match events.next()? {
-                Event::Done(done) => done,
-                event => return Some(event),
+        // Those of a queue pair come in a row.
+        while let Some(qp) = qp_of_next(events) {
+            let key = by_qp.get(qp.0 as usize).copied().flatten();
+            let queue = key.and_then(|key| queues.get_mut(key as usize)?.as_mut());
+            let Some(queue) = queue else {
+                match events.next()? {
+                    Event::Done(done) => io.pool.give(done.work.into_buf()),
+                    event => return Some(event),
+                }
+                continue;
             };
-            let key = by_qp.get(done.qp.0 as usize).copied().flatten();
-            match key.and_then(|key| queues.get_mut(key as usize)?.as_mut()) {
-                Some(queue) => queue.on_completion(done, &mut io),
-                None => io.pool.give(done.work.into_buf()),
+            while qp_of_next(events) == Some(qp) {
+                match events.next()? {
+                    Event::Done(done) => queue.on_next_completion(done, &mut io),
+                    event => return Some(event),
+                }
             }
+            queue.raise_events(&mut io);
         }
+        events.next()
     }
 
     fn record_refusal(&mut self, why: DisconnectRecord, lent: &Resources<'_>) {
@@ -563,6 +573,14 @@ pub fn clear(waiters: &mut BufferScheduler, pool: &mut Pool, now: Instant) {
                 waiters.round_over();
             }
         }
+    }
+}
+
+/// Returns the queue pair of the next event, if that is a completion.
+fn qp_of_next(events: &Drain<'_, Event>) -> Option<Qp> {
+    match events.as_slice().first()? {
+        Event::Done(done) => Some(done.qp),
+        _ => None,
     }
 }
 

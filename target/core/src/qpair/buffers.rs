@@ -127,12 +127,15 @@ impl BufferShare {
         }
     }
 
-    /// Records how long the host of a command that has ended held its buffers: until the reactor fell asleep,
-    /// if it did not wake for the acknowledgement, which so makes no prompt host slow.
+    /// The same, and records how long the host of the command held them: until the reactor fell asleep, if
+    /// it did not wake for the acknowledgement, which so makes no prompt host slow.
     #[inline(always)]
-    pub(super) fn note_hold(&self, entry: &Request, io: &mut Io<'_>) {
-        if let (Some(tenant), 1..) = (self.tenant, entry.charged_bytes) {
-            io.waiters.note_hold(tenant, entry.clock.at_host_ns(io.sent_ns));
+    pub(super) fn end(&self, entry: &mut Request, io: &mut Io<'_>) {
+        let charged_bytes = std::mem::take(&mut entry.charged_bytes);
+        if let (Some(tenant), 1..) = (self.tenant, charged_bytes) {
+            let lane = NsIndex::of(entry.sqe.nsid);
+            let hold_ns = entry.clock.at_host_ns(io.sent_ns);
+            io.waiters.end(tenant, (lane, entry.device), charged_bytes, hold_ns);
         }
     }
 

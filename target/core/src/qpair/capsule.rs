@@ -8,7 +8,7 @@ use rdma::{Buf, Remote, Work};
 use super::fused::FusedState;
 use super::request::{State, WaitReason};
 use super::role::QueueRole;
-use super::{Io, QueuePair, bad_blocks, buffers, event_log, fused, role, sgl_transfer};
+use super::{Io, QueuePair, bad_blocks, buffers, event_log, fused, range_lock, role, sgl_transfer};
 use crate::command::{CapsuleInfo, Plan, SQE_BYTES, Source, admin, fabrics, io as rules};
 use crate::controller::{Controller, ControllerState, ControllerTimestamp, Limits};
 use crate::diag::cause::Cause;
@@ -140,7 +140,9 @@ impl QueuePair {
             }
             Source::Capsule { offset, len } => {
                 if let Some(from) = self.lend_at_once(slot, (offset, len), io) {
-                    return self.store(slot, (backing, at, fua), from, true, io);
+                    let entry = &mut self.requests[slot];
+                    let begins = range_lock::begin_unlocked(entry, backing, (at, len.into()), io);
+                    return self.store(slot, (backing, at, fua), from, begins, io);
                 }
             }
         }

@@ -10,7 +10,7 @@ use tracing::debug;
 use super::abort::Aborting;
 use super::bad_blocks::ClearBadBlocks;
 use super::fused::Partner;
-use super::request::{Reply, State, WaitReason};
+use super::request::{State, WaitReason};
 use super::role::QueueRole;
 use super::{Io, QueuePair, abort, bad_blocks, buffers, fused, range_lock, sgl_transfer};
 use crate::command::{Plan, error_location};
@@ -114,24 +114,27 @@ impl QueuePair {
         push: Option<Remote>,
         io: &mut Io<'_>,
     ) {
-        self.answer(slot, status, result, push, io);
+        if !self.conn.is_open() {
+            return self.release(slot, io);
+        }
+        let data = self.requests[slot].data.take();
+        self.answer(slot, status, result, (data, push), io);
     }
 
-    /// The same, compiled for its caller: a Read or a Write that was successful.
+    /// The same on an open connection, with the data buffer of the command. It is compiled for its
+    /// caller: a Read or a Write that was successful.
     #[inline(always)]
     pub(super) fn answer(
         &mut self,
         slot: u16,
         status: Status,
         result: u64,
-        push: Option<Remote>,
+        (data, push): (Option<Buf>, Option<Remote>),
         io: &mut Io<'_>,
     ) {
-        if !self.conn.is_open() {
-            return self.release(slot, io);
-        }
-        let Some((reply, entry)) = self.requests.take_reply(slot) else {
+        let Some(entry) = self.requests.take_reply(slot) else {
             debug_assert!(false, "a command was completed twice");
+            data.into_iter().for_each(|buf| io.pool.give(buf));
             return;
         };
         let qp = self.conn.qp;
@@ -145,11 +148,13 @@ impl QueuePair {
         if let Some(ext) = entry.ext_mut() {
             ext.end(status, io.pool);
         }
-        if let Some(mut buf) = entry.capsule.take() {
-            io.pool.rewind(&mut buf);
+        if let Some(buf) = &mut entry.capsule {
+            io.pool.rewind(buf);
+        }
+        if let Some(buf) = entry.capsule.take() {
             io.fabric.post(qp, 0, Work::Recv(buf));
         }
-        match (entry.data.take(), push) {
+        match (data, push) {
             (Some(from), Some(to)) => {
                 entry.posted += 1;
                 io.fabric.post(qp, slot.into(), Work::Write { from, to });
@@ -157,12 +162,15 @@ impl QueuePair {
             (Some(buf), None) => io.pool.give(buf),
             (None, _) => {}
         }
-        let Reply { cid, invalidate } = reply;
-        if let Some(mut from) = entry.cell.take() {
-            let cqe = Cqe { result, sqhd: self.head.field(), sqid: self.conn.qid, cid, status };
-            from.select(0, Cqe::BYTES as u32);
-            io.pool.bytes_mut(&mut from).copy_from_slice(&cqe.emit());
+        if let Some(cell) = &mut entry.cell {
+            let (sqhd, sqid) = (self.head.field(), self.conn.qid);
+            let cqe = Cqe { result, sqhd, sqid, cid: entry.sqe.cid, status };
+            cell.select(0, Cqe::BYTES as u32);
+            io.pool.bytes_mut(cell).copy_from_slice(&cqe.emit());
+        }
+        if let Some(from) = entry.cell.take() {
             entry.posted += 1;
+            let invalidate = entry.invalidate;
             io.fabric.post(qp, slot.into(), Work::Send { from, invalidate });
         }
         if entry.has_ext() {
@@ -183,12 +191,17 @@ impl QueuePair {
         }
     }
 
-    /// Handles the completion of posted data or of a posted response.
+    /// Handles the completion of posted data or of a posted response. `is_last`: the command has
+    /// ended.
     #[inline(always)]
-    pub(super) fn on_posted(&mut self, slot: u16, fault: Option<Fault>, io: &mut Io<'_>) {
-        let entry = &mut self.requests[slot];
-        entry.posted -= 1;
-        if entry.posted == 0 && entry.state() == State::Replying {
+    pub(super) fn on_posted(
+        &mut self,
+        slot: u16,
+        is_last: bool,
+        fault: Option<Fault>,
+        io: &mut Io<'_>,
+    ) {
+        if is_last {
             self.end(slot, io);
             if self.disconnect_slot == Some(slot) {
                 // The host has received the response.
@@ -245,8 +258,7 @@ impl QueuePair {
     fn set_free(&mut self, slot: u16, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
         entry.enter(State::Free);
-        self.buffers.note_hold(entry, io);
-        self.buffers.discharge(entry, io);
+        self.buffers.end(entry, io);
         self.requests.give_free(slot);
         if self.buffers.has_deferred() {
             self.retry_deferred(slot, io);
@@ -295,7 +307,7 @@ impl QueuePair {
 
     /// Completes commands that wait for an event, if it has occurred.
     #[inline]
-    pub(super) fn raise_events(&mut self, io: &mut Io<'_>) {
+    pub(crate) fn raise_events(&mut self, io: &mut Io<'_>) {
         // On an I/O queue only a Disconnect command can wait for an event.
         if self.disconnect_slot.is_some() || !self.conn.role.is_io() {
             self.complete_waiting(io);

@@ -261,20 +261,24 @@ impl QueuePair {
             return self.on_step_done(slot, done, io);
         }
         // A Read or a Write has one step, and here nothing of RequestExt.
-        let push = match entry.plan {
-            Plan::Load { to, .. } => {
-                entry.data = done.buf;
-                Some(to)
-            }
-            Plan::Store { .. } => {
-                entry.put_back(done.buf);
-                unflushed::note(&self.conn.role, entry, Ok(()), true);
-                None
+        let data = match entry.plan {
+            Plan::Load { to, .. } => (done.buf, Some(to)),
+            Plan::Store { from, fua, .. } => {
+                if !fua {
+                    unflushed::note_write(&self.conn.role, entry.sqe.nsid);
+                }
+                match from {
+                    Source::Capsule { .. } if entry.capsule.is_none() => {
+                        entry.capsule = done.buf;
+                        (None, None)
+                    }
+                    _ => (done.buf, None),
+                }
             }
             _ => return self.on_step_done(slot, done, io),
         };
         self.requests.outstanding -= 1;
-        self.answer(slot, Status::SUCCESS, 0, push, io);
+        self.answer(slot, Status::SUCCESS, 0, data, io);
         self.raise_events(io);
     }
 
@@ -558,23 +562,22 @@ impl QueuePair {
         }
     }
 
-    /// Submits the data of a Write without state that few commands need. `may_begin`: the rules
-    /// permit that in this step.
+    /// Submits the data of a Write without state that few commands need. `begins`: the rules permit
+    /// it in this step, and it has begun without a lock ([`range_lock::begin_unlocked`]).
     #[inline(always)]
     pub(super) fn store(
         &mut self,
         slot: u16,
         (backing, at, fua): (DeviceId, u64, bool),
         from: Buf,
-        may_begin: bool,
+        begins: bool,
         io: &mut Io<'_>,
     ) {
-        let blocks = (at, from.len().into());
         let op = IoRequest::Write { from, at, fua };
-        if may_begin && range_lock::begin_unlocked(&mut self.requests[slot], backing, blocks, io) {
-            return self.submit_to_device(slot, backing, op, io);
+        match begins {
+            true => self.submit_to_device(slot, backing, op, io),
+            false => self.submit(slot, backing, Some(op), io),
         }
-        self.submit(slot, backing, Some(op), io);
     }
 
     /// As [`QueuePair::submit`]. `exclusive`: no other command may change these bytes meanwhile.

@@ -272,55 +272,61 @@ impl QueuePair {
     }
 
     /// Handles the completion of a work request.
-    #[inline(always)]
     pub fn on_completion(&mut self, done: Completion, io: &mut Io<'_>) {
-        let slot = done.tag as u16;
-        let is_open = self.conn.is_open();
-        match (done.work, done.outcome) {
-            (Work::Recv(buf), Ok(len)) if is_open => {
-                self.on_capsule(buf, len, io.now_ns, io);
-            }
-            (Work::Recv(buf), outcome) => {
-                io.pool.give(buf);
-                self.on_fault(outcome.err(), io);
-            }
-            (Work::Send { from, .. }, outcome) => {
-                self.requests[slot].cell = Some(from);
-                self.on_posted(slot, outcome.err(), io);
-            }
-            (Work::Write { from, .. }, outcome) if self.requests[slot].is_in_pieces() => {
-                self.on_piece_pushed(slot, from, outcome.err(), io);
-            }
-            (Work::Write { from, .. }, outcome) => {
-                io.pool.give(from);
-                self.requests[slot].clock.enter(Stage::Reply, io.sent_ns);
-                self.on_posted(slot, outcome.err(), io);
-            }
-            (Work::Read { into, .. }, outcome) => {
-                let entry = &mut self.requests[slot];
-                entry.posted -= 1;
-                match outcome {
-                    Ok(_) if is_open => self.on_host_data(slot, into, io),
-                    outcome => {
-                        entry.data = Some(into);
-                        self.release(slot, io);
-                        self.on_fault(outcome.err(), io);
-                    }
-                }
-            }
-        }
+        self.on_next_completion(done, io);
         self.raise_events(io);
     }
 
-    /// Handles the data of a command that has read them from its host.
+    /// The same of one of several, after which [`QueuePair::raise_events`] is called.
+    #[inline(always)]
+    pub(crate) fn on_next_completion(&mut self, done: Completion, io: &mut Io<'_>) {
+        let (slot, outcome) = (done.tag as u16, done.outcome);
+        match done.work {
+            Work::Recv(buf) => match outcome {
+                Ok(len) if self.conn.is_open() => self.on_capsule(buf, len, io.now_ns, io),
+                outcome => {
+                    io.pool.give(buf);
+                    self.on_fault(outcome.err(), io);
+                }
+            },
+            Work::Send { from, .. } => {
+                let entry = &mut self.requests[slot];
+                entry.cell = Some(from);
+                let is_last = entry.end_post();
+                self.on_posted(slot, is_last, outcome.err(), io);
+            }
+            Work::Write { from, .. } => {
+                let entry = &mut self.requests[slot];
+                if entry.is_in_pieces() {
+                    self.on_piece_pushed(slot, from, outcome.err(), io);
+                } else {
+                    entry.clock.enter(Stage::Reply, io.sent_ns);
+                    let is_last = entry.end_post();
+                    io.pool.give(from);
+                    self.on_posted(slot, is_last, outcome.err(), io);
+                }
+            }
+            Work::Read { into, .. } => self.on_host_data(slot, into, outcome.err(), io),
+        }
+    }
+
+    /// Handles the data of a command that has read them from its host, or has failed to.
     #[inline(never)]
-    fn on_host_data(&mut self, slot: u16, into: Buf, io: &mut Io<'_>) {
+    fn on_host_data(&mut self, slot: u16, into: Buf, fault: Option<Fault>, io: &mut Io<'_>) {
         let entry = &mut self.requests[slot];
+        entry.posted -= 1;
+        if fault.is_some() || !self.conn.is_open() {
+            entry.data = Some(into);
+            self.release(slot, io);
+            return self.on_fault(fault, io);
+        }
         if let Plan::Store { backing, at, fua, .. } = entry.plan
             && !entry.has_ext()
         {
-            let may_begin = self.conn.role.may_store(entry.sqe.nsid, backing, (at, into.len()));
-            return self.store(slot, (backing, at, fua), into, may_begin, io);
+            let len = into.len();
+            let begins = self.conn.role.may_store(entry.sqe.nsid, backing, (at, len))
+                && range_lock::begin_unlocked(entry, backing, (at, len.into()), io);
+            return self.store(slot, (backing, at, fua), into, begins, io);
         }
         entry.data = Some(into);
         if self.on_piece_pulled(slot, io) {

@@ -159,6 +159,8 @@ pub(super) struct Request {
     pub(super) posted: u8,
     /// Whether [`RequestExt`] is in use.
     has_ext: bool,
+    /// It may be completed: one response for each command received.
+    unanswered: bool,
     /// A device was requested to cancel its operation, and has not answered yet.
     pub(super) cancelling: bool,
     /// Its in-capsule data are copied to a buffer of their own for the device.
@@ -174,8 +176,8 @@ pub(super) struct Request {
     pub(super) charged_bytes: u32,
     /// The device for which they are charged, until it has done its part.
     pub(super) device: Option<DeviceSlot>,
-    /// The right to complete it, until it was completed.
-    reply: Option<Reply>,
+    /// The key to invalidate with the response.
+    pub(super) invalidate: Option<u32>,
     /// The buffer of the response, while it is not posted.
     pub(super) cell: Option<Buf>,
     /// Time spent in each stage.
@@ -200,15 +202,6 @@ const _: () = {
     assert!(size_of::<Request>() <= 6 * LINE_BYTES);
     assert!(offset_of!(Request, sqe) <= 3 * LINE_BYTES);
 };
-
-/// The right to complete a command: one for each command received, consumed by its response.
-#[derive(Debug)]
-pub(super) struct Reply {
-    /// The command.
-    pub(super) cid: u16,
-    /// The key to invalidate with the response.
-    pub(super) invalidate: Option<u32>,
-}
 
 /// State that few commands need.
 #[derive(Debug, Default)]
@@ -250,6 +243,7 @@ impl Request {
             state: State::Free,
             posted: 0,
             has_ext: false,
+            unanswered: false,
             cancelling: false,
             bounces: false,
             lends_receive: false,
@@ -257,7 +251,7 @@ impl Request {
             status: Status::SUCCESS,
             charged_bytes: 0,
             device: None,
-            reply: None,
+            invalidate: None,
             cell,
             clock: StageTimer::default(),
             sqe: Sqe::default(),
@@ -283,7 +277,8 @@ impl Request {
         if !matches!(self.plan, Plan::Load { .. } | Plan::Store { .. }) {
             self.plan = Plan::Reply(0);
         }
-        self.reply = Some(Reply { cid: self.sqe.cid, invalidate: self.sqe.invalidate_key() });
+        self.unanswered = true;
+        self.invalidate = self.sqe.invalidate_key();
         self.capsule = Some(capsule);
         self.step = 0;
     }
@@ -315,10 +310,18 @@ impl Request {
         (self.state, self.successors) = (state, state.successors());
     }
 
-    /// Takes the right to complete it; none if it was completed, or never will be.
+    /// Counts a completed work of its data or its response. Returns whether the command has ended:
+    /// it was the last one.
     #[inline]
-    pub(super) fn take_reply(&mut self) -> Option<Reply> {
-        self.reply.take()
+    pub(super) fn end_post(&mut self) -> bool {
+        self.posted -= 1;
+        self.posted == 0 && self.state == State::Replying
+    }
+
+    /// Takes the right to complete it; false if it was completed, or never will be.
+    #[inline]
+    pub(super) fn take_reply(&mut self) -> bool {
+        std::mem::take(&mut self.unanswered)
     }
 
     /// Whether [`RequestExt`] is in use.
@@ -351,16 +354,9 @@ impl Request {
         self.ext().and_then(|ext| ext.fused_with)
     }
 
-    /// Sets the key to invalidate, where the host has others than in the descriptor of the command.
-    pub(super) fn set_invalidate(&mut self, key: Option<u32>) {
-        if let Some(reply) = &mut self.reply {
-            reply.invalidate = key;
-        }
-    }
-
     /// Drops the right to complete it.
     pub(super) fn forget_reply(&mut self) {
-        self.reply = None;
+        self.unanswered = false;
     }
 
     /// Returns the status of a command that must end before its first or next step: its host was

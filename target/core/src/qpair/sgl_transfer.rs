@@ -22,7 +22,7 @@ pub(super) fn gather(
     let tail = capsule.get(SQE_BYTES as usize..).unwrap_or_default();
     let tail = &tail[..(received_bytes as usize).min(tail.len())];
     let (sqe, pieces, key) = sgl::gather(sqe, segment, tail)?;
-    entry.set_invalidate(key);
+    entry.invalidate = key;
     entry.make_ext().pieces = pieces;
     Ok(sqe)
 }

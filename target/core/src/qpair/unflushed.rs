@@ -28,6 +28,14 @@ pub(super) fn note(role: &QueueRole, entry: &Request, outcome: Result<(), Status
     }
 }
 
+/// Records that an I/O queue has written to a namespace.
+#[inline]
+pub(super) fn note_write(role: &QueueRole, nsid: u32) {
+    if let QueueRole::Io { association, .. } = role {
+        association.unflushed.note_write(nsid);
+    }
+}
+
 /// Whether a flush of this namespace may begin.
 ///
 /// # Errors

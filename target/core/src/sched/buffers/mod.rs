@@ -290,10 +290,21 @@ impl BufferScheduler {
             && self.hold_times.limit_slow(wanted_bytes, free_bytes)
     }
 
-    /// Records that the host of a command that has ended held its buffers for `hold_ns`.
+    /// As [`BufferScheduler::discharge`], and records that the host of the command held its buffers
+    /// for `hold_ns`.
     #[inline(always)]
-    pub fn note_hold(&mut self, number: u32, hold_ns: u64) {
+    pub fn end(
+        &mut self,
+        number: u32,
+        (lane, store): (NsIndex, Option<DeviceSlot>),
+        bytes: u32,
+        hold_ns: u64,
+    ) {
         let Some(share) = self.shares.get_mut(number as usize) else { return };
+        discharge(share, &mut self.hold_times, lane, bytes);
+        if let Some(store) = store {
+            discharge_store(share, &mut self.stores, store, bytes);
+        }
         let (of, held_bytes) = (share.promptness, share.held_bytes);
         let Some(changed) = self.hold_times.note(of, held_bytes, hold_ns) else { return };
         share.promptness = changed;
@@ -379,9 +390,7 @@ impl BufferScheduler {
     #[inline(always)]
     pub fn discharge_store(&mut self, share: u32, store: DeviceSlot, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
-        let held = &mut share.by_store[store.index() % LANES];
-        *held = held.saturating_sub(bytes.into());
-        self.stores.discharge(store, bytes);
+        discharge_store(share, &mut self.stores, store, bytes);
     }
 
     /// Discharges the bytes of a command that has ended; `store`: the device, if it needed that
@@ -389,13 +398,9 @@ impl BufferScheduler {
     #[inline(always)]
     pub fn discharge(&mut self, share: u32, lane: NsIndex, store: Option<DeviceSlot>, bytes: u32) {
         let Some(share) = self.shares.get_mut(share as usize) else { return };
-        let less = |held: &mut u64| *held = held.saturating_sub(bytes.into());
-        self.hold_times.discharge(share.promptness, share.held_bytes.min(bytes.into()));
-        less(&mut share.held_bytes);
-        less(&mut share.by_lane[usize::from(lane.0)]);
+        discharge(share, &mut self.hold_times, lane, bytes);
         if let Some(store) = store {
-            less(&mut share.by_store[store.index() % LANES]);
-            self.stores.discharge(store, bytes);
+            discharge_store(share, &mut self.stores, store, bytes);
         }
     }
 
@@ -651,6 +656,18 @@ fn most_bytes(shares: &[Tenant], store: DeviceSlot) -> u64 {
     connected.map(|share| share.held_for(store)).max().unwrap_or(0)
 }
 
+#[inline(always)]
+fn discharge(share: &mut Tenant, hold_times: &mut HoldTimes, lane: NsIndex, bytes: u32) {
+    hold_times.discharge(share.promptness, share.held_bytes.min(bytes.into()));
+    share.discharge(lane, bytes);
+}
+
+#[inline(always)]
+fn discharge_store(share: &mut Tenant, stores: &mut DeviceShares, store: DeviceSlot, bytes: u32) {
+    share.discharge_store(store, bytes);
+    stores.discharge(store, bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -786,8 +803,10 @@ mod tests {
     fn slow_hosts_do_not_overtake_each_other() {
         let (mut waiters, slow, other) = waiters();
         let prompt = waiters.join(300, 8);
-        [slow, other].into_iter().for_each(|share| waiters.note_hold(share, 1_000_000_000));
-        waiters.note_hold(prompt, 0);
+        [slow, other]
+            .into_iter()
+            .for_each(|share| waiters.end(share, (NsIndex::of(1), None), 0, 1_000_000_000));
+        waiters.end(prompt, (NsIndex::of(1), None), 0, 0);
         waiters.charge(other, NsIndex::of(1), None, 1);
         assert!(waiters.may_try(Some(other), None) && !waiters.allows(slow, &wish(None, 50, 99)));
         waiters.push(Some(slow), QueuedCommand { wanted_bytes: 50, ..waiter(1, 0) }, None);

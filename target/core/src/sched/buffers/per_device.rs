@@ -20,6 +20,9 @@ const RECEIVES_FOR_ONE: u32 = 4;
 /// All devices together may have one in this many receives of a reactor.
 const RECEIVES_FOR_ALL: u32 = 2;
 
+/// Backing stores of a reactor, at most.
+const DEVICES: usize = DeviceId::COUNT as usize;
+
 /// Bits of a word.
 const BITS: u32 = u64::BITS;
 
@@ -37,7 +40,8 @@ impl DeviceSlot {
 
     #[inline]
     pub(super) fn index(self) -> usize {
-        self.0.into()
+        // It is less already: so it is known to be within every table.
+        usize::from(self.0) % DEVICES
     }
 }
 
@@ -45,9 +49,9 @@ impl DeviceSlot {
 #[derive(Debug)]
 pub(super) struct DeviceShares {
     /// Bytes of data buffers that commands hold, by device.
-    held_bytes: Box<[u64]>,
+    held_bytes: Box<[u64; DEVICES]>,
     /// Receives that are at devices or will be submitted, by device.
-    receives: Box<[u32]>,
+    receives: Box<[u32; DEVICES]>,
     /// The same, of all devices.
     all_receives: u32,
     /// Devices for which commands wait until less is held: a bit each.
@@ -56,11 +60,9 @@ pub(super) struct DeviceShares {
 
 impl Default for DeviceShares {
     fn default() -> DeviceShares {
-        let (held_bytes, receives) =
-            (vec![0; DeviceId::COUNT as usize], vec![0; DeviceId::COUNT as usize]);
         DeviceShares {
-            held_bytes: held_bytes.into_boxed_slice(),
-            receives: receives.into_boxed_slice(),
+            held_bytes: Box::new([0; DEVICES]),
+            receives: Box::new([0; DEVICES]),
             all_receives: 0,
             closed: [0; (DeviceId::COUNT / BITS) as usize],
         }

@@ -79,6 +79,21 @@ impl Tenant {
         }
     }
 
+    /// Discharges those of a command that has ended from it and its namespace.
+    #[inline(always)]
+    pub(super) fn discharge(&mut self, lane: NsIndex, bytes: u32) {
+        for held in [&mut self.held_bytes, &mut self.by_lane[usize::from(lane.0)]] {
+            *held = held.saturating_sub(bytes.into());
+        }
+    }
+
+    /// Discharges those of a command that no longer needs its device from that.
+    #[inline(always)]
+    pub(super) fn discharge_store(&mut self, store: DeviceSlot, bytes: u32) {
+        let held = &mut self.by_store[store.index() % LANES];
+        *held = held.saturating_sub(bytes.into());
+    }
+
     /// Whether it is slow, and slow ones hold too much for its first queued command.
     pub(super) fn is_limited(&self, hold_times: &HoldTimes, free_bytes: u64) -> bool {
         self.promptness.is_slow()
