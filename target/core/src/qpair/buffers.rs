@@ -16,7 +16,7 @@ use super::request::{Request, State, WaitReason};
 use super::requests::Requests;
 use super::role::QueueRole;
 use crate::command::{Plan, Source};
-use crate::sched::buffers::{DeviceSlot, NsIndex, PoolState, QueuedCommand};
+use crate::sched::buffers::{DeviceSlot, NsIndex, PoolState, QueuedCommand, is_prompt};
 
 /// Data bytes that only admin commands may take.
 pub const DATA_FOR_ADMIN_BYTES: u64 = 256 << 10;
@@ -127,15 +127,17 @@ impl BufferShare {
         }
     }
 
-    /// The same, and records how long the host of the command held them: until the reactor fell asleep, if
-    /// it did not wake for the acknowledgement, which so makes no prompt host slow.
+    /// The same, and records whether the host of the command has returned them promptly: until the reactor
+    /// fell asleep, if it did not wake for the acknowledgement, which so makes no prompt host slow.
     #[inline(always)]
     pub(super) fn end(&self, entry: &mut Request, io: &mut Io<'_>) {
         let charged_bytes = std::mem::take(&mut entry.charged_bytes);
         if let (Some(tenant), 1..) = (self.tenant, charged_bytes) {
             let lane = NsIndex::of(entry.sqe.nsid);
-            let hold_ns = entry.clock.at_host_ns(io.sent_ns);
-            io.waiters.end(tenant, (lane, entry.device), charged_bytes, hold_ns);
+            // Most take less in total than a host may hold their buffers.
+            let is_prompt = is_prompt(entry.clock.total_ns(io.sent_ns))
+                || is_prompt(entry.clock.at_host_ns(io.sent_ns));
+            io.waiters.end(tenant, (lane, entry.device), charged_bytes, is_prompt);
         }
     }
 

@@ -191,17 +191,17 @@ impl QueuePair {
         }
     }
 
-    /// Handles the completion of posted data or of a posted response. `is_last`: the command has
-    /// ended.
+    /// Handles the completion of posted data or of a posted response. `has_ended`: it was the
+    /// last one of its command.
     #[inline(always)]
     pub(super) fn on_posted(
         &mut self,
         slot: u16,
-        is_last: bool,
+        has_ended: bool,
         fault: Option<Fault>,
         io: &mut Io<'_>,
     ) {
-        if is_last {
+        if has_ended {
             self.end(slot, io);
             if self.disconnect_slot == Some(slot) {
                 // The host has received the response.
@@ -215,7 +215,7 @@ impl QueuePair {
     }
 
     /// Handles the end of a command: the host has received its data and its response.
-    #[inline(never)]
+    #[inline(always)]
     fn end(&mut self, slot: u16, io: &mut Io<'_>) {
         let key = self.requests.key;
         let entry = &mut self.requests[slot];

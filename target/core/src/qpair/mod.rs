@@ -281,33 +281,34 @@ impl QueuePair {
     #[inline(always)]
     pub(crate) fn on_next_completion(&mut self, done: Completion, io: &mut Io<'_>) {
         let (slot, outcome) = (done.tag as u16, done.outcome);
-        match done.work {
+        let has_ended = match done.work {
             Work::Recv(buf) => match outcome {
-                Ok(len) if self.conn.is_open() => self.on_capsule(buf, len, io.now_ns, io),
+                Ok(len) if self.conn.is_open() => {
+                    return self.on_capsule(buf, len, io.now_ns, io);
+                }
                 outcome => {
                     io.pool.give(buf);
-                    self.on_fault(outcome.err(), io);
+                    return self.on_fault(outcome.err(), io);
                 }
             },
+            Work::Read { into, .. } => return self.on_host_data(slot, into, outcome.err(), io),
             Work::Send { from, .. } => {
                 let entry = &mut self.requests[slot];
                 entry.cell = Some(from);
-                let is_last = entry.end_post();
-                self.on_posted(slot, is_last, outcome.err(), io);
+                entry.end_post()
             }
             Work::Write { from, .. } => {
                 let entry = &mut self.requests[slot];
                 if entry.is_in_pieces() {
-                    self.on_piece_pushed(slot, from, outcome.err(), io);
-                } else {
-                    entry.clock.enter(Stage::Reply, io.sent_ns);
-                    let is_last = entry.end_post();
-                    io.pool.give(from);
-                    self.on_posted(slot, is_last, outcome.err(), io);
+                    return self.on_piece_pushed(slot, from, outcome.err(), io);
                 }
+                entry.clock.enter(Stage::Reply, io.sent_ns);
+                let has_ended = entry.end_post();
+                io.pool.give(from);
+                has_ended
             }
-            Work::Read { into, .. } => self.on_host_data(slot, into, outcome.err(), io),
-        }
+        };
+        self.on_posted(slot, has_ended, outcome.err(), io);
     }
 
     /// Handles the data of a command that has read them from its host, or has failed to.

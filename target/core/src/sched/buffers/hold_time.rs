@@ -19,6 +19,13 @@ const FREE_FOR_SLOW: u64 = 2;
 /// Without prompt associations, slow ones may hold this many times the bytes that are free.
 const SLOW_TIMES_FREE: u64 = 7;
 
+/// Whether a host that has held a buffer for so long has returned it promptly.
+#[inline]
+#[must_use]
+pub fn is_prompt(hold_ns: u64) -> bool {
+    hold_ns <= PROMPT_NS
+}
+
 /// How soon the host of an association returns buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Promptness {
@@ -80,16 +87,15 @@ impl HoldTimes {
         }
     }
 
-    /// Records that a host has held a buffer for `hold_ns`. Returns the promptness of its association, which
-    /// holds `held_bytes`, if that has changed.
+    /// Records that a host has returned a buffer, promptly or late. Returns the promptness of its
+    /// association, which holds `held_bytes`, if that has changed.
     #[inline]
     pub(super) fn note(
         &mut self,
         of: Promptness,
         held_bytes: u64,
-        hold_ns: u64,
+        is_prompt: bool,
     ) -> Option<Promptness> {
-        let is_prompt = hold_ns <= PROMPT_NS;
         if is_prompt && of == Promptness::Prompt(MAX_RETURNS) {
             return None;
         }
@@ -126,7 +132,7 @@ mod tests {
 
     /// Records this number of hold times.
     fn note(times: &mut HoldTimes, of: Promptness, count: u64, hold_ns: u64) -> Promptness {
-        (0..count).fold(of, |of, _| times.note(of, 0, hold_ns).unwrap_or(of))
+        (0..count).fold(of, |of, _| times.note(of, 0, is_prompt(hold_ns)).unwrap_or(of))
     }
 
     #[test]
@@ -165,9 +171,9 @@ mod tests {
     fn what_an_association_holds_is_counted_as_it_is_now() {
         let mut times = HoldTimes::default();
         times.charge(Promptness::New, 7);
-        let slow = times.note(Promptness::New, 7, 1000 * MS).unwrap();
+        let slow = times.note(Promptness::New, 7, false).unwrap();
         assert_eq!(times.slow_bytes, 7);
-        let prompt = times.note(slow, 7, 0).unwrap();
+        let prompt = times.note(slow, 7, true).unwrap();
         assert_eq!((times.slow_bytes, times.prompt), (0, 1));
         times.leave(prompt, 7);
         assert_eq!((times.slow_bytes, times.prompt), (0, 0));

@@ -35,6 +35,7 @@ use std::time::Instant;
 use crate::sched::rate_queue::RateLimitQueue;
 use crate::subsystem::rate_limit::Grant;
 use hold_time::HoldTimes;
+pub use hold_time::is_prompt;
 use per_device::DeviceShares;
 pub use per_device::DeviceSlot;
 use round_robin::{Round, RoundRobin};
@@ -290,15 +291,15 @@ impl BufferScheduler {
             && self.hold_times.limit_slow(wanted_bytes, free_bytes)
     }
 
-    /// As [`BufferScheduler::discharge`], and records that the host of the command held its buffers
-    /// for `hold_ns`.
+    /// As [`BufferScheduler::discharge`], and records whether the host of the command has returned its
+    /// buffers promptly ([`is_prompt`]).
     #[inline(always)]
     pub fn end(
         &mut self,
         number: u32,
         (lane, store): (NsIndex, Option<DeviceSlot>),
         bytes: u32,
-        hold_ns: u64,
+        is_prompt: bool,
     ) {
         let Some(share) = self.shares.get_mut(number as usize) else { return };
         discharge(share, &mut self.hold_times, lane, bytes);
@@ -306,7 +307,7 @@ impl BufferScheduler {
             discharge_store(share, &mut self.stores, store, bytes);
         }
         let (of, held_bytes) = (share.promptness, share.held_bytes);
-        let Some(changed) = self.hold_times.note(of, held_bytes, hold_ns) else { return };
+        let Some(changed) = self.hold_times.note(of, held_bytes, is_prompt) else { return };
         share.promptness = changed;
         if of.is_slow() && !changed.is_slow() {
             self.turns.promote(number);
@@ -805,8 +806,8 @@ mod tests {
         let prompt = waiters.join(300, 8);
         [slow, other]
             .into_iter()
-            .for_each(|share| waiters.end(share, (NsIndex::of(1), None), 0, 1_000_000_000));
-        waiters.end(prompt, (NsIndex::of(1), None), 0, 0);
+            .for_each(|share| waiters.end(share, (NsIndex::of(1), None), 0, false));
+        waiters.end(prompt, (NsIndex::of(1), None), 0, true);
         waiters.charge(other, NsIndex::of(1), None, 1);
         assert!(waiters.may_try(Some(other), None) && !waiters.allows(slow, &wish(None, 50, 99)));
         waiters.push(Some(slow), QueuedCommand { wanted_bytes: 50, ..waiter(1, 0) }, None);

@@ -24,7 +24,7 @@ impl RoundRobin {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.prompt.is_empty() && self.slow.is_empty()
     }
 
     /// Whether a slow one waits.
