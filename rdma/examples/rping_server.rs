@@ -120,7 +120,9 @@ impl Server {
                 client.0 = Some(into);
                 self.answer(qp);
             }
-            Work::Send { from, .. } => self.pool.give(from),
+            Work::Send { from, .. }
+            | Work::SendImmediate { from, .. }
+            | Work::WriteImmediate { from, .. } => self.pool.give(from),
             Work::Write { from, .. } => {
                 self.pool.give(from);
                 client.1 += 1;

@@ -1,4 +1,4 @@
-//! The fabric: four verbs over interchangeable providers, and the registered memory they move.
+//! The fabric: verbs over interchangeable providers, and the registered memory they move.
 //!
 //! This crate has no knowledge of NVMe: private data of a connection are opaque bytes, messages are
 //! buffers. A provider implements [`Fabric`]; its driver owns it mutably, on one thread.
@@ -28,6 +28,8 @@
 //!   `Send` tells the peer that the written data are there (reliable connection order); and sends
 //!   are performed in the order of posting. Between two flushes a provider may let writes go first.
 //!   A `Read` has no such order: an operation that depends on its data waits for its completion.
+//! * A `SendImmediate` and a `WriteImmediate` consume a receive of the peer, and have the order of a
+//!   `Send`.
 
 pub mod event;
 pub mod limits;
@@ -69,7 +71,11 @@ pub struct Remote {
     pub len: u32,
 }
 
-/// The four verbs. Each owns the buffer it moves; the buffer's window says which bytes.
+/// The verbs. Each owns the buffer it moves; the buffer's window says which bytes.
+///
+/// Immediate data are 32 bits, opaque to the fabric and big-endian on the wire (IBTA volume 1, 9.3
+/// "Extended Transport Headers" and 9.4 "Transport Functions"). iWARP has none: a device of iWARP
+/// refuses the work, which ends the connection.
 #[derive(Debug)]
 pub enum Work {
     /// Receives one message, at the start of the window.
@@ -82,12 +88,22 @@ pub enum Work {
         /// does not support that send without, which every host accepts.
         invalidate: Option<u32>,
     },
-    /// Pulls the peer's memory into the window (RDMA Read). The window is as long as `from`.
-    Read {
-        /// Destination.
-        into: Buf,
+    /// Sends the window as one message with immediate data (Send with Immediate).
+    SendImmediate {
+        /// The message.
+        from: Buf,
+        /// Its immediate data.
+        immediate: u32,
+    },
+    /// As `Write`, and completes a receive of the peer with immediate data (RDMA Write with
+    /// Immediate).
+    WriteImmediate {
         /// Source.
-        from: Remote,
+        from: Buf,
+        /// Destination.
+        to: Remote,
+        /// The immediate data.
+        immediate: u32,
     },
     /// Pushes the window to the peer's memory (RDMA Write). `to` is at least as long as the window.
     Write {
@@ -95,6 +111,13 @@ pub enum Work {
         from: Buf,
         /// Destination.
         to: Remote,
+    },
+    /// Pulls the peer's memory into the window (RDMA Read). The window is as long as `from`.
+    Read {
+        /// Destination.
+        into: Buf,
+        /// Source.
+        from: Remote,
     },
 }
 
@@ -104,8 +127,10 @@ impl Work {
         match self {
             Work::Recv(buf)
             | Work::Send { from: buf, .. }
+            | Work::SendImmediate { from: buf, .. }
             | Work::Read { into: buf, .. }
-            | Work::Write { from: buf, .. } => buf,
+            | Work::Write { from: buf, .. }
+            | Work::WriteImmediate { from: buf, .. } => buf,
         }
     }
 
@@ -114,10 +139,33 @@ impl Work {
         match self {
             Work::Recv(buf)
             | Work::Send { from: buf, .. }
+            | Work::SendImmediate { from: buf, .. }
             | Work::Read { into: buf, .. }
-            | Work::Write { from: buf, .. } => buf,
+            | Work::Write { from: buf, .. }
+            | Work::WriteImmediate { from: buf, .. } => buf,
         }
     }
+}
+
+/// What a completed receive has in addition to the bytes in its buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReceivedWith {
+    /// Nothing. Also of all work other than `Recv`, and of a receive that failed.
+    Nothing,
+    /// Send with Invalidate: the key of a remote region that the message has invalidated. Only for
+    /// regions whose [`RemoteRegion::bears_invalidation`] is true: for others, such a message ends
+    /// the connection.
+    Invalidate(u32),
+    /// Send with Immediate: the immediate data.
+    Immediate(u32),
+    /// RDMA Write with Immediate: the data are in remote regions, and nothing is in the buffer of the
+    /// receive, so the outcome is 0.
+    Write {
+        /// The immediate data.
+        immediate: u32,
+        /// Bytes of the RDMA Write: 0 to 2 GiB.
+        bytes: u32,
+    },
 }
 
 /// Completed work.
@@ -129,13 +177,15 @@ pub struct Completion {
     pub tag: Tag,
     /// The work; the receiver of this completion owns its buffer again.
     pub work: Work,
-    /// Bytes moved (for `Recv` the length of the message), or the fault of the queue pair.
+    /// Bytes moved (for `Recv` those in its buffer, the length of the message), or the fault of the
+    /// queue pair.
     pub outcome: Result<u32, Fault>,
-    /// The key of a remote region that the peer's message has invalidated (Send with Invalidate).
-    /// Only for regions whose [`RemoteRegion::bears_invalidation`] is true: for others, such a
-    /// message ends the connection.
-    pub invalidated: Option<u32>,
+    /// What the peer has sent with a message; an RDMA Write with Immediate also completes a `Recv`.
+    pub with: ReceivedWith,
 }
+
+// Each command moves several: immediate data have taken the room of padding.
+const _: () = assert!(size_of::<Work>() <= 56 && size_of::<Completion>() <= 88);
 
 /// Error that ended a queue pair. There are no recoverable ones: a failed completion always ends
 /// its connection; the host reconnects.

@@ -547,9 +547,7 @@ fn two_fabrics_on_two_threads() {
                         target.fabric.post(qp, 3, Work::Send { from: tell, invalidate: None });
                         round += 1;
                     }
-                    Work::Write { from: buf, .. } | Work::Send { from: buf, .. } => {
-                        target.pool.give(buf);
-                    }
+                    other => target.pool.give(other.into_buf()),
                 }
             }
             other => panic!("{other:?}"),

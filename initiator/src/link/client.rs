@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use rdma::pool::PoolPlan;
-use rdma::{Buf, Completion, Event, Fault, Qp, QpLimits, Reason, RemoteRegion, Work};
+use rdma::{Buf, Completion, Event, Fault, Qp, QpLimits, Reason, ReceivedWith, RemoteRegion, Work};
 
 use super::Io;
 use super::message::{
     LinkReject, MAX_BYTES, MAX_DEPTH, MAX_OUTSTANDING_BYTES, MESSAGE_BYTES, Operation, Test,
-    emit_request, parse_answer, sequence,
+    emit_request, immediate_of, parse_answer, sequence,
 };
 use crate::session::EndReason;
 use crate::{Error, bench::report::LONGEST_NS};
@@ -132,9 +132,9 @@ impl Client {
             }
         }
         for _ in 0..sends {
-            let buf = match test.operation {
-                Operation::Send => io.pool.take_data(test.size_bytes),
-                Operation::Read | Operation::Write => io.pool.take_cell(),
+            let buf = match test.operation.is_send() {
+                true => io.pool.take_data(test.size_bytes),
+                false => io.pool.take_cell(),
             };
             match buf {
                 Some(buf) => client.requests.push(buf),
@@ -217,7 +217,7 @@ impl Client {
             return;
         }
         let Test { operation, size_bytes, depth } = self.measured.test;
-        let count = if operation == Operation::Send { 0 } else { depth };
+        let count = if operation.is_send() { 0 } else { depth };
         for _ in 0..count {
             let Some(buf) = io.pool.take_data(size_bytes) else {
                 return self.fail(no_memory(), io);
@@ -248,16 +248,21 @@ impl Client {
             buf.select(0, MESSAGE_BYTES);
             io.pool.bytes_mut(&mut buf).copy_from_slice(&emit_request(region.remote()));
         }
+        let immediate = immediate_of(self.submitted);
         self.submitted += 1;
         if self.outstanding.is_empty() {
             self.deadline = now + self.limits.timeout;
         }
         self.outstanding.push_back(now);
-        io.fabric.post(self.qp, 0, Work::Send { from: buf, invalidate: None });
+        let work = match self.measured.test.operation {
+            Operation::SendImmediate => Work::SendImmediate { from: buf, immediate },
+            _ => Work::Send { from: buf, invalidate: None },
+        };
+        io.fabric.post(self.qp, 0, work);
     }
 
     fn done(&mut self, now: Instant, done: Completion, io: &mut Io<'_>) {
-        let Completion { qp, work, outcome, .. } = done;
+        let Completion { qp, work, outcome, with, .. } = done;
         let is_open = qp == self.qp && !matches!(self.stage, Stage::Closing | Stage::Ended);
         let bytes = match outcome {
             Ok(bytes) if is_open => bytes,
@@ -275,13 +280,32 @@ impl Client {
         };
         match work {
             Work::Recv(buf) => {
-                let answer = parse_answer(&io.pool.bytes(&buf)[..bytes as usize]);
+                let answer = self.answer(&io.pool.bytes(&buf)[..bytes as usize], with);
                 io.fabric.post(qp, 0, Work::Recv(buf));
                 if let Err(violation) = self.answered(now, answer, io) {
                     self.fail(Error::Local(violation), io);
                 }
             }
             other => self.requests.push(other.into_buf()),
+        }
+    }
+
+    /// The number of an answer, and whether the data were intact. None if it is no answer to this
+    /// operation.
+    fn answer(&self, message: &[u8], with: ReceivedWith) -> Option<(u64, bool)> {
+        let Test { operation, size_bytes, .. } = self.measured.test;
+        let expected = immediate_of(self.answered);
+        match (operation, with) {
+            (Operation::WriteImmediate, ReceivedWith::Write { immediate, bytes }) => {
+                let is_expected = immediate == expected && bytes == size_bytes;
+                is_expected.then_some((self.answered, true))
+            }
+            (Operation::WriteImmediate, _) => None,
+            (Operation::SendImmediate, with) => {
+                let is_expected = with == ReceivedWith::Immediate(expected);
+                parse_answer(message).filter(|_| is_expected)
+            }
+            _ => parse_answer(message),
         }
     }
 
@@ -293,7 +317,7 @@ impl Client {
         io: &mut Io<'_>,
     ) -> Result<(), String> {
         let violates = |what: &str| format!("the listening end violates the protocol: {what}");
-        let (number, is_intact) = answer.ok_or_else(|| violates("the length of an answer"))?;
+        let (number, is_intact) = answer.ok_or_else(|| violates("no answer to this operation"))?;
         if number != self.answered {
             return Err(violates("an answer out of order"));
         }
@@ -301,7 +325,7 @@ impl Client {
         let since = since.ok_or_else(|| violates("an answer to no request"))?;
         let Test { operation, depth, .. } = self.measured.test;
         let mut written = number.to_le_bytes();
-        if operation == Operation::Write {
+        if operation.is_write() {
             let region = &self.memory[(number % u64::from(depth)) as usize];
             io.pool.copy_out(region, 0, &mut written);
         }

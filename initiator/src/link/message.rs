@@ -3,11 +3,14 @@
 //! ```text
 //! REQ      "nvmflink" | version u16 | operation u8 | 0 u8 | size u32 | depth u32      private data
 //! REJ      "nvmflink" | version u16 | refusal u8                                      private data
-//! request  address u64 | key u32 | length u32       or, for `send`, `size` bytes of data
+//! request  address u64 | key u32 | length u32       or, for `send` and `send-immediate`, `size` bytes
+//!                                                  of data
 //! answer   sequence number u64 | status u32 | 0 u32
 //! ```
 //!
-//! The data of operation `n` begin with `n` as a `u64`. Private data may be followed by zeros.
+//! The data of operation `n` begin with `n` as a `u64`. Immediate data are its low 32 bits: of the
+//! requests and answers of `send-immediate`, and of the RDMA Writes of `write-immediate`, which has no
+//! other answer. Private data may be followed by zeros.
 
 use rdma::Remote;
 use rdma::pool::capacity_for;
@@ -17,7 +20,7 @@ const VERSION: u16 = 1;
 /// Identifies a link test, among other uses of private data.
 const MAGIC: [u8; 8] = *b"nvmflink";
 
-/// Length of a request for `read` and `write`, and of each answer, in bytes.
+/// Length of a request that names memory, and of each answer, in bytes.
 pub(super) const MESSAGE_BYTES: u32 = 16;
 /// Minimum of data in bytes: the sequence number.
 pub(super) const MIN_BYTES: u32 = 8;
@@ -38,10 +41,24 @@ pub enum Operation {
     Read,
     /// A request, RDMA Write by the listening end, answer: the transfer of an NVMe Read
     Write,
+    /// As send, by Send with Immediate both ways; NVMe does not use this
+    SendImmediate,
+    /// A request, RDMA Write with Immediate by the listening end, which is the answer; NVMe does not use
+    /// this
+    WriteImmediate,
 }
 
 impl Operation {
-    pub(super) const ALL: [Operation; 3] = [Operation::Send, Operation::Read, Operation::Write];
+    /// All of them.
+    pub(super) const ALL: [Operation; 5] = [
+        Operation::Send,
+        Operation::Read,
+        Operation::Write,
+        Operation::SendImmediate,
+        Operation::WriteImmediate,
+    ];
+    /// Those of NVMe over RDMA.
+    pub(super) const OF_NVME: [Operation; 3] = [Operation::Send, Operation::Read, Operation::Write];
 
     /// Its name on the command line and in results.
     pub(super) fn name(self) -> &'static str {
@@ -49,6 +66,8 @@ impl Operation {
             Operation::Send => "send",
             Operation::Read => "read",
             Operation::Write => "write",
+            Operation::SendImmediate => "send-immediate",
+            Operation::WriteImmediate => "write-immediate",
         }
     }
 
@@ -57,7 +76,19 @@ impl Operation {
             Operation::Send => 1,
             Operation::Read => 2,
             Operation::Write => 3,
+            Operation::SendImmediate => 4,
+            Operation::WriteImmediate => 5,
         }
+    }
+
+    /// Whether the data are in the messages of the connecting end; else in its memory.
+    pub(super) fn is_send(self) -> bool {
+        matches!(self, Operation::Send | Operation::SendImmediate)
+    }
+
+    /// Whether the listening end writes the memory of the other.
+    pub(super) fn is_write(self) -> bool {
+        matches!(self, Operation::Write | Operation::WriteImmediate)
     }
 }
 
@@ -160,7 +191,7 @@ impl LinkReject {
     }
 }
 
-/// A request for `read` and `write`: the memory of the connecting end.
+/// A request that names memory of the connecting end.
 pub(super) fn emit_request(remote: Remote) -> [u8; MESSAGE_BYTES as usize] {
     let mut bytes = [0; MESSAGE_BYTES as usize];
     bytes[..8].copy_from_slice(&remote.addr.to_le_bytes());
@@ -178,6 +209,11 @@ pub(super) fn parse_request(bytes: &[u8]) -> Option<Remote> {
         len: field(bytes, 12).map(u32::from_le_bytes)?,
     };
     Some(remote)
+}
+
+/// The immediate data of operation `sequence`.
+pub(super) fn immediate_of(sequence: u64) -> u32 {
+    sequence as u32
 }
 
 /// The answer to operation `sequence`; `is_intact`: its data began with that number.
@@ -260,7 +296,7 @@ mod tests {
             assert_eq!(Test::parse(&bad.emit()), Err(LinkReject::Parameters), "{bad:?}");
         }
         let mut unknown = TEST.emit();
-        for code in [0, 4, 255] {
+        for code in [0, 6, 255] {
             unknown[10] = code;
             assert_eq!(Test::parse(&unknown), Err(LinkReject::Parameters));
         }

@@ -65,7 +65,7 @@ pub struct Args {
     pub provider: Provider,
     /// Operations to measure
     #[arg(long, value_enum, value_name = "OPERATION", value_delimiter = ',',
-        default_values_t = Operation::ALL)]
+        default_values_t = Operation::OF_NVME)]
     pub operation: Vec<Operation>,
     /// Bytes of one operation, 8 to 1 MiB
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = size)]

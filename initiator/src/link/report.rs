@@ -61,11 +61,11 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let Report { to, provider, size_bytes, .. } = self;
         let mut text = format!("{size_bytes} bytes to {to} over {provider}; round trips in us\n");
-        text += "operation  depth     median        p99        max        op/s     MiB/s\n";
+        text += "operation       depth     median        p99        max        op/s     MiB/s\n";
         for measured in &self.results {
             let [median, p99] = measured.percentiles_ns().map(us);
             text += &format!(
-                "{:<9} {:>6} {median:>10.2} {p99:>10.2} {:>10.2} {:>11.0} {:>9.1}\n",
+                "{:<15} {:>5} {median:>10.2} {p99:>10.2} {:>10.2} {:>11.0} {:>9.1}\n",
                 measured.test.operation.name(),
                 measured.test.depth,
                 us(measured.round_trips.max()),

@@ -12,12 +12,14 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rdma::pool::PoolPlan;
-use rdma::{Buf, Completion, Event, Fault, Incoming, Qp, QpLimits, Reason, Remote, Work};
+use rdma::{
+    Buf, Completion, Event, Fault, Incoming, Qp, QpLimits, Reason, ReceivedWith, Remote, Work,
+};
 
 use super::Io;
 use super::message::{
     LinkReject, MAX_BYTES, MAX_DEPTH, MAX_OUTSTANDING_BYTES, MESSAGE_BYTES, Operation, Test,
-    emit_answer, parse_request, sequence,
+    emit_answer, immediate_of, parse_request, sequence,
 };
 
 /// Maximum of connections at once.
@@ -158,7 +160,7 @@ impl Server {
     }
 
     fn done(&mut self, now: Instant, done: Completion, io: &mut Io<'_>) {
-        let Completion { qp, work, outcome, .. } = done;
+        let Completion { qp, work, outcome, with, .. } = done;
         let Some(connection) = self.connections.get_mut(&qp) else {
             return io.pool.give(work.into_buf());
         };
@@ -179,7 +181,7 @@ impl Server {
                 return connection.close(qp, io);
             }
         };
-        if let Err(violation) = connection.completed(now, qp, work, bytes, io) {
+        if let Err(violation) = connection.completed(now, qp, work, (bytes, with), io) {
             tracing::warn!("{}: the peer violates the protocol: {violation}", connection.peer);
             connection.close(qp, io);
         }
@@ -215,7 +217,7 @@ impl Connection {
             last_message: now,
             is_closing: false,
         };
-        let count = if test.operation == Operation::Send { 0 } else { test.depth };
+        let count = if test.operation.is_send() { 0 } else { test.depth };
         connection.data.extend((0..count).map_while(|_| io.pool.take_data(test.size_bytes)));
         let answers = (0..connection.sends_max()).map_while(|_| io.pool.take_cell());
         connection.answers.extend(answers);
@@ -231,9 +233,9 @@ impl Connection {
     /// Allocates the receives; none if the pool has too little.
     fn take_receives(&self, io: &mut Io<'_>) -> Option<Vec<Buf>> {
         let Test { operation, size_bytes, depth } = self.test;
-        let take = |_| match operation {
-            Operation::Send => io.pool.take_data(size_bytes),
-            Operation::Read | Operation::Write => io.pool.take_cell(),
+        let take = |_| match operation.is_send() {
+            true => io.pool.take_data(size_bytes),
+            false => io.pool.take_cell(),
         };
         let receives: Vec<Buf> = (0..depth).map_while(take).collect();
         if receives.len() == depth as usize {
@@ -263,21 +265,21 @@ impl Connection {
         now: Instant,
         qp: Qp,
         work: Work,
-        bytes: u32,
+        (bytes, with): (u32, ReceivedWith),
         io: &mut Io<'_>,
     ) -> Result<(), Violation> {
         match work {
             Work::Recv(buf) => {
                 self.last_message = now;
-                self.received(qp, buf, bytes, io)?;
+                self.received(qp, buf, (bytes, with), io)?;
             }
             Work::Read { into, .. } => {
                 let is_intact = sequence(io.pool.bytes(&into)) == Some(self.answered);
                 self.data.push(into);
                 self.answer(qp, is_intact, io);
             }
-            Work::Write { from, .. } => self.data.push(from),
-            Work::Send { from, .. } => self.answers.push(from),
+            Work::Write { from, .. } | Work::WriteImmediate { from, .. } => self.data.push(from),
+            Work::Send { from, .. } | Work::SendImmediate { from, .. } => self.answers.push(from),
         }
         while self.has_room()
             && let Some(remote) = self.waiting.pop_front()
@@ -289,21 +291,32 @@ impl Connection {
 
     /// A message has arrived. Its receive is posted again before the answer, so that a peer that
     /// keeps to its depth always finds one.
-    fn received(&mut self, qp: Qp, buf: Buf, bytes: u32, io: &mut Io<'_>) -> Result<(), Violation> {
+    fn received(
+        &mut self,
+        qp: Qp,
+        buf: Buf,
+        (bytes, with): (u32, ReceivedWith),
+        io: &mut Io<'_>,
+    ) -> Result<(), Violation> {
         let Test { operation, size_bytes, depth } = self.test;
         let content = &io.pool.bytes(&buf)[..bytes as usize];
         let request = match operation {
-            Operation::Send if bytes == size_bytes => {
+            Operation::Send | Operation::SendImmediate if bytes == size_bytes => {
                 let expected = self.begun + self.waiting.len() as u64;
                 self.is_intact &= sequence(content) == Some(expected);
+                if operation == Operation::SendImmediate {
+                    self.is_intact &= with == ReceivedWith::Immediate(immediate_of(expected));
+                }
                 Ok(None)
             }
-            Operation::Send => Err(Violation::Length(bytes)),
-            Operation::Read | Operation::Write => match parse_request(content) {
-                Some(remote) if remote.len == size_bytes => Ok(Some(remote)),
-                Some(remote) => Err(Violation::Memory(remote.len)),
-                None => Err(Violation::Length(bytes)),
-            },
+            Operation::Send | Operation::SendImmediate => Err(Violation::Length(bytes)),
+            Operation::Read | Operation::Write | Operation::WriteImmediate => {
+                match parse_request(content) {
+                    Some(remote) if remote.len == size_bytes => Ok(Some(remote)),
+                    Some(remote) => Err(Violation::Memory(remote.len)),
+                    None => Err(Violation::Length(bytes)),
+                }
+            }
         };
         io.fabric.post(qp, 0, Work::Recv(buf));
         if self.waiting.len() >= depth as usize {
@@ -316,7 +329,7 @@ impl Connection {
     /// Whether one more operation can begin: a data buffer, and work requests for data and answer.
     /// Each work request has an answer buffer.
     fn has_room(&self) -> bool {
-        let has_data = self.test.operation == Operation::Send || !self.data.is_empty();
+        let has_data = self.test.operation.is_send() || !self.data.is_empty();
         has_data && self.sends + 2 <= self.sends_max()
     }
 
@@ -329,15 +342,26 @@ impl Connection {
             return self.answer(qp, is_intact, io);
         };
         let Some(mut buf) = self.data.pop() else { return };
-        self.sends += 2;
+        if self.test.operation.is_write() {
+            let data = io.pool.bytes_mut(&mut buf);
+            data[..8].copy_from_slice(&number.to_le_bytes());
+        }
         match self.test.operation {
+            Operation::WriteImmediate => {
+                self.sends += 1;
+                self.answered += 1;
+                let immediate = immediate_of(number);
+                io.fabric.post(qp, 0, Work::WriteImmediate { from: buf, to: remote, immediate });
+            }
             Operation::Write => {
-                let data = io.pool.bytes_mut(&mut buf);
-                data[..8].copy_from_slice(&number.to_le_bytes());
+                self.sends += 2;
                 io.fabric.post(qp, 0, Work::Write { from: buf, to: remote });
                 self.answer(qp, true, io);
             }
-            _ => io.fabric.post(qp, 0, Work::Read { into: buf, from: remote }),
+            _ => {
+                self.sends += 2;
+                io.fabric.post(qp, 0, Work::Read { into: buf, from: remote });
+            }
         }
     }
 
@@ -346,8 +370,13 @@ impl Connection {
         let Some(mut from) = self.answers.pop() else { return };
         from.select(0, MESSAGE_BYTES);
         io.pool.bytes_mut(&mut from).copy_from_slice(&emit_answer(self.answered, is_intact));
+        let immediate = immediate_of(self.answered);
         self.answered += 1;
-        io.fabric.post(qp, 0, Work::Send { from, invalidate: None });
+        let work = match self.test.operation {
+            Operation::SendImmediate => Work::SendImmediate { from, immediate },
+            _ => Work::Send { from, invalidate: None },
+        };
+        io.fabric.post(qp, 0, work);
     }
 }
 

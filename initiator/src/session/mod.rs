@@ -35,7 +35,7 @@ use std::time::Instant;
 use nvme::feature::AsyncEvent;
 use nvme::identify::IdentifyController;
 use nvme::property::{Cap, Vs};
-use rdma::{Buf, Completion, Event, Fault, Qp, Reason, Work};
+use rdma::{Buf, Completion, Event, Fault, Qp, Reason, ReceivedWith, Work};
 
 pub use end_reason::{EndReason, Violation};
 pub use request::{Data, Done, Io, Lost, Options, Phase, Refused, Request, Response};
@@ -192,7 +192,7 @@ impl Session {
     fn on_completion(&mut self, qid: u16, completion: Completion, io: &mut Io<'_>) {
         match (completion.work, completion.outcome) {
             (Work::Recv(buf), Ok(len)) if self.hears(qid) => {
-                self.on_response(qid, buf, len, completion.invalidated, io);
+                self.on_response(qid, buf, len, completion.with, io);
             }
             (work, outcome) => {
                 if let (Work::Send { .. }, Some(queue)) =
@@ -214,16 +214,9 @@ impl Session {
         there || (qid == 0 && self.step.is_shutdown())
     }
 
-    fn on_response(
-        &mut self,
-        qid: u16,
-        buf: Buf,
-        len: u32,
-        invalidated: Option<u32>,
-        io: &mut Io<'_>,
-    ) {
+    fn on_response(&mut self, qid: u16, buf: Buf, len: u32, with: ReceivedWith, io: &mut Io<'_>) {
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
-        let response = queue.response(&buf, len, invalidated, io);
+        let response = queue.response(&buf, len, with, io);
         // Before anything new is sent, so that there is a receive for every completion.
         queue.receive(buf, io);
         match response {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, cm};
-use rdma::{Buf, FabricError, Qp, QpLimits, RemoteRegion, Tag, Work};
+use rdma::{Buf, FabricError, Qp, QpLimits, ReceivedWith, RemoteRegion, Tag, Work};
 
 use super::end_reason::{EndReason, Violation};
 use super::request::{Data, Io, Options, Refused, Response};
@@ -308,12 +308,13 @@ impl Queue {
     }
 
     /// Handles a response of `len` bytes at the start of the window of `buf`, which the caller retains. It
-    /// may have invalidated a key: that of its own command, if the command requested it.
+    /// may have invalidated a key: that of its own command, if the command requested it. Immediate data
+    /// are ignored, as Linux does.
     pub(super) fn response(
         &mut self,
         buf: &Buf,
         len: u32,
-        invalidated: Option<u32>,
+        with: ReceivedWith,
         io: &mut Io<'_>,
     ) -> Result<(Finished, Response), Violation> {
         let bytes = io.pool.bytes(buf).first_chunk();
@@ -328,7 +329,7 @@ impl Queue {
         if entry.uses != cqe.cid >> SLOT_BITS {
             return Err(unknown);
         }
-        if let Some(key) = invalidated
+        if let ReceivedWith::Invalidate(key) = with
             && command.held.key_to_invalidate() != Some(key)
         {
             return Err(Violation::Key(key));

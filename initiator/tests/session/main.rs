@@ -15,7 +15,7 @@ use nvme::feature::AsyncEvent;
 use nvme::identify::{Ctratt, Sgls};
 use nvme::property::Csts;
 use nvme::{Cqe, IoOpcode, Sgl, Sqe, Status};
-use rdma::{Fault, Reason, Work};
+use rdma::{Fault, Reason, ReceivedWith, Work};
 
 use crate::support::{CNTLID, Lab, controller, options};
 
@@ -156,6 +156,25 @@ fn long_capsules_are_for_who_has_little_to_do() {
         lab.with(|session, io| session.abort(io));
         lab.expect_whole();
     }
+}
+
+/// As by Linux's host. An RDMA Write with them is no answer, whatever the receive has from before.
+#[test]
+fn immediate_data_of_an_answer_are_ignored() {
+    let mut lab = Lab::ready();
+    lab.request(1, read(1), 4096, 1);
+    let cid = lab.capsule(1).0.cid;
+    let cqe = Cqe::new(cid, Status::SUCCESS).emit();
+    lab.wire.message_with(1, &cqe, ReceivedWith::Immediate(0xfeed));
+    lab.deliver();
+    assert_eq!(lab.done().expect("done").outcome, good(0));
+    lab.request(1, read(1), 4096, 2);
+    assert!(lab.session.ended().is_none());
+    lab.wire.message_with(1, &[], ReceivedWith::Write { immediate: 0xfeed, bytes: 16 });
+    lab.deliver();
+    let what = Violation::Length(0);
+    assert_eq!(lab.session.ended(), Some(&EndReason::Violation { queue: 1, what }));
+    lab.expect_whole();
 }
 
 #[test]
@@ -397,7 +416,7 @@ fn a_fault_or_the_target_s_leaving_brings_everything_home() {
         tag: 1,
         work: Work::Send { from, invalidate: None },
         outcome: Err(Fault::Unreachable),
-        invalidated: None,
+        with: ReceivedWith::Nothing,
     }));
     lab.deliver();
     let expected = EndReason::Fault { queue: 1, fault: Fault::Unreachable };

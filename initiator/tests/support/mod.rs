@@ -17,7 +17,7 @@ use nvme::property::{Cap, Cc, Csts, Property, Shutdown, ShutdownStatus, Vs};
 use nvme::{AdminOpcode, Cqe, Nqn, Sgl, Sqe, Status, cm};
 use rdma::{
     Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Pool, Qp, QpLimits,
-    Reason, Region, RemoteRegion, Tag, Wake, Work,
+    Reason, ReceivedWith, Region, RemoteRegion, Tag, Wake, Work,
 };
 
 use exposed_memory::ExposedMemory;
@@ -79,7 +79,7 @@ impl Fabric for Wire {
                 tag,
                 work,
                 outcome,
-                invalidated: None,
+                with: ReceivedWith::Nothing,
             }));
             return;
         };
@@ -174,7 +174,7 @@ impl Wire {
             tag,
             work,
             outcome,
-            invalidated: None,
+            with: ReceivedWith::Nothing,
         }));
     }
 
@@ -190,7 +190,7 @@ impl Wire {
                 tag,
                 work,
                 outcome,
-                invalidated: None,
+                with: ReceivedWith::Nothing,
             }));
         }
         let (of_this, rest): (VecDeque<_>, _) =
@@ -223,23 +223,24 @@ impl Wire {
 
     /// The target sends a message to the host.
     pub(crate) fn message(&mut self, qid: u16, bytes: &[u8]) {
-        self.message_that_invalidates(qid, bytes, None);
+        self.message_with(qid, bytes, ReceivedWith::Nothing);
     }
 
-    fn message_that_invalidates(&mut self, qid: u16, bytes: &[u8], invalidated: Option<u32>) {
+    /// As [`Lab::message`], with a key to invalidate or immediate data.
+    pub(crate) fn message_with(&mut self, qid: u16, bytes: &[u8], with: ReceivedWith) {
         let Some(qp) = self.qp(qid) else { return };
         let line = self.lines.get_mut(&qp).expect("connected");
         // Without a receive it stays pending: a message that the target sends without a request.
         let Some((tag, mut buf)) = line.receives.pop_front() else { return };
         self.region.bytes_mut(&mut buf)[..bytes.len()].copy_from_slice(bytes);
         let (work, outcome) = (Work::Recv(buf), Ok(bytes.len() as u32));
-        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+        self.events.push_back(Event::Done(Completion { qp, tag, work, outcome, with }));
     }
 
     /// An answer that takes a key back.
     pub(crate) fn answer_and_invalidate(&mut self, qid: u16, cid: u16, key: u32) {
         let cqe = Cqe::new(cid, Status::SUCCESS).emit();
-        self.message_that_invalidates(qid, &cqe, Some(key));
+        self.message_with(qid, &cqe, ReceivedWith::Invalidate(key));
     }
 
     pub(crate) fn answer(&mut self, qid: u16, cid: u16, status: Status, result: u64) {

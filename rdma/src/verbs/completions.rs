@@ -3,7 +3,7 @@
 use crate::verbs::Verbs;
 use crate::verbs::device::Device;
 use crate::verbs::work_requests::Flight;
-use crate::{Completion, Event, Fault, Qp, Tag, Work};
+use crate::{Completion, Event, Fault, Qp, ReceivedWith, Tag, Work};
 
 impl Verbs {
     /// A work request has completed: removes it, and its own registration if it has one.
@@ -29,7 +29,7 @@ impl Verbs {
             Work::Recv(buf) => outcome.map(|len| len.min(buf.len())),
             other => outcome.map(|_| other.buf().len()),
         };
-        Some(Completion { qp, tag, work, outcome, invalidated: None })
+        Some(Completion { qp, tag, work, outcome, with: ReceivedWith::Nothing })
     }
 
     /// The completion queue of sends has reported a work request. Sends and Writes complete in
@@ -43,7 +43,9 @@ impl Verbs {
         batch: &mut Vec<Event>,
     ) {
         let work = self.flights.get(id).map(|flight| (flight.qp, &flight.work));
-        if let Some((qp, Work::Send { .. } | Work::Write { .. })) = work {
+        if let Some((qp, work)) = work
+            && !matches!(work, Work::Read { .. })
+        {
             while let Some(earlier) = self.next_posted(qp).filter(|earlier| *earlier != id) {
                 let completion = self.complete(earlier, Ok(0));
                 self.report(completion, end, batch);
@@ -115,7 +117,11 @@ impl Verbs {
                     if of_sends {
                         self.complete_in_order(id, outcome, end, batch);
                     } else {
-                        batch.extend(self.complete(id, outcome).map(Event::Done));
+                        let with = self.completions.received_with(entry);
+                        let completion = self.complete(id, outcome);
+                        batch.extend(
+                            completion.map(|done| Event::Done(Completion { with, ..done })),
+                        );
                     }
                 }
             }
@@ -145,6 +151,6 @@ impl Verbs {
     /// Fails work that was not even added to the table. (Work for a handle whose `Gone` was
     /// returned can only complete after it.)
     pub(super) fn refuse(&mut self, qp: Qp, tag: Tag, work: Work, fault: Fault) {
-        self.defer(Completion { qp, tag, work, outcome: Err(fault), invalidated: None });
+        self.defer(Completion { qp, tag, work, outcome: Err(fault), with: ReceivedWith::Nothing });
     }
 }

@@ -554,6 +554,19 @@ fn chain(
             let inline = at.1 > 0 && at.1 <= inline_most;
             sends.push(id, Verb::Send { invalidate }, &device.mr, at, inline);
         }
+        Work::SendImmediate { .. } | Work::WriteImmediate { .. } if device.ability.iwarp => {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Work::SendImmediate { immediate, .. } => {
+            let inline = at.1 > 0 && at.1 <= inline_most;
+            let verb = Verb::SendImmediate { immediate: *immediate };
+            sends.push(id, verb, &device.mr, at, inline);
+        }
+        Work::WriteImmediate { to, immediate, .. } => {
+            let (addr, key) = (to.addr, to.key);
+            let verb = Verb::WriteImmediate { addr, key, immediate: *immediate };
+            sends.push(id, verb, &device.mr, at, false);
+        }
         Work::Write { to, .. } => {
             let verb = Verb::Write { addr: to.addr, key: to.key };
             sends.push(id, verb, &device.mr, at, false);

@@ -1,6 +1,7 @@
 //! Two queue pairs of the soft transport against each other, and each against packets made by
 //! hand: every rule of requester and responder that has a name.
 
+mod immediate;
 mod losses;
 mod nak;
 mod order;
@@ -22,7 +23,9 @@ use rdma::soft::wire::header::{
 use rdma::soft::wire::icrc::{Checker, Flow, Verdict};
 use rdma::soft::wire::opcode::Opcode;
 use rdma::soft::wire::psn::{Msn, Psn, Qpn};
-use rdma::{Buf, Completion, Event, Fault, Pool, PoolPlan, Qp, Remote, RemoteRegion, Work};
+use rdma::{
+    Buf, Completion, Event, Fault, Pool, PoolPlan, Qp, ReceivedWith, Remote, RemoteRegion, Work,
+};
 
 const MTU: u32 = 1024;
 

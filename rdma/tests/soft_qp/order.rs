@@ -34,7 +34,7 @@ fn reads_and_writes_move_exposed_memory_and_a_send_takes_the_key_away() {
     settle(&mut a, &mut b);
     assert_eq!(a.completions(), [(2, Ok(50_001)), (3, Ok(16))]);
     let Some(Event::Done(done)) = b.events.first() else { panic!("none") };
-    assert_eq!(done.invalidated, Some(remote.key));
+    assert_eq!(done.with, ReceivedWith::Invalidate(remote.key));
     b.completed(4, 16, 1);
     assert!(b.memory.place(remote.key, remote.addr, 1, Rights::READ).is_err());
     let buf = b.concealed(remote);

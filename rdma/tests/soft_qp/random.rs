@@ -26,7 +26,7 @@ fn blow() -> impl Strategy<Value = Blow> {
     prop_oneof![
         6 => packet.prop_map(|(opcode, ahead, len, words, flags)| Blow::Packet { opcode, ahead, len, words, flags }),
         2 => (1..20u8).prop_map(Blow::Transmit),
-        2 => (0..4u8, 0..5000u32).prop_map(|(kind, len)| Blow::Post(kind, len)),
+        2 => (0..6u8, 0..5000u32).prop_map(|(kind, len)| Blow::Post(kind, len)),
         1 => (0..20_000u32).prop_map(Blow::Time),
     ]
 }
@@ -73,7 +73,9 @@ proptest! {
                         0 => Work::Recv(buf),
                         1 => Work::Send { from: buf, invalidate: None },
                         2 => Work::Read { into: buf, from: far },
-                        _ => Work::Write { from: buf, to: far },
+                        3 => Work::Write { from: buf, to: far },
+                        4 => Work::SendImmediate { from: buf, immediate: 7 },
+                        _ => Work::WriteImmediate { from: buf, to: far, immediate: 7 },
                     });
                 },
                 Blow::Time(micros) => end.elapse(Duration::from_micros(micros.into())),
@@ -93,7 +95,7 @@ proptest! {
     /// Two ends, all verbs both ways, a network that loses, repeats and swaps datagrams.
     #[test]
     fn data_survive_a_bad_network(
-        jobs in proptest::collection::vec((any::<bool>(), 0..3u8, 0..9000u32), 1..24),
+        jobs in proptest::collection::vec((any::<bool>(), 0..5u8, 0..9000u32), 1..24),
         seed in 1..u64::MAX,
         bad in 0..30u8,
         selective: bool,
@@ -121,10 +123,22 @@ proptest! {
                     one.post(tag, Work::Read { into, from });
                     exposed.push((!from_a, from, seed));
                 }
-                _ => {
+                2 => {
                     let to = other.expose(*len, 0xee, Rights::WRITE);
                     let from = one.buf(*len, seed);
                     one.post(tag, Work::Write { from, to });
+                    exposed.push((!from_a, to, seed));
+                }
+                3 => {
+                    other.recv(1000 + tag, (*len).max(1));
+                    let from = one.buf(*len, seed);
+                    one.post(tag, Work::SendImmediate { from, immediate: tag as u32 });
+                }
+                _ => {
+                    other.recv(1000 + tag, 64);
+                    let to = other.expose(*len, 0xee, Rights::WRITE);
+                    let from = one.buf(*len, seed);
+                    one.post(tag, Work::WriteImmediate { from, to, immediate: tag as u32 });
                     exposed.push((!from_a, to, seed));
                 }
             }
@@ -173,6 +187,16 @@ proptest! {
                 let Event::Done(done) = event else { break };
                 let len = done.outcome.unwrap() as usize;
                 let seed = (done.tag % 1000) as u8;
+                // Of a receive: that of its own job, so receives are consumed in order, each once.
+                if let Some(job) = done.tag.checked_sub(1000) {
+                    let (_, verb, bytes) = jobs[job as usize];
+                    let immediate = job as u32;
+                    prop_assert_eq!(done.with, match verb {
+                        3 => ReceivedWith::Immediate(immediate),
+                        4 => ReceivedWith::Write { immediate, bytes },
+                        _ => ReceivedWith::Nothing,
+                    });
+                }
                 let buf = done.work.into_buf();
                 let right = end.pool.bytes(&buf)[..len].iter().enumerate().all(|(at, byte)| *byte == pattern(at, seed));
                 prop_assert!(right, "work {}", done.tag);
@@ -181,7 +205,7 @@ proptest! {
             }
             prop_assert!(end.pool.is_full());
         }
-        let sends = jobs.iter().filter(|(_, verb, _)| *verb == 0).count();
+        let sends = jobs.iter().filter(|(_, verb, _)| [0, 3, 4].contains(verb)).count();
         prop_assert_eq!(home, jobs.len() + sends);
     }
 }

@@ -35,7 +35,7 @@ use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, Status, cm};
 use nvmfd::blockdev::{DeviceId, IoRequest};
 use nvmfd::core::diag::cause::Cause;
 use nvmfd::core::subsystem::Namespace;
-use rdma::{Completion, Qp, Work};
+use rdma::{Completion, Qp, ReceivedWith, Work};
 
 use crate::support::{KEY, World, admin, connect_data, end_both, io_queue, keyed, subsystem};
 
@@ -276,13 +276,42 @@ fn who_finds_no_buffer_waits_in_line_and_admin_does_not() {
     end_both(world, queue, admin, posted);
 }
 
+/// NVMe over RDMA has no immediate data. Those of a message are ignored, as by Linux's target; a write
+/// with them completes a receive whose buffer has what an earlier capsule has left there.
+#[test]
+fn immediate_data_are_ignored_and_a_write_with_them_is_no_capsule() {
+    let read = Sqe::io(IoOpcode::READ, 1).with_sgl(keyed(0, 4096)).with_cid(7);
+    let write = ReceivedWith::Write { immediate: 5, bytes: 64 };
+    for (with, len) in [(ReceivedWith::Immediate(5), 64), (write, 0)] {
+        let mut world = World::new();
+        let (mut queue, admin, posted) = io_queue(&mut world);
+        let (tag, work) = world.fabric.posted.pop_front().unwrap();
+        let mut buf = work.into_buf();
+        world.pool.bytes_mut(&mut buf)[..64].copy_from_slice(&read.emit());
+        let done = Completion { qp: Qp(0), tag, work: Work::Recv(buf), outcome: Ok(len), with };
+        queue.on_completion(done, &mut world.io());
+        world.run(&mut queue);
+        let answered: Vec<u16> = world.completions.drain(..).map(|cqe| cqe.cid).collect();
+        let is_capsule = with != write;
+        assert_eq!(answered, if is_capsule { vec![7] } else { vec![] });
+        assert_eq!(world.fabric.disconnected, !is_capsule);
+        end_both(world, queue, admin, posted);
+    }
+}
+
 #[test]
 fn a_host_that_breaks_the_rules_is_disconnected() {
     for len in [0, 63] {
         let mut world = World::new();
         let (mut queue, admin, posted) = io_queue(&mut world);
         let (tag, work) = world.fabric.posted.pop_front().unwrap();
-        let done = Completion { qp: Qp(0), tag, work, outcome: Ok(len), invalidated: None };
+        let done = Completion {
+            qp: Qp(0),
+            tag,
+            work,
+            outcome: Ok(len),
+            with: rdma::ReceivedWith::Nothing,
+        };
         queue.on_completion(done, &mut world.io());
         assert!(world.fabric.disconnected, "a capsule of {len} bytes");
         end_both(world, queue, admin, posted);

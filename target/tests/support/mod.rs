@@ -286,7 +286,13 @@ impl World {
         let mut buf = work.into_buf();
         self.pool.bytes_mut(&mut buf)[..message.len()].copy_from_slice(message);
         let outcome = Ok(message.len() as u32);
-        let done = Completion { qp: Qp(0), tag, work: Work::Recv(buf), outcome, invalidated: None };
+        let done = Completion {
+            qp: Qp(0),
+            tag,
+            work: Work::Recv(buf),
+            outcome,
+            with: rdma::ReceivedWith::Nothing,
+        };
         queue.on_completion(done, &mut self.io());
         self.over.end();
         true
@@ -330,9 +336,12 @@ impl World {
                     None => outcome = Err(Fault::RemoteAccess),
                 }
             }
+            Work::SendImmediate { .. } | Work::WriteImmediate { .. } => {
+                panic!("a target has no immediate data")
+            }
             Work::Recv(_) => unreachable!(),
         }
-        let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
+        let done = Completion { qp: Qp(0), tag, work, outcome, with: rdma::ReceivedWith::Nothing };
         queue.on_completion(done, &mut self.io());
         self.over.end();
         true
@@ -394,7 +403,8 @@ impl World {
     pub(crate) fn flush_and_go(&mut self, queue: &mut QueuePair) {
         for (tag, work) in std::mem::take(&mut self.fabric.posted) {
             let outcome = Err(Fault::Flushed);
-            let done = Completion { qp: Qp(0), tag, work, outcome, invalidated: None };
+            let done =
+                Completion { qp: Qp(0), tag, work, outcome, with: rdma::ReceivedWith::Nothing };
             queue.on_completion(done, &mut self.io());
         }
         self.over.end();

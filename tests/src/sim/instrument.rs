@@ -168,6 +168,7 @@ impl<F: Fabric> InstrumentedFabric<F> {
             Work::Send { .. } => 2,
             Work::Read { .. } => 3,
             Work::Write { .. } => 4,
+            Work::SendImmediate { .. } | Work::WriteImmediate { .. } => 5,
         };
         self.note(done.qp, 0x20 | kind, outcome, || match (&done.work, done.outcome) {
             (Work::Recv(buf), Ok(len)) => format!("receives {}", self.message(buf, len)),
@@ -175,6 +176,9 @@ impl<F: Fabric> InstrumentedFabric<F> {
             (Work::Send { .. }, Ok(_)) => "sent".to_owned(),
             (Work::Read { .. }, Ok(len)) => format!("{len} bytes pulled"),
             (Work::Write { .. }, Ok(len)) => format!("{len} bytes pushed"),
+            (Work::SendImmediate { .. } | Work::WriteImmediate { .. }, Ok(_)) => {
+                "sent with immediate data".to_owned()
+            }
             (_, Err(fault)) => format!("work comes home: {fault}"),
         });
     }
@@ -241,6 +245,10 @@ impl<F: Fabric> Fabric for InstrumentedFabric<F> {
             }
             Work::Write { from, to } => {
                 self.note(qp, 0x44, from.len().into(), || format!("pushes {to:x?}"));
+            }
+            // Neither target nor host of NVMe posts any.
+            Work::SendImmediate { immediate, .. } | Work::WriteImmediate { immediate, .. } => {
+                self.note(qp, 0x45, (*immediate).into(), || "sends immediate data".to_owned());
             }
         }
         self.fabric.post(qp, tag, work);

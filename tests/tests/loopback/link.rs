@@ -113,6 +113,29 @@ fn a_link_is_measured_for_each_operation_and_depth() {
     assert_eq!(listener.interrupt(), Some(0));
 }
 
+/// One packet, and several at every path MTU.
+#[test]
+fn immediate_data_are_measured_when_asked_for() {
+    let listener = Listener::start();
+    for (host, bytes) in [(2, "64"), (3, "10000")] {
+        let operations = ["send-immediate", "write-immediate"];
+        let list = operations.join(",");
+        let more = ["--operation", &list, "--bs", bytes, "--iodepth", "8"];
+        let more = [&more[..], &["--runtime", "100ms", "-o", "json"]].concat();
+        let report = listener.tested(host, &more).good().json();
+        let results = report["results"].as_array().expect("a list");
+        let kinds: Vec<(&str, u64)> = results.iter().map(kind).collect();
+        assert_eq!(kinds, operations.map(|operation| [(operation, 1), (operation, 8)]).concat());
+        for result in results {
+            assert!(result["operations"].as_u64() > Some(0), "{result}");
+            let (operation, depth) = kind(result);
+            listener
+                .says(&format!("{operation} of {bytes} bytes, depth {depth}; closed by the peer"));
+        }
+    }
+    assert_eq!(listener.interrupt(), Some(0));
+}
+
 fn kind(result: &Value) -> (&str, u64) {
     (result["operation"].as_str().expect("text"), result["iodepth"].as_u64().expect("a number"))
 }

@@ -250,7 +250,7 @@ impl Endpoint {
                 tag,
                 work,
                 outcome: Err(Fault::Flushed),
-                invalidated: None,
+                with: crate::ReceivedWith::Nothing,
             })),
         }
     }

@@ -34,7 +34,7 @@ use super::wire::header::{Packet, RnrTimer};
 use super::wire::opcode::Operation;
 use super::wire::psn::{Psn, Qpn};
 use super::wire::tx_packet::{Payload, TxPacket};
-use crate::{Buf, Completion, Event, Fault, Qp, Region, Tag, Work};
+use crate::{Buf, Completion, Event, Fault, Qp, ReceivedWith, Region, Tag, Work};
 
 /// Bytes of writes after which later ones do not overtake a send: two trains.
 const PASSING_BYTES: u32 = 128 << 10;
@@ -113,14 +113,15 @@ pub struct Io<'a> {
 impl Io<'_> {
     /// Completes work.
     pub(crate) fn done(&mut self, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
-        let (qp, invalidated) = (self.qp, None);
-        self.events.push(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+        let (qp, with) = (self.qp, ReceivedWith::Nothing);
+        self.events.push(Event::Done(Completion { qp, tag, work, outcome, with }));
     }
 
-    /// Completes a receive with a message of `len` bytes, which may have invalidated a key.
-    pub(crate) fn received(&mut self, tag: Tag, into: Buf, len: u32, invalidated: Option<u32>) {
+    /// Completes a receive with a message of `len` bytes in its buffer.
+    #[inline(always)] // for each message
+    pub(crate) fn received(&mut self, tag: Tag, into: Buf, len: u32, with: ReceivedWith) {
         let (qp, work, outcome) = (self.qp, Work::Recv(into), Ok(len));
-        self.events.push(Event::Done(Completion { qp, tag, work, outcome, invalidated }));
+        self.events.push(Event::Done(Completion { qp, tag, work, outcome, with }));
     }
 }
 
@@ -206,8 +207,9 @@ impl QueuePair {
                 self.written_bytes = self.written_bytes.saturating_add(work.buf().len());
                 self.requester.post(Wqe::new(tag, work));
             }
-            Work::Send { .. } => self.sends.push_back(Wqe::new(tag, work)),
             Work::Read { .. } => self.reads.push_back(Wqe::new(tag, work)),
+            // What completes a receive of the peer leaves in the order of posting.
+            sends => self.sends.push_back(Wqe::new(tag, sends)),
         }
     }
 

@@ -504,7 +504,7 @@ impl<'a> Packet<'a> {
             atomic: self.atomic(),
             aeth: self.aeth(),
             atomic_ack: self.find(Headers::ATOMIC_ACK, 4).map(|b| u64::from_be_bytes(*b)),
-            immediate: self.find(Headers::IMMEDIATE, self.headers.len().saturating_sub(4)).copied(),
+            immediate: self.immediate(),
             invalidate: self.invalidate(),
             held: self.held(),
         }
@@ -546,6 +546,13 @@ impl<'a> Packet<'a> {
     #[must_use]
     pub fn invalidate(&self) -> Option<u32> {
         self.find(Headers::IETH, 0).map(|b| u32::from_be_bytes(*b))
+    }
+
+    /// Immediate data.
+    #[inline]
+    #[must_use]
+    pub fn immediate(&self) -> Option<[u8; 4]> {
+        self.find(Headers::IMMEDIATE, self.headers.len().saturating_sub(4)).copied()
     }
 
     /// Which packets are there; see [`Extended::held`].

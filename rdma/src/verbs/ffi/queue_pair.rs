@@ -8,14 +8,14 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use rdma_sys::{
     ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
-    ibv_qp_state, ibv_qp_type, ibv_wc, ibv_wc_opcode, ibv_wc_status, rdma_conn_param,
+    ibv_qp_state, ibv_qp_type, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, rdma_conn_param,
 };
 
 use super::cm::CmId;
 use super::device::{Context, Pd};
 use super::work_request::{RecvChain, Refused, SendChain};
 use super::{borrow, check, check_new, set_nonblocking};
-use crate::Fault;
+use crate::{Fault, ReceivedWith};
 
 movable!(CompChannel, Cq, RcQueuePair, WorkCompletions);
 
@@ -129,6 +129,25 @@ impl WorkCompletions {
         let empty = wc.opcode == ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM;
         let bytes = if empty { 0 } else { wc.byte_len };
         (wc.wr_id, fault(wc.status).map_or(Ok(bytes), Err))
+    }
+
+    /// What the completion of a receive has in addition to its message.
+    pub(crate) fn received_with(&self, index: usize) -> ReceivedWith {
+        let wc = &self.0[index];
+        if wc.status != ibv_wc_status::IBV_WC_SUCCESS
+            || wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0
+        {
+            return ReceivedWith::Nothing;
+        }
+        // SAFETY: the flag says that the union has immediate data; either field is 32 bits, for
+        // which each value is valid.
+        let immediate = u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data });
+        match wc.opcode {
+            ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
+                ReceivedWith::Write { immediate, bytes: wc.byte_len }
+            }
+            _ => ReceivedWith::Immediate(immediate),
+        }
     }
 }
 

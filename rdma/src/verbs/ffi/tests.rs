@@ -92,7 +92,8 @@ fn constants(c: &mut Claims) {
             IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_INV_RD_REQ_ERR,
             IBV_WC_REM_ABORT_ERR, IBV_WC_RESP_TIMEOUT_ERR }
         ibv_wc_opcode { IBV_WC_RECV_RDMA_WITH_IMM }
-        ibv_wr_opcode { IBV_WR_SEND, IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE }
+        ibv_wr_opcode { IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, IBV_WR_RDMA_READ,
+            IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM }
         ibv_qp_state { IBV_QPS_ERR }
         ibv_qp_type { IBV_QPT_RC }
         ibv_transport_type { IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP }
@@ -108,6 +109,7 @@ fn constants(c: &mut Claims) {
             IBV_ACCESS_REMOTE_READ }
         ibv_device_cap_flags { IBV_DEVICE_MEM_MGT_EXTENSIONS }
         ibv_send_flags { IBV_SEND_INLINE, IBV_SEND_SIGNALED }
+        ibv_wc_flags { IBV_WC_WITH_IMM }
         ibv_qp_attr_mask { IBV_QP_STATE, IBV_QP_MIN_RNR_TIMER }
     }
     c.push(("RDMA_OPTION_ID".into(), OPTION_ID as u64));

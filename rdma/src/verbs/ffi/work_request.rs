@@ -30,8 +30,10 @@ impl Refused {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verb {
     Send { invalidate: Option<u32> },
+    SendImmediate { immediate: u32 },
     Read { addr: u64, key: u32 },
     Write { addr: u64, key: u32 },
+    WriteImmediate { addr: u64, key: u32, immediate: u32 },
 }
 
 macro_rules! chain {
@@ -123,12 +125,21 @@ impl SendChain {
                 request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
                 request.imm_data_invalidated_rkey_union.invalidated_rkey = key;
             }
+            Verb::SendImmediate { immediate } => {
+                request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
+                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
+            }
             Verb::Read { addr, key } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
                 request.wr.rdma = rdma_sys::rdma_t { remote_addr: addr, rkey: key };
             }
             Verb::Write { addr, key } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+                request.wr.rdma = rdma_sys::rdma_t { remote_addr: addr, rkey: key };
+            }
+            Verb::WriteImmediate { addr, key, immediate } => {
+                request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+                request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
                 request.wr.rdma = rdma_sys::rdma_t { remote_addr: addr, rkey: key };
             }
         }

@@ -291,6 +291,11 @@ impl QueuePair {
                     return self.on_fault(outcome.err(), io);
                 }
             },
+            // Work with immediate data is never posted here.
+            Work::SendImmediate { from, .. } | Work::WriteImmediate { from, .. } => {
+                io.pool.give(from);
+                return self.on_fault(outcome.err(), io);
+            }
             Work::Read { into, .. } => return self.on_host_data(slot, into, outcome.err(), io),
             Work::Send { from, .. } => {
                 let entry = &mut self.requests[slot];

@@ -298,15 +298,16 @@ impl World {
 
     /// Sends a capsule with a new command id, which is returned.
     pub(crate) fn tell(&mut self, queue: &mut Queue, capsule: &[u8]) -> u16 {
-        let cid = queue.next_cid;
-        queue.next_cid = cid.wrapping_add(0x0101);
-        let mut capsule = capsule.to_vec();
-        if let Some(field) = capsule.get_mut(2..4) {
-            field.copy_from_slice(&cid.to_le_bytes());
-        }
-        queue.advance();
+        let (cid, capsule) = numbered(queue, capsule);
         self.host.send(queue.link, &capsule);
         cid
+    }
+
+    /// As [`World::ask`], by Send with Immediate.
+    pub(crate) fn ask_with_immediate(&mut self, queue: &mut Queue, capsule: &[u8]) -> Got {
+        let (cid, capsule) = numbered(queue, capsule);
+        self.host.send_with_immediate(queue.link, &capsule, 0xfeed_0000 | u32::from(cid));
+        self.hear(queue, cid, PATIENCE)
     }
 
     /// Sends a capsule unchanged, with its command id.
@@ -388,4 +389,16 @@ impl Random {
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
+}
+
+/// A capsule with a new command id, which is also returned.
+fn numbered(queue: &mut Queue, capsule: &[u8]) -> (u16, Vec<u8>) {
+    let cid = queue.next_cid;
+    queue.next_cid = cid.wrapping_add(0x0101);
+    let mut capsule = capsule.to_vec();
+    if let Some(field) = capsule.get_mut(2..4) {
+        field.copy_from_slice(&cid.to_le_bytes());
+    }
+    queue.advance();
+    (cid, capsule)
 }

@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rdma::soft::{self, Soft};
 use rdma::verbs::{Load, Verbs};
 use rdma::{
-    Completion, Event, FabricError, Initiator, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
+    Buf, Completion, Event, FabricError, Initiator, Pool, PoolPlan, Qp, QpLimits, Reason, Remote,
     RemoteRegion, Wake, Work,
 };
 
@@ -213,12 +213,27 @@ impl Host {
 
     /// Queues one message, which is sent with the next wait.
     pub(crate) fn send(&mut self, link: Link, message: &[u8]) {
+        self.post(link, message, |from| Work::Send { from, invalidate: None });
+    }
+
+    /// Queues one message with immediate data.
+    pub(crate) fn send_with_immediate(&mut self, link: Link, message: &[u8], immediate: u32) {
+        self.post(link, message, |from| Work::SendImmediate { from, immediate });
+    }
+
+    /// Queues an RDMA Write with immediate data, of as many bytes as `to` has.
+    pub(crate) fn write_with_immediate(&mut self, link: Link, to: Remote, immediate: u32) {
+        let bytes = vec![0x55; to.len as usize];
+        self.post(link, &bytes, |from| Work::WriteImmediate { from, to, immediate });
+    }
+
+    fn post(&mut self, link: Link, bytes: &[u8], work: impl FnOnce(Buf) -> Work) {
         let Some(qp) = self.state(link).qp else { return };
-        let len = message.len() as u32;
+        let len = bytes.len() as u32;
         let mut from = self.pool.take_data(len.max(1)).expect("memory");
         from.select(0, len);
-        self.pool.bytes_mut(&mut from).copy_from_slice(message);
-        self.fabric.post(qp, 0, Work::Send { from, invalidate: None });
+        self.pool.bytes_mut(&mut from).copy_from_slice(bytes);
+        self.fabric.post(qp, 0, work(from));
     }
 
     /// The next message of the target. `None` if the connection has ended, or none arrived in time;

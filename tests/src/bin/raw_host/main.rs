@@ -7,6 +7,7 @@ mod dying;
 mod fixture;
 mod fused;
 mod host;
+mod immediate;
 mod io;
 mod malformed;
 
@@ -117,7 +118,7 @@ fn run(arguments: Arguments) -> bool {
             return world.tally.close();
         }
     }
-    let parts: [(&str, Part); 10] = [
+    let parts: [(&str, Part); 11] = [
         ("requests", connecting::requests),
         ("before", connecting::before_connect),
         ("connect", connecting::connect_admin),
@@ -128,6 +129,7 @@ fn run(arguments: Arguments) -> bool {
         ("events", admin::events),
         ("io", io::commands),
         ("framing", malformed::framing),
+        ("immediate", immediate::data),
     ];
     let wanted = |name: &str| only.as_ref().is_none_or(|only| only == name);
     for (name, part) in parts.iter().filter(|(name, _)| wanted(name)) {

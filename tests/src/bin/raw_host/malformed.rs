@@ -28,7 +28,7 @@ const RANDOM_BYTES: u64 = 0x8_0000;
 const MORE: Duration = Duration::from_millis(3);
 
 /// Another host of the same target, which must be served unaffected.
-struct Bystander {
+pub(crate) struct Bystander {
     admin: Queue,
     io: Queue,
     data: Vec<u8>,
@@ -36,7 +36,7 @@ struct Bystander {
 }
 
 impl Bystander {
-    fn new(world: &mut World) -> Result<Bystander, String> {
+    pub(crate) fn new(world: &mut World) -> Result<Bystander, String> {
         let admin = world.admin(1)?;
         let mut io = world.io(admin.cntlid, 1)?;
         let data = pattern(99, BYTES as usize);
@@ -51,7 +51,7 @@ impl Bystander {
     }
 
     /// Reads its blocks; an error if the data differ from those written.
-    fn look(&mut self, world: &mut World) -> Outcome {
+    pub(crate) fn look(&mut self, world: &mut World) -> Outcome {
         world.host.fill(AT, &[0xEE; BYTES as usize]);
         let got = world.ask_sqe(&mut self.io, &command(world, IoOpcode::READ));
         let found = world.host.look(AT, BYTES);
@@ -64,7 +64,7 @@ impl Bystander {
         }
     }
 
-    fn close(self, world: &mut World) {
+    pub(crate) fn close(self, world: &mut World) {
         world.close([self.io, self.admin]);
     }
 }
@@ -132,7 +132,7 @@ fn alone(world: &mut World, cntlid: u16, name: &str, capsule: &[u8], want: &Want
 }
 
 /// Connects an I/O queue whose id may still belong to one that has just ended.
-fn again(world: &mut World, cntlid: u16, qid: u16) -> Result<Queue, String> {
+pub(crate) fn again(world: &mut World, cntlid: u16, qid: u16) -> Result<Queue, String> {
     let mut result = Err(String::new());
     for _ in 0..20 {
         result = world.io(cntlid, qid);

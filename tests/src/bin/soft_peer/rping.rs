@@ -50,7 +50,7 @@ impl Server {
                 self.bytes += u64::from(from.len());
                 world.pool.give(from);
             }
-            Work::Send { from, .. } => world.pool.give(from),
+            other => world.pool.give(other.into_buf()),
         }
         Ok(())
     }

@@ -31,7 +31,8 @@
 //! # Design decisions
 //!
 //! * A write is sent as several `WRITE Only`, each with its own address: all its packets have the
-//!   same length, as trains of segments require, and any one can be retransmitted alone.
+//!   same length, as trains of segments require, and any one can be retransmitted alone. A write with
+//!   immediate data is one message, because its length is part of the peer's completion.
 //! * A read is sent in pieces of [`Settings::read_bytes`], so that the responses to one request fit
 //!   the socket buffer; from a peer of this implementation, which sends trains, it is requested in
 //!   pairs of packets, as long as nothing is lost. The number of a response packet determines its
@@ -59,6 +60,7 @@ use scoreboard::Scoreboard;
 mod ack;
 mod congestion_window;
 mod credits;
+mod immediate;
 mod rtt;
 mod scoreboard;
 
@@ -100,8 +102,9 @@ impl Wqe {
         matches!(self.work, Work::Read { .. })
     }
 
-    fn is_send(&self) -> bool {
-        matches!(self.work, Work::Send { .. })
+    /// Whether it completes a receive of the peer.
+    fn takes_receive(&self) -> bool {
+        !matches!(self.work, Work::Read { .. } | Work::Write { .. })
     }
 
     /// Offset and length of packet `at` in the buffer.
@@ -150,8 +153,7 @@ impl Wqe {
                 let ext = invalidate.map_or(SingleExt::None, SingleExt::Invalidate);
                 (send_opcode(first, last, invalidate.is_some()), ext, len)
             }
-            // Receives are posted on the responder.
-            Work::Recv(_) => (bth.opcode, SingleExt::None, len),
+            _ => return self.emit_with_immediate(work, (offset, len), (first, last), bth),
         };
         let payload = match payload_bytes {
             0 => Payload::None,
@@ -531,7 +533,7 @@ impl Requester {
         let (work, bth) = (self.done + self.cursor as u64, self.bth(peer, at));
         let item = &mut self.works[self.cursor];
         let read = item.is_read();
-        if self.into == 0 || !item.is_send() {
+        if self.into == 0 || !item.takes_receive() {
             self.credits.begin();
         }
         if self.into == 0 {
@@ -604,18 +606,17 @@ impl Requester {
         }
         let Some(item) = self.works.get(self.cursor) else { return 0 };
         let packets = match item.work {
-            // Without others in flight it is a probe for credits.
-            Work::Send { .. }
-                if self.into == 0 && !self.credits.allow() && open.span < self.board.span() =>
-            {
-                return 0;
-            }
+            Work::Write { .. } => 1,
             Work::Read { .. } if self.reads.len() >= self.depth => return 0,
             Work::Read { .. } if item.work.buf().len() <= self.mtu => 1,
             Work::Read { .. } => {
                 let piece = if self.into == 0 { self.fresh_piece() } else { item.piece.into() };
                 let end = (self.into / piece + 1) * piece;
                 end.min(u64::from(packets_of(item.work.buf().len(), self.mtu))) - self.into
+            }
+            // It takes a receive. Without others in flight it is a probe for credits.
+            _ if self.into == 0 && !self.credits.allow() && open.span < self.board.span() => {
+                return 0;
             }
             _ => 1,
         };

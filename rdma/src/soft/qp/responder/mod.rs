@@ -16,10 +16,10 @@ use crate::soft::stats::link_errors::LinkErrorCounts;
 use crate::soft::wire::header::{
     MAX_MESSAGE_BYTES, Nak, Packet, Reth, RnrTimer, Syndrome, padding,
 };
-use crate::soft::wire::opcode::{Opcode, Operation};
+use crate::soft::wire::opcode::{Headers, Opcode, Operation};
 use crate::soft::wire::psn::{Msn, Psn, Qpn};
 use crate::soft::wire::tx_packet::TxPacket;
-use crate::{Buf, Fault, Tag, Work};
+use crate::{Buf, Fault, ReceivedWith, Tag, Work};
 
 use out_of_order::{OutOfOrder, ReorderOutcome};
 pub(crate) use responses::Outcome;
@@ -55,7 +55,7 @@ const INVALID: Refusal = Refusal::Fatal(Nak::InvalidRequest);
 enum Current {
     None,
     Send { tag: Tag, buf: Buf, filled: u32 },
-    Write { key: u32, address: u64, left: u32 },
+    Write { key: u32, address: u64, left: u32, length: u32 },
 }
 
 /// Maximum of out-of-order packets of a queue pair.
@@ -411,8 +411,9 @@ impl Responder {
         let end = filled + packet.payload.len() as u32;
         io.region.bytes_mut(&mut buf)[filled as usize..end as usize]
             .copy_from_slice(packet.payload);
+        let with = sent_with(packet);
         if row.position.ends() {
-            io.received(tag, buf, end, packet.invalidate());
+            io.received(tag, buf, end, with);
             self.msn = self.msn.next();
         } else {
             self.current = Current::Send { tag, buf, filled: end };
@@ -420,8 +421,8 @@ impl Responder {
         self.executed(packet, 1);
         // The message has been delivered; a peer that invalidates a key that it does not have is
         // broken.
-        match packet.invalidate().map(|key| io.memory.invalidate(key)) {
-            Some(Err(Denied)) => Err(INVALID),
+        match with {
+            ReceivedWith::Invalidate(key) => io.memory.invalidate(key).map_err(|Denied| INVALID),
             _ => Ok(()),
         }
     }
@@ -429,9 +430,9 @@ impl Responder {
     fn execute_write(&mut self, packet: &Packet<'_>, io: &mut Io<'_>) -> Result<(), Refusal> {
         let row = packet.row();
         let len = packet.payload.len() as u32;
-        let (key, address, left) = match (&self.current, packet.reth()) {
-            (Current::Write { key, address, left }, _) => (*key, *address, *left),
-            (_, Some(reth)) => (reth.key, reth.address, reth.length),
+        let (key, address, left, length) = match (&self.current, packet.reth()) {
+            (Current::Write { key, address, left, length }, _) => (*key, *address, *left, *length),
+            (_, Some(reth)) => (reth.key, reth.address, reth.length, reth.length),
             _ => return Err(INVALID),
         };
         if len > 0 {
@@ -441,18 +442,26 @@ impl Responder {
         self.current = Current::None;
         if row.position.ends() {
             self.msn = self.msn.next();
-            if row.takes_receive
-                && let Some((tag, buf)) = self.receives.pop_front()
-            {
-                // The interface of the fabric has no immediate data; no NVMe host sends any.
-                io.done(tag, Work::Recv(buf), Ok(0));
+            if row.takes_receive {
+                self.complete_write(packet, length, io);
             }
         } else {
             let address = address.wrapping_add(u64::from(len));
-            self.current = Current::Write { key, address, left: left.saturating_sub(len) };
+            self.current = Current::Write { key, address, left: left.saturating_sub(len), length };
         }
         self.executed(packet, 1);
         Ok(())
+    }
+
+    /// A write with immediate data, of `bytes` in all its packets, completes a receive.
+    #[inline(never)] // rare
+    fn complete_write(&mut self, packet: &Packet<'_>, bytes: u32, io: &mut Io<'_>) {
+        if let Some(immediate) = packet.immediate()
+            && let Some((tag, buf)) = self.receives.pop_front()
+        {
+            let immediate = u32::from_be_bytes(immediate);
+            io.received(tag, buf, 0, ReceivedWith::Write { immediate, bytes });
+        }
     }
 
     fn execute_read(&mut self, packet: &Packet<'_>) {
@@ -535,6 +544,20 @@ impl Responder {
         }
         self.early.clear(io.reorder);
         self.answers.flush();
+    }
+}
+
+/// What a packet of a message has for the completion of its receive.
+#[inline(always)] // for each packet, from one place
+fn sent_with(packet: &Packet<'_>) -> ReceivedWith {
+    // Most have no extended header.
+    if packet.row().headers == Headers::NONE {
+        return ReceivedWith::Nothing;
+    }
+    match (packet.invalidate(), packet.immediate()) {
+        (Some(key), _) => ReceivedWith::Invalidate(key),
+        (_, Some(immediate)) => ReceivedWith::Immediate(u32::from_be_bytes(immediate)),
+        _ => ReceivedWith::Nothing,
     }
 }
 
