@@ -34,6 +34,7 @@ use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, Status, cm};
 use nvmfd::blockdev::{DeviceId, IoRequest};
 use nvmfd::core::diag::cause::Cause;
+use nvmfd::core::qpair;
 use nvmfd::core::subsystem::Namespace;
 use rdma::{Completion, Qp, ReceivedWith, Work};
 
@@ -368,7 +369,7 @@ fn an_event_request_waits_and_a_reset_ends_it() {
     world.send(&mut queue, &event, &[]);
     world.run(&mut queue);
     assert!(world.completions.is_empty());
-    assert_eq!(queue.ages_ns(world.now_ns).count(), 0, "it is not in progress");
+    assert_eq!(qpair::in_flight(&queue, world.now_ns).count(), 0, "it is not in progress");
     let enable = Sqe { cdw10: 0x0B, cdw11: 1 << 8, ..Sqe::admin(AdminOpcode::SET_FEATURES) };
     assert!(world.ask(&mut queue, &enable, &[]).status.is_success());
     let mut more = subsystem();

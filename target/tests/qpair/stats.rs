@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use nvme::{IoOpcode, Sgl, Sqe};
-use nvmfd::core::qpair::QueuePair;
+use nvmfd::core::qpair::{self, QueuePair};
 use nvmfd::core::stats::in_flight::InFlight;
 use nvmfd::core::stats::{Kind, Stage};
 
@@ -61,14 +61,11 @@ fn a_command_in_progress_is_described_with_its_stage_and_age() {
     let mut world = World::new();
     let (mut queue, admin, posted) = io_queue(&mut world);
     let described = |queue: &QueuePair, world: &World| {
-        let ages_ns = queue.ages_ns(world.now_ns);
-        let all: Vec<_> =
-            ages_ns.filter_map(|(age_ns, slot)| queue.in_flight(slot, age_ns)).collect();
-        let of = |it: &InFlight| {
-            let c = &it.command;
+        let of = |it: InFlight| {
+            let c = it.command;
             ((c.qid, c.cid, c.opcode, c.nsid, c.slba), it.stage, it.age_ns)
         };
-        all.iter().map(of).collect::<Vec<_>>()
+        qpair::in_flight(queue, world.now_ns).map(of).collect::<Vec<_>>()
     };
     assert_eq!(described(&queue, &world), []);
     let write = Sqe::io(IoOpcode::WRITE, 1).with_range(2, 1).with_sgl(keyed(0, 8192)).with_cid(7);

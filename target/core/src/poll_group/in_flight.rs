@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::PollGroup;
-use crate::qpair::in_flight::in_flight;
+use crate::qpair::in_flight;
 use crate::stats::in_flight::InFlight;
 
 /// The oldest commands of a namespace that are described.

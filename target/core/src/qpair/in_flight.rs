@@ -7,7 +7,7 @@ use crate::stats::in_flight::InFlight;
 
 /// Describes the commands in progress of a queue pair; none before the Connect of its queue. An
 /// Asynchronous Event Request is none: it waits for an event.
-pub(crate) fn in_flight(queue: &QueuePair, now_ns: u64) -> impl Iterator<Item = InFlight> {
+pub fn in_flight(queue: &QueuePair, now_ns: u64) -> impl Iterator<Item = InFlight> {
     let is_in_progress = |entry: &&Request| {
         !matches!(entry.state(), State::Free | State::Waiting(WaitReason::Event))
     };
