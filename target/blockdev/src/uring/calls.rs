@@ -21,7 +21,7 @@ pub(super) fn clear(memory: &Memory, buf: &Buf) {
 }
 
 /// Executes a read, a write or the deallocation of part of a page in memory in this thread, as far
-/// as the limit of this turn allows: the outcome, or none if the ring has to go on. (A file in
+/// as the limit of this round allows: the outcome, or none if the ring has to go on. (A file in
 /// memory has no device to wait for, also not with FUA.)
 ///
 /// The kernel does not execute io_uring transfers of tmpfs inline but passes each to a worker:
@@ -30,14 +30,14 @@ pub(super) fn copy_now(
     flight: &mut PendingIo,
     backing: &BackingDevice,
     memory: &Memory,
-    turn: &mut CopyTurn,
+    quota: &mut CopyQuota,
 ) -> Option<Result<(), Status>> {
     loop {
         let step = flight.step(backing);
-        if !turn.allows(step) {
+        if !quota.allows(step) {
             return None;
         }
-        let answer = copy_step(step, flight.buf(), backing, memory, turn)?;
+        let answer = copy_step(step, flight.buf(), backing, memory, quota)?;
         if let Some(outcome) = flight.advance(answer, backing) {
             return Some(outcome);
         }
@@ -51,7 +51,7 @@ pub(super) fn copy_step(
     buf: Option<&Buf>,
     backing: &BackingDevice,
     memory: &Memory,
-    turn: &mut CopyTurn,
+    quota: &mut CopyQuota,
 ) -> Option<i32> {
     let (fd, locks) = (backing.fd()?, backing.copy_locks()?);
     let is_write = !matches!(step, Step::Read { .. });
@@ -59,7 +59,7 @@ pub(super) fn copy_step(
     match &mut step {
         Step::Read { at, len, .. } | Step::Write { at, len, .. } => {
             (_guard, *len) = locks.lock(*at, *len, is_write);
-            turn.copied_bytes += *len;
+            quota.copied_bytes += *len;
         }
         Step::Space { at, len, .. } if is_part_of_page(*len) => {
             (_guard, _) = locks.lock(*at, 0, is_write);
@@ -72,24 +72,24 @@ pub(super) fn copy_step(
     Some(unsafe { execute(&call) })
 }
 
-/// What was copied in memory since the last submission. A reactor that copied all that its hosts
-/// ask for at once would keep others waiting: 1 MiB takes as long as 30 reads of 4 KiB.
+/// What is copied in memory before the next submission. A reactor that copied all that one host asks
+/// for at once would keep others waiting: 1 MiB takes as long as 30 reads of 4 KiB.
 #[derive(Debug, Default)]
-pub(super) struct CopyTurn {
+pub(super) struct CopyQuota {
     copied_bytes: u32,
 }
 
-impl CopyTurn {
-    /// Bytes after which the rest waits for the next turn.
+impl CopyQuota {
+    /// Bytes after which the rest waits for the next round.
     const LIMIT_BYTES: u32 = 128 << 10;
     /// Most of a transfer that does not wait.
     const SMALL_BYTES: u32 = 16 << 10;
 
-    /// Whether a step may be executed in this turn.
+    /// Whether a step may be executed in this round.
     pub(super) fn allows(&self, step: Step) -> bool {
         let is_large = matches!(step, Step::Read { len, .. } | Step::Write { len, .. }
-            if len > CopyTurn::SMALL_BYTES);
-        self.copied_bytes < CopyTurn::LIMIT_BYTES || !is_large
+            if len > CopyQuota::SMALL_BYTES);
+        self.copied_bytes < CopyQuota::LIMIT_BYTES || !is_large
     }
 }
 

@@ -67,7 +67,7 @@ use rdma::{Region, Tag};
 use crate::ceph_client::ffi::CompletionQueue;
 use crate::request::Step;
 use crate::{BackingDevice, BlockDevice, DeviceId, IoCompletion, IoEngine, IoRequest, Kind};
-use calls::{CopyTurn, clear, copy_now, copy_step, execute, register_region};
+use calls::{CopyQuota, clear, copy_now, copy_step, execute, register_region};
 use poll_fd::{PollRequest, PolledFds};
 use setup::{LADDER, allow_workers, is_denied, register_files, set_up};
 pub use setup::{RingLimits, RingStats};
@@ -106,9 +106,9 @@ pub struct Ring {
     complaints: u64,
     /// Scratch: completions of threads.
     taken: Vec<(u64, i32)>,
-    turn: CopyTurn,
-    /// Scratch: slots whose copy in memory goes on in the next turn.
-    next_turn: Vec<u32>,
+    quota: CopyQuota,
+    /// Scratch: slots whose copy in memory goes on in the next round.
+    next_round: Vec<u32>,
     /// The kernel accepts entries from the creating thread only.
     _not_send: PhantomData<*const ()>,
 }
@@ -171,8 +171,8 @@ impl Ring {
             engine,
             memory,
             files,
-            turn: CopyTurn::default(),
-            next_turn: Vec::with_capacity(flights.slot_count() as usize),
+            quota: CopyQuota::default(),
+            next_round: Vec::with_capacity(flights.slot_count() as usize),
             flights,
             watches: PolledFds::default(),
             images: None,
@@ -381,11 +381,11 @@ impl Ring {
                 break;
             }
         }
-        self.turn = CopyTurn::default();
-        self.flights.again.extend(self.next_turn.drain(..));
+        self.quota = CopyQuota::default();
+        self.flights.again.extend(self.next_round.drain(..));
     }
 
-    /// Executes a step in memory, or leaves it to the next turn. Returns false for another one.
+    /// Executes a step in memory, or leaves it to the next round. Returns false for another one.
     fn copy(&mut self, ask: Submission) -> bool {
         let Submission::Step(slot, step) = ask else { return false };
         let Some((flight, attachment)) = self.flights.parts(slot) else { return false };
@@ -393,11 +393,11 @@ impl Ring {
         if !backing.is_in_memory() || !is_faultless(backing) {
             return false;
         }
-        if !self.turn.allows(step) {
-            self.next_turn.push(slot);
+        if !self.quota.allows(step) {
+            self.next_round.push(slot);
             return true;
         }
-        let answer = copy_step(step, flight.buf(), backing, &self.memory, &mut self.turn);
+        let answer = copy_step(step, flight.buf(), backing, &self.memory, &mut self.quota);
         let Some(answer) = answer else { return false };
         if self.flights.copied(slot, answer) {
             self.stats.copied += 1;
@@ -574,14 +574,14 @@ impl Ring {
 
 impl BlockDevice for Ring {
     fn submit(&mut self, backing: DeviceId, tag: Tag, op: IoRequest) {
-        let Ring { flights, memory, stats, turn, .. } = self;
+        let Ring { flights, memory, stats, quota, .. } = self;
         flights.submit(backing, tag, op, |flight, backing| match backing.kind() {
             Kind::Null => {
                 let buf = flight.buf().filter(|_| flight.is_read());
                 buf.into_iter().for_each(|buf| clear(memory, buf));
                 None
             }
-            _ => copy_now(flight, backing, memory, turn).inspect(|_| stats.copied += 1),
+            _ => copy_now(flight, backing, memory, quota).inspect(|_| stats.copied += 1),
         });
     }
 

@@ -21,7 +21,7 @@ fn every_operation_on_ram() {
 
 /// What one host writes at once keeps no other waiting.
 #[test]
-fn large_copies_in_memory_take_several_turns_and_a_small_one_none() {
+fn large_copies_in_memory_take_several_rounds_and_a_small_one_none() {
     const LARGE: u32 = 64 << 10;
     let size = 8 * u64::from(LARGE);
     let (mut bench, _) = Bench::with_kind(BackingKind::Ram { size });
@@ -31,8 +31,8 @@ fn large_copies_in_memory_take_several_turns_and_a_small_one_none() {
     }
     let into = bench.filled(512, 0);
     bench.submit(IoRequest::Read { into, at: 0 });
-    let mut lens_by_turn = [const { Vec::new() }; 4];
-    for lens in &mut lens_by_turn {
+    let mut lens_by_round = [const { Vec::new() }; 4];
+    for lens in &mut lens_by_round {
         bench.ring.reap(&mut bench.done, &mut bench.woken);
         for done in bench.done.drain(..) {
             assert_eq!(done.outcome, Ok(()));
@@ -43,14 +43,14 @@ fn large_copies_in_memory_take_several_turns_and_a_small_one_none() {
         bench.ring.submit();
     }
     let expected = [vec![LARGE, LARGE, 512], vec![], vec![LARGE; 2], vec![LARGE; 2]];
-    assert_eq!(lens_by_turn, expected);
+    assert_eq!(lens_by_round, expected);
     for (at, byte) in (512..).step_by(LARGE as usize).zip(1..=6) {
         assert!(bench.read(at, LARGE).unwrap().iter().all(|found| *found == byte));
     }
     assert_eq!((bench.ring.stats().copied, bench.ring.stats().plain), (13, 0));
 }
 
-/// Those that wait for a turn can be cancelled, and leave nothing behind.
+/// Those that wait for a round can be cancelled, and leave nothing behind.
 #[test]
 fn a_large_copy_in_memory_that_waits_is_cancelled() {
     let (mut bench, _) = Bench::with_kind(BackingKind::Ram { size: SIZE });
