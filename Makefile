@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach test-stas guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -117,6 +117,10 @@ client: build # A client that is generated from the OpenAPI document uses the ma
 mdns: build # Avahi finds the discovery service by multicast DNS
 	@$(call install,avahi-daemon avahi-utils dbus iproute2)
 	$(SUDO) env NVMFD="$(NVMFD)" NVMFCTL="$(NVMFCTL)" NVMF="$(NVMF)" tests/mdns/run
+
+test-stas: build ## nvme-stas of Debian 13 finds a target by multicast DNS and connects it, in a guest
+	@$(call install,debootstrap)
+	$(SUDO) env NVMFD="$(NVMFD)" tests/mdns/stas "$(BUILD)"
 
 monitoring: build test-packages # A real Prometheus scrapes the daemon, and evaluates alerts and dashboard
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" PROMETHEUS="$(BUILD)"/prometheus tests/monitoring/run
