@@ -292,11 +292,6 @@ impl QueuePair {
                     return self.on_fault(outcome.err(), io);
                 }
             },
-            // Work with immediate data is never posted here.
-            Work::SendImmediate { from, .. } | Work::WriteImmediate { from, .. } => {
-                io.pool.give(from);
-                return self.on_fault(outcome.err(), io);
-            }
             Work::Read { into, .. } => return self.on_host_data(slot, into, outcome.err(), io),
             Work::Send { from, .. } => {
                 let entry = &mut self.requests[slot];
@@ -313,8 +308,18 @@ impl QueuePair {
                 io.pool.give(from);
                 has_ended
             }
+            // Never posted here.
+            work @ (Work::SendImmediate { .. } | Work::WriteImmediate { .. }) => {
+                return self.on_other_work(work, outcome.err(), io);
+            }
         };
         self.on_posted(slot, has_ended, outcome.err(), io);
+    }
+
+    #[cold]
+    fn on_other_work(&mut self, work: Work, fault: Option<Fault>, io: &mut Io<'_>) {
+        io.pool.give(work.into_buf());
+        self.on_fault(fault, io);
     }
 
     /// Handles the data of a command that has read them from its host, or has failed to.
