@@ -184,6 +184,15 @@ pub struct Completion {
     pub with: ReceivedWith,
 }
 
+impl Completion {
+    /// Of work to which the peer has added nothing.
+    #[inline]
+    #[must_use]
+    pub fn new(qp: Qp, tag: Tag, work: Work, outcome: Result<u32, Fault>) -> Completion {
+        Completion { qp, tag, work, outcome, with: ReceivedWith::Nothing }
+    }
+}
+
 // Each command moves several: immediate data have taken the room of padding.
 const _: () = assert!(size_of::<Work>() <= 56 && size_of::<Completion>() <= 88);
 

@@ -546,7 +546,7 @@ fn gone(world: &mut World, queue: &mut QueuePair, reason: Reason) {
     // As a fabric does: first all work completes, then the queue pair is reported as removed.
     for (tag, work) in std::mem::take(&mut world.fabric.posted) {
         let outcome = Err(Fault::Flushed);
-        let done = Completion { qp: Qp(0), tag, work, outcome, with: rdma::ReceivedWith::Nothing };
+        let done = Completion::new(Qp(0), tag, work, outcome);
         queue.on_completion(done, &mut world.io());
     }
     queue.on_gone(reason, &mut world.io());
@@ -571,13 +571,7 @@ fn fault(fault: Fault) -> Vec<Record> {
     running(|world, queue| {
         let (tag, work) = world.fabric.posted.pop_front().unwrap();
         assert!(matches!(work, Work::Recv(_)));
-        let done = Completion {
-            qp: Qp(0),
-            tag,
-            work,
-            outcome: Err(fault),
-            with: rdma::ReceivedWith::Nothing,
-        };
+        let done = Completion::new(Qp(0), tag, work, Err(fault));
         queue.on_completion(done, &mut world.io());
         world.flush_and_go(queue);
     })

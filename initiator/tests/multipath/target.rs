@@ -21,7 +21,7 @@ use nvme::sqe::DsmRange;
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sqe, Status, cm};
 use rdma::{
     Buf, Completion, Event, Fabric, FabricError, Fault, Incoming, Initiator, Qp, QpLimits, Reason,
-    ReceivedWith, Region, RemoteRegion, Tag, Wake, Work,
+    Region, RemoteRegion, Tag, Wake, Work,
 };
 
 use crate::exposed_memory::ExposedMemory;
@@ -187,7 +187,7 @@ impl Initiator for Target {
 /// The fabric.
 impl Target {
     fn complete(&mut self, qp: Qp, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
-        let completion = Completion { qp, tag, work, outcome, with: ReceivedWith::Nothing };
+        let completion = Completion::new(qp, tag, work, outcome);
         self.events.push_back(Event::Done(completion));
     }
 

@@ -411,13 +411,12 @@ fn a_fault_or_the_target_s_leaving_brings_everything_home() {
     lab.request(1, read(1), 4096, 1);
     let qp = lab.wire.qp(1).expect("connected");
     let from = lab.pool.take_cell().expect("a cell");
-    lab.wire.events.push_back(rdma::Event::Done(rdma::Completion {
+    lab.wire.events.push_back(rdma::Event::Done(rdma::Completion::new(
         qp,
-        tag: 1,
-        work: Work::Send { from, invalidate: None },
-        outcome: Err(Fault::Unreachable),
-        with: ReceivedWith::Nothing,
-    }));
+        1,
+        Work::Send { from, invalidate: None },
+        Err(Fault::Unreachable),
+    )));
     lab.deliver();
     let expected = EndReason::Fault { queue: 1, fault: Fault::Unreachable };
     assert_eq!(lab.session.ended(), Some(&expected));

@@ -74,13 +74,7 @@ impl Fabric for Wire {
     fn post(&mut self, qp: Qp, tag: Tag, work: Work) {
         let Some(line) = self.lines.get_mut(&qp).filter(|line| !line.ending) else {
             let outcome = Err(Fault::Flushed);
-            self.events.push_back(Event::Done(Completion {
-                qp,
-                tag,
-                work,
-                outcome,
-                with: ReceivedWith::Nothing,
-            }));
+            self.events.push_back(Event::Done(Completion::new(qp, tag, work, outcome)));
             return;
         };
         match work {
@@ -169,13 +163,7 @@ impl Wire {
             line.sends -= 1;
         }
         let work = Work::Send { from, invalidate: None };
-        self.events.push_back(Event::Done(Completion {
-            qp,
-            tag,
-            work,
-            outcome,
-            with: ReceivedWith::Nothing,
-        }));
+        self.events.push_back(Event::Done(Completion::new(qp, tag, work, outcome)));
     }
 
     /// Ends a connection: all work completes, then it is removed.
@@ -185,13 +173,7 @@ impl Wire {
         let receives = std::mem::take(&mut line.receives);
         for (tag, buf) in receives {
             let (work, outcome) = (Work::Recv(buf), Err(Fault::Flushed));
-            self.events.push_back(Event::Done(Completion {
-                qp,
-                tag,
-                work,
-                outcome,
-                with: ReceivedWith::Nothing,
-            }));
+            self.events.push_back(Event::Done(Completion::new(qp, tag, work, outcome)));
         }
         let (of_this, rest): (VecDeque<_>, _) =
             self.unsent.drain(..).partition(|(of, ..)| *of == qp);

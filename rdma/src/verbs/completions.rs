@@ -3,7 +3,7 @@
 use crate::verbs::Verbs;
 use crate::verbs::device::Device;
 use crate::verbs::work_requests::Flight;
-use crate::{Completion, Event, Fault, Qp, ReceivedWith, Tag, Work};
+use crate::{Completion, Event, Fault, Qp, Tag, Work};
 
 impl Verbs {
     /// A work request has completed: removes it, and its own registration if it has one.
@@ -29,7 +29,7 @@ impl Verbs {
             Work::Recv(buf) => outcome.map(|len| len.min(buf.len())),
             other => outcome.map(|_| other.buf().len()),
         };
-        Some(Completion { qp, tag, work, outcome, with: ReceivedWith::Nothing })
+        Some(Completion::new(qp, tag, work, outcome))
     }
 
     /// The completion queue of sends has reported a work request. Sends and Writes complete in
@@ -151,6 +151,6 @@ impl Verbs {
     /// Fails work that was not even added to the table. (Work for a handle whose `Gone` was
     /// returned can only complete after it.)
     pub(super) fn refuse(&mut self, qp: Qp, tag: Tag, work: Work, fault: Fault) {
-        self.defer(Completion { qp, tag, work, outcome: Err(fault), with: ReceivedWith::Nothing });
+        self.defer(Completion::new(qp, tag, work, Err(fault)));
     }
 }

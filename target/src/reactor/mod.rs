@@ -356,7 +356,7 @@ mod tests {
     fn end(script: &Mutex<Script>) -> Vec<Event> {
         let home = |(tag, work)| {
             let (qp, outcome) = (Qp(0), Err(Fault::Flushed));
-            Event::Done(Completion { qp, tag, work, outcome, with: rdma::ReceivedWith::Nothing })
+            Event::Done(Completion::new(qp, tag, work, outcome))
         };
         let done = script.lock().unwrap().posted.drain(..).map(home).collect::<Vec<_>>();
         done.into_iter().chain([Event::Gone(Qp(0), Reason::Peer)]).collect()
@@ -434,16 +434,14 @@ mod tests {
             let sqe = nvme::Sqe::admin(nvme::AdminOpcode::IDENTIFY).with_cid(cid);
             reactor.parts.pool.bytes_mut(&mut buf)[..64].copy_from_slice(&sqe.emit());
             let (work, outcome) = (Work::Recv(buf), Ok(64));
-            let done =
-                Completion { qp: Qp(0), tag, work, outcome, with: rdma::ReceivedWith::Nothing };
+            let done = Completion::new(Qp(0), tag, work, outcome);
             reactor.events.push(Event::Done(done));
             reactor.turn(now);
             cid += 1;
         }
         assert_eq!(cid, 32 * 2 + 1, "there are two slots for each receive");
         let (tag, work) = take(false).unwrap();
-        let done =
-            Completion { qp: Qp(0), tag, work, outcome: Ok(16), with: rdma::ReceivedWith::Nothing };
+        let done = Completion::new(Qp(0), tag, work, Ok(16));
         reactor.events.push(Event::Done(done));
         reactor.turn(now);
         assert_eq!(wake(&mut reactor), Wake::Needed, "nobody waits any more");

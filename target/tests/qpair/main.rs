@@ -306,13 +306,7 @@ fn a_host_that_breaks_the_rules_is_disconnected() {
         let mut world = World::new();
         let (mut queue, admin, posted) = io_queue(&mut world);
         let (tag, work) = world.fabric.posted.pop_front().unwrap();
-        let done = Completion {
-            qp: Qp(0),
-            tag,
-            work,
-            outcome: Ok(len),
-            with: rdma::ReceivedWith::Nothing,
-        };
+        let done = Completion::new(Qp(0), tag, work, Ok(len));
         queue.on_completion(done, &mut world.io());
         assert!(world.fabric.disconnected, "a capsule of {len} bytes");
         end_both(world, queue, admin, posted);

@@ -187,7 +187,7 @@ impl World {
         let mut buf = work.into_buf();
         self.pool.bytes_mut(&mut buf)[..capsule.len()].copy_from_slice(&capsule);
         let (work, outcome) = (Work::Recv(buf), Ok(capsule.len() as u32));
-        let done = Completion { qp, tag, work, outcome, with: rdma::ReceivedWith::Nothing };
+        let done = Completion::new(qp, tag, work, outcome);
         self.step(|queues, lent| queues.on_event(Event::Done(done), lent));
     }
 
@@ -233,7 +233,7 @@ impl World {
         for qp in ending.clone() {
             for (tag, work) in self.fabric.posted.remove(&qp.0).unwrap_or_default() {
                 let outcome = Err(Fault::Flushed);
-                let done = Completion { qp, tag, work, outcome, with: rdma::ReceivedWith::Nothing };
+                let done = Completion::new(qp, tag, work, outcome);
                 self.step(|queues, lent| queues.on_event(Event::Done(done), lent));
             }
             let gone = Event::Gone(qp, Reason::Local);

@@ -286,13 +286,7 @@ impl World {
         let mut buf = work.into_buf();
         self.pool.bytes_mut(&mut buf)[..message.len()].copy_from_slice(message);
         let outcome = Ok(message.len() as u32);
-        let done = Completion {
-            qp: Qp(0),
-            tag,
-            work: Work::Recv(buf),
-            outcome,
-            with: rdma::ReceivedWith::Nothing,
-        };
+        let done = Completion::new(Qp(0), tag, Work::Recv(buf), outcome);
         queue.on_completion(done, &mut self.io());
         self.over.end();
         true
@@ -341,7 +335,7 @@ impl World {
             }
             Work::Recv(_) => unreachable!(),
         }
-        let done = Completion { qp: Qp(0), tag, work, outcome, with: rdma::ReceivedWith::Nothing };
+        let done = Completion::new(Qp(0), tag, work, outcome);
         queue.on_completion(done, &mut self.io());
         self.over.end();
         true
@@ -403,8 +397,7 @@ impl World {
     pub(crate) fn flush_and_go(&mut self, queue: &mut QueuePair) {
         for (tag, work) in std::mem::take(&mut self.fabric.posted) {
             let outcome = Err(Fault::Flushed);
-            let done =
-                Completion { qp: Qp(0), tag, work, outcome, with: rdma::ReceivedWith::Nothing };
+            let done = Completion::new(Qp(0), tag, work, outcome);
             queue.on_completion(done, &mut self.io());
         }
         self.over.end();

@@ -9,7 +9,7 @@ use nvme::sqe::Flags;
 use nvme::{AdminOpcode, IoOpcode, Sgl, Sqe, Status};
 use nvmfd::core::qpair::QueuePair;
 use nvmfd::core::subsystem::Namespace;
-use rdma::{Completion, Fault, Qp, ReceivedWith};
+use rdma::{Completion, Fault, Qp};
 
 use super::bytes::Bytes;
 
@@ -198,7 +198,7 @@ impl Host {
     fn fail(&mut self) {
         if let Some((tag, work)) = self.world.fabric.posted.pop_front() {
             let outcome = Err(Fault::Unreachable);
-            let done = Completion { qp: Qp(0), tag, work, outcome, with: ReceivedWith::Nothing };
+            let done = Completion::new(Qp(0), tag, work, outcome);
             self.queue.on_completion(done, &mut self.world.io());
             assert!(self.world.fabric.disconnected);
         }

@@ -245,13 +245,12 @@ impl Endpoint {
                     self.ready.push_back(qp.0);
                 }
             }
-            None => self.events.push(Event::Done(crate::Completion {
+            None => self.events.push(Event::Done(crate::Completion::new(
                 qp,
                 tag,
                 work,
-                outcome: Err(Fault::Flushed),
-                with: crate::ReceivedWith::Nothing,
-            })),
+                Err(Fault::Flushed),
+            ))),
         }
     }
 

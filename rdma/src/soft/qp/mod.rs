@@ -113,8 +113,7 @@ pub struct Io<'a> {
 impl Io<'_> {
     /// Completes work.
     pub(crate) fn done(&mut self, tag: Tag, work: Work, outcome: Result<u32, Fault>) {
-        let (qp, with) = (self.qp, ReceivedWith::Nothing);
-        self.events.push(Event::Done(Completion { qp, tag, work, outcome, with }));
+        self.events.push(Event::Done(Completion::new(self.qp, tag, work, outcome)));
     }
 
     /// Completes a receive with a message of `len` bytes in its buffer.

@@ -59,7 +59,7 @@ pub(super) fn copy_step(
     match &mut step {
         Step::Read { at, len, .. } | Step::Write { at, len, .. } => {
             (_guard, *len) = locks.lock(*at, *len, is_write);
-            quota.copied_bytes += *len;
+            quota.copied_bytes = quota.copied_bytes.saturating_add(*len);
         }
         Step::Space { at, len, .. } if is_part_of_page(*len) => {
             (_guard, _) = locks.lock(*at, 0, is_write);

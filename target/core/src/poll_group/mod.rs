@@ -284,7 +284,7 @@ impl PollGroup {
 
     #[inline(never)]
     fn tick_due(&mut self, lent: &mut Resources<'_>) -> bool {
-        let mut worked = self.serve_tolls(lent);
+        let mut worked = self.serve_rate_limits(lent);
         if lent.now >= self.next_tick {
             worked |= !self.deferred.is_empty() || !self.waiters.is_empty();
             self.next_tick = lent.now + TICK;
@@ -337,7 +337,7 @@ impl PollGroup {
     }
 
     /// Begins the commands that limits permit by now; returns whether there were any.
-    fn serve_tolls(&mut self, lent: &mut Resources<'_>) -> bool {
+    fn serve_rate_limits(&mut self, lent: &mut Resources<'_>) -> bool {
         let (now, mut begun) = (lent.now, false);
         loop {
             let queues = &mut self.queues;
@@ -377,17 +377,15 @@ impl PollGroup {
             let key = by_qp.get(qp.0 as usize).copied().flatten();
             let queue = key.and_then(|key| queues.get_mut(key as usize)?.as_mut());
             let Some(queue) = queue else {
-                match events.next()? {
-                    Event::Done(done) => io.pool.give(done.work.into_buf()),
-                    event => return Some(event),
+                if let Some(Event::Done(done)) = events.next() {
+                    io.pool.give(done.work.into_buf());
                 }
                 continue;
             };
-            while qp_of_next(events) == Some(qp) {
-                match events.next()? {
-                    Event::Done(done) => queue.on_next_completion(done, &mut io),
-                    event => return Some(event),
-                }
+            while qp_of_next(events) == Some(qp)
+                && let Some(Event::Done(done)) = events.next()
+            {
+                queue.on_next_completion(done, &mut io);
             }
             queue.raise_events(&mut io);
         }

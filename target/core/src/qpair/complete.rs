@@ -132,7 +132,7 @@ impl QueuePair {
         (data, push): (Option<Buf>, Option<Remote>),
         io: &mut Io<'_>,
     ) {
-        let Some(entry) = self.requests.take_reply(slot) else {
+        let Some((reply, entry)) = self.requests.take_reply(slot) else {
             debug_assert!(false, "a command was completed twice");
             data.into_iter().for_each(|buf| io.pool.give(buf));
             return;
@@ -163,8 +163,8 @@ impl QueuePair {
             (None, _) => {}
         }
         if let Some(cell) = &mut entry.cell {
-            let (sqhd, sqid) = (self.head.field(), self.conn.qid);
-            let cqe = Cqe { result, sqhd, sqid, cid: entry.sqe.cid, status };
+            let queue = (self.head.field(), self.conn.qid);
+            let cqe = reply.cqe(&entry.sqe, (status, result), queue);
             cell.select(0, Cqe::BYTES as u32);
             io.pool.bytes_mut(cell).copy_from_slice(&cqe.emit());
         }

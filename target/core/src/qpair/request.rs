@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use nvme::{Sqe, Status};
+use nvme::{Cqe, Sqe, Status};
 use rdma::{Buf, Pool};
 
 use super::bad_blocks::ClearBadBlocks;
@@ -203,6 +203,23 @@ const _: () = {
     assert!(offset_of!(Request, sqe) <= 3 * LINE_BYTES);
 };
 
+/// The right to complete a command: one for each command received, consumed by its completion.
+#[derive(Debug)]
+pub(super) struct Reply(());
+
+impl Reply {
+    /// The completion of its command. `sqhd`, `sqid`: the head and the number of its queue.
+    #[inline]
+    pub(super) fn cqe(
+        self,
+        sqe: &Sqe,
+        (status, result): (Status, u64),
+        (sqhd, sqid): (u16, u16),
+    ) -> Cqe {
+        Cqe { result, sqhd, sqid, cid: sqe.cid, status }
+    }
+}
+
 /// State that few commands need.
 #[derive(Debug, Default)]
 pub(super) struct RequestExt {
@@ -318,10 +335,10 @@ impl Request {
         self.posted == 0 && self.state == State::Replying
     }
 
-    /// Takes the right to complete it; false if it was completed, or never will be.
+    /// Takes the right to complete it; none if it was completed, or never will be.
     #[inline]
-    pub(super) fn take_reply(&mut self) -> bool {
-        std::mem::take(&mut self.unanswered)
+    pub(super) fn take_reply(&mut self) -> Option<Reply> {
+        std::mem::take(&mut self.unanswered).then_some(Reply(()))
     }
 
     /// Whether [`RequestExt`] is in use.

@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use rdma::Pool;
 
-use super::request::{Request, SLOTS_PER_RECEIVE};
+use super::request::{Reply, Request, SLOTS_PER_RECEIVE};
 
 /// Command slots, by number.
 #[derive(Debug)]
@@ -92,14 +92,12 @@ impl Requests {
     /// Takes the right to complete a command, and releases its id: the host may reuse that when it
     /// has the response. None if the command was completed.
     #[inline]
-    pub(super) fn take_reply(&mut self, slot: u16) -> Option<&mut Request> {
+    pub(super) fn take_reply(&mut self, slot: u16) -> Option<(Reply, &mut Request)> {
         let entry = &mut self.entries[usize::from(slot)];
-        if !entry.take_reply() {
-            return None;
-        }
+        let reply = entry.take_reply()?;
         let cid = entry.sqe.cid;
         self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
-        Some(entry)
+        Some((reply, entry))
     }
 
     /// Returns the tag that identifies a command's operation at a device or a worker.

@@ -23,11 +23,11 @@ impl Wqe {
             Work::WriteImmediate { from, to, immediate } => {
                 let reth = Reth { address: to.addr, key: to.key, length: from.len() };
                 (ext.reth, ext.immediate) = (Some(reth), Some(immediate.to_be_bytes()));
-                write_with_immediate_opcode(first, last)
+                opcode_with_immediate(true, first, last)
             }
             Work::SendImmediate { immediate, .. } => {
                 ext.immediate = Some(immediate.to_be_bytes());
-                send_with_immediate_opcode(first, last)
+                opcode_with_immediate(false, first, last)
             }
             // Others have none; receives are posted on the responder.
             _ => bth.opcode,
@@ -38,20 +38,15 @@ impl Wqe {
     }
 }
 
-fn send_with_immediate_opcode(first: bool, last: bool) -> Opcode {
-    match (first, last) {
-        (true, true) => Opcode::SendOnlyImmediate,
-        (true, false) => Opcode::SendFirst,
-        (false, false) => Opcode::SendMiddle,
-        (false, true) => Opcode::SendLastImmediate,
-    }
-}
-
-fn write_with_immediate_opcode(first: bool, last: bool) -> Opcode {
-    match (first, last) {
-        (true, true) => Opcode::WriteOnlyImmediate,
-        (true, false) => Opcode::WriteFirst,
-        (false, false) => Opcode::WriteMiddle,
-        (false, true) => Opcode::WriteLastImmediate,
+fn opcode_with_immediate(is_write: bool, first: bool, last: bool) -> Opcode {
+    match (is_write, first, last) {
+        (false, true, true) => Opcode::SendOnlyImmediate,
+        (false, true, false) => Opcode::SendFirst,
+        (false, false, false) => Opcode::SendMiddle,
+        (false, false, true) => Opcode::SendLastImmediate,
+        (true, true, true) => Opcode::WriteOnlyImmediate,
+        (true, true, false) => Opcode::WriteFirst,
+        (true, false, false) => Opcode::WriteMiddle,
+        (true, false, true) => Opcode::WriteLastImmediate,
     }
 }
