@@ -49,7 +49,7 @@ missing=(); \
 	fi
 endef
 
-.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach test-stas guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
+.PHONY: help packages test-packages build programs test test-cluster bench-cluster soak-cluster format lint unit doc budgets native zones client mdns monitoring images console-test release reproduce test-readme test-attach test-stas guests mutants some-mutants sim demo record demo-guest bench bench-attach loss scale qos mixed cost structure bench-guests hostile torture fuzz asan miri install deb rpm test-package container sbom book vm clean
 
 help: ## This list
 	@echo "make ..."
@@ -202,6 +202,9 @@ scale: build test-packages ## Measure what a thousand subsystems or namespaces c
 
 qos: build test-packages ## See that limits hold and are shared equally
 	NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/bench/qos
+
+mixed: build test-packages ## Measure what large writes of one host cost another one that reads 4 KiB
+	$(SUDO) env NVMFD="$(NVMFD)" NVMF="$(NVMF)" tests/bench/mixed
 
 cost: build test-packages ## Count the instructions that a command costs, which are the same each time
 	COST="$(BUILD)"/release/instruction_count tests/bench/cost
