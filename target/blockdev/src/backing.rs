@@ -1,6 +1,6 @@
 //! Backing stores: their configuration, and the properties found when one is opened.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::ceph::{ClusterConfig, ImageName};
 
@@ -15,6 +15,13 @@ pub struct BackingConfig {
     pub read_only: bool,
     /// Other daemons that are configured likewise may serve the same store.
     pub shared: bool,
+}
+
+/// Whether a path is the name of a device: below `/dev`, but not in its file system for shared
+/// memory (`shm_overview(7)`). A device may appear late, and no file is created in its place.
+#[must_use]
+pub fn names_device(path: &Path) -> bool {
+    path.starts_with("/dev") && !path.starts_with("/dev/shm")
 }
 
 /// Kind of backing store, with its path or size.

@@ -38,7 +38,7 @@ mod tests;
 pub mod uring;
 
 pub use allocation::{Allocation, FileSystemSpace, SpaceState};
-pub use backing::{BackingConfig, BackingKind, Condition, Geometry, Kind};
+pub use backing::{BackingConfig, BackingKind, Condition, Geometry, Kind, names_device};
 pub use block_sizes::{BlockSizes, SHIFTS};
 pub use created_file::CreatedFile;
 pub use device::BackingDevice;

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use super::mounts::{Mount, unmounted};
+use crate::blockdev::names_device;
 use crate::config::{NamespaceConfig, NamespaceKind};
 
 /// Reason why an address is unavailable, whatever the port: no interface has it. Wildcards are
@@ -37,7 +38,7 @@ pub(crate) fn store(namespace: &NamespaceConfig, served: Option<&str>) -> Option
     }
     let directory = path.parent().unwrap_or(path);
     let is_link = fs::symlink_metadata(path).is_ok();
-    if is_link || path.starts_with("/dev") {
+    if is_link || names_device(path) {
         return Some(format!("{shown} is not there yet"));
     }
     if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
@@ -115,6 +116,8 @@ mod tests {
         assert!(why(&path.join("no/disk.img"), Some(4096)).unwrap().contains("no directory"));
         let device = Path::new("/dev/nvmfd-no-such-device");
         assert!(why(device, Some(4096)).unwrap().contains("not there yet"));
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        assert_eq!(why(&memory.path().join("disk.img"), Some(4096)), None, "no device");
         let read_only = NamespaceConfig { read_only: true, ..namespace(&path, Some(4096)) };
         assert!(store(&read_only, None).is_some());
         let served = Some("was served before");

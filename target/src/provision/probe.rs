@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::blockdev::blocking::{BlockingPool, BlockingTask};
+use crate::blockdev::names_device;
 use crate::config::{NamespaceConfig, NamespaceKind};
 use crate::platform::availability;
 use crate::state::served::Served;
@@ -93,7 +94,7 @@ fn seen(path: PathBuf) -> Probed {
         }
     };
     // Links to devices are not resolved: they persist, while their targets change at each start.
-    let lasting = found.filter(|found| !found.starts_with("/dev")).unwrap_or(path);
+    let lasting = found.filter(|found| !names_device(found)).unwrap_or(path);
     Probed { lasting, same }
 }
 

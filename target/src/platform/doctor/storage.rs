@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nvme::Nqn;
 
 use super::Finding;
-use crate::blockdev::OpenError;
 use crate::blockdev::blocking::BlockingPool;
 use crate::blockdev::ceph::ImageName;
 use crate::blockdev::rbd::{self, Examination};
+use crate::blockdev::{OpenError, names_device};
 use crate::config::{Config, KeyReader, NamespaceConfig, NamespaceKind};
 use crate::platform::probes::{self, Probed, probe_all};
 use crate::plural::count;
@@ -70,7 +70,7 @@ fn try_direct(path: &Path) -> io::Result<()> {
         options.custom_flags(libc::O_DIRECT | libc::O_NONBLOCK).open(path).map(drop)
     };
     match open(path, false) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.starts_with("/dev") => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !names_device(path) => {
             let directory = path.parent().unwrap_or(path);
             trial(directory, |probe| open(probe, true))
         }
@@ -96,7 +96,7 @@ fn trial(directory: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Re
 
 /// Finding about a file that is missing, and will not be created.
 fn absent(place: &str, path: &Path, read_only: bool) -> Finding {
-    let remedy = match read_only || path.starts_with("/dev") {
+    let remedy = match read_only || names_device(path) {
         true => "correct the path, or attach the device or mount the file system",
         false => "correct the path, or give a `size`: it will be made",
     };
