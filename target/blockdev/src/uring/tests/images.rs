@@ -387,7 +387,7 @@ fn what_has_started_lands_before_an_image_is_released_and_nothing_after() {
             let from = one.filled(4096, round);
             one.submit(IoRequest::Write { from, at: block * 4096, fua: false });
         }
-        // 64 of them have started.
+        // At most 64 start. librbd refuses those that it has only queued when the lock is released.
         one.ring.submit();
         old.release().unwrap();
         new.acquire(&[]).unwrap();
@@ -399,7 +399,8 @@ fn what_has_started_lands_before_an_image_is_released_and_nothing_after() {
         }
         let found = |other: &mut Bench, block: u64| other.read(block * 4096, 4096).unwrap();
         let written = (0..200).filter(|block| found(&mut other, *block) == [round; 4096]);
-        assert_eq!((written.count() as u64, landed), (landed, 64));
+        assert_eq!(written.count() as u64, landed);
+        assert!((1..=64).contains(&landed), "{landed}");
         new.release().unwrap();
     }
 }
