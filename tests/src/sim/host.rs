@@ -146,8 +146,8 @@ impl Host {
         self.fabric = None;
         self.connect_at = None;
         self.owed = None;
-        (self.leaving, judge.disabled[self.index]) = (false, false);
-        judge.departures.forget(self.index);
+        self.leaving = false;
+        judge.forget_association(self.index);
         for tag in 0..self.ops.len() {
             if let Some(op) = self.ops[tag].take() {
                 self.free.push(tag);

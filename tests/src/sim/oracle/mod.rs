@@ -576,13 +576,19 @@ impl Oracle {
         });
     }
 
-    /// An association has ended.
-    pub fn note_ended(&mut self, host: usize, why: &EndReason) {
-        self.counts.ended += 1;
+    /// What was expected of the association of a host is not expected any more: it has ended, or
+    /// the host has crashed.
+    pub fn forget_association(&mut self, host: usize) {
         self.disabled[host] = false;
         self.news.forget(host);
         self.formats.forget(host);
         self.departures.forget(host);
+    }
+
+    /// An association has ended.
+    pub fn note_ended(&mut self, host: usize, why: &EndReason) {
+        self.counts.ended += 1;
+        self.forget_association(host);
         self.trace
             .note([0x72, host as u64, 0], || format!("host   {host} association ended: {why}"));
     }
