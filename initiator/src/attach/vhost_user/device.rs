@@ -137,6 +137,14 @@ impl Device {
         properties: &DeviceProperties,
     ) -> Option<Reply> {
         let request = message.header.request;
+        if matches!(
+            request,
+            RequestId::SET_VRING_KICK | RequestId::SET_VRING_CALL | RequestId::SET_BACKEND_REQ_FD
+        ) {
+            // The thread that reads and writes them drives the paths and all exports: it must not
+            // wait for a front-end.
+            descriptors.retain(|descriptor| rustix::io::ioctl_fionbio(descriptor, true).is_ok());
+        }
         let outcome = match (request, message.body) {
             (RequestId::GET_FEATURES, _) => return Some(Reply::U64(properties.features())),
             (RequestId::GET_PROTOCOL_FEATURES, _) => {

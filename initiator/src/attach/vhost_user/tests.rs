@@ -1,12 +1,19 @@
 //! A guest whose memory is a file, and which may break all rules.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use rdma::{Pool, PoolPlan};
 
+use super::channel::Channel;
 use super::device::{Device, DeviceProperties, Resources};
+use super::vring::Vring;
+use super::{FrontEnd, VhostUser};
 use crate::attach::operation::RequestTable;
 use crate::nbd::{Export, flag};
 use crate::vhost_user::{
@@ -319,4 +326,70 @@ fn memory_and_queues_that_do_not_fit_are_refused() {
     let address = VringAddress { descriptors: 0, used: 0, available: 0 };
     assert!(refuses(RequestId::SET_VRING_ADDR, Body::Address(0, address), vec![]));
     assert!(refuses(RequestId(40), Body::None, vec![]));
+}
+
+/// Calls it in a thread. Returns whether it comes to its end within 10 s.
+fn ends(act: impl FnOnce() + Send + 'static) -> bool {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        act();
+        sender.send(())
+    });
+    receiver.recv_timeout(Duration::from_secs(10)).is_ok()
+}
+
+/// Returns a socket that takes no more bytes, and waits with a writer, and its peer.
+fn full_socket() -> (OwnedFd, UnixStream) {
+    let (mut stream, peer) = UnixStream::pair().expect("sockets");
+    stream.set_nonblocking(true).expect("possible");
+    while stream.write(&[0; 4096]).is_ok() {}
+    while stream.write(&[0]).is_ok() {}
+    stream.set_nonblocking(false).expect("possible");
+    (stream.into(), peer)
+}
+
+#[test]
+fn a_queue_without_a_signal_delays_nothing() {
+    assert!(ends(|| {
+        let mut lab = Lab::new();
+        let (kick, _front_end) = std::io::pipe().expect("a pipe");
+        let body = Body::Descriptor { index: 0, has_descriptor: true };
+        lab.message(RequestId::SET_VRING_KICK, body, vec![kick.into()]);
+        lab.device.vrings().iter().for_each(Vring::take_kick);
+        assert_eq!(lab.request(8, 0, (GUEST + DATA, 20), WRITE), (1, 21, 0));
+    }));
+}
+
+#[test]
+fn a_front_end_that_does_not_read_its_signals_delays_nothing() {
+    assert!(ends(|| {
+        let mut lab = Lab::new();
+        let (call, _front_end) = full_socket();
+        let body = Body::Descriptor { index: 0, has_descriptor: true };
+        lab.message(RequestId::SET_VRING_CALL, body, vec![call]);
+        assert_eq!(lab.request(8, 0, (GUEST + DATA, 20), WRITE), (1, 21, 0));
+        lab.device.signal();
+    }));
+}
+
+#[test]
+fn a_front_end_that_does_not_read_the_new_size_delays_nothing() {
+    assert!(ends(|| {
+        let mut lab = Lab::new();
+        let (backend_channel, _front_end) = full_socket();
+        lab.message(RequestId::SET_BACKEND_REQ_FD, Body::None, vec![backend_channel]);
+        let (stream, _peer) = UnixStream::pair().expect("sockets");
+        let Lab { device, mut properties, .. } = lab;
+        let channel = Channel::new(stream).expect("possible");
+        let mut export = VhostUser {
+            listener: None,
+            front_end: Some(FrontEnd { channel, device, has_message: false }),
+            size_bytes: properties.export.size_bytes,
+            requests: 8,
+            is_ending: false,
+        };
+        properties.export.size_bytes *= 2;
+        export.resize(&properties);
+        assert_eq!(export.size_bytes(), Some(properties.export.size_bytes));
+    }));
 }
