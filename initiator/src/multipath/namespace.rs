@@ -1,12 +1,12 @@
 //! The namespace as a path shows it: size, limits, identity.
 
 use nvme::PAGE_BYTES;
-use nvme::identify::{IdentifyControllerNvm, IdentifyNamespace, NamespaceIds};
-
-use crate::session::Session;
+use nvme::identify::{IdentifyController, IdentifyControllerNvm, IdentifyNamespace, NamespaceIds};
 
 /// Blocks of one command: what its zero-based field of 16 bits can say.
 const MOST_BLOCKS: u32 = 1 << 16;
+/// Bytes of a block at most: as in Linux.
+const MOST_BLOCK_BYTES: u32 = 64 << 10;
 
 /// Properties of the namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,25 +35,30 @@ pub struct Namespace {
     pub max_zeroes_blocks: u32,
     /// Blocks of a Discard at most.
     pub max_discard_blocks: u32,
-    /// Preferred size of reads and writes, in bytes.
+    /// Preferred size of reads and writes, in bytes; no more than one of them may have.
     pub preferred_bytes: u32,
 }
 
 impl Namespace {
-    /// Composes it from Identify; `None` if a host over RDMA cannot use it (its blocks have metadata
-    /// or an impossible size), or if it is not attached to the controller.
-    pub(super) fn new(session: &Session, page: &IdentifyNamespace) -> Option<Namespace> {
+    /// Composes it from Identify; `None` if a host over RDMA cannot use it (its blocks have metadata,
+    /// an impossible size, or more bytes than a command transfers), or if it is not attached to the
+    /// controller.
+    pub(super) fn new(
+        controller: &IdentifyController,
+        max_transfer_bytes: u32,
+        page: &IdentifyNamespace,
+    ) -> Option<Namespace> {
         let block_bytes = page.block_bytes()?;
         let format = page.lbaf.get(usize::from(page.format_index()))?;
         if format.metadata_bytes != 0
+            || block_bytes > max_transfer_bytes.min(MOST_BLOCK_BYTES)
             || page.ncap == 0
             || page.nsze.checked_mul(block_bytes.into()).is_none()
         {
             return None;
         }
-        let oncs = session.controller().oncs;
-        let max_transfer_bytes =
-            session.max_transfer_bytes().min(block_bytes.saturating_mul(MOST_BLOCKS));
+        let oncs = controller.oncs;
+        let max_transfer_bytes = max_transfer_bytes.min(block_bytes.saturating_mul(MOST_BLOCKS));
         let nonzero = |id: &[u8]| id.iter().any(|byte| *byte != 0);
         Some(Namespace {
             blocks: page.nsze,
@@ -75,7 +80,8 @@ impl Namespace {
             preferred_bytes: match page.nsfeat.optimal_io() {
                 true => (u32::from(page.npwg_z) + 1).saturating_mul(block_bytes),
                 false => block_bytes,
-            },
+            }
+            .min(max_transfer_bytes),
         })
     }
 
@@ -128,3 +134,47 @@ impl Namespace {
 
 /// Bytes of the pages that Identify returns.
 pub(super) const IDENTIFY_BYTES: u32 = PAGE_BYTES as u32;
+
+#[cfg(test)]
+mod tests {
+    use nvme::identify::{LbaFormat, Nsfeat};
+
+    use super::*;
+
+    fn found(lbads: u8, max_transfer_bytes: u32) -> Option<Namespace> {
+        let mut lbaf = [LbaFormat::default(); 64];
+        lbaf[0].lbads = lbads;
+        let page = IdentifyNamespace {
+            nsze: 1 << 20,
+            ncap: 1 << 20,
+            nsfeat: Nsfeat(0).with_optimal_io(true),
+            npwg_z: u16::MAX,
+            lbaf,
+            ..IdentifyNamespace::default()
+        };
+        Namespace::new(&IdentifyController::default(), max_transfer_bytes, &page)
+    }
+
+    #[test]
+    fn blocks_are_no_larger_than_what_a_command_transfers() {
+        for (lbads, max_transfer_bytes, is_usable) in [
+            (9, 4096, true),
+            (12, 4096, true),
+            (13, 4096, false),
+            (16, 1 << 20, true),
+            (17, 1 << 20, false),
+            (31, 1 << 20, false),
+        ] {
+            let found = found(lbads, max_transfer_bytes);
+            assert_eq!(found.is_some(), is_usable, "{lbads} {max_transfer_bytes}");
+        }
+    }
+
+    #[test]
+    fn the_preferred_size_is_that_of_one_command_at_most() {
+        for lbads in 9..=16 {
+            let found = found(lbads, 1 << 20).expect("usable");
+            assert_eq!(found.preferred_bytes, 1 << 20, "{lbads}");
+        }
+    }
+}

@@ -233,7 +233,9 @@ impl Path {
         let page = bytes.first_chunk();
         match (step, page, self.session.as_ref()) {
             (Step::Identify, Some(page), Some(session)) => {
-                self.scan.found = Namespace::new(session, &IdentifyNamespace::parse(page));
+                let page = IdentifyNamespace::parse(page);
+                let most_bytes = session.max_transfer_bytes();
+                self.scan.found = Namespace::new(session.controller(), most_bytes, &page);
             }
             (Step::Identifiers, Some(page), _) => {
                 let ids = NamespaceIds::parse(page);
