@@ -72,6 +72,9 @@ pub(super) struct Connection {
     is_broken: bool,
     /// The last write did not take all.
     is_blocked: bool,
+    /// The data of a write were received, or a reply was sent, since [`Connection::stalled_since`].
+    has_finished: bool,
+    stalled_since: Option<Instant>,
 }
 
 impl Connection {
@@ -92,6 +95,8 @@ impl Connection {
             is_ending: false,
             is_broken: false,
             is_blocked: false,
+            has_finished: false,
+            stalled_since: None,
         })
     }
 
@@ -114,6 +119,16 @@ impl Connection {
             Stage::Handshake(_) => Some(self.since),
             Stage::Transmission(..) => None,
         }
+    }
+
+    /// Since when it keeps a request because the client neither sends the rest of its data nor reads
+    /// its reply, if it does.
+    pub(super) fn stalled_since(&mut self, now: Instant) -> Option<Instant> {
+        let keeps = self.receiving.is_some() || (self.is_blocked && !self.replies.is_empty());
+        if std::mem::take(&mut self.has_finished) || !keeps {
+            self.stalled_since = None;
+        }
+        keeps.then(|| *self.stalled_since.get_or_insert(now))
     }
 
     /// The size that the client knows, after its handshake.
@@ -270,6 +285,7 @@ impl Connection {
         if is_complete {
             s.requests.submit(receiving.request);
             self.receiving = None;
+            self.has_finished = true;
         }
         n > 0 || is_complete
     }
@@ -335,6 +351,7 @@ impl Connection {
             self.sent -= len;
             self.replies.pop_front();
             self.requests -= 1;
+            self.has_finished = true;
             s.requests.free(first, s.pool);
         }
     }

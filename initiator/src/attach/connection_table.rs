@@ -19,6 +19,8 @@ pub(super) const MOST_CONNECTIONS: usize = 16;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// The same while there is no place for another client.
 const HANDSHAKE_LIMIT_IF_FULL: Duration = Duration::from_secs(1);
+/// Time for the data of one write, and for one reply, while somebody else lacks memory.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// What the connections use, besides each other.
 pub(super) struct ConnectionResources<'a> {
@@ -34,12 +36,15 @@ pub(super) struct ConnectionTable {
     places: Vec<Option<Connection>>,
     /// Connections that wait for memory, in order.
     waiting: VecDeque<usize>,
+    /// Since when there has always been somebody that waits for memory.
+    waiting_since: Option<Instant>,
 }
 
 impl ConnectionTable {
     pub(super) fn new(most: usize) -> ConnectionTable {
         let places = (0..most).map(|_| None).collect();
-        ConnectionTable { listener: None, places, waiting: VecDeque::with_capacity(most) }
+        let waiting = VecDeque::with_capacity(most);
+        ConnectionTable { listener: None, places, waiting, waiting_since: None }
     }
 
     /// Accepts connections at this listener; without one, no more.
@@ -83,7 +88,35 @@ impl ConnectionTable {
         });
     }
 
-    /// The next time of that.
+    /// Closes connections that have kept requests for too long while others, or a device
+    /// (`device_waits`), have waited for memory all the time: nobody else can end that.
+    pub(super) fn end_stalled(
+        &mut self,
+        now: Instant,
+        device_waits: bool,
+        r: ConnectionResources<'_>,
+    ) {
+        let somebody_waits = device_waits || !self.waiting.is_empty();
+        let waiting_since = self.waiting_since.take().unwrap_or(now);
+        self.waiting_since = somebody_waits.then_some(waiting_since);
+        self.each(r, |connection, number, s| {
+            let Some(since) = connection.stalled_since(now) else { return false };
+            let others_wait = device_waits || s.waiting.iter().any(|waiting| *waiting != number);
+            let since = since.max(waiting_since);
+            let is_stalled = others_wait && now.duration_since(since) >= STALL_LIMIT;
+            if is_stalled {
+                let limit = STALL_LIMIT.as_secs();
+                warn!(
+                    "a client has sent no data, or read no reply, for {limit} s, while others lack \
+                     memory: closed"
+                );
+                connection.abort(s);
+            }
+            is_stalled
+        });
+    }
+
+    /// The next time at which a handshake takes too long.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let since = self.places.iter().flatten().filter_map(Connection::handshake_since).min()?;
         since.checked_add(self.handshake_limit())
@@ -181,16 +214,28 @@ mod tests {
             stream
         }
 
-        fn turn(&mut self, now: Instant) {
-            self.table.accept(now);
+        fn with<T>(
+            &mut self,
+            act: impl FnOnce(&mut ConnectionTable, ConnectionResources<'_>) -> T,
+        ) -> T {
             let Lab { table, pool, requests, export, .. } = self;
-            for late in [false, true] {
-                let r = ConnectionResources { pool, requests, export, piece_bytes: 4096 };
-                match late {
-                    true => table.end_late_handshakes(now, r),
-                    false => drop(table.each(r, |c, n, s| c.read(n, s) | c.write(s))),
-                }
+            act(table, ConnectionResources { pool, requests, export, piece_bytes: 4096 })
+        }
+
+        /// While the guest waits for memory (`device_waits`), or does not.
+        fn turn_beside(&mut self, device_waits: bool, now: Instant) {
+            self.table.accept(now);
+            self.with(|table, r| table.each(r, |c, n, s| c.read(n, s)));
+            while let Some(n) = self.requests.next_answered() {
+                self.table.reply(self.requests.get(n).connection, n);
             }
+            self.with(|table, r| table.each(r, |c, _, s| c.write(s)));
+            self.with(|table, r| table.end_late_handshakes(now, r));
+            self.with(|table, r| table.end_stalled(now, device_waits, r));
+        }
+
+        fn turn(&mut self, now: Instant) {
+            self.turn_beside(false, now);
         }
     }
 
@@ -239,5 +284,84 @@ mod tests {
         assert!(idle.iter_mut().all(is_closed));
         lab.turn(begun + HANDSHAKE_LIMIT_IF_FULL);
         assert_eq!(lab.table.sizes_bytes().count(), 1, "the third is served");
+    }
+
+    const ALL_BYTES: u32 = 64 << 10;
+
+    /// A client whose handshake is done, of an export that is as large as the memory.
+    fn client(lab: &mut Lab, now: Instant) -> UnixStream {
+        lab.export.size_bytes = ALL_BYTES.into();
+        lab.export.most_bytes = ALL_BYTES;
+        let mut client = lab.connect();
+        hello(&mut client);
+        lab.turn(now);
+        client
+    }
+
+    fn send(client: &mut UnixStream, kind: u16, len: u32, data_bytes: usize) {
+        let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
+        bytes.extend([[0; 2], kind.to_be_bytes()].concat());
+        bytes.extend([0; 16]);
+        bytes.extend(len.to_be_bytes());
+        bytes.resize(bytes.len() + data_bytes, 0);
+        client.write_all(&bytes).expect("sent");
+    }
+
+    const WRITE: u16 = 1;
+    const CACHE: u16 = 5;
+
+    #[test]
+    fn a_client_that_keeps_memory_which_another_needs_is_closed_after_thirty_seconds() {
+        let (mut lab, begun) = (Lab::new(3), Instant::now());
+        let [mut stopped, mut other] = [client(&mut lab, begun), client(&mut lab, begun)];
+        send(&mut stopped, WRITE, ALL_BYTES, 4096);
+        lab.turn(begun);
+        lab.turn(begun + 9 * STALL_LIMIT);
+        assert!(!is_closed(&mut stopped), "nobody else needs memory");
+        let asked = begun + 10 * STALL_LIMIT;
+        send(&mut other, WRITE, 4096, 512);
+        lab.turn(asked);
+        send(&mut stopped, WRITE, 4096, 0);
+        lab.turn(asked + STALL_LIMIT - Duration::from_millis(1));
+        assert!(!is_closed(&mut stopped) && lab.table.waiting == [1]);
+        lab.turn(asked + STALL_LIMIT);
+        assert!(is_closed(&mut stopped) && !is_closed(&mut other));
+        lab.turn(asked + STALL_LIMIT);
+        assert!(lab.table.waiting.is_empty() && lab.requests.in_use() == 1, "the other is served");
+        lab.turn(asked + 9 * STALL_LIMIT);
+        assert!(!is_closed(&mut other));
+    }
+
+    #[test]
+    fn a_client_is_not_closed_as_long_as_writes_are_received() {
+        let (mut lab, begun) = (Lab::new(3), Instant::now());
+        let mut slow = client(&mut lab, begun);
+        let is_ending = |lab: &Lab| lab.table.places[0].as_ref().is_none_or(Connection::is_ending);
+        let step = STALL_LIMIT - Duration::from_secs(1);
+        for n in 0..8 {
+            // The rest of one write, and the beginning of the next.
+            slow.write_all(&vec![0; if n > 0 { 3584 } else { 0 }]).expect("sent");
+            send(&mut slow, WRITE, 4096, 512);
+            lab.turn_beside(true, begun + n * step);
+            assert!(!is_ending(&lab), "{n}");
+        }
+        lab.turn_beside(true, begun + 7 * step + STALL_LIMIT);
+        assert!(is_ending(&lab));
+    }
+
+    #[test]
+    fn a_client_that_reads_no_replies_is_closed_while_a_device_lacks_memory() {
+        let (mut lab, begun) = (Lab::new(3), Instant::now());
+        let mut client = client(&mut lab, begun);
+        while !lab.table.places.iter().flatten().any(Connection::is_blocked) {
+            send(&mut client, CACHE, 512, 0);
+            lab.turn_beside(true, begun);
+        }
+        lab.turn(begun + STALL_LIMIT);
+        lab.turn_beside(true, begun + STALL_LIMIT);
+        assert_eq!(lab.table.sizes_bytes().count(), 1, "the device has not waited all the time");
+        lab.turn_beside(true, begun + 2 * STALL_LIMIT);
+        assert_eq!(lab.table.sizes_bytes().count(), 0);
+        assert_eq!(lab.requests.in_use(), 0);
     }
 }

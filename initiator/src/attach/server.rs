@@ -374,8 +374,12 @@ impl Server {
         if at_control.is_some_and(|at| ready[at]) {
             self.guest(|guest, properties, _| guest.on_control(properties));
         }
+        let device_waits = self.vhost_user.as_ref().is_some_and(VhostUser::is_waiting)
+            || self.ublk.as_ref().is_some_and(Ublk::is_waiting);
         let (connections, r) = self.connections();
         connections.end_late_handshakes(now, r);
+        let (connections, r) = self.connections();
+        connections.end_stalled(now, device_waits, r);
         if ready[0] && self.stop.wait(Duration::ZERO) && self.ending == Ending::No {
             self.end();
         }

@@ -230,6 +230,11 @@ impl Ublk {
         true
     }
 
+    /// Whether a request waits for memory.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// A request is carried out: returns its data and its result.
     pub(super) fn reply(&mut self, n: u32, r: &mut Resources<'_>) {
         let request = r.requests.get(n);

@@ -281,9 +281,9 @@ impl Device {
 
     /// Takes requests of all queues. Returns whether there were any.
     pub(super) fn take(&mut self, properties: &DeviceProperties, r: &mut Resources<'_>) -> bool {
+        self.is_stalled = false;
         let Some(memory) = self.memory.clone() else { return false };
         let mut any = false;
-        self.is_stalled = false;
         let (mut heads, mut chain) =
             (std::mem::take(&mut self.heads), std::mem::take(&mut self.next));
         for ring in 0..self.vrings.len() {
@@ -397,6 +397,11 @@ impl Device {
         let Device { vrings, memory: Some(memory), .. } = self else { return };
         let memory: &GuestMemoryMmap = memory;
         vrings.iter_mut().for_each(|vring| vring.signal(memory));
+    }
+
+    /// Whether there was no memory, or no place, for the next request.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.is_stalled
     }
 
     /// Whether no request is under way.

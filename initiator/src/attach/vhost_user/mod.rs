@@ -132,6 +132,11 @@ impl VhostUser {
         }
     }
 
+    /// Whether a request waits for memory.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.front_end.as_ref().is_some_and(|it| it.device.is_stalled())
+    }
+
     /// A request has been carried out.
     pub(super) fn reply(&mut self, request: u32, r: &mut Resources<'_>) {
         if let Some(front_end) = &mut self.front_end {
