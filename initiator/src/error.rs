@@ -36,9 +36,9 @@ impl fmt::Display for Advice {
         let status = self.0.without_dnr().with_more(false).with_crd(0);
         let advice = match status {
             Status::COMPARE_FAILURE => "the data on the namespace are others",
-            Status::LBA_OUT_OF_RANGE => "the namespace ends before; `nvmf id-ns` tells its size",
+            Status::LBA_OUT_OF_RANGE => "the namespace ends before; `nvmf id-ns` shows its size",
             Status::INVALID_NAMESPACE => {
-                "there is no such namespace; `nvmf list-ns` tells which there are"
+                "there is no such namespace; `nvmf list-ns` lists those that exist"
             }
             Status::NAMESPACE_WRITE_PROTECTED => "the namespace is read only",
             Status::CAPACITY_EXCEEDED => "the store behind the namespace is full",

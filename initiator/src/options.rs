@@ -199,7 +199,7 @@ impl TargetArgs {
     pub fn resolve(&self, usual: OptionDefaults) -> Result<(Options, HostOptions), Error> {
         let Some(nqn) = &self.nqn else {
             return Err(Error::Usage(
-                "which subsystem? Name it with --nqn; `nvmf discover` tells what there is".into(),
+                "which subsystem? Name it with --nqn; `nvmf discover` lists them".into(),
             ));
         };
         let subnqn = Nqn::new(nqn).map_err(|e| Error::Usage(format!("--nqn {nqn:?}: {e}")))?;

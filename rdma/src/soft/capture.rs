@@ -186,7 +186,7 @@ fn create(path: &Path) -> io::Result<File> {
         Ok(there) if !there.is_file() => {
             let file = options.open(path)?;
             if file.metadata()?.is_file() {
-                return Err(io::Error::other("somebody has just replaced it"));
+                return Err(io::Error::other("another process has just replaced it"));
             }
             return Ok(file);
         }

@@ -397,7 +397,7 @@ impl PoolState {
 }
 
 fn silent(path: &Path) -> String {
-    format!("{} does not answer: check the disk or server that it is on", path.display())
+    format!("{} does not answer: check its device or server", path.display())
 }
 
 #[cfg(test)]

@@ -114,7 +114,7 @@ struct OwnerRecord {
 
 impl record::Record for OwnerRecord {
     const KIND: &'static str = "owner";
-    const REMEDY: &'static str = "remove it if nobody serves the image";
+    const REMEDY: &'static str = "remove it if no daemon serves the image";
 
     fn emit(&self) -> String {
         let Daemon { machine, boot, process, begun, host } = &self.daemon;

@@ -338,7 +338,7 @@ fn take_up(
         }
     }
     let queues = fetch(&mut ring, &left).map_err(failed)?;
-    info!("{path} is taken up from process {}, which has ended", left.process);
+    info!("{path} is recovered: process {} has ended", left.process);
     // A target may still carry out writes of that process. What the kernel requests again, and what
     // is written after that, has to come later. That process may have had another keep alive timeout.
     let wait = wanted.identity.replay_wait.max(Identity::parse(left.identity).replay_wait);

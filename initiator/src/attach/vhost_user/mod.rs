@@ -171,7 +171,7 @@ impl VhostUser {
         if let Some(channel) = channel
             && let Err(error) = rustix::io::write(channel, &crate::vhost_user::config_change())
         {
-            warn!("the guest cannot be told the new size: {error}");
+            warn!("the new size cannot be reported to the guest: {error}");
         }
     }
 
