@@ -37,7 +37,7 @@
 //! | path related status (3xxh) | another path, without limit; 301h to 303h: not this path until its ANA log is read | the same; 100 ms later if there is no other path |
 //! | Authentication Required | authenticates again | resets the path, which authenticates |
 //! | other status | repeated at most 5 times, after the Command Retry Delay | the same |
-//! | the association ended | repeated at once on another path | reads and flushes at once; changes of blocks when the target has closed the association, else when it must have: see below |
+//! | the association ended | repeated at once on another path | reads and flushes at once; changes of blocks when the target has closed all connections, else when it must have ended the association: see below |
 //!
 //! Commands are idempotent (Read, Write, Flush, Write Zeroes, Deallocate), so carrying one out twice
 //! in a row changes nothing. Carrying out the first of two later than the second does: the caller
@@ -45,7 +45,9 @@
 //! queue of the target, is carried out last. Linux accepts that. Here, a change of blocks that was
 //! under way on a path is repeated, there or elsewhere,
 //!
-//! * at once, if the target has closed the connection: so it has ended the association;
+//! * at once, if the target has closed the connections of all queues: so it has ended the association
+//!   (one that has closed a single one, because it got no answer there, may carry out commands of the
+//!   others, and need not hear that this host has ended it);
 //! * otherwise a Keep Alive Timeout, as the controller has granted it, and two seconds
 //!   (`replay_margin`) after the association ended here. The target has not seen this host for
 //!   that long, and must have ended it: targets round the timeout up and look at it now and then.
@@ -84,7 +86,7 @@ use nvme::log::AnaState;
 use nvme::sqe::DsmRange;
 use rdma::{Event, Initiator, Pool};
 
-use crate::session::{EndReason, Options, Session};
+use crate::session::{Options, Session};
 
 pub use namespace::Namespace;
 pub use path::{PathCounters, PathLoss, PathState};
@@ -476,9 +478,4 @@ impl Multipath {
     pub fn waits_for_sends(&self) -> bool {
         self.paths.iter().filter_map(Path::session).any(Session::waits_for_sends)
     }
-}
-
-/// Whether an association that ended so has been ended by the target as well.
-fn is_ended_by_target(why: &EndReason) -> bool {
-    matches!(why, EndReason::Peer { .. })
 }

@@ -12,7 +12,6 @@ use super::disposition::{Disposition, dispose};
 use super::scan::Scan;
 use super::{
     Failure, MultipathOptions, Namespace, Notice, PathOptions, RequestTable, Resources, State,
-    is_ended_by_target,
 };
 use crate::session::{Data, Done, EndReason, Io, Lost, Phase, Request, Response, Session};
 
@@ -455,7 +454,7 @@ impl Path {
         let Some(session) = self.session.take() else { return };
         let ended = session.ended().cloned().unwrap_or(EndReason::Closed);
         let has_own = std::mem::take(&mut self.has_lost_changes) && !self.has_older_changes;
-        if is_ended_by_target(&ended) && has_own {
+        if session.is_ended_by_target() && has_own {
             self.replay_at = None;
             s.table.replay(s.number);
         }

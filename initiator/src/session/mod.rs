@@ -262,7 +262,7 @@ impl Session {
     fn on_gone(&mut self, qid: u16, reason: Reason, io: &mut Io<'_>) {
         let Some(queue) = self.queues.get_mut(usize::from(qid)) else { return };
         let up = queue.is_up();
-        queue.gone();
+        queue.gone(&reason);
         let left = queue.leave() == CloseState::Done;
         let flushed = EndReason::Fault { queue: qid, fault: Fault::Flushed };
         match &self.ended {
@@ -296,6 +296,13 @@ impl Session {
     #[must_use]
     pub fn ended(&self) -> Option<&EndReason> {
         self.ended.as_ref()
+    }
+
+    /// Whether the target has ended the association: it has closed the connections of all queues. One
+    /// that has closed a single one may still carry out commands of the others.
+    #[must_use]
+    pub fn is_ended_by_target(&self) -> bool {
+        self.ended.is_some() && self.queues.iter().all(Queue::is_closed_by_target)
     }
 
     /// Whether the queue pair belongs to this session.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use nvme::{AdminOpcode, Cqe, IoOpcode, Sgl, Sqe, cm};
-use rdma::{Buf, FabricError, Qp, QpLimits, ReceivedWith, RemoteRegion, Tag, Work};
+use rdma::{Buf, FabricError, Qp, QpLimits, Reason, ReceivedWith, RemoteRegion, Tag, Work};
 
 use super::end_reason::{EndReason, Violation};
 use super::request::{Data, Io, Options, Refused, Response};
@@ -112,6 +112,8 @@ pub(super) struct Queue {
     entries: u16,
     qp: Option<Qp>,
     up: bool,
+    /// The target has closed its connection.
+    is_closed_by_target: bool,
     leave: CloseState,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -137,6 +139,7 @@ impl Queue {
             entries,
             qp: None,
             up: false,
+            is_closed_by_target: false,
             leave: CloseState::Not,
             slots: (0..slots).map(|_| Slot { uses: 0, command: None }).collect(),
             free: (0..slots).rev().collect(),
@@ -200,8 +203,13 @@ impl Queue {
         self.short_message_bytes = io.fabric.short_message_bytes(qp);
     }
 
-    pub(super) fn gone(&mut self) {
+    pub(super) fn gone(&mut self, reason: &Reason) {
         self.qp = None;
+        self.is_closed_by_target = self.up && *reason == Reason::Peer;
+    }
+
+    pub(super) fn is_closed_by_target(&self) -> bool {
+        self.is_closed_by_target
     }
 
     /// State of the deletion by the caller.

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use nvme::fabrics::{Disconnect, PropertySet};
 use nvme::property::{Csts, Property, Shutdown, ShutdownStatus};
+use rdma::Fault;
 
 use super::bring_up::{Step, earlier};
 use super::queue::{CloseState, Finished, Owner, Queue, Sending};
 use super::{Data, Done, EndReason, Io, Lost, Phase, Refused, Response, Session};
 
+/// Time for a target that has closed the connection of a queue to close those of the others.
+const TARGET_CLOSE_LIMIT: Duration = Duration::from_millis(100);
 /// Time limit of a controller shutdown, unless the controller reports a longer one.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Upper bound of the reported limit.
@@ -81,23 +84,40 @@ impl Session {
         lose(left, &mut self.done, io);
     }
 
-    /// Ends the association, for this reason if there was none before.
+    /// Ends the association, for this reason if there was none before. If the target has closed a
+    /// connection, the others are not closed at once: only the target can say that it closes them too.
     pub(super) fn die(&mut self, why: EndReason, io: &mut Io<'_>) {
+        let is_of_target = match why {
+            EndReason::Peer { .. } => true,
+            // Work is flushed before the reason is known.
+            EndReason::Fault { fault, .. } => fault == Fault::Flushed,
+            _ => false,
+        };
+        let may_wait = is_of_target && self.phase == Phase::Ready;
         self.ended.get_or_insert(why);
-        self.end(io);
+        if !may_wait {
+            return self.end(io);
+        }
+        self.begin_end(io);
+        self.deadline = io.now.checked_add(TARGET_CLOSE_LIMIT);
+        self.conclude();
     }
 
     /// Closes all connections.
     pub(super) fn end(&mut self, io: &mut Io<'_>) {
+        self.begin_end(io);
+        for queue in &self.queues {
+            queue.qp().into_iter().for_each(|qp| io.fabric.disconnect(qp));
+        }
+        self.conclude();
+    }
+
+    fn begin_end(&mut self, io: &mut Io<'_>) {
         self.phase = Phase::Closing;
         self.step = Step::Nothing;
         self.deadline = None;
         self.stop_clocks();
         self.lose_all(io);
-        for queue in &self.queues {
-            queue.qp().into_iter().for_each(|qp| io.fabric.disconnect(qp));
-        }
-        self.conclude();
     }
 
     /// The association ends with its last queue pair.

@@ -279,7 +279,7 @@ impl Lab {
 
     fn fault(&mut self) {
         let port = self.random.below(2) as usize;
-        match self.random.below(14) {
+        match self.random.below(16) {
             0..4 => {
                 self.target.ports[port].is_cut = true;
                 self.schedule(50, 1_500, Act::Notice(port));
@@ -314,6 +314,11 @@ impl Lab {
                 self.target.size_blocks = BLOCKS + self.random.below(BLOCKS);
                 self.target.size_blocks = self.target.size_blocks.max(self.known_blocks());
                 self.target.notify(None, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
+            }
+            13..15 => {
+                self.target.close_queue(port);
+                self.schedule(50, 1_500, Act::Notice(port));
+                self.schedule(1_500, 6_000, Act::Heal(port));
             }
             _ if self.failures_permitted => {
                 self.target.is_removed = true;
@@ -444,6 +449,14 @@ fn what_was_under_way_waits_for_the_end_of_the_old_association_only_if_it_change
     lab.settle();
     lab.target.close_port(0);
     assert!(time_of(&mut lab) < 2_000);
+    // It has closed the connection of one queue, and does not hear of the end of the other one.
+    let mut lab = quiet();
+    lab.submit(Operation::Write { fua: false }, 0, 1);
+    lab.submit(Operation::Write { fua: false }, 1, 1);
+    lab.settle();
+    lab.target.close_queue(0);
+    let waited = time_of(&mut lab);
+    assert!((4_000..4_000 + 1_500).contains(&waited), "keep alive and margin: {waited} ms");
     // Reads are repeated at once.
     let mut lab = quiet();
     lab.submit(Operation::Read, 0, 1);

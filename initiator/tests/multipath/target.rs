@@ -297,6 +297,17 @@ impl Target {
         }
     }
 
+    /// The target ends the connection of one I/O queue at a port, and says so: it got no answer there.
+    /// Then nothing more gets through, so that it does not hear that the host ends the association.
+    pub(crate) fn close_queue(&mut self, port: usize) {
+        let of_port = |c: &&Controller| c.port == port;
+        let queues = self.controllers.values().filter(of_port).filter_map(|c| c.qps.get(1));
+        let Some(qp) = queues.copied().last().filter(|_| !self.ports[port].is_cut) else { return };
+        self.end_commands(|pending| pending.qp == qp);
+        self.end(qp, Reason::Peer);
+        self.ports[port].is_cut = true;
+    }
+
     /// The process of the target is killed: nobody hears of it.
     pub(crate) fn kill(&mut self) {
         let ids: Vec<u16> = self.controllers.keys().copied().collect();
@@ -306,8 +317,13 @@ impl Target {
     /// An association ends at the target: each of its commands has been carried out, or never will be.
     fn end_controller(&mut self, cntlid: u16) {
         self.controllers.remove(&cntlid);
-        let of_this = std::mem::take(&mut self.pending).into_iter();
-        let (of_this, rest): (Vec<_>, _) = of_this.partition(|pending| pending.cntlid == cntlid);
+        self.end_commands(|pending| pending.cntlid == cntlid);
+    }
+
+    /// Each of these commands has been carried out, or never will be.
+    fn end_commands(&mut self, is_over: impl Fn(&Pending) -> bool) {
+        let all = std::mem::take(&mut self.pending).into_iter();
+        let (of_this, rest): (Vec<_>, _) = all.partition(is_over);
         self.pending = rest;
         for pending in of_this {
             if self.random.percent(50) {

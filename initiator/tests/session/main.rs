@@ -405,6 +405,23 @@ fn a_fault_or_the_target_s_leaving_brings_everything_home() {
     let request = Request { sqe: read(1), data: Data::None, tag: 0 };
     let why = lab.with(|session, io| session.submit(1, request, io)).expect_err("dead").1;
     assert_eq!(why, Refused::NotReady);
+    // The target may not have ended the others: they are closed when it had time to do so.
+    assert_eq!(lab.session.phase(), Phase::Closing);
+    lab.pass(Duration::from_millis(99));
+    assert_eq!(lab.session.phase(), Phase::Closing);
+    lab.pass(Duration::from_millis(1));
+    assert!(!lab.session.is_ended_by_target());
+    lab.expect_whole();
+
+    let mut lab = Lab::ready();
+    lab.request(1, read(1), 4096, 1);
+    for queue in [1, 0, 2] {
+        assert!(!lab.session.is_ended_by_target());
+        let qp = lab.wire.qp(queue).expect("connected");
+        lab.wire.end(qp, Reason::Peer);
+        lab.deliver();
+    }
+    assert!(lab.session.is_ended_by_target());
     lab.expect_whole();
 
     let mut lab = Lab::ready();
