@@ -91,6 +91,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     };
     let file = StateFile(args.state.clone());
     let done_bytes = file.load(&fresh)?;
+    if done_bytes > 0 && !target.is_prepared() {
+        let text = "the target was shortened since; remove the file of --state to begin anew";
+        return Err(Error::Local(text.into()));
+    }
     target.prepare()?;
     let state = CopyState { done_bytes, ..fresh };
     let mut engine = Engine::new(source, target, state, file);

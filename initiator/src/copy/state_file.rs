@@ -37,8 +37,8 @@ impl StateFile {
         match is_same && done_bytes <= found.size_bytes {
             true => Ok(done_bytes),
             false => failed(&format!(
-                "it is the state of another copy, of {} to {}, or the source has changed; remove \
-                 it to begin anew",
+                "it is the state of another copy, of {} to {}, or the source was changed or the \
+                 target made anew since; remove it to begin anew",
                 found.source, found.target
             )),
         }

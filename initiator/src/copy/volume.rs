@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -63,7 +63,15 @@ impl Volume {
         }
     }
 
-    /// Before a target is written: a regular file gets its size.
+    /// Whether a target has its size already, as since the first command of a copy.
+    pub(super) fn is_prepared(&self) -> bool {
+        match self {
+            Volume::File(file) => file.found_bytes >= file.size_bytes,
+            Volume::Namespace(_) => true,
+        }
+    }
+
+    /// Before a target is written: a regular file gets its size, and its name is durable.
     pub(super) fn prepare(&self) -> Result<(), Error> {
         match self {
             Volume::File(file) => file.prepare(),
@@ -133,6 +141,8 @@ pub(super) struct FileVolume {
     file: File,
     path: PathBuf,
     size_bytes: u64,
+    /// Its length when it was opened.
+    found_bytes: u64,
     is_regular: bool,
     identity: String,
     done: VecDeque<(Part, Result<(), Error>)>,
@@ -158,19 +168,30 @@ impl FileVolume {
         if size_bytes.is_none() {
             // A source that was written meanwhile is another one.
             identity += &format!(" of {}.{:09}", metadata.mtime(), metadata.mtime_nsec());
+        } else if kind.is_file() {
+            // A target that was made anew lacks what an earlier command has copied. A number may be
+            // used again, and not every file system knows when a file was made.
+            let made = metadata.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+            let made = made.unwrap_or_default();
+            identity += &format!(", {} made at {}", metadata.ino(), made.as_nanos());
         }
         let found_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let is_regular = kind.is_file();
         let size_bytes = size_bytes.filter(|_| is_regular).unwrap_or(found_bytes);
         let (path, done) = (path.to_owned(), VecDeque::new());
-        Ok(FileVolume { file, path, size_bytes, is_regular, identity, done })
+        Ok(FileVolume { file, path, size_bytes, found_bytes, is_regular, identity, done })
     }
 
     fn prepare(&self) -> Result<(), Error> {
-        match self.is_regular {
-            true => self.file.set_len(self.size_bytes).map_err(|error| local(&self.path, &error)),
-            false => Ok(()),
+        if !self.is_regular {
+            return Ok(());
         }
+        let failed = |error| local(&self.path, &error);
+        self.file.set_len(self.size_bytes).map_err(failed)?;
+        // Its name has to be as durable as what is noted to be in it.
+        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = File::open(directory.unwrap_or(Path::new("."))).map_err(failed)?;
+        directory.sync_all().map_err(failed)
     }
 
     fn hole_end(&self, offset: u64) -> u64 {

@@ -168,3 +168,34 @@ fn an_interrupted_copy_continues_and_outlives_the_target() {
     assert!(fs::metadata(&state).is_err(), "the state is left behind");
     daemon.kill();
 }
+
+/// Whatever an earlier command has copied has to be there still.
+#[test]
+fn a_copy_to_a_file_that_was_made_anew_or_shortened_does_not_continue() {
+    let mut target = TestTarget::start();
+    let config = target.directory().join("nvmfd.toml");
+    let limit = "[[qos]]\nname = 'slow'\nbandwidth = '16MiB'\nhosts = ['HOST']\n";
+    fs::write(&config, target.config_text(&limit.replace("HOST", HOST))).expect("written");
+    target.take().stop(std::time::Instant::now() + std::time::Duration::from_secs(10));
+    let daemon = Daemon::start(&config);
+    while !target.nvmf("id-ctrl", &[]).text().contains("nvmfd") {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let path = |name: &str| target.directory().join(name).display().to_string();
+    let (from, to, state) = (namespace(&target, 1, 2), path("copy"), path("state"));
+    let interrupted = || {
+        let mut running = Running::start(&from, &to, &state);
+        running.passes(PART as u64);
+        kill(Pid::from_raw(running.0.id() as i32), Signal::SIGINT).expect("there");
+        assert_eq!(running.end().status.code(), Some(3));
+    };
+    interrupted();
+    interrupted();
+    File::options().write(true).open(&to).expect("there").set_len(5).expect("possible");
+    let ran = copy(&from, &to, &["--state", &state]);
+    assert!(ran.code() == 1 && ran.error().contains("was shortened"), "{}", ran.error());
+    fs::remove_file(&to).expect("there");
+    let ran = copy(&from, &to, &["--state", &state]);
+    assert!(ran.code() == 1 && ran.error().contains("made anew"), "{}", ran.error());
+    daemon.kill();
+}
