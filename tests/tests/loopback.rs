@@ -5,6 +5,8 @@
 mod admin;
 #[path = "loopback/allocation.rs"]
 mod allocation;
+#[path = "loopback/attach.rs"]
+mod attach;
 #[path = "loopback/authentication.rs"]
 mod authentication;
 #[path = "loopback/changes.rs"]

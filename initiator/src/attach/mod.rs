@@ -246,12 +246,15 @@ fn serve_namespace(
     };
     let state = status::socket(socket);
     export.socket.clone_from(socket);
-    let listeners = Listeners {
-        clients: args.nbd.as_deref().map(listen).transpose()?,
-        vhost_user: args.vhost_user.as_deref().map(listen).transpose()?,
-        ublk: device,
-        status: listen(&state)?,
-    };
+    let clients = args.nbd.as_deref().map(listen).transpose()?;
+    let vhost_user = args.vhost_user.as_deref().map(listen).transpose()?;
+    let left = [&clients, &vhost_user].into_iter().flatten().any(|(_, is_left)| *is_left);
+    if left && !export.is_read_only && !outlast_killed(&mut host, &mut stop) {
+        // The sockets stay: the next one has to wait as well.
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (clients, vhost_user) = (clients.map(|it| it.0), vhost_user.map(|it| it.0));
+    let listeners = Listeners { clients, vhost_user, ublk: device, status: listen(&state)?.0 };
     let provider = host.provider();
     if let Some(socket) = &args.nbd {
         info!("{name} is served at nbd+unix:///?socket={} ({provider})", socket.display());
@@ -289,22 +292,36 @@ fn device(
     })
 }
 
+/// Waits until the target has ended the associations of a process that was killed: it may still carry
+/// out writes of that, which must not come after what clients write now. Clients wait meanwhile. Returns
+/// whether to go on.
+fn outlast_killed(host: &mut MultipathHost, stop: &mut Stop) -> bool {
+    let Some(wait) = host.multipath().replay_wait() else { return true };
+    info!(
+        "an nvmf attach that was killed has left the socket: clients wait for {} s, so long may the \
+         target have its writes",
+        wait.as_secs()
+    );
+    host.pass_time(Instant::now() + wait, || !stop.wait(Duration::ZERO))
+}
+
 /// Listens at a Unix socket that only this user may connect to. One that nobody listens at is replaced.
-fn listen(path: &Path) -> Result<UnixListener, Error> {
+/// Returns also whether there was one: its process has not ended in order.
+fn listen(path: &Path) -> Result<(UnixListener, bool), Error> {
     let failed = |error: std::io::Error| {
         Error::Local(format!("cannot listen at {}: {error}", path.display()))
     };
     let before = umask(Mode::from_bits_truncate(0o177));
-    let bound = match UnixListener::bind(path) {
-        Err(error) if error.kind() == ErrorKind::AddrInUse && is_abandoned(path) => {
-            std::fs::remove_file(path).and_then(|()| UnixListener::bind(path))
-        }
-        bound => bound,
-    };
+    let mut bound = UnixListener::bind(path);
+    let is_in_use = bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
+    let is_left = is_in_use && is_abandoned(path);
+    if is_left {
+        bound = std::fs::remove_file(path).and_then(|()| UnixListener::bind(path));
+    }
     umask(before);
     let listener = bound.map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
+    Ok((listener, is_left))
 }
 
 fn is_abandoned(path: &Path) -> bool {

@@ -99,6 +99,22 @@ impl MultipathHost {
         }
     }
 
+    /// Keeps the paths alive until then. Returns whether to go on: otherwise `goes_on`, which is called
+    /// now and then, has ended it.
+    pub(crate) fn pass_time(&mut self, until: Instant, mut goes_on: impl FnMut() -> bool) -> bool {
+        loop {
+            let now = Instant::now();
+            if now >= until {
+                return true;
+            }
+            self.wait(until.min(now + ASK_EVERY));
+            while self.next_notice().is_some() {}
+            if !goes_on() {
+                return false;
+            }
+        }
+    }
+
     /// Returns the provider in use: never [`Provider::Auto`].
     #[must_use]
     pub fn provider(&self) -> Provider {

@@ -333,7 +333,7 @@ fn take_up(
             }
             Err(_) => {}
         }
-        if !pass(host, stop, Instant::now() + POLL_INTERVAL) {
+        if !host.pass_time(Instant::now() + POLL_INTERVAL, || !stop.wait(Duration::ZERO)) {
             return Ok(None);
         }
     }
@@ -347,23 +347,11 @@ fn take_up(
             "its requests wait for {} s: so long may the target have earlier ones",
             wait.as_secs()
         );
-        if !pass(host, stop, Instant::now() + wait) {
+        if !host.pass_time(Instant::now() + wait, || !stop.wait(Duration::ZERO)) {
             return Ok(None);
         }
     }
     Ok(Some(Prepared { ring, queues, info: left, size_bytes, is_left: true }))
-}
-
-/// Keeps the paths alive until then. Returns whether to go on.
-fn pass(host: &mut MultipathHost, stop: &mut Stop, until: Instant) -> bool {
-    while Instant::now() < until {
-        host.wait(until);
-        while host.next_notice().is_some() {}
-        if stop.wait(Duration::ZERO) {
-            return false;
-        }
-    }
-    true
 }
 
 /// Writes what is cached, and stops a device: nobody can use it any more. Blocks while that is

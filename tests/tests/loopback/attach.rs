@@ -1,0 +1,96 @@
+//! `nvmf attach --nbd` that is killed and started again.
+
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use nvmfd::core::diag::cause::Cause;
+
+use crate::target::{HOST, HOSTID, SUBSYSTEM, TestTarget, nvmf};
+
+/// Bytes of a block of the namespace in memory: its writes carry their data in the capsule.
+const BLOCK: usize = 512;
+
+/// One that serves the namespace in memory, and its log. It is killed when it is dropped.
+struct Attached(Child, Lines<BufReader<ChildStderr>>);
+
+impl Attached {
+    fn start(target: &TestTarget, socket: &Path) -> Attached {
+        let mut child = Command::new(nvmf())
+            .args(["attach", "--provider", "soft", "-a", &target.address(), "-w", &target.source()])
+            .args(["-n", SUBSYSTEM, "--namespace-id", "2", "-q", HOST, "-I", HOSTID, "-k", "3"])
+            .arg("--nbd")
+            .arg(socket)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("nvmf runs");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let is_there = |line: std::io::Result<String>| line.expect("text").contains("is served at");
+        assert!(lines.any(is_there), "it has ended");
+        Attached(child, lines)
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A client with the export, whose size is not looked at.
+fn client(socket: &Path) -> UnixStream {
+    let mut client = UnixStream::connect(socket).expect("it listens");
+    client.read_exact(&mut [0; 18]).expect("a greeting");
+    let flags = 3u32.to_be_bytes();
+    let name = [&b"IHAVEOPT"[..], &1u32.to_be_bytes(), &0u32.to_be_bytes()].concat();
+    client.write_all(&[&flags[..], &name].concat()).expect("sent");
+    client.read_exact(&mut [0; 10]).expect("the export");
+    client
+}
+
+/// Requests to read (0) or write (1) the first block.
+fn request(client: &mut UnixStream, kind: u16, data: &[u8]) {
+    let head = [&0x2560_9513u32.to_be_bytes()[..], &[0; 2], &kind.to_be_bytes(), &[0; 16]].concat();
+    let len = (BLOCK as u32).to_be_bytes();
+    client.write_all(&[&head[..], &len, data].concat()).expect("sent");
+}
+
+fn answered(client: &mut UnixStream) {
+    let mut reply = [0; 16];
+    client.read_exact(&mut reply).expect("a reply");
+    assert_eq!(reply[4..8], [0; 4], "success");
+}
+
+/// The writes of the killed process wait in the target for their limit; it is not known to be gone
+/// before its keep alive timeout.
+#[test]
+fn a_write_of_a_killed_process_never_comes_after_those_of_the_next() {
+    let limit = "[[qos]]\nname = 'slow'\niops = 5\nburst_ms = 0\nhosts = ['HOST']\n";
+    let target = TestTarget::start_with(&limit.replace("HOST", HOST));
+    let socket = target.directory().join("nbd.sock");
+    let killed = Attached::start(&target, &socket);
+    let mut earlier = client(&socket);
+    (0..40).for_each(|_| request(&mut earlier, 1, &[1; BLOCK]));
+    answered(&mut earlier);
+    drop(killed);
+
+    let mut next = Attached::start(&target, &socket);
+    let mut later = client(&socket);
+    request(&mut later, 1, &[2; BLOCK]);
+    answered(&mut later);
+    while target.told(Cause::KeepAlive).is_empty() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let mut block = [0; BLOCK];
+    request(&mut later, 0, &[]);
+    answered(&mut later);
+    later.read_exact(&mut block).expect("data");
+    assert_eq!(block, [2; BLOCK], "the last write that was acknowledged");
+    kill(Pid::from_raw(next.0.id() as i32), Signal::SIGTERM).expect("there");
+    assert!(next.0.wait().expect("it ends").success());
+}
