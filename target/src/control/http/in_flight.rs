@@ -1,12 +1,14 @@
 //! `/v1/inflight`: commands in progress.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use tokio::time::{Instant, sleep};
+use axum::{Extension, Json};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, sleep_until};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -24,6 +26,18 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Interval between two looks for an answer.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// Shortest interval between two questions: an answer takes a reactor a time in proportion to its
+/// queues, in which it serves no host.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The commands, and the reactors that do not answer.
+type Answer = (Vec<InFlight>, Vec<usize>);
+
+/// The last question to the reactors, and its answer: all requests on a socket share it until the
+/// next, so that a user of the loopback address cannot keep reactors from serving hosts.
+#[derive(Clone, Default)]
+pub(super) struct LastAnswer(Arc<Mutex<Option<(Instant, Option<Answer>)>>>);
+
 pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(list))
 }
@@ -38,8 +52,11 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
         (status = 503, body = Problem, description = "a reactor does not answer"),
     )
 )]
-async fn list(State(managed): State<ControlHandle>) -> Result<Json<Vec<InFlight>>, ApiError> {
-    let (mut all, silent) = in_flight(&managed).await;
+async fn list(
+    State(managed): State<ControlHandle>,
+    Extension(last): Extension<LastAnswer>,
+) -> Result<Json<Vec<InFlight>>, ApiError> {
+    let (mut all, silent) = in_flight(&managed, &last).await;
     if let Some(reactor) = silent.first() {
         let error = format!("reactor {reactor} does not answer");
         let remedy = "see the log; the watchdog of systemd restarts a daemon that hangs";
@@ -49,8 +66,26 @@ async fn list(State(managed): State<ControlHandle>) -> Result<Json<Vec<InFlight>
     Ok(Json(all))
 }
 
-/// Asks all reactors; returns the commands, and the reactors that do not answer.
-pub(super) async fn in_flight(managed: &ControlHandle) -> (Vec<InFlight>, Vec<usize>) {
+/// Asks all reactors, or returns what they have answered within [`INTERVAL`].
+pub(super) async fn in_flight(managed: &ControlHandle, last: &LastAnswer) -> Answer {
+    let mut last = last.0.lock().await;
+    if let Some((asked, answer)) = last.as_ref()
+        && let next = *asked + INTERVAL
+        && Instant::now() < next
+    {
+        match answer {
+            Some(answer) => return answer.clone(),
+            // Who asked has left before the answer.
+            None => sleep_until(next).await,
+        }
+    }
+    *last = Some((Instant::now(), None));
+    let answer = ask(managed).await;
+    *last = Some((Instant::now(), Some(answer.clone())));
+    answer
+}
+
+async fn ask(managed: &ControlHandle) -> Answer {
     let (mut all, mut silent) = (Vec::new(), Vec::new());
     let mut asked = Vec::new();
     for (index, reactor) in managed.view().registry.reactors().iter().enumerate() {

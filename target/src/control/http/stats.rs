@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use nvme::Nqn;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::in_flight::in_flight;
+use super::in_flight::{LastAnswer, in_flight};
 use super::subsystems::all_namespaces;
 use crate::api::stats::{InFlight, SlowCommand, Stats};
 use crate::control::handle::ControlHandle;
@@ -44,14 +44,18 @@ async fn slow(State(managed): State<ControlHandle>) -> Json<Vec<SlowCommand>> {
         (String = prometheus::CONTENT_TYPE),
         (String = prometheus::PLAIN_CONTENT_TYPE),
     ))))]
-async fn scrape(State(managed): State<ControlHandle>, headers: HeaderMap) -> Response {
+async fn scrape(
+    State(managed): State<ControlHandle>,
+    Extension(last): Extension<LastAnswer>,
+    headers: HeaderMap,
+) -> Response {
     let accepted = headers.get_all(ACCEPT).iter().filter_map(|types| types.to_str().ok());
     let open = accepted.flat_map(|types| types.split(',')).any(|one| {
         one.split(';').next().is_some_and(|name| name.trim() == "application/openmetrics-text")
     });
     let mut standing = standing(&managed);
     // An admin command, such as Format NVM, may take its time.
-    for InFlight { command, age_ns, .. } in in_flight(&managed).await.0 {
+    for InFlight { command, age_ns, .. } in in_flight(&managed, &last).await.0 {
         if command.qid != 0 {
             let whose = (command.subsystem, command.nsid);
             let oldest_ns = standing.oldest_ns.entry(whose).or_default();

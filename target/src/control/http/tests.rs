@@ -1,3 +1,4 @@
+mod in_flight;
 mod origins;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use crate::blockdev::{FileSystemSpace, SpaceState};
 use crate::config::Config;
 use crate::control::handle::RunningConfig;
 use crate::control::http::*;
+use crate::core::message;
 use crate::core::registry::{Change, Registry};
 use crate::core::shared::Shared;
 use crate::core::subsystem::lba_format::Progress;
@@ -57,6 +59,11 @@ struct Stage {
 }
 
 fn stage(management: &str) -> Stage {
+    stage_with(management, Vec::new())
+}
+
+/// As [`stage`], of a target with these reactors.
+fn stage_with(management: &str, reactors: Vec<message::Sender>) -> Stage {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");
     let text = format!("{TEXT}[management]\nsocket = {socket:?}\n{management}");
@@ -64,7 +71,7 @@ fn stage(management: &str) -> Stage {
     std::fs::write(&file, text).unwrap();
     let declared = EffectiveConfig::load(&file).unwrap();
     let config = declared.config().clone();
-    let registry = Arc::new(Registry::new(Vec::new(), 4, 1 << 20));
+    let registry = Arc::new(Registry::new(reactors, 4, 1 << 20));
     let view = TargetView {
         gateway: Some(Arc::default()),
         monitor: None,
