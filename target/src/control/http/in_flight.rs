@@ -33,10 +33,16 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// The commands, and the reactors that do not answer.
 type Answer = (Vec<InFlight>, Vec<usize>);
 
-/// The last question to the reactors, and its answer: all requests on a socket share it until the
-/// next, so that a user of the loopback address cannot keep reactors from serving hosts.
+/// A question to the reactors. There is no answer yet if its client has left.
+struct Question {
+    asked: Instant,
+    answer: Option<Answer>,
+}
+
+/// The last question to the reactors: all requests on a socket share its answer until the next, so
+/// that a user of the loopback address cannot keep reactors from serving hosts.
 #[derive(Clone, Default)]
-pub(super) struct LastAnswer(Arc<Mutex<Option<(Instant, Option<Answer>)>>>);
+pub(super) struct LastAnswer(Arc<Mutex<Option<Question>>>);
 
 pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(list))
@@ -69,19 +75,18 @@ async fn list(
 /// Asks all reactors, or returns what they have answered within [`INTERVAL`].
 pub(super) async fn in_flight(managed: &ControlHandle, last: &LastAnswer) -> Answer {
     let mut last = last.0.lock().await;
-    if let Some((asked, answer)) = last.as_ref()
+    if let Some(Question { asked, answer }) = last.as_ref()
         && let next = *asked + INTERVAL
         && Instant::now() < next
     {
         match answer {
             Some(answer) => return answer.clone(),
-            // Who asked has left before the answer.
             None => sleep_until(next).await,
         }
     }
-    *last = Some((Instant::now(), None));
+    *last = Some(Question { asked: Instant::now(), answer: None });
     let answer = ask(managed).await;
-    *last = Some((Instant::now(), Some(answer.clone())));
+    *last = Some(Question { asked: Instant::now(), answer: Some(answer.clone()) });
     answer
 }
 
