@@ -15,8 +15,12 @@ use crate::target::{HOST, HOSTID, SUBSYSTEM, TestTarget, nvmf};
 /// Bytes of a block of the namespace in memory: its writes carry their data in the capsule.
 const BLOCK: usize = 512;
 
-/// One that serves the namespace in memory, and its log. It is killed when it is dropped.
-struct Attached(Child, Lines<BufReader<ChildStderr>>);
+/// A process that serves the namespace in memory. It is killed when this is dropped.
+struct Attached {
+    child: Child,
+    /// Its log, open as long as it runs.
+    _log: Lines<BufReader<ChildStderr>>,
+}
 
 impl Attached {
     fn start(target: &TestTarget, socket: &Path) -> Attached {
@@ -31,14 +35,14 @@ impl Attached {
         let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         let is_there = |line: std::io::Result<String>| line.expect("text").contains("is served at");
         assert!(lines.any(is_there), "it has ended");
-        Attached(child, lines)
+        Attached { child, _log: lines }
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -91,6 +95,6 @@ fn a_write_of_a_killed_process_never_comes_after_those_of_the_next() {
     answered(&mut later);
     later.read_exact(&mut block).expect("data");
     assert_eq!(block, [2; BLOCK], "the last write that was acknowledged");
-    kill(Pid::from_raw(next.0.id() as i32), Signal::SIGTERM).expect("there");
-    assert!(next.0.wait().expect("it ends").success());
+    kill(Pid::from_raw(next.child.id() as i32), Signal::SIGTERM).expect("there");
+    assert!(next.child.wait().expect("it ends").success());
 }
