@@ -16,7 +16,8 @@ impl Model {
             entries.retain(|entry| entry.open || entry.buried > flushed || entry.gone >= oldest);
             let mut values = Vec::new();
             for entry in entries.iter_mut().filter(|entry| entry.open || entry.buried > flushed) {
-                if entry.open && entry.effect_by == NEVER {
+                // One without a response that was not replaced may still take effect.
+                if entry.open && entry.effect_by == NEVER && entry.gone == NEVER {
                     continue;
                 }
                 entry.revived = entry.revived.min(entry.buried);
@@ -108,6 +109,22 @@ mod tests {
         model.lose_unsynced(0);
         put(&mut model, 2, DONE);
         assert!(!reads(&mut model, 1) && reads(&mut model, 2), "it was written afterwards");
+    }
+
+    #[test]
+    fn a_lost_write_returns_if_the_write_that_replaced_it_is_lost_with_the_device() {
+        for flushes in [false, true] {
+            let mut model = Model::new(&[8]);
+            put(&mut model, 1, Ending::Lost);
+            model.order(1, B);
+            put(&mut model, 2, DONE);
+            model.lose_unsynced(0);
+            let flush = model.begin();
+            if flushes {
+                model.flushed(flush, 0);
+            }
+            assert_eq!(reads(&mut model, 1), !flushes);
+        }
     }
 
     #[test]
