@@ -333,8 +333,11 @@ impl Lab {
         self.machine.namespace().map_or(0, |namespace| namespace.blocks)
     }
 
-    /// Everything works again.
+    /// Everything works again. A cut has lost messages, so the host notices it before that.
     fn heal(&mut self) {
+        let is_noticed = |(_, act): &mut (Instant, Act)| matches!(act, Act::Notice(_));
+        let noticed = self.acts.extract_if(.., is_noticed).map(|(_, act)| act).collect::<Vec<_>>();
+        noticed.into_iter().for_each(|act| self.act(act));
         self.acts.clear();
         [Act::Heal(0), Act::Heal(1), Act::Restart, Act::Calm]
             .into_iter()

@@ -50,8 +50,8 @@ struct Controller {
     csts: Csts,
     /// Command ids of Asynchronous Event Requests.
     event_requests: VecDeque<u16>,
-    /// Events that are not reported yet.
-    events: Vec<AsyncEvent>,
+    /// Events that are not acknowledged, and whether they are reported.
+    events: Vec<(AsyncEvent, bool)>,
 }
 
 /// An I/O command that is carried out at a time.
@@ -334,19 +334,26 @@ impl Target {
 
     /// Reports an event to all controllers, or those of a port.
     pub(crate) fn notify(&mut self, port: Option<usize>, event: AsyncEvent) {
-        let mut messages = Vec::new();
         for controller in self.controllers.values_mut() {
-            if port.is_some_and(|port| port != controller.port)
-                || controller.events.contains(&event)
-            {
-                continue;
-            }
-            controller.events.push(event);
-            if let Some(cid) = controller.event_requests.pop_front() {
-                messages.push((controller.qps[0], cid));
+            let is_known = controller.events.iter().any(|(other, _)| *other == event);
+            if port.is_none_or(|port| port == controller.port) && !is_known {
+                controller.events.push((event, false));
             }
         }
-        for (qp, cid) in messages {
+        self.report();
+    }
+
+    /// Reports what is not reported yet, as far as there are requests for events.
+    fn report(&mut self) {
+        let mut messages = Vec::new();
+        for controller in self.controllers.values_mut() {
+            for (event, is_reported) in controller.events.iter_mut().filter(|(_, told)| !told) {
+                let Some(cid) = controller.event_requests.pop_front() else { break };
+                *is_reported = true;
+                messages.push((controller.qps[0], cid, *event));
+            }
+        }
+        for (qp, cid, event) in messages {
             self.answer(qp, cid, Status::SUCCESS, event.0.into());
         }
     }
@@ -519,7 +526,7 @@ impl Target {
         let (status, result) = match sqe.admin_opcode() {
             AdminOpcode::ASYNC_EVENT_REQUEST => {
                 controller.event_requests.push_back(sqe.cid);
-                return;
+                return self.report();
             }
             AdminOpcode::KEEP_ALIVE => (Status::SUCCESS, 0),
             AdminOpcode::GET_FEATURES => (Status::SUCCESS, KATO_MS.into()),
@@ -534,7 +541,7 @@ impl Target {
             }
             AdminOpcode::GET_LOG_PAGE => {
                 let log = GetLogPage::parse(sqe).lid;
-                controller.events.retain(|event| event.log() != log);
+                controller.events.retain(|(event, _)| event.log() != log);
                 let page = if log == LogId::ANA { self.ana_log(port) } else { vec![0; 4096] };
                 (self.reply_with(sqe, &page), 0)
             }
