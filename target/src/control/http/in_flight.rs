@@ -26,23 +26,25 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Interval between two looks for an answer.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Shortest interval between two questions: an answer takes a reactor a time in proportion to its
-/// queues, in which it serves no host.
+/// Shortest interval between two requests to the reactors: a response takes a reactor a time in
+/// proportion to its queues, in which it serves no host.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The commands, and the reactors that do not answer.
-type Answer = (Vec<InFlight>, Vec<usize>);
+type Response = (Vec<InFlight>, Vec<usize>);
 
-/// A question to the reactors. There is no answer yet if its client has left.
-struct Question {
-    asked: Instant,
-    answer: Option<Answer>,
+/// A request to the reactors.
+struct Request {
+    /// When it was sent, or its response has arrived.
+    at: Instant,
+    /// `None`: the client has left before it.
+    response: Option<Response>,
 }
 
-/// The last question to the reactors: all requests on a socket share its answer until the next, so
-/// that a user of the loopback address cannot keep reactors from serving hosts.
+/// The last request to the reactors, and their response: all clients on a socket share it until the
+/// next, so that a user of the loopback address cannot keep reactors from serving hosts.
 #[derive(Clone, Default)]
-pub(super) struct LastAnswer(Arc<Mutex<Option<Question>>>);
+pub(super) struct LastResponse(Arc<Mutex<Option<Request>>>);
 
 pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
     OpenApiRouter::new().routes(routes!(list))
@@ -60,7 +62,7 @@ pub(super) fn routes() -> OpenApiRouter<ControlHandle> {
 )]
 async fn list(
     State(managed): State<ControlHandle>,
-    Extension(last): Extension<LastAnswer>,
+    Extension(last): Extension<LastResponse>,
 ) -> Result<Json<Vec<InFlight>>, ApiError> {
     let (mut all, silent) = in_flight(&managed, &last).await;
     if let Some(reactor) = silent.first() {
@@ -73,24 +75,24 @@ async fn list(
 }
 
 /// Asks all reactors, or returns what they have answered within [`INTERVAL`].
-pub(super) async fn in_flight(managed: &ControlHandle, last: &LastAnswer) -> Answer {
+pub(super) async fn in_flight(managed: &ControlHandle, last: &LastResponse) -> Response {
     let mut last = last.0.lock().await;
-    if let Some(Question { asked, answer }) = last.as_ref()
-        && let next = *asked + INTERVAL
+    if let Some(Request { at, response }) = last.as_ref()
+        && let next = *at + INTERVAL
         && Instant::now() < next
     {
-        match answer {
-            Some(answer) => return answer.clone(),
+        match response {
+            Some(response) => return response.clone(),
             None => sleep_until(next).await,
         }
     }
-    *last = Some(Question { asked: Instant::now(), answer: None });
-    let answer = ask(managed).await;
-    *last = Some(Question { asked: Instant::now(), answer: Some(answer.clone()) });
-    answer
+    *last = Some(Request { at: Instant::now(), response: None });
+    let response = ask(managed).await;
+    *last = Some(Request { at: Instant::now(), response: Some(response.clone()) });
+    response
 }
 
-async fn ask(managed: &ControlHandle) -> Answer {
+async fn ask(managed: &ControlHandle) -> Response {
     let (mut all, mut silent) = (Vec::new(), Vec::new());
     let mut asked = Vec::new();
     for (index, reactor) in managed.view().registry.reactors().iter().enumerate() {

@@ -110,7 +110,7 @@ fn router(managed: ControlHandle, access: Access, with_console: bool) -> Router 
         .method_not_allowed_fallback(ApiError::no_such_method)
         .layer(Extension(watch::Room::new()))
         .layer(Extension(reload_plan::Reader::new()))
-        .layer(Extension(in_flight::LastAnswer::default()))
+        .layer(Extension(in_flight::LastResponse::default()))
         .with_state(managed)
 }
 

@@ -11,7 +11,7 @@ use nvme::Nqn;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::in_flight::{LastAnswer, in_flight};
+use super::in_flight::{LastResponse, in_flight};
 use super::subsystems::all_namespaces;
 use crate::api::stats::{InFlight, SlowCommand, Stats};
 use crate::control::handle::ControlHandle;
@@ -46,7 +46,7 @@ async fn slow(State(managed): State<ControlHandle>) -> Json<Vec<SlowCommand>> {
     ))))]
 async fn scrape(
     State(managed): State<ControlHandle>,
-    Extension(last): Extension<LastAnswer>,
+    Extension(last): Extension<LastResponse>,
     headers: HeaderMap,
 ) -> Response {
     let accepted = headers.get_all(ACCEPT).iter().filter_map(|types| types.to_str().ok());

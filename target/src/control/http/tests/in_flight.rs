@@ -9,7 +9,7 @@ const REQUESTS: u32 = 30;
 const INTERVAL_MS: u32 = 100;
 
 /// Runs `visitor` beside a reactor. Returns how often that was asked, and how often it may be.
-fn questions(answers: bool, visitor: impl FnOnce(&Path) + Send + 'static) -> (u32, u32) {
+fn requests(answers: bool, visitor: impl FnOnce(&Path) + Send + 'static) -> (u32, u32) {
     let (sender, mailbox) = mailbox().unwrap();
     let (is_over, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let reactor = spawn({
@@ -38,7 +38,7 @@ fn questions(answers: bool, visitor: impl FnOnce(&Path) + Send + 'static) -> (u3
 
 #[test]
 fn reactors_describe_their_commands_ten_times_a_second_at_most() {
-    let (asked, most) = questions(true, |socket| {
+    let (asked, most) = requests(true, |socket| {
         for n in 0..REQUESTS {
             match n % 2 {
                 0 => assert_eq!(get(socket, "/v1/inflight"), (200, json!([]))),
@@ -46,17 +46,17 @@ fn reactors_describe_their_commands_ten_times_a_second_at_most() {
             }
         }
     });
-    assert!((1..=most).contains(&asked), "{asked} questions of {most}");
+    assert!((1..=most).contains(&asked), "{asked} requests of {most}");
 }
 
 #[test]
 fn clients_that_do_not_wait_for_the_answer_ask_no_more_often() {
-    let (asked, most) = questions(false, |socket| {
+    let (asked, most) = requests(false, |socket| {
         for _ in 0..REQUESTS {
             let mut stream = UnixStream::connect(socket).unwrap();
             write!(stream, "GET /v1/inflight HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
             sleep(Duration::from_millis(5));
         }
     });
-    assert!((1..=most).contains(&asked), "{asked} questions of {most}");
+    assert!((1..=most).contains(&asked), "{asked} requests of {most}");
 }
