@@ -118,11 +118,23 @@ impl QueuePair {
             return self.release(slot, io);
         }
         let data = self.requests[slot].data.take();
-        self.answer(slot, status, result, (data, push), io);
+        if self.answer(slot, status, result, (data, push), io) && self.requests[slot].has_ext() {
+            self.end_ext(slot, status, io);
+        }
     }
 
-    /// The same on an open connection, with the data buffer of the command. It is compiled for its
-    /// caller: a Read or a Write that was successful.
+    /// Ends what few commands have, after their response was posted.
+    #[inline(never)]
+    fn end_ext(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
+        if let Some(ext) = self.requests[slot].ext_mut() {
+            ext.end(status, io.pool);
+        }
+        self.end_partner(slot, status, io);
+    }
+
+    /// The same on an open connection for a command without [`super::request::RequestExt`], with its
+    /// data buffer. It is compiled for its caller: a Read or a Write that was successful. Returns
+    /// false if the command was completed before.
     #[inline(always)]
     pub(super) fn answer(
         &mut self,
@@ -131,11 +143,11 @@ impl QueuePair {
         result: u64,
         (data, push): (Option<Buf>, Option<Remote>),
         io: &mut Io<'_>,
-    ) {
+    ) -> bool {
         let Some((reply, entry)) = self.requests.take_reply(slot) else {
             debug_assert!(false, "a command was completed twice");
             data.into_iter().for_each(|buf| io.pool.give(buf));
-            return;
+            return false;
         };
         let qp = self.conn.qp;
         let stage = if push.is_some() { Stage::Push } else { Stage::Reply };
@@ -145,9 +157,6 @@ impl QueuePair {
         range_lock::unlock(entry, io);
         buffers::return_receive(entry, io);
         self.buffers.leave_device(entry, io);
-        if let Some(ext) = entry.ext_mut() {
-            ext.end(status, io.pool);
-        }
         if let Some(buf) = &mut entry.capsule {
             io.pool.rewind(buf);
         }
@@ -173,13 +182,10 @@ impl QueuePair {
             let invalidate = entry.invalidate;
             io.fabric.post(qp, slot.into(), Work::Send { from, invalidate });
         }
-        if entry.has_ext() {
-            self.end_partner(slot, status, io);
-        }
+        true
     }
 
     /// Handles the other half of a fused command after one was completed.
-    #[inline(never)]
     fn end_partner(&mut self, slot: u16, status: Status, io: &mut Io<'_>) {
         match self.fused.part(&mut self.requests, slot, status) {
             Partner::GoesOn => {}
