@@ -309,6 +309,7 @@ impl Soft {
     }
 
     /// Logs peers that cannot connect, or whose packets are checked with fewer bits.
+    #[inline(never)]
     fn log_link_errors(&mut self, now: Instant) {
         if let Some(address) = self.endpoint.take_erratic() {
             tracing::warn!(
@@ -473,7 +474,9 @@ impl Fabric for Soft {
         self.receiving = taken.bytes >= RECEIVING_BYTES;
         self.handle_timeout(now, taken.all);
         self.endpoint.apply_updates(now);
-        self.log_link_errors(now);
+        if self.endpoint.has_link_errors() {
+            self.log_link_errors(now);
+        }
         self.deliver(end, batch);
         // A user that has no event after `arm` sleeps, and does not flush.
         let sleeps = std::mem::take(&mut self.armed) && batch.len() == start && !self.posted;

@@ -172,7 +172,8 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     /// The earliest time of expiry.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
-        self.expiry.first().map(|(until, _)| *until)
+        // Read in every iteration. A set that is empty again has a node, which `first` searches.
+        if self.expiry.is_empty() { None } else { self.expiry.first().map(|(until, _)| *until) }
     }
 
     /// Removes one expired entry.

@@ -127,7 +127,8 @@ impl CmRetransmitter {
 
     /// Time of the next one.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.order.first().map(|(due, _)| *due)
+        // Read in every iteration. A set that is empty again has a node, which `first` searches.
+        if self.order.is_empty() { None } else { self.order.first().map(|(due, _)| *due) }
     }
 
     /// Takes one that is due.

@@ -174,6 +174,13 @@ impl Endpoint {
         self.troubles.each(self.slots.iter().flatten().map(of), tell);
     }
 
+    /// Whether one of the next two functions or [`Endpoint::take_barred`] returns an address.
+    #[inline]
+    pub(super) fn has_link_errors(&self) -> bool {
+        let new = (self.erratic.is_some(), self.without_trains.is_some());
+        new.0 | new.1 | self.manager.barred.is_some()
+    }
+
     /// A peer whose identifications cannot be predicted, if there is a new one since the last
     /// query.
     pub(super) fn take_erratic(&mut self) -> Option<IpAddr> {
@@ -359,8 +366,13 @@ impl Endpoint {
             if slot.note_arrivals(slot.executed()) {
                 self.without_trains = Some((slot.connection.local, slot.connection.remote));
             }
-            self.deadlines.set(number, slot.deadline());
-            self.mark_ready(number);
+            if std::mem::replace(&mut slot.ready, true) {
+                // Its address may have no room for its packets for long.
+                self.deadlines.set(number, slot.deadline());
+            } else {
+                // Its deadline is set after all resulting packets have been sent.
+                self.ready.push_back(number);
+            }
         }
         self.due = due;
         if self.manager.is_due(now) {

@@ -14,6 +14,7 @@ use crate::soft::cm::request_handle::Token;
 use crate::soft::config::{Config, ROCE_PORT};
 use crate::soft::qp::{Io, QueuePair, Settings, ecn};
 use crate::soft::stats::datagrams::DatagramOutcome;
+use crate::soft::timer_heap::TimerHeap;
 use crate::soft::wire::flow_crc::FlowCrc;
 use crate::soft::wire::gso_check::{Arrivals, MOST_SEGMENTS, Places};
 use crate::soft::wire::header::{Bth, Packet};
@@ -119,6 +120,14 @@ impl QpContext {
         self.tx_crc = FlowCrc::new(flow((local, port), remote));
     }
 
+    /// Whether a flow is from the address of the peer to that of the connection.
+    #[inline]
+    pub(super) fn is_from_peer(&self, flow: &Flow) -> bool {
+        // The last packets came from there, with the same port, as a rule.
+        let ends = || (flow.source.ip(), flow.destination.ip());
+        self.rx_crc.flow() == flow || ends() == (self.connection.remote, self.connection.local)
+    }
+
     /// Packets of a flow follow, between the addresses of the connection.
     pub(super) fn begin_run(&mut self, flow: &Flow) {
         if self.rx_crc.flow().source.port() != flow.source.port() {
@@ -136,7 +145,7 @@ impl QpContext {
     #[inline(always)] // for each packet, from one place
     pub(super) fn check(
         &mut self,
-        train: &Train,
+        train: &Train<'_>,
         packet: &Packet<'_>,
         datagram: &[u8],
         checks: &mut Checks<'_>,
@@ -180,7 +189,7 @@ impl QpContext {
     #[inline(always)] // for each packet, from one place
     pub(super) fn handle(
         &mut self,
-        train: &Train,
+        train: &Train<'_>,
         packet: &Packet<'_>,
         io: &mut Io<'_>,
         without_trains: &mut bool,
@@ -261,6 +270,15 @@ impl QpContext {
     /// Time of the next timer of its queue pair; never after its end.
     pub(super) fn deadline(&self) -> Time {
         if self.gone.is_some() { Time::NEVER } else { self.qp.deadline() }
+    }
+
+    /// Everything that is to be sent now was sent: sets its deadline in `deadlines`, and lists it
+    /// among those that delay an acknowledgement. `number`: its own.
+    pub(super) fn rest(&mut self, number: u32, deadlines: &mut TimerHeap, keeping: &mut Vec<u32>) {
+        deadlines.set(number, self.deadline());
+        if self.qp.is_keeping() && !std::mem::replace(&mut self.keeping, true) {
+            keeping.push(number);
+        }
     }
 
     /// A packet of an ECN-capable sender has arrived, so ours may be ECN-capable too.

@@ -11,7 +11,7 @@ use crate::soft::clock::Time;
 use crate::soft::cm::connection::Phase;
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::qp::{Io, ecn};
-use crate::soft::stats::datagrams::DatagramOutcome;
+use crate::soft::stats::datagrams::{DatagramOutcome, OutcomeSet};
 use crate::soft::wire::header::{GSI_QKEY, Packet};
 use crate::soft::wire::icrc::{Flow, Verdict};
 use crate::soft::wire::opcode::Opcode;
@@ -25,10 +25,10 @@ fn is_broadcast(address: IpAddr) -> bool {
 
 /// What the datagrams of a train have in common.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Train {
+pub(super) struct Train<'a> {
     pub(super) now: Instant,
     pub(super) time: Time,
-    pub(super) flow: Flow,
+    pub(super) flow: &'a Flow,
     pub(super) tos: u8,
 }
 
@@ -58,7 +58,7 @@ impl Endpoint {
     ) {
         self.forget_sent();
         let flow = Flow { source: from, destination: SocketAddr::new(to.ip(), ROCE_PORT) };
-        let train = Train { now, time: self.clock.read(now), flow, tos };
+        let train = Train { now, time: self.clock.read(now), flow: &flow, tos };
         let mut next = datagrams.next();
         while let Some(datagram) = next {
             let outcome = match Packet::parse(datagram) {
@@ -82,30 +82,30 @@ impl Endpoint {
     }
 
     fn count(&mut self, outcome: DatagramOutcome, tos: u8) {
-        self.counters.received += 1;
-        self.counters.marked += u64::from(ecn::is_marked(tos));
+        self.counters.note_received(1, ecn::is_marked(tos));
         self.counters.count(outcome);
     }
 
     /// The queue pair with this number, if that is its flow.
     fn find(&mut self, qpn: Qpn, flow: &Flow) -> Result<u32, DatagramOutcome> {
-        let recent = self.slots.get(self.recent as usize).and_then(Option::as_ref);
-        if !recent.is_some_and(|slot| slot.gone.is_none() && slot.connection.local_qpn == qpn) {
-            self.recent = *self.by_qpn.get(&qpn).ok_or(DatagramOutcome::Stray)?;
-        }
-        let slot = self.slots.get(self.recent as usize).and_then(Option::as_ref);
-        let connection = &slot.ok_or(DatagramOutcome::Stray)?.connection;
-        let ends = (flow.source.ip(), flow.destination.ip());
-        if (connection.remote, connection.local) != ends {
-            return Err(DatagramOutcome::Foreign);
-        }
-        Ok(self.recent)
+        let slot = |number: u32| self.slots.get(number as usize).and_then(Option::as_ref);
+        let recent = slot(self.recent)
+            .filter(|slot| slot.gone.is_none() && slot.connection.local_qpn == qpn);
+        let (number, slot) = match recent {
+            Some(recent) => (self.recent, recent),
+            None => {
+                let number = *self.by_qpn.get(&qpn).ok_or(DatagramOutcome::Stray)?;
+                (number, slot(number).ok_or(DatagramOutcome::Stray)?)
+            }
+        };
+        self.recent = number;
+        if slot.is_from_peer(flow) { Ok(number) } else { Err(DatagramOutcome::Foreign) }
     }
 
     /// Handles the packets of a queue pair, up to the first datagram that is none, which is returned.
     fn handle_run<'a>(
         &mut self,
-        train: &Train,
+        train: &Train<'_>,
         number: u32,
         (mut packet, mut datagram): (Packet<'a>, &'a [u8]),
         datagrams: &mut impl Iterator<Item = &'a [u8]>,
@@ -121,36 +121,42 @@ impl Endpoint {
             erratic: &mut self.erratic,
             identification: 0,
         };
-        let (qpn, marked) = (packet.bth.destination, u64::from(ecn::is_marked(train.tos)));
-        let (mut lives, mut confirms, mut without_trains) = (false, false, false);
+        let qpn = packet.bth.destination;
+        let (mut outcomes, mut received, mut without_trains) = (OutcomeSet::default(), 0, false);
         let executed = slot.executed();
-        slot.begin_run(&train.flow);
+        slot.begin_run(train.flow);
         let next = loop {
             let outcome = match slot.check(train, &packet, datagram, &mut checks) {
                 Ok(()) => slot.handle(train, &packet, &mut io, &mut without_trains),
                 Err(outcome) => outcome,
             };
-            self.counters.received += 1;
-            self.counters.marked += marked;
             self.counters.count(outcome);
-            lives |= outcome.shows_life();
-            // A fatal one has the expected number as well.
-            confirms |= outcome.shows_life() || outcome.is_fatal();
+            outcomes.insert(outcome);
+            received += 1;
             let Some(next) = datagrams.next() else { break None };
             match Packet::parse(next) {
                 Ok(parsed) if parsed.bth.destination == qpn => (packet, datagram) = (parsed, next),
                 _ => break Some(next),
             }
         };
+        self.counters.note_received(received, ecn::is_marked(train.tos));
         slot.qp.settle(train.time, &mut io);
         without_trains |= slot.note_arrivals(executed);
-        let waiting = slot.connection.phase == Phase::ReplySent && confirms;
-        slot.heard = if lives { Some(train.now) } else { slot.heard };
+        let waiting =
+            slot.connection.phase == Phase::ReplySent && outcomes.has_any(OutcomeSet::CONFIRMING);
+        if outcomes.has_any(OutcomeSet::ALIVE) {
+            slot.heard = Some(train.now);
+        }
         if without_trains {
             self.without_trains = Some((slot.connection.local, slot.connection.remote));
         }
-        // Its deadline is updated after all resulting packets have been sent.
-        if !std::mem::replace(&mut slot.ready, true) {
+        // Its deadline is updated after all resulting packets have been sent: at once, where the
+        // packets of the run result in none before its user has posted work.
+        if slot.ready {
+        } else if slot.qp.rests(train.time) {
+            slot.rest(number, &mut self.deadlines, &mut self.keeping);
+        } else {
+            slot.ready = true;
             self.ready.push_back(number);
         }
         if waiting {

@@ -97,11 +97,8 @@ impl Endpoint {
                     return;
                 }
                 // Once, after everything was sent: the deadline is not read before.
-                self.deadlines.set(number, slot.deadline());
                 slot.ready = false;
-                if slot.qp.is_keeping() && !std::mem::replace(&mut slot.keeping, true) {
-                    self.keeping.push(number);
-                }
+                slot.rest(number, &mut self.deadlines, &mut self.keeping);
             }
             self.ready.pop_front();
         }

@@ -58,6 +58,11 @@ impl NotificationPoint {
         }
     }
 
+    /// Whether a notification is due.
+    pub(super) fn is_due(&self) -> bool {
+        self.due
+    }
+
     /// The notification that is due, to the peer's queue pair.
     pub(super) fn transmit(&mut self, peer: Qpn) -> Option<TxPacket> {
         std::mem::take(&mut self.due).then(|| {

@@ -223,8 +223,11 @@ impl QueuePair {
 
     #[inline(never)]
     fn commit_sends(&mut self) {
-        self.requester.append(&mut self.sends);
-        self.requester.append(&mut self.reads);
+        for works in [&mut self.sends, &mut self.reads] {
+            if !works.is_empty() {
+                self.requester.append(works);
+            }
+        }
     }
 
     /// A packet of the peer was marked by the network.
@@ -377,6 +380,18 @@ impl QueuePair {
         }
         self.spoke = left == 0;
         room - left
+    }
+
+    /// Whether nothing is to be sent before work is posted or time passes. A pure acknowledgement is
+    /// delayed from now on.
+    pub(crate) fn rests(&mut self, now: Time) -> bool {
+        self.state == State::ReadyToSend
+            && !self.notification_point.is_due()
+            && self.sends.is_empty()
+            && self.reads.is_empty()
+            && self.requester.rests()
+            && self.responder.only_acknowledges()
+            && !self.acknowledges(now)
     }
 
     /// Whether there is a pure acknowledgement to send now. Most requests are answered soon by a

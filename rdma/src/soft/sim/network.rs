@@ -490,6 +490,7 @@ impl NetworkPort {
     }
 
     /// Sends all packets of the endpoint, if this place is switched on.
+    #[inline(never)] // so that profiles tell it from the provider
     pub(crate) fn transmit(&self, now: Instant, endpoint: &mut Endpoint, region: &Region) {
         let mut air = lock(&self.air);
         if !air.places[self.place].down {

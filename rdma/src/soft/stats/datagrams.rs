@@ -97,25 +97,56 @@ impl DatagramOutcome {
         )
     }
 
-    /// Whether it proves that the other end of its connection is alive: only that knows enough to
-    /// send it.
-    #[must_use]
-    pub(crate) const fn shows_life(self) -> bool {
-        matches!(
-            self,
-            DatagramOutcome::Executed
-                | DatagramOutcome::Answered
-                | DatagramOutcome::Kept
-                | DatagramOutcome::NotReady
-        )
-    }
-
     /// Whether it was a request that ended its connection.
     #[must_use]
     pub const fn is_fatal(self) -> bool {
         matches!(self, DatagramOutcome::Invalid | DatagramOutcome::NoAccess)
     }
 }
+
+/// A set of outcomes: those of datagrams that were received together.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct OutcomeSet(u32);
+
+impl OutcomeSet {
+    /// Those that prove that the other end of a connection is alive: only that knows enough to send
+    /// such a datagram.
+    pub(crate) const ALIVE: OutcomeSet = OutcomeSet::of(&[
+        DatagramOutcome::Executed,
+        DatagramOutcome::Answered,
+        DatagramOutcome::Kept,
+        DatagramOutcome::NotReady,
+    ]);
+
+    /// Those of a request with the expected number: as [`OutcomeSet::ALIVE`], and fatal ones.
+    pub(crate) const CONFIRMING: OutcomeSet = {
+        let fatal = OutcomeSet::of(&[DatagramOutcome::Invalid, DatagramOutcome::NoAccess]);
+        OutcomeSet(OutcomeSet::ALIVE.0 | fatal.0)
+    };
+
+    const fn of(outcomes: &[DatagramOutcome]) -> OutcomeSet {
+        let (mut set, mut at) = (0, 0);
+        while at < outcomes.len() {
+            set |= 1 << outcomes[at] as u32;
+            at += 1;
+        }
+        OutcomeSet(set)
+    }
+
+    /// Adds an outcome.
+    #[inline]
+    pub(crate) fn insert(&mut self, outcome: DatagramOutcome) {
+        self.0 |= 1 << outcome as u32;
+    }
+
+    /// Whether any outcome is in both.
+    #[inline]
+    pub(crate) fn has_any(self, of: OutcomeSet) -> bool {
+        self.0 & of.0 != 0
+    }
+}
+
+const _: () = assert!(DatagramOutcome::ALL.len() <= u32::BITS as usize);
 
 /// Number of datagrams by outcome since the endpoint was created. Index it with a
 /// [`DatagramOutcome`].
@@ -129,9 +160,15 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counts a datagram.
+    /// Counts a datagram, but for [`Counters::note_received`].
     pub(crate) fn count(&mut self, outcome: DatagramOutcome) {
         self.by_fate[outcome as usize] += 1;
+    }
+
+    /// Counts so many datagrams that were received with this congestion mark or without.
+    pub(crate) fn note_received(&mut self, count: u64, is_marked: bool) {
+        self.received += count;
+        self.marked += if is_marked { count } else { 0 };
     }
 
     /// Datagrams that were not accepted.

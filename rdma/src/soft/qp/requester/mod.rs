@@ -445,11 +445,14 @@ impl Requester {
         room: usize,
         sink: &mut impl FnMut(TxPacket),
     ) -> usize {
+        if self.rests() { 0 } else { self.transmit_pending(now, peer, room, sink) }
+    }
+
+    /// Whether everything was sent, or waits for a receive of the peer.
+    #[inline]
+    pub(crate) fn rests(&self) -> bool {
         let all_sent = self.cursor >= self.works.len() && self.board.lost() == 0;
-        if all_sent || self.pause != Time::NEVER {
-            return 0;
-        }
-        self.transmit_pending(now, peer, room, sink)
+        all_sent || self.pause != Time::NEVER
     }
 
     #[inline(never)]
