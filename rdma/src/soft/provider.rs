@@ -291,8 +291,12 @@ impl Soft {
         udp.into_iter().flat_map(|udp| udp.buffers())
     }
 
+    /// Sends what there is to send. An iteration often has nothing.
+    #[inline]
     fn transmit(&mut self) {
-        self.wire.transmit(self.now, &mut self.endpoint, &self.region);
+        if self.endpoint.has_transmits() || self.wire.is_blocked() {
+            self.wire.transmit(self.now, &mut self.endpoint, &self.region);
+        }
     }
 
     /// Handles expired timers. The packets they wait for may have arrived and not be read, so
@@ -480,7 +484,7 @@ impl Fabric for Soft {
         self.deliver(end, batch);
         // A user that has no event after `arm` sleeps, and does not flush.
         let sleeps = std::mem::take(&mut self.armed) && batch.len() == start && !self.posted;
-        if sleeps && (self.wire.is_blocked() || self.endpoint.has_transmits()) {
+        if sleeps {
             self.transmit();
         }
     }

@@ -170,6 +170,7 @@ impl<K: SourceKey, V> PerSourceTable<K, V> {
     }
 
     /// The earliest time of expiry.
+    #[inline]
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         // Read in every iteration. A set that is empty again has a node, which `first` searches.

@@ -39,11 +39,15 @@ pub(crate) struct RequestUpdates(Arc<(AtomicBool, Mutex<VecDeque<RequestUpdate>>
 
 impl RequestUpdates {
     /// Removes the oldest entry.
+    #[inline]
     pub(crate) fn next(&self) -> Option<RequestUpdate> {
+        // In every iteration: mostly there is none.
+        if self.0.0.load(Ordering::Acquire) { self.take() } else { None }
+    }
+
+    #[inline(never)]
+    fn take(&self) -> Option<RequestUpdate> {
         let (any, items) = &*self.0;
-        if !any.load(Ordering::Acquire) {
-            return None;
-        }
         let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
         let item = items.pop_front();
         any.store(!items.is_empty(), Ordering::Release);

@@ -126,6 +126,7 @@ impl CmRetransmitter {
     }
 
     /// Time of the next one.
+    #[inline]
     pub(crate) fn next(&self) -> Option<Instant> {
         // Read in every iteration. A set that is empty again has a node, which `first` searches.
         if self.order.is_empty() { None } else { self.order.first().map(|(due, _)| *due) }

@@ -162,19 +162,25 @@ impl Endpoint {
 
     /// Applies the decisions of users and of other endpoints on requests that arrived here. Rejects
     /// those that were dropped.
+    #[inline]
     pub(crate) fn apply_updates(&mut self, now: Instant) {
         while let Some((key, charged)) = self.manager.updates.next() {
-            if charged {
-                self.manager.penalties.penalize(now, key.source());
-            }
-            if let Some(lost) = self.manager.apply_updates(key, now, self.config.patience) {
-                // Its user may have dropped it because the listener was removed.
-                let reason = match self.is_listening(&lost.request) {
-                    true => RejectReason::CONSUMER,
-                    false => RejectReason::INVALID_SERVICE,
-                };
-                self.send_mad(key.local, key.remote, lost.request.reject(reason, &[]));
-            }
+            self.apply_update(key, charged, now);
+        }
+    }
+
+    #[inline(never)]
+    fn apply_update(&mut self, key: RequestKey, charged: bool, now: Instant) {
+        if charged {
+            self.manager.penalties.penalize(now, key.source());
+        }
+        if let Some(lost) = self.manager.apply_updates(key, now, self.config.patience) {
+            // Its user may have dropped it because the listener was removed.
+            let reason = match self.is_listening(&lost.request) {
+                true => RejectReason::CONSUMER,
+                false => RejectReason::INVALID_SERVICE,
+            };
+            self.send_mad(key.local, key.remote, lost.request.reject(reason, &[]));
         }
     }
 

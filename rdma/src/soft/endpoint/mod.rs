@@ -320,8 +320,12 @@ impl Endpoint {
     }
 
     /// Whether there may be something to send.
+    #[inline]
     pub(super) fn has_transmits(&self) -> bool {
-        self.messages_sent < self.messages.len() || !self.ready.is_empty()
+        !self.ready.is_empty()
+            || self.messages_sent < self.messages.len()
+            || !self.halted.is_empty()
+            || !self.manager.displaced.is_empty()
     }
 
     /// Whether a connection or message uses this local address (an unspecified one: any).

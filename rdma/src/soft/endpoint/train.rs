@@ -12,7 +12,7 @@ use crate::soft::cm::connection::Phase;
 use crate::soft::cm::mad::MAD_BYTES;
 use crate::soft::qp::{Io, ecn};
 use crate::soft::stats::datagrams::{DatagramOutcome, OutcomeSet};
-use crate::soft::wire::header::{GSI_QKEY, Packet};
+use crate::soft::wire::header::{Bth, GSI_QKEY, Packet};
 use crate::soft::wire::icrc::{Flow, Verdict};
 use crate::soft::wire::opcode::Opcode;
 use crate::soft::wire::psn::Qpn;
@@ -61,29 +61,42 @@ impl Endpoint {
         let train = Train { now, time: self.clock.read(now), flow: &flow, tos };
         let mut next = datagrams.next();
         while let Some(datagram) = next {
-            let outcome = match Packet::parse(datagram) {
-                Err(_) => DatagramOutcome::Malformed,
-                Ok(_) if is_broadcast(to.ip()) => DatagramOutcome::Broadcast,
-                Ok(packet) if packet.bth.destination == Qpn::GSI => {
-                    self.handle_management(now, &flow, &packet, datagram, region)
-                }
-                Ok(packet) => match self.find(packet.bth.destination, &flow) {
-                    Ok(number) => {
-                        let first = (packet, datagram);
-                        next = self.handle_run(&train, number, first, &mut datagrams, region);
-                        continue;
-                    }
-                    Err(outcome) => outcome,
-                },
+            let destination = Bth::destination_of(datagram).filter(|_| !is_broadcast(to.ip()));
+            let found = match destination {
+                Some(qpn) if qpn != Qpn::GSI => self.find(qpn, &flow).map(|number| (qpn, number)),
+                _ => Err(DatagramOutcome::Broadcast),
             };
-            self.count(outcome, tos);
-            next = datagrams.next();
+            match found {
+                Ok(of) => next = self.handle_run(&train, of, datagram, &mut datagrams, region),
+                Err(outcome) => {
+                    let outcome = self.handle_other(&train, datagram, outcome, region);
+                    self.counters.note_received(1, ecn::is_marked(tos));
+                    self.counters.count(outcome);
+                    next = datagrams.next();
+                }
+            }
         }
     }
 
-    fn count(&mut self, outcome: DatagramOutcome, tos: u8) {
-        self.counters.note_received(1, ecn::is_marked(tos));
-        self.counters.count(outcome);
+    /// Handles a datagram that is for no queue pair: `outcome` is why, unless it is no packet or a
+    /// message of connection management.
+    #[inline(never)]
+    fn handle_other(
+        &mut self,
+        train: &Train<'_>,
+        datagram: &[u8],
+        outcome: DatagramOutcome,
+        region: &Region,
+    ) -> DatagramOutcome {
+        let Train { now, flow, .. } = *train;
+        match Packet::parse(datagram) {
+            Err(_) => DatagramOutcome::Malformed,
+            Ok(_) if is_broadcast(flow.destination.ip()) => DatagramOutcome::Broadcast,
+            Ok(packet) if packet.bth.destination == Qpn::GSI => {
+                self.handle_management(now, flow, &packet, datagram, region)
+            }
+            Ok(_) => outcome,
+        }
     }
 
     /// The queue pair with this number, if that is its flow.
@@ -102,12 +115,12 @@ impl Endpoint {
         if slot.is_from_peer(flow) { Ok(number) } else { Err(DatagramOutcome::Foreign) }
     }
 
-    /// Handles the packets of a queue pair, up to the first datagram that is none, which is returned.
+    /// Handles the datagrams for a queue pair, up to the first for another one, which is returned.
     fn handle_run<'a>(
         &mut self,
         train: &Train<'_>,
-        number: u32,
-        (mut packet, mut datagram): (Packet<'a>, &'a [u8]),
+        (qpn, number): (Qpn, u32),
+        mut datagram: &'a [u8],
         datagrams: &mut impl Iterator<Item = &'a [u8]>,
         region: &Region,
     ) -> Option<&'a [u8]> {
@@ -121,23 +134,25 @@ impl Endpoint {
             erratic: &mut self.erratic,
             identification: 0,
         };
-        let qpn = packet.bth.destination;
         let (mut outcomes, mut received, mut without_trains) = (OutcomeSet::default(), 0, false);
         let executed = slot.executed();
         slot.begin_run(train.flow);
         let next = loop {
-            let outcome = match slot.check(train, &packet, datagram, &mut checks) {
-                Ok(()) => slot.handle(train, &packet, &mut io, &mut without_trains),
-                Err(outcome) => outcome,
+            let outcome = match Packet::parse(datagram) {
+                Ok(packet) => match slot.check(train, &packet, datagram, &mut checks) {
+                    Ok(()) => slot.handle(train, &packet, &mut io, &mut without_trains),
+                    Err(outcome) => outcome,
+                },
+                Err(_) => DatagramOutcome::Malformed,
             };
             self.counters.count(outcome);
             outcomes.insert(outcome);
             received += 1;
             let Some(next) = datagrams.next() else { break None };
-            match Packet::parse(next) {
-                Ok(parsed) if parsed.bth.destination == qpn => (packet, datagram) = (parsed, next),
-                _ => break Some(next),
+            if Bth::destination_of(next) != Some(qpn) {
+                break Some(next);
             }
+            datagram = next;
         };
         self.counters.note_received(received, ecn::is_marked(train.tos));
         slot.qp.settle(train.time, &mut io);

@@ -57,7 +57,7 @@ impl Endpoint {
         room: usize,
         into: &mut Vec<QueuedPacket>,
     ) {
-        if self.has_transmits() || !self.manager.displaced.is_empty() {
+        if self.has_transmits() {
             self.gather_ready(now, region, open, room, into);
         }
     }

@@ -504,3 +504,81 @@ impl QueuePair {
         self.responder.flush(io);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::soft::qp::*;
+    use crate::soft::wire::header::{Bth, Extended, HeaderBytes, ICRC_BYTES};
+    use crate::soft::wire::opcode::Opcode;
+    use crate::{Pool, PoolPlan};
+
+    const ACK_DELAY: Duration = Duration::from_micros(50);
+
+    fn settings() -> Settings {
+        Settings {
+            peer: Qpn::new(7),
+            mtu: 1024,
+            send_psn: Psn::new(0),
+            receive_psn: Psn::new(0),
+            window: 64,
+            selective: true,
+            reads: 4,
+            read_bytes: 4096,
+            answered_reads: 4,
+            rights: Rights::NONE,
+            ack_timeout: Some(Duration::from_millis(10)),
+            retries: 7,
+            rnr_retries: 7,
+            rnr_timer: RnrTimer::new(12),
+            ack_delay: ACK_DELAY,
+        }
+    }
+
+    /// What is asked before packets are made is what making them would show.
+    #[test]
+    fn a_queue_pair_rests_when_it_has_nothing_to_send_and_only_then() {
+        let plan = PoolPlan {
+            cells: 2,
+            receives: 0,
+            lead_bytes: 0,
+            tail_bytes: 0,
+            data_bytes: 0,
+            largest_bytes: 4096,
+        };
+        let (mut pool, mut memory) = (Pool::new(plan).unwrap(), Memory::new(0));
+        let (mut reorder, mut events) = (ReorderBuffer::new(8), Vec::new());
+        let cells = [pool.take_cell().unwrap(), pool.take_cell().unwrap()];
+        let region = std::sync::Arc::clone(pool.region());
+        let (reorder, events) = (&mut reorder, &mut events);
+        let mut io = Io { region: &region, memory: &mut memory, reorder, events, qp: Qp(0) };
+        let [receive, response] = cells;
+        let (mut qp, now) = (QueuePair::new(4, 4), Time::default());
+        assert!(!qp.rests(now), "it is not connected");
+        qp.post(0, Work::Recv(receive), &mut io);
+        qp.ready_to_receive(&settings());
+        qp.ready_to_send();
+        assert!(qp.rests(now) && qp.poll_timeout().is_none());
+
+        let bth = Bth::new(Opcode::SendOnly, Qpn::new(9), Psn::new(0));
+        let bth = Bth { ack_request: true, ..bth };
+        let mut capsule = HeaderBytes::emit(&bth, &Extended::default()).as_slice().to_vec();
+        capsule.resize(capsule.len() + 64 + ICRC_BYTES, 0);
+        let outcome = qp.handle(now, &Packet::parse(&capsule).unwrap(), &mut io);
+        assert_eq!((outcome, io.events.len()), (DatagramOutcome::Executed, 1));
+        let due = now + ACK_DELAY;
+        assert!(qp.rests(now) && qp.is_keeping(), "the acknowledgement is delayed");
+        assert_eq!((qp.poll_timeout(), qp.poll_transmit(now, &mut io)), (Some(due), None));
+        assert!(!qp.rests(due), "it is due");
+
+        qp.post(1, Work::Send { from: response, invalidate: None }, &mut io);
+        assert!(!qp.rests(now), "work was posted");
+        let sent = qp.poll_transmit(now, &mut io).unwrap();
+        assert_eq!(sent.header()[0], Opcode::SendOnly.to_wire());
+        assert!(qp.rests(now));
+        qp.on_mark(now);
+        assert!(!qp.rests(now), "a congestion notification is due");
+        assert!(qp.poll_transmit(now, &mut io).is_some() && qp.rests(now));
+        qp.close(&mut io);
+        assert!(!qp.rests(now), "it has failed");
+    }
+}

@@ -62,6 +62,13 @@ pub struct Bth {
     pub psn: Psn,
 }
 
+/// The three words of a header.
+#[inline(always)] // for each packet
+fn words(b: &[u8; Bth::BYTES]) -> [u32; 3] {
+    let word = |at: usize| u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+    [word(0), word(4), word(8)]
+}
+
 impl Bth {
     /// Its length.
     pub const BYTES: usize = 12;
@@ -93,18 +100,27 @@ impl Bth {
             return Err(Malformed::Version);
         }
         let row = Row::from_wire(b[0]).ok_or(Malformed::Opcode(b[0]))?;
+        let [first, second, third] = words(b);
+        let has = |word: u32, bit: u32| word >> bit & 1 == 1;
         Ok(Bth {
             opcode: row.opcode,
-            solicited: b[1] & 0x80 != 0,
-            migrated: b[1] & 0x40 != 0,
-            pad: b[1] >> 4 & 3,
-            pkey: u16::from_be_bytes([b[2], b[3]]),
-            fecn: b[4] & 0x80 != 0,
-            becn: b[4] & 0x40 != 0,
-            destination: Qpn::from_wire([b[5], b[6], b[7]]),
-            ack_request: b[8] & 0x80 != 0,
-            psn: Psn::from_wire([b[9], b[10], b[11]]),
+            solicited: has(first, 23),
+            migrated: has(first, 22),
+            pad: (first >> 20 & 3) as u8,
+            pkey: first as u16,
+            fecn: has(second, 31),
+            becn: has(second, 30),
+            destination: Qpn::new(second),
+            ack_request: has(third, 31),
+            psn: Psn::new(third),
         })
+    }
+
+    /// The queue pair that a datagram is for, whatever else is in it; none if it is too short.
+    #[inline(always)] // for each packet
+    pub(crate) fn destination_of(datagram: &[u8]) -> Option<Qpn> {
+        let [_, second, _] = words(datagram.first_chunk()?);
+        Some(Qpn::new(second))
     }
 
     /// Writes it.
@@ -714,6 +730,8 @@ mod tests {
             datagram.extend(vec![0; usize::from(bth.pad) + ICRC_BYTES]);
             let packet = Packet::parse(&datagram).unwrap();
             prop_assert_eq!((packet.bth, packet.ext(), packet.payload), (bth, ext, &payload[..]));
+            prop_assert_eq!(Bth::destination_of(&datagram), Some(bth.destination));
+            prop_assert_eq!(Bth::destination_of(&datagram[..Bth::BYTES - 1]), None);
             for cut in 0..head.as_slice().len() {
                 prop_assert_eq!(Packet::parse(&datagram[..cut]), Err(Malformed::Short));
             }

@@ -32,7 +32,9 @@ impl SourcePort {
 
     /// Only an end of the connection can have sent a packet from this port.
     pub(crate) fn learn(&mut self, port: u16) {
-        self.known = self.known.or(Some(port));
+        if self.known.is_none() {
+            self.known = Some(port);
+        }
     }
 
     /// Whether a packet from this port is accepted. `expected`: its number is a likely one for the

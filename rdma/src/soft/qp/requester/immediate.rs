@@ -5,6 +5,7 @@ use super::Wqe;
 use crate::Work;
 use crate::soft::wire::header::{Bth, Extended, Reth};
 use crate::soft::wire::opcode::Opcode;
+use crate::soft::wire::psn::{Psn, Qpn};
 use crate::soft::wire::tx_packet::{Payload, TxPacket};
 
 impl Wqe {
@@ -16,7 +17,7 @@ impl Wqe {
         work: u64,
         (offset, len): (u32, u32),
         (first, last): (bool, bool),
-        bth: Bth,
+        (peer, psn): (Qpn, Psn),
     ) -> TxPacket {
         let mut ext = Extended::default();
         let opcode = match &self.work {
@@ -30,11 +31,11 @@ impl Wqe {
                 opcode_with_immediate(false, first, last)
             }
             // Others have none; receives are posted on the responder.
-            _ => bth.opcode,
+            _ => Opcode::SendOnly,
         };
         let payload = if len == 0 { Payload::None } else { Payload::Posted { work, at: offset } };
         // Headers that the operation code does not have are not written.
-        TxPacket::new(Bth { opcode, ..bth }, &ext, payload, len)
+        TxPacket::new(Bth::new(opcode, peer, psn), &ext, payload, len)
     }
 }
 

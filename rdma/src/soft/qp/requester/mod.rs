@@ -122,25 +122,26 @@ impl Wqe {
 
     /// The datagram of some packets from `at` on: one packet, or as many as a read request asks for.
     /// `work` is the number of this one.
-    fn datagram(&self, work: u64, at: u64, packets: u64, mtu: u32, bth: Bth) -> TxPacket {
+    fn datagram(&self, work: u64, (at, packets): (u64, u64), mtu: u32, to: (Qpn, Psn)) -> TxPacket {
         let ends = (at == self.first, at + 1 == self.end());
-        self.emit(work, self.segments(at, packets, mtu), ends, bth)
+        self.emit(work, self.segments(at, packets, mtu), ends, to)
     }
 
     /// The datagram of work that is one packet.
     #[inline(always)] // for each packet
-    fn whole(&self, work: u64, bth: Bth) -> TxPacket {
-        self.emit(work, (0, self.work.buf().len()), (true, true), bth)
+    fn whole(&self, work: u64, to: (Qpn, Psn)) -> TxPacket {
+        self.emit(work, (0, self.work.buf().len()), (true, true), to)
     }
 
-    /// The datagram of this offset and length; `first` and `last`: of the packets of the work.
+    /// The datagram of this offset and length, for a queue pair and with this number; `first` and
+    /// `last`: of the packets of the work.
     #[inline(always)] // for each packet
     fn emit(
         &self,
         work: u64,
         (offset, len): (u32, u32),
         (first, last): (bool, bool),
-        bth: Bth,
+        (peer, psn): (Qpn, Psn),
     ) -> TxPacket {
         let (opcode, ext, payload_bytes) = match &self.work {
             Work::Read { from, .. } => {
@@ -153,13 +154,13 @@ impl Wqe {
                 let ext = invalidate.map_or(SingleExt::None, SingleExt::Invalidate);
                 (send_opcode(first, last, invalidate.is_some()), ext, len)
             }
-            _ => return self.emit_with_immediate(work, (offset, len), (first, last), bth),
+            _ => return self.emit_with_immediate(work, (offset, len), (first, last), (peer, psn)),
         };
         let payload = match payload_bytes {
             0 => Payload::None,
             _ => Payload::Posted { work, at: offset },
         };
-        TxPacket::single(Bth { opcode, ..bth }, ext, payload, payload_bytes)
+        TxPacket::single(Bth::new(opcode, peer, psn), ext, payload, payload_bytes)
     }
 
     /// The packets of the piece of a read that contains packet `at`. Pieces begin at multiples of
@@ -331,12 +332,6 @@ impl Requester {
         }
     }
 
-    /// The base transport header of packet `at`, but for its operation code.
-    #[inline]
-    fn bth(&self, peer: Qpn, at: u64) -> Bth {
-        Bth::new(Opcode::SendOnly, peer, self.psn(at))
-    }
-
     fn psn(&self, at: u64) -> Psn {
         self.start.add(at as u32)
     }
@@ -471,10 +466,12 @@ impl Requester {
             self.board.send_again(at..at + packets);
             self.troubles.note(LinkError::SentAgain);
             let must = self.selective || self.probes > 0 || self.works[index].is_read();
-            let ack_request = self.asks(must, at + packets, self.sendable(self.open()));
-            let bth = Bth { ack_request, ..self.bth(peer, at) };
-            let work = self.done + index as u64;
-            sink(self.works[index].datagram(work, at, packets, self.mtu, bth));
+            let (work, to) = (self.done + index as u64, (peer, self.psn(at)));
+            let mut datagram = self.works[index].datagram(work, (at, packets), self.mtu, to);
+            if self.asks(must, at + packets, self.sendable(self.open())) {
+                datagram.request_ack();
+            }
+            sink(datagram);
             sent += 1;
         }
         sent += self.transmit_new(now, peer, room - sent, sink);
@@ -497,14 +494,14 @@ impl Requester {
         while sent < room
             && packets > 0
             && let at = self.board.next()
-            && let bth = self.bth(peer, at)
+            && let psn = self.psn(at)
             && let Some(item) = self.works.get_mut(self.cursor)
         {
             let read = item.is_read();
             let mut datagram = if item.work.buf().len() <= self.mtu {
                 // Most work is one packet.
                 (item.first, item.packets) = (at, 1);
-                let datagram = item.whole(self.done + self.cursor as u64, bth);
+                let datagram = item.whole(self.done + self.cursor as u64, (peer, psn));
                 self.credits.begin();
                 self.board.send(1, read);
                 self.cursor += 1;
@@ -533,7 +530,7 @@ impl Requester {
     #[inline(never)]
     fn transmit_part(&mut self, peer: Qpn, packets: u64) -> TxPacket {
         let (at, piece) = (self.board.next(), self.fresh_piece());
-        let (work, bth) = (self.done + self.cursor as u64, self.bth(peer, at));
+        let (work, to) = (self.done + self.cursor as u64, (peer, self.psn(at)));
         let item = &mut self.works[self.cursor];
         let read = item.is_read();
         if self.into == 0 || !item.takes_receive() {
@@ -543,7 +540,7 @@ impl Requester {
             (item.first, item.packets) = (at, packets_of(item.work.buf().len(), self.mtu));
             item.piece = if read { piece as u32 } else { 1 };
         }
-        let datagram = item.datagram(work, at, packets, self.mtu, bth);
+        let datagram = item.datagram(work, (at, packets), self.mtu, to);
         self.into += packets;
         self.board.send(packets, read);
         if self.into >= u64::from(item.packets) {
