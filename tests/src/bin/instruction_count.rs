@@ -8,7 +8,7 @@
 //! The difference between two runs of different lengths is what the commands between them have cost:
 //! queues, transport and CRC, without sockets and the ring. `tests/bench/cost` does that.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -101,7 +101,7 @@ impl Target {
         now: Instant,
     ) -> Target {
         let idle = u32::from(arguments.queue_pairs - 1);
-        // The hosts share one address, which may hold half of the receives.
+        // The idle hosts share one address, which may hold half of the receives before Connect.
         let idle_receives = 4 * (idle * u32::from(IDLE_ENTRIES) + (idle / 32 + 1) * 64);
         let plan = PoolPlan {
             cells: 1024 + 2 * idle_receives,
@@ -246,7 +246,7 @@ impl World {
         while queue_pairs > 0 {
             let io_queues = queue_pairs.min(IDLE_QUEUES);
             let nth = self.idle.sessions.len();
-            let hostnqn = format!("{HOST}.idle{nth}").parse().expect("a name");
+            let hostnqn = idle_host(nth);
             let hostid = [nth as u8 + 8; 16];
             let queue_entries = IDLE_ENTRIES;
             let more =
@@ -338,6 +338,11 @@ fn fabric(
     Soft::in_air(port, config, entropy, now, Arc::clone(pool.region())).expect("a fabric")
 }
 
+/// Name of the idle host of this number.
+fn idle_host(nth: usize) -> Nqn {
+    format!("{HOST}.idle{nth}").parse().expect("a name")
+}
+
 fn subsystem(arguments: &Arguments, now: Instant) -> Subsystem {
     let nqn: Nqn = NQN.parse().expect("a name");
     let limiters = || -> Vec<Arc<Limiter>> {
@@ -367,12 +372,15 @@ fn subsystem(arguments: &Arguments, now: Instant) -> Subsystem {
         reservation: Reservation::volatile(nqn, nsid),
     };
     let host: Nqn = HOST.parse().expect("a name");
+    let idle_hosts = usize::from((arguments.queue_pairs - 1).div_ceil(IDLE_QUEUES));
     Subsystem {
         nqn,
         serial: Text::lossy("COST"),
         model: Text::lossy("nvmfd"),
-        allow_any_host: true,
-        hosts: BTreeSet::new(),
+        allow_any_host: false,
+        // By name: each I/O queue of a host that is not identified counts with the largest depth of
+        // a queue among what one address may have, and most of these have four entries.
+        hosts: (0..idle_hosts).map(idle_host).chain([host]).collect(),
         offer: Arc::new(AccessPolicy::default()),
         namespaces: (1..=arguments.namespaces).map(namespace).collect(),
         management: None,
