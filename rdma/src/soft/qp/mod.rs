@@ -223,10 +223,11 @@ impl QueuePair {
 
     #[inline(never)]
     fn commit_sends(&mut self) {
-        for works in [&mut self.sends, &mut self.reads] {
-            if !works.is_empty() {
-                self.requester.append(works);
-            }
+        if !self.sends.is_empty() {
+            self.requester.append(&mut self.sends);
+        }
+        if !self.reads.is_empty() {
+            self.requester.append(&mut self.reads);
         }
     }
 

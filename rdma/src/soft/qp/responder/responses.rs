@@ -277,6 +277,12 @@ impl ResponseQueue {
         }
     }
 
+    /// Whether the data of a read acknowledge a request.
+    #[inline(never)] // rare
+    fn acknowledges_by_data(&self, psn: Psn) -> bool {
+        self.kept.iter().any(|kept| psn.is_within(kept.psn, kept.packets))
+    }
+
     /// The acknowledgement for the state at the time of sending; none if there is nothing to
     /// report.
     fn acknowledgement(
@@ -292,7 +298,7 @@ impl ResponseQueue {
             // acknowledged, unless their data do that.
             Syndrome::Nak(Nak::Sequence) if psn != expected => {
                 let psn = psn.previous();
-                if self.kept.iter().any(|kept| psn.is_within(kept.psn, kept.packets)) {
+                if self.acknowledges_by_data(psn) {
                     return None;
                 }
                 aeth.syndrome = Syndrome::ACK;
