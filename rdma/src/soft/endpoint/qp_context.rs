@@ -234,7 +234,14 @@ impl QpContext {
     /// Called after packets of the peer, or after a timeout: there may be news of which packets
     /// arrived. `before`: what it had executed. Returns true if no trains are sent to it from now
     /// on.
+    #[inline]
     pub(super) fn note_arrivals(&mut self, before: u64) -> bool {
+        // Places are kept for peers that check identifications only.
+        self.requests.is_some() && self.note_new_arrivals(before)
+    }
+
+    #[inline(never)]
+    fn note_new_arrivals(&mut self, before: u64) -> bool {
         let Some(places) = &mut self.requests else { return false };
         let (end, lacks) = self.qp.next_to_execute();
         let new = self.qp.executed().saturating_sub(before).min(u64::from(u32::MAX));
@@ -274,6 +281,7 @@ impl QpContext {
 
     /// Everything that is to be sent now was sent: sets its deadline in `deadlines`, and lists it
     /// among those that delay an acknowledgement. `number`: its own.
+    #[inline(always)] // for each train
     pub(super) fn rest(&mut self, number: u32, deadlines: &mut TimerHeap, keeping: &mut Vec<u32>) {
         deadlines.set(number, self.deadline());
         if self.qp.is_keeping() && !std::mem::replace(&mut self.keeping, true) {
